@@ -16,6 +16,7 @@ from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.measurement import BATCH_SLOTS, throughput_context
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.decoders.reference import DecoderReference
+from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import DecoderRecipe, compute_digest
 from build_artifacts.search.screening_settings import engine_settings
 from build_artifacts.storage.workspace import StepRunner, megabytes
@@ -130,8 +131,7 @@ def list_graph_files(path: Path, recipe: DecoderRecipe) -> list[Path]:
     """List the graph at `path` and its weight or config files."""
     if recipe.engine == "transformers":
         return [path, path.with_name(CONFIG_NAME)]
-    weights = path.with_name(f"{path.name}.data")
-    return [path, weights] if weights.is_file() else [path]  # a torch program has no weight file
+    return list_files(path)
 
 
 def describe_recipe(recipe: DecoderRecipe) -> str:

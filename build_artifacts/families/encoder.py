@@ -19,6 +19,7 @@ from build_artifacts.families.base import (
     Ranking,
 )
 from build_artifacts.families.pruned import prepare_pruned
+from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import (
     CandidateRecipe,
     DynamicInt8,
@@ -190,7 +191,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
                 steps.report_skipped(recipe.name, exc.message)
                 continue
             # Recipes give equal graphs if a rewrite matches nothing in this architecture.
-            key = (file_sha256(spec.path), spec.engine, spec.options)
+            files = list_files(spec.path)
+            key = (*map(file_sha256, files), spec.engine, spec.options)
             if (same := names.setdefault(key, recipe.name)) == recipe.name:
                 exported[recipe] = spec
             else:
@@ -231,7 +233,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
                 TOKENIZER_NAME: prepared.weights / TOKENIZER_NAME,
                 REFERENCE_NAME: prepared.reference_dir / REFERENCE_NAME,
                 **({} if compaction.is_empty else compacted),
-                **{name: path for path, name in names.items()},
+                **_collect_files(names),
             },
             cost_tables=tuple(tables),
             pruned=None if compaction.is_empty else compaction.describe(),
@@ -305,12 +307,27 @@ def _fastest_first(
 
 
 def _name_graphs(candidates: Sequence[EncoderCandidate]) -> dict[Path, str]:
-    """Return the file name of each graph in the artifact. Equal graphs share a file."""
+    """Return the file name of each graph in the artifact. Equal graphs share a file.
+
+    A graph with a weight file has a directory of its own, because it names this file.
+    """
     names: dict[Path, str] = {}
     for candidate in candidates:
-        path = candidate.spec.path
-        names.setdefault(path, f"graphs/{candidate.recipe.name}{path.suffix}")
+        path, name = candidate.spec.path, candidate.recipe.name
+        is_large = len(list_files(path)) > 1
+        names.setdefault(
+            path, f"graphs/{name}/{path.name}" if is_large else f"graphs/{name}{path.suffix}"
+        )
     return names
+
+
+def _collect_files(names: Mapping[Path, str]) -> dict[str, Path]:
+    """Return the graphs and their weight files by their names in the artifact."""
+    return {
+        name + file.name.removeprefix(path.name): file
+        for path, name in names.items()
+        for file in list_files(path)
+    }
 
 
 def _describe_candidate(candidate: EncoderCandidate, graph: str) -> Candidate:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import (
     CandidateRecipe,
     ExportRecipe,
@@ -100,7 +101,8 @@ class CandidateGraphs:
     def _export(self, source: ExportRecipe) -> Path:
         def work(into: Path) -> str:
             model = self._prepared.model(source.dtype)
-            return megabytes(export(model, self._prepared.metadata, source, into / _GRAPH_NAME))
+            graph = export(model, self._prepared.metadata, source, into / _GRAPH_NAME)
+            return megabytes(*list_files(graph))
 
         fused = f", fused for {source.fusions}" if source.fusions else ""
         opset = f", opset {source.opset}" if source.opset else ""
@@ -116,7 +118,8 @@ class CandidateGraphs:
             matches = rewrite(exported, rewrites, rewritten)
             difference = self._difference(exported, rewritten) if matches else 0.0
             if not difference <= _MAX_REWRITE_DIFFERENCE:  # NaN is a difference too
-                shutil.copyfile(exported, rewritten)
+                for file in list_files(exported):
+                    shutil.copyfile(file, into / file.name)
                 return f"discarded, the outputs would change by {difference:.1e}"
             return f"{matches} matches"
 
@@ -142,7 +145,7 @@ class CandidateGraphs:
         def work(into: Path) -> str:
             graph, items = into / _GRAPH_NAME, self._prepared.reference.items
             quantize(float_graph, scheme, graph, items=items, excluded_nodes=excluded_nodes)
-            return megabytes(graph)
+            return megabytes(*list_files(graph))
 
         key = f"int8-{_short_digest(recipe.source, recipe.rewrites, scheme, excluded_nodes)}"
         details = [f"{recipe.name}: {type(scheme).__name__}"]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.graph_files import open_with_outputs
 from build_artifacts.types import FloatArray
-
-if TYPE_CHECKING:
-    import onnx
 
 CalibrationInputs = Mapping[str, NDArray[np.int64]]
 
@@ -45,17 +44,14 @@ class Observed:
 
 
 def observe(
-    model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[CalibrationInputs]
+    graph: Path, names: Sequence[str], feeds: Sequence[CalibrationInputs]
 ) -> dict[str, Observed]:
-    """Run the float `model` on each of `feeds` and return the activations by name.
-
-    Changes the outputs of `model`.
-    """
+    """Run the float `graph` on each of `feeds` and return the activations by name."""
     tokens = sum(each["input_ids"].size for each in feeds)
     step = max(1, tokens // _SAMPLED_TOKENS)
     found: dict[str, list[Observed]] = {name: [] for name in names}
     first = 0
-    for values in _run(model, names, feeds):
+    for values in _run(graph, names, feeds):
         count = len(next(iter(values.values())))
         for name, rows in values.items():
             seen = Observed(rows.min(axis=0), rows.max(axis=0), rows[-first % step :: step].copy())
@@ -65,19 +61,12 @@ def observe(
 
 
 def _run(
-    model: onnx.ModelProto, names: Sequence[str], feeds: Iterable[CalibrationInputs]
+    graph: Path, names: Sequence[str], feeds: Iterable[CalibrationInputs]
 ) -> Iterable[dict[str, FloatArray]]:
     """Yield the activations of each text, [tokens, K], by name."""
-    import onnxruntime as ort
-    from onnx import helper
+    from onnxruntime import GraphOptimizationLevel
 
-    del model.graph.output[:]
-    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in names)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_with_outputs(graph, list(names), GraphOptimizationLevel.ORT_ENABLE_BASIC)
     for each in feeds:
         values = session.run(list(names), dict(each))
         yield {

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from build_artifacts.graph_files import save_graph
 from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.activations import ActivationSmoother
 from build_artifacts.smoothing.calibration import CalibrationInputs, observe
@@ -40,7 +41,6 @@ def quantize_smoothed(
     Return the names of the MatMuls that the copy has in float: `excluded_nodes`, layer MatMuls
     without a constant activation range, and wide heads.
     """
-    import onnx
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
@@ -54,7 +54,7 @@ def quantize_smoothed(
         if any(product.name not in excluded_nodes for product in readers)
         and smoother.can_smooth(source, readers)
     }
-    observed = observe(onnx.load(graph), [str(source.name) for source in static], feeds)
+    observed = observe(graph, [str(source.name) for source in static], feeds)
     ranges: dict[ir.Value, ByteRange] = {
         source: smoother.smooth(source, readers, observed[str(source.name)])
         for source, readers in static.items()
@@ -67,5 +67,5 @@ def quantize_smoothed(
         writer.write(product, byte_range)
     quantize_word_table(model, editor)
     RemoveUnusedNodesPass()(model)
-    ir.save(model, into)
+    save_graph(model, into)
     return floating

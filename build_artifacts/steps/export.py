@@ -18,6 +18,7 @@ from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_exp
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.graph_files import save_graph
 from build_artifacts.recipes import ExportRecipe
 from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS, TOKENS_OUTPUT
@@ -51,9 +52,6 @@ def batch_rope_tables(graph: Graph) -> None:
 MAX_BATCH = 4096
 # The exporter's name for a single output.
 MAIN_OUTPUT = "output"
-# A graph file without external data is one protobuf message, limited to 2 GiB. 8 MiB are left for
-# the nodes.
-MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
 def export(
@@ -61,13 +59,10 @@ def export(
 ) -> Path:
     """Write the graph of `model` to `graph`; `model` stays unchanged.
 
-    The model must have the dtype of the recipe. Raises UnsupportedModel if the weights exceed
-    MAX_GRAPH_BYTES or the export fails.
+    The model must have the dtype of the recipe. Raises UnsupportedModel if the export fails.
     """
-    import onnx_ir
     from transformers.exporters import OnnxConfig, OnnxExporter
 
-    _check_size(model)
     names = input_names(model, metadata.head)
     inputs, shapes = build_example_inputs(
         names, min_trace_tokens(model.config), metadata.max_tokens
@@ -91,7 +86,7 @@ def export(
     if metadata.head is ModelHead.VECTOR:
         answer, tokens = program.graph.outputs
         answer.name, tokens.name = MAIN_OUTPUT, TOKENS_OUTPUT
-    onnx_ir.save(program, str(graph))
+    save_graph(program, graph)
     return graph
 
 
@@ -127,12 +122,3 @@ def build_example_inputs(
     masks = torch.export.Dim("masks", min=1, max=MAX_BATCH * max_tokens)
     shapes = {name: {0: batch, 1: tokens} for name in values} | {MASK_POSITIONS: {0: masks}}
     return {name: values[name] for name in names}, {name: shapes[name] for name in names}
-
-
-def _check_size(model: TorchModel) -> None:
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
-    if size > MAX_GRAPH_BYTES:
-        raise UnsupportedModel(
-            f"the weights take {size / 2**30:.1f} GiB; the maximum of a graph file is 2 GiB",
-            hint="use a smaller model",
-        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from build_artifacts.graph_files import save_graph
 from build_artifacts.recipes import GraphRewrites
 from deployments.engines.forward_pass import Batch
 from deployments.engines.graph_io import build_feeds
@@ -36,7 +37,7 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
     for name in rewrites.names:
         changed += REWRITES[name](model)
         RemoveUnusedNodesPass()(model)  # dead nodes must not count as consumers
-    ir.save(model, into)
+    save_graph(model, into)
     return changed
 
 

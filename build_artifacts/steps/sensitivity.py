@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.graph_files import open_with_outputs
 from deployments.batching.batches import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.messages import TokenizedItem
@@ -47,7 +48,7 @@ def rank_by_sensitivity(
         for node in model.graph.node
         if node.op_type == "MatMul" and node.input[1] in weights
     ]
-    activations = _read_activations(model, {p.activation for p in products}, items, mask_token)
+    activations = _read_activations(graph, {p.activation for p in products}, items, mask_token)
     errors = {
         p.node: relative_error(activations[p.activation], numpy_helper.to_array(weights[p.weight]))
         for p in products
@@ -74,25 +75,13 @@ def _round_to_int8(values: Matrix, *, per_column: bool = False) -> Matrix:
 
 
 def _read_activations(
-    model: object, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
+    graph: Path, names: set[str], items: Sequence[TokenizedItem], mask_token: int | None
 ) -> Mapping[str, Matrix]:
-    """Return the activations `names` for one padded batch, [tokens, K] each.
+    """Return the activations `names` for one padded batch, [tokens, K] each."""
+    from onnxruntime import GraphOptimizationLevel
 
-    Changes the outputs of `model`.
-    """
-    import onnx
-    import onnxruntime as ort
-    from onnx import helper
-
-    assert isinstance(model, onnx.ModelProto), "bug: model is not a ModelProto"
-    del model.graph.output[:]
     ordered = sorted(names)
-    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in ordered)
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    session = open_with_outputs(graph, ordered, GraphOptimizationLevel.ORT_DISABLE_ALL)
     cut = [TokenizedItem(ids[:TOKENS], min(second, TOKENS)) for ids, second in items[:ITEMS]]
     feeds = build_feeds(collate(cut), [i.name for i in session.get_inputs()], mask_token)
     found = session.run(ordered, feeds.arrays)

@@ -315,9 +315,9 @@ def _never(_into: Path) -> None:
     raise AssertionError("bug: a finished step was started again")
 
 
-def megabytes(path: Path) -> str:
-    """Format the size of a file in MB."""
-    return f"{path.stat().st_size / 1e6:.1f} MB"
+def megabytes(*paths: Path) -> str:
+    """Format the size of the files in MB."""
+    return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"
 
 
 def describe_search_timeout(seconds: float) -> str:

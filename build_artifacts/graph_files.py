@@ -1,0 +1,60 @@
+"""Files of an ONNX graph: the graph, and for a large model a second file with its weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+    import onnxruntime as ort
+
+# A graph file without a weight file is one protobuf message, limited to 2 GiB. 8 MiB are left for
+# the nodes.
+MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
+
+
+def weight_file(graph: Path) -> Path:
+    """Return where `graph` has its weights if they are not inside the graph file."""
+    return graph.with_name(f"{graph.name}.data")
+
+
+def list_files(graph: Path) -> list[Path]:
+    """Return `graph` and its weight file if there is one."""
+    weights = weight_file(graph)
+    return [graph, weights] if weights.is_file() else [graph]
+
+
+def save_graph(model: ir.Model, path: Path) -> None:
+    """Write the model, with a weight file if its weights exceed MAX_GRAPH_BYTES."""
+    import onnx_ir as ir
+
+    tensors = [value.const_value for value in model.graph.initializers.values()]
+    if sum(tensor.nbytes for tensor in tensors if tensor is not None) > MAX_GRAPH_BYTES:
+        ir.save(model, path, external_data=weight_file(path).name)
+        return
+    # Weights of the source's weight file would otherwise stay there.
+    ir.external_data.load_to_model(model)
+    ir.save(model, path)
+
+
+def open_with_outputs(
+    graph: Path, outputs: list[str], level: ort.GraphOptimizationLevel
+) -> ort.InferenceSession:
+    """Open `graph` on the CPU with other outputs: the values `outputs` inside the graph."""
+    import onnx
+    import onnxruntime as ort
+    from onnx import helper
+
+    model = onnx.load(graph, load_external_data=False)
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    # A model in memory has no directory of its own.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(graph.parent)
+    )
+    return ort.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )

@@ -1,0 +1,69 @@
+"""Models whose weights exceed one protobuf message. The limit is lowered to a few kilobytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from build_artifacts import graph_files
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.graph_files import list_files
+from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
+from build_artifacts.recipes import CPU_FP32, CPU_INT8, CPU_INT8_STATIC, BuildRecipe
+from build_artifacts.steps.export import export
+from deployments.artifacts.manifest import ArtifactManifest
+from tests.support.prepared_build import PreparedBuild
+from tests.support.tiny_encoders import tiny_checkpoint
+
+UNTUNED = BuildBudget(tune_seconds=0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def low_limit() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_files, "MAX_GRAPH_BYTES", 4_000)
+        # Graphs of other tests have their weights inside.
+        patch.setattr("build_artifacts.search.graphs.export", export)
+        yield
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint(tmp_path_factory.mktemp("large") / "model", layers=1)
+
+
+def test_graphs_are_sealed_with_their_weight_files(source: Path, tmp_path: Path) -> None:
+    request = BuildRequest(
+        ref=str(source),
+        store=tmp_path / "store",
+        recipe=BuildRecipe(candidates=(CPU_INT8, CPU_FP32), keep=2),
+        budget=UNTUNED,
+    )
+    result = build(request, BuildProgress(io.StringIO()))
+    manifest = ArtifactManifest.read(result.directory)
+    graphs = {candidate.precision: candidate.graph for candidate in manifest.candidates}
+    assert graphs == {
+        "int8": "graphs/cpu-int8/graph.onnx",
+        "fp32": "graphs/cpu-fp32/graph.onnx",
+    }
+    sizes = {name: sealed.size for name, sealed in manifest.files.items()}
+    for candidate in manifest.candidates:
+        both = sizes[candidate.graph] + sizes[f"{candidate.graph}.data"]
+        assert manifest.count_bytes(candidate) == both
+
+
+def test_other_steps_read_weight_files_or_refuse_them(source: Path, tmp_path: Path) -> None:
+    shop = PreparedBuild.of(source, tmp_path / "work")
+    assert len(list_files(shop.graphs.float_graph(CPU_FP32))) == 2
+    ranked = shop.graphs.sensitive_nodes(CPU_FP32)
+    assert len(set(ranked)) == 6, "query, key, value, output and two of the feed-forward layer"
+    # Its quantizer serializes the whole model.
+    static = replace(CPU_FP32, precision="int8", quantization=CPU_INT8_STATIC.quantization)
+    with pytest.raises(UnsupportedModel, match=r"the float graph exceeds the .* GiB of this quan"):
+        shop.graphs.graph(static)
