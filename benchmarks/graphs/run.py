@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
 
@@ -141,7 +141,8 @@ def compare_with_reference(
     """Compare up to PROBES unbatched probes with fp32 torch."""
     step = max(1, len(inputs.items) // PROBES)
     sample = slice(0, step * PROBES, step)
-    expected = ReferenceOutputs(inputs.reference.items[sample], inputs.reference.outputs[sample])
+    reference = inputs.reference
+    expected = replace(reference, items=reference.items[sample], outputs=reference.outputs[sample])
     actual = run_probes(engine, expected.items, 1)
     gate, head = inputs.manifest.gate, inputs.manifest.head
     result = compare_outputs(expected, actual, actual, gate, head)

@@ -222,7 +222,7 @@ def prepare(
             f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",
             hint="the checkpoint is damaged: download or save it again",
         )
-    ReferenceOutputs(items, outputs).write(into / REFERENCE_NAME)
+    ReferenceOutputs(items, outputs, metadata.problem_type).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

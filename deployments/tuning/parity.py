@@ -44,6 +44,7 @@ class ReferenceOutputs:
 
     items: tuple[TokenizedItem, ...]
     outputs: tuple[Floats, ...]
+    problem_type: str | None = None  # that of the manifest
 
     def write(self, path: Path) -> None:
         """Write one .npz file: concatenated arrays, and the index at which each array ends.
@@ -63,6 +64,7 @@ class ReferenceOutputs:
                 outputs=np.concatenate(rows).astype("<f4"),
                 output_ends=_ends(rows),
                 pooled=np.array(pooled),
+                problem_type=np.array(self.problem_type or ""),
             )
 
     @classmethod
@@ -75,10 +77,12 @@ class ReferenceOutputs:
                 outputs = _split(file["outputs"], file["output_ends"])
                 seconds = file["second_segment_start"].tolist()
                 pooled = bool(file["pooled"])
+                problem_type = str(file["problem_type"]) if "problem_type" in file else ""
             items = tuple(TokenizedItem(i, s) for i, s in zip(ids, seconds, strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
             raise ArtifactError(f"{path}: not a file of reference outputs: {exc}") from exc
-        return cls(items, tuple(rows[0] if pooled else rows for rows in outputs))
+        outputs = tuple(rows[0] if pooled else rows for rows in outputs)
+        return cls(items, outputs, problem_type or None)
 
 
 def _ends(parts: Sequence[NDArray[Number]]) -> NDArray[np.int64]:
@@ -188,25 +192,28 @@ def compare_outputs(
 ) -> ParityResult:
     """Compare a candidate's outputs with the reference and with the limits of the gate.
 
-    The measure depends on the model's head:
-    - Vectors: cosine.
+    The measure depends on the model's head and problem type:
+    - Vectors and several scores: cosine.
     - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement, the
-      lower one of the unbatched and the batched run. The cosine of a few logits says little.
+      lower one of the unbatched and the batched run. The cosine of a few logits says little. Each
+      label of a multi-label model is a choice.
     - A single score: correlation over all probes. The cosine of one number is only its sign.
     """
     for outputs in (unbatched, batched):
         if problem := _find_invalid_output(outputs, reference.outputs):
             return ParityResult(parity=None, reasons=(problem,))
     is_score = head is ModelHead.LABELS and len(reference.outputs[0]) == 1
+    is_vector = head is ModelHead.VECTOR or reference.problem_type == "regression"
+    to_choices = _label_choices if reference.problem_type == "multi_label" else CHOICES.get(head)
     similarity = correlation if is_score else cosines
     to_reference = similarity(unbatched, reference.outputs)
     agreement = batched_agreement = None
-    if head is not ModelHead.VECTOR and not is_score:
+    if to_choices is not None and not is_vector and not is_score:
         agreement = min(
-            top1_agreement(outputs, reference.outputs, head, gate.near_tie_margin)
+            top1_agreement(outputs, reference.outputs, to_choices, gate.near_tie_margin)
             for outputs in (unbatched, batched)
         )
-        batched_agreement = top1_agreement(batched, unbatched, head, _BATCHED_TIE_MARGIN)
+        batched_agreement = top1_agreement(batched, unbatched, to_choices, _BATCHED_TIE_MARGIN)
     parity = Parity(
         cosine_mean=float(to_reference.mean()),
         cosine_worst=float(to_reference.min()),
@@ -227,8 +234,14 @@ def _find_invalid_output(actual: ProbeOutputs, expected: ProbeOutputs) -> str | 
     return None
 
 
+def _label_choices(output: Floats) -> Floats:
+    """Convert the logits of a multi-label model, [W], to decisions against and for each label."""
+    return np.stack([np.zeros_like(output), output], axis=1)
+
+
 # Converts an output to logits [D, C]: D decisions between C classes.
-_CHOICES: Mapping[ModelHead, Callable[[Floats], Floats]] = {
+ToChoices = Callable[[Floats], Floats]
+CHOICES: Mapping[ModelHead, ToChoices] = {
     ModelHead.LABELS: lambda output: output[None],
     ModelHead.TOKENS: lambda output: output,
     ModelHead.SPAN: lambda output: output.T,
@@ -237,7 +250,7 @@ _CHOICES: Mapping[ModelHead, Callable[[Floats], Floats]] = {
 
 
 def top1_agreement(
-    actual: ProbeOutputs, expected: ProbeOutputs, head: ModelHead, near_tie_margin: float
+    actual: ProbeOutputs, expected: ProbeOutputs, to_choices: ToChoices, near_tie_margin: float
 ) -> float:
     """Return the share of equal top-1 classes; 1 if there is no decision to compare.
 
@@ -246,7 +259,7 @@ def top1_agreement(
     """
     equal: list[NDArray[np.bool_]] = []
     for output, expected_output in zip(actual, expected, strict=True):
-        logits, expected_logits = _CHOICES[head](output), _CHOICES[head](expected_output)
+        logits, expected_logits = to_choices(output), to_choices(expected_output)
         same_class = logits.argmax(axis=1) == expected_logits.argmax(axis=1)
         equal.append(same_class[_top2_gaps(expected_logits) >= near_tie_margin])
     decisions = np.concatenate(equal)

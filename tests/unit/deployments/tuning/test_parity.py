@@ -10,6 +10,7 @@ from deployments.artifacts.types import ModelHead
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import ArtifactError
 from deployments.tuning.parity import (
+    CHOICES,
     Floats,
     ParityResult,
     ReferenceOutputs,
@@ -34,8 +35,10 @@ def create_ragged_rows(width: int, seed: int = 0) -> list[Floats]:
     return [rng.normal(size=(n, width)).astype(np.float32) for n in RAGGED]
 
 
-def create_reference(expected: Floats | list[Floats]) -> ReferenceOutputs:
-    return ReferenceOutputs(tuple(item(1) for _ in expected), tuple(expected))
+def create_reference(
+    expected: Floats | list[Floats], problem_type: str | None = None
+) -> ReferenceOutputs:
+    return ReferenceOutputs(tuple(item(1) for _ in expected), tuple(expected), problem_type)
 
 
 def compare(
@@ -45,9 +48,14 @@ def compare(
     *,
     head: ModelHead = ModelHead.VECTOR,
     gate: Gate = GATE,
+    problem_type: str | None = None,
 ) -> ParityResult:
     return compare_outputs(
-        create_reference(expected), alone, alone if batched is None else batched, gate, head
+        create_reference(expected, problem_type),
+        alone,
+        alone if batched is None else batched,
+        gate,
+        head,
     )
 
 
@@ -65,6 +73,25 @@ def test_scaled_vectors_pass_and_rotated_vectors_fail() -> None:
     assert any(
         reason.startswith("mean cosine") for reason in compare(create_rows(16), noisy).reasons
     )
+
+
+def test_every_label_of_a_multi_label_model_is_compared() -> None:
+    expected = 3 * create_rows(6)
+    others_flipped = -expected
+    best = np.arange(len(expected)), expected.argmax(axis=1)
+    others_flipped[best] = np.abs(expected).max() + 1
+    assert compare(expected, others_flipped, head=ModelHead.LABELS).passed
+    result = compare(expected, others_flipped, head=ModelHead.LABELS, problem_type="multi_label")
+    assert any(reason.startswith("top-1 agreement 0.") for reason in result.reasons)
+    same = compare(expected, expected, head=ModelHead.LABELS, problem_type="multi_label")
+    assert same.passed
+
+
+def test_several_scores_of_a_regression_are_compared_as_a_vector() -> None:
+    expected = create_rows(4)
+    others = np.where(expected == expected.max(axis=1, keepdims=True), expected, -expected)
+    result = compare(expected, others, head=ModelHead.LABELS, problem_type="regression")
+    assert any(reason.startswith("mean cosine") for reason in result.reasons)
 
 
 def test_one_bad_vector_fails() -> None:
@@ -139,9 +166,18 @@ def test_98_percent_of_the_labels_must_agree(flipped: int, passes: bool) -> None
 def test_near_ties_of_the_reference_do_not_count() -> None:
     expected = np.array([[0.0, 0.1], [0.0, 3.0]], dtype=np.float32)  # softmax gaps 0.05 and 0.90
     near_tie_flipped = expected[:, ::-1] * [[1], [-1]]
-    assert top1_agreement(near_tie_flipped, expected, ModelHead.LABELS, near_tie_margin=0.1) == 1.0
-    assert top1_agreement(near_tie_flipped, expected, ModelHead.LABELS, near_tie_margin=0.01) == 0.5
-    assert top1_agreement(expected[:, ::-1], expected, ModelHead.LABELS, near_tie_margin=0.1) == 0.0
+    assert (
+        top1_agreement(near_tie_flipped, expected, CHOICES[ModelHead.LABELS], near_tie_margin=0.1)
+        == 1.0
+    )
+    assert (
+        top1_agreement(near_tie_flipped, expected, CHOICES[ModelHead.LABELS], near_tie_margin=0.01)
+        == 0.5
+    )
+    assert (
+        top1_agreement(expected[:, ::-1], expected, CHOICES[ModelHead.LABELS], near_tie_margin=0.1)
+        == 0.0
+    )
 
 
 def test_label_changed_by_batching_fails() -> None:
@@ -169,7 +205,9 @@ def test_each_token_and_mask_counts_in_top1_agreement(head: ModelHead) -> None:
     expected = [output * 1000 for output in create_ragged_rows(5)]
     changed = [output.copy() for output in expected]
     changed[4][[2, 8]] = np.roll(changed[4][[2, 8]], 1, axis=1)  # another best label in two rows
-    assert top1_agreement(changed, expected, head, near_tie_margin=0.1) == 1 - 2 / sum(RAGGED)
+    assert top1_agreement(changed, expected, CHOICES[head], near_tie_margin=0.1) == 1 - 2 / sum(
+        RAGGED
+    )
     assert compare(expected, expected, head=head).passed
     assert not compare(expected, changed, head=head).passed
 
@@ -180,7 +218,7 @@ def test_start_and_end_of_a_span_count_in_top1_agreement() -> None:
         output[2, 0] = output[5, 1] = 10
     later_end = [output.copy() for output in expected]
     later_end[0][:, 1] = np.roll(later_end[0][:, 1], 1)
-    assert top1_agreement(later_end, expected, ModelHead.SPAN, near_tie_margin=0.1) == 0.95
+    assert top1_agreement(later_end, expected, CHOICES[ModelHead.SPAN], near_tie_margin=0.1) == 0.95
     assert not compare(expected, later_end, head=ModelHead.SPAN).passed
     assert compare(expected, expected, head=ModelHead.SPAN).passed
 
@@ -206,8 +244,9 @@ def test_parity_result_round_trips_through_json() -> None:
 )
 def test_reference_round_trips_through_its_file(expected: list[Floats], tmp_path: Path) -> None:
     items = tuple(build_item(range(n + 2), second_segment_start=n) for n in range(len(expected)))
-    ReferenceOutputs(items, tuple(expected)).write(tmp_path / "reference.npz")
+    ReferenceOutputs(items, tuple(expected), "multi_label").write(tmp_path / "reference.npz")
     read = ReferenceOutputs.read(tmp_path / "reference.npz")
+    assert read.problem_type == "multi_label"
     assert [i.ids.tolist() for i in read.items] == [i.ids.tolist() for i in items]
     assert [i.second_segment_start for i in read.items] == [i.second_segment_start for i in items]
     assert {i.ids.dtype for i in read.items} == {np.dtype(np.int32)}
