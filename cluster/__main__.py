@@ -45,6 +45,8 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "doctor": CommandSpec(
         "cluster.doctor", "Describe this host: what was found, what it means, what to do"
     ),
+    "dashboard": CommandSpec("cluster.monitoring:DASHBOARD", "Print a dashboard for Grafana"),
+    "alerts": CommandSpec("cluster.monitoring:ALERT_RULES", "Print alert rules for Prometheus"),
     "env": CommandSpec("cluster.local", "Print the environment that `ray start` needs"),
 }
 

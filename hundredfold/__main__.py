@@ -45,7 +45,8 @@ def build_program() -> Program:
     )
     keys = {name: cluster[f"keys-{name}"] for name in ("add", "ls", "revoke")}
     tree["keys"] = CommandGroup("Create, list and revoke API keys", keys)
-    tree |= {name: cluster[name] for name in ("doctor", "check", "render", "env")}
+    others = ("doctor", "check", "render", "dashboard", "alerts", "env")
+    tree |= {name: cluster[name] for name in others}
     if benchmarks:
         tree["bench"] = CommandGroup("Measure this host and compare with other systems", benchmarks)
     tree["completion"] = CommandSpec(

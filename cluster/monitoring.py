@@ -1,0 +1,302 @@
+"""`hundredfold dashboard` and `hundredfold alerts`: a dashboard for Grafana, rules for Prometheus.
+
+Both are data here, so that a test compares the names with the metrics of the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from deployments.metrics import PREFIX
+
+KUBERNETES_PREFIX = "ray_"  # Ray's agents put it before each name
+_SCHEMA = 39  # of Grafana's dashboard JSON, read by Grafana 10 and later
+_COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # Grafana's grid, and the size of a panel
+_MODEL = 'model=~"$model"'
+_FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
+
+
+class Series(NamedTuple):
+    """Lines of a panel. `legend` names the label whose values distinguish the lines."""
+
+    expression: str
+    legend: str
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    title: str
+    unit: str  # of Grafana
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A rule that fires when `expression` returned a value for `minutes`."""
+
+    name: str
+    expression: str
+    minutes: int
+    summary: str
+
+
+def _rate(metric: str, labels: str = _MODEL, by: str = "", window: str = "$__rate_interval") -> str:
+    grouped = f" by ({by})" if by else ""
+    return f"sum{grouped} (rate({PREFIX}_{metric}{{{labels}}}[{window}]))"
+
+
+def _quantiles(metric: str, *quantiles: float) -> tuple[Series, ...]:
+    return tuple(
+        Series(f"histogram_quantile({q}, {_rate(f'{metric}_bucket', by='le')})", f"p{q * 100:g}")
+        for q in quantiles
+    )
+
+
+def _mean(metric: str) -> Series:
+    return Series(f"{_rate(f'{metric}_sum')} / {_rate(f'{metric}_count')}", "mean")
+
+
+def _maximum(metric: str, by: str) -> Series:
+    return Series(f"max by ({by}) ({PREFIX}_{metric})", f"{{{{{by}}}}}")
+
+
+def _share_of_hits(cache: str) -> Series:
+    lookups = f"{cache}_cache_lookups_total"
+    hits = _rate(lookups, f'{_MODEL},result="hit"')
+    return Series(f"{hits} / {_rate(lookups)}", cache.replace("_", " "))
+
+
+ROWS: dict[str, tuple[Panel, ...]] = {
+    "Requests": (
+        Panel(
+            "Requests by status",
+            "reqps",
+            (Series(_rate("requests_total", by="status"), "{{status}}"),),
+        ),
+        Panel("Time of a request", "s", _quantiles("request_seconds", 0.5, 0.95, 0.99)),
+        Panel(
+            "Requests by model",
+            "reqps",
+            (Series(_rate("requests_total", by="model"), "{{model}}"),),
+        ),
+        Panel(
+            "Refused and failed requests",
+            "percentunit",
+            tuple(
+                Series(
+                    f"{_rate('requests_total', f'{_MODEL},{which}')} / {_rate('requests_total')}",
+                    legend,
+                )
+                for which, legend in ((_REFUSED, "refused"), (_FAILED, "failed"))
+            ),
+        ),
+        Panel("Share of cache hits", "percentunit", (
+            _share_of_hits("response"), _share_of_hits("tokenization"),
+        )),
+        Panel(
+            "Tokens by key",
+            "short",
+            (Series(_rate("key_tokens_total", "", by="key"), "{{key}}"),),
+        ),
+    ),
+    "Replicas": (
+        Panel("Busy share", "percentunit", (_maximum("busy_ratio", "deployment"),)),
+        Panel("Queue, predicted time", "s", (_maximum("queued_seconds", "deployment"),)),
+        Panel("Tokenization", "s", _quantiles("tokenization_seconds", 0.5, 0.99)),
+    ),
+    "Encoders": (
+        Panel("Texts by hardware", "short", (
+            Series(_rate("items_total", by="compute"), "{{compute}}"),
+        )),
+        Panel("Wait for an engine thread", "s", _quantiles("queue_seconds", 0.5, 0.99)),
+        Panel("Forward pass", "s", _quantiles("forward_seconds", 0.5, 0.99)),
+        Panel("Texts in a forward pass", "short", (_mean("batch_items"),)),
+        Panel("Share of padding", "percentunit", (
+            Series(
+                f"{_rate('padding_tokens_total')} / "
+                f"({_rate('padding_tokens_total')} + {_rate('tokens_total')})",
+                "padding",
+            ),
+        )),
+        Panel("Waiting texts", "short", (
+            Series(f"sum ({PREFIX}_waiting_items)", "waiting"),
+        )),
+    ),
+    "Generators": (
+        Panel("Tokens", "short", (
+            Series(_rate("generated_tokens_total"), "generated"),
+            Series(_rate("prompt_tokens_total"), "prompts"),
+        )),
+        Panel("One step", "s", _quantiles("generation_step_seconds", 0.5, 0.99)),
+        Panel("Requests", "short", (
+            Series(f"sum ({PREFIX}_running_requests{{{_MODEL}}})", "with a KV slot"),
+            Series(f"sum ({PREFIX}_waiting_requests{{{_MODEL}}})", "waiting"),
+        )),
+        Panel("Wait for a KV slot, predicted", "s", (
+            _maximum("generation_waiting_seconds", "model"),
+        )),
+        Panel("Share of accepted draft tokens", "percentunit", (
+            Series(
+                f"{_rate('accepted_draft_tokens_total')} / {_rate('draft_tokens_total')}",
+                "accepted",
+            ),
+        )),
+    ),
+}  # fmt: skip
+
+
+def _share_of_requests(status: str) -> str:
+    chosen, all_requests = (_rate("requests_total", which, window="5m") for which in (status, ""))
+    return f"{chosen} / {all_requests}"
+
+
+ALERTS = (
+    Alert(
+        "HundredfoldMissing",
+        f"absent({PREFIX}_busy_ratio)",
+        5,
+        "no replica reports metrics",
+    ),
+    Alert(
+        "HundredfoldFailures",
+        f"{_share_of_requests(_FAILED)} > 0.01",
+        5,
+        "more than 1 % of the requests fail; the log of the ingress names them",
+    ),
+    Alert(
+        "HundredfoldOverloaded",
+        f"{_share_of_requests(_REFUSED)} > 0.1",
+        10,
+        "more than 10 % of the requests are refused; allow more replicas, or lower the load",
+    ),
+    Alert(
+        "HundredfoldQueueLong",
+        f"max by (deployment) ({PREFIX}_queued_seconds) > 10",
+        10,
+        "a replica has more than 10 s of work waiting",
+    ),
+    Alert(
+        "HundredfoldSaturated",
+        f"min by (deployment) ({PREFIX}_busy_ratio) > 0.95",
+        30,
+        "all replicas of a deployment are busy; autoscaling may have reached its maximum",
+    ),
+)
+
+
+def build_dashboard(prefix: str) -> dict[str, Any]:
+    """Build Grafana's JSON of ROWS. It asks for the data source and the models at the top."""
+    models = f"label_values({prefix}{PREFIX}_requests_total, model)"
+    variables = [
+        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "source"},
+        {
+            "name": "model",
+            "type": "query",
+            "datasource": _SOURCE,
+            "query": {"query": models, "refId": "models"},
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+        },
+    ]
+    return {
+        "title": "Hundredfold",
+        "uid": "hundredfold",
+        "schemaVersion": _SCHEMA,
+        "tags": ["hundredfold"],
+        "refresh": "10s",
+        "time": {"from": "now-1h", "to": "now"},
+        "templating": {"list": variables},
+        "panels": _place_panels(prefix),
+    }
+
+
+_SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def _place_panels(prefix: str) -> list[dict[str, Any]]:
+    placed: list[dict[str, Any]] = []
+    y = 0
+    for title, panels in ROWS.items():
+        grid = {"x": 0, "y": y, "w": _COLUMNS, "h": 1}
+        placed.append({"type": "row", "id": len(placed), "title": title, "gridPos": grid})
+        y += 1
+        for number, panel in enumerate(panels):
+            row, column = divmod(number, _COLUMNS // _WIDTH)
+            grid = {"x": column * _WIDTH, "y": y + row * _HEIGHT, "w": _WIDTH, "h": _HEIGHT}
+            placed.append(_build_panel(panel, prefix) | {"id": len(placed), "gridPos": grid})
+        y += _HEIGHT * -(-len(panels) * _WIDTH // _COLUMNS)
+    return placed
+
+
+def _build_panel(panel: Panel, prefix: str) -> dict[str, Any]:
+    return {
+        "type": "timeseries",
+        "title": panel.title,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+        "targets": [
+            {
+                "refId": chr(ord("A") + number),
+                "datasource": _SOURCE,
+                "expr": add_prefix(series.expression, prefix),
+                "legendFormat": series.legend,
+            }
+            for number, series in enumerate(panel.series)
+        ],
+    }
+
+
+def build_alerts(prefix: str) -> dict[str, Any]:
+    """Build a rule file of Prometheus from ALERTS."""
+    rules = [
+        {
+            "alert": alert.name,
+            "expr": add_prefix(alert.expression, prefix),
+            "for": f"{alert.minutes}m",
+            "annotations": {"summary": alert.summary},
+        }
+        for alert in ALERTS
+    ]
+    return {"groups": [{"name": PREFIX, "rules": rules}]}
+
+
+def add_prefix(expression: str, prefix: str) -> str:
+    return expression.replace(f"{PREFIX}_", f"{prefix}{PREFIX}_")
+
+
+class _PrintCommand:
+    """A command that prints a file, for metrics of `/metrics` or of Ray's agents."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--kubernetes",
+            action="store_const",
+            const=KUBERNETES_PREFIX,
+            default="",
+            dest="prefix",
+            help="for metrics of Ray's agents, whose names begin with `ray_`",
+        )
+
+
+class DashboardCommand(_PrintCommand):
+    def run(self, arguments: argparse.Namespace) -> int:
+        json.dump(build_dashboard(arguments.prefix), sys.stdout, indent=1)
+        print()
+        return 0
+
+
+class AlertsCommand(_PrintCommand):
+    def run(self, arguments: argparse.Namespace) -> int:
+        yaml.safe_dump(build_alerts(arguments.prefix), sys.stdout, sort_keys=False, width=100)
+        return 0
+
+
+DASHBOARD, ALERT_RULES = DashboardCommand(), AlertsCommand()

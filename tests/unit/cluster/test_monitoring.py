@@ -1,0 +1,91 @@
+"""Tests that the dashboard and the alerts name metrics and labels of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import yaml
+
+from benchmarks.reference import metrics_table
+from cluster.monitoring import (
+    ALERTS,
+    ROWS,
+    add_prefix,
+    build_alerts,
+    build_dashboard,
+)
+from hundredfold.__main__ import main
+
+SERIES = [series for row in ROWS.values() for panel in row for series in panel.series]
+EXPRESSIONS = [each.expression for each in (*SERIES, *ALERTS)]
+HISTOGRAM_PARTS = re.compile(r"_(bucket|sum|count)$")
+
+
+def read_metrics() -> dict[str, set[str]]:
+    """Return the labels of each metric, from the table of docs/reference.md."""
+    rows = [[cell.replace("`", "") for cell in row] for row in metrics_table().rows]
+    return {
+        name: {label.strip() for label in labels.split(",")} - {""}
+        | ({"le"} if kind == "histogram" else set())
+        for name, kind, labels, *_ in rows
+    }
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_expressions_name_metrics_and_labels_of_the_code(expression: str) -> None:
+    metrics = read_metrics()
+    for name, labels in re.findall(r"(hundredfold_\w+)(?:\{([^}]*)\})?", expression):
+        known = metrics.get(name) or metrics[HISTOGRAM_PARTS.sub("", name)]
+        used = set(re.findall(r"(\w+)[!=]", labels))
+        assert used <= known, f"{name} has no label {used - known}"
+        grouped = re.findall(r"by \((\w+)\)", expression)
+        assert set(grouped) <= known, f"{name} has no label {grouped}"
+
+
+def test_legends_name_labels_by_which_their_lines_are_grouped() -> None:
+    for series in SERIES:
+        for label in re.findall(r"\{\{(\w+)\}\}", series.legend):
+            assert f"by ({label})" in series.expression
+
+
+def test_every_metric_of_requests_and_queues_is_on_the_dashboard() -> None:
+    shown = " ".join(series.expression for series in SERIES)
+    missing = [name for name in read_metrics() if name not in shown]
+    assert missing == [
+        "hundredfold_response_cache_bytes",
+        "hundredfold_key_requests_total",
+        "hundredfold_key_compute_seconds_total",
+        "hundredfold_waiting_seconds",
+    ]
+
+
+def test_panels_do_not_overlap() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in build_dashboard("")["panels"]:
+        grid = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(grid["x"], grid["x"] + grid["w"])
+            for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert grid["x"] + grid["w"] <= 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_prefix_of_kubernetes_is_on_every_metric() -> None:
+    text = json.dumps(build_dashboard("ray_")) + json.dumps(build_alerts("ray_"))
+    assert re.findall(r"(?<!ray_)hundredfold_\w+", text) == []
+    assert add_prefix("sum (hundredfold_a) / hundredfold_b", "") == (
+        "sum (hundredfold_a) / hundredfold_b"
+    )
+
+
+def test_commands_print_json_and_yaml(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Hundredfold"
+    assert main(["alerts", "--kubernetes"]) == 0
+    (group,) = yaml.safe_load(capsys.readouterr().out)["groups"]
+    assert [rule["alert"] for rule in group["rules"]] == [alert.name for alert in ALERTS]
