@@ -41,9 +41,6 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "Write manifests of the previous schema in the present one",
         "build,cpu",
     ),
-    "gc": CommandSpec(
-        "build_artifacts.options:COLLECT", "Remove versions without an alias", "build,cpu"
-    ),
 }
 
 

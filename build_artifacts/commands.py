@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,7 +45,6 @@ from build_artifacts.search.screening_settings import has_device
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.local import find_directory
 from build_artifacts.steps.resolve import resolve
-from build_artifacts.storage.garbage import GarbageItem, describe, find_garbage, remove
 from build_artifacts.storage.workspace import StepRunner, workspace
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
@@ -309,47 +307,6 @@ def _encoders_only(command: str, reason: str) -> BuildError:
         f"`{command}` does not support models that generate text: {reason}",
         hint="show the measurements of the build with `hundredfold models report`",
     )
-
-
-def gc(arguments: argparse.Namespace) -> int:
-    garbage = find_garbage(arguments.store, arguments.keep)
-    if not arguments.json:
-        print(describe(garbage))
-    elif garbage.items and not arguments.yes:
-        print(describe(garbage), file=sys.stderr)  # the list that the user confirms
-    removed: tuple[GarbageItem, ...] = ()
-    if garbage.items and (arguments.yes or _is_confirmed()):
-        removed = remove(garbage)
-        if not arguments.json:
-            print(f"removed {len(removed)}, {sum(item.size for item in removed) / 1e6:.1f} MB")
-    if arguments.json:
-        gone = {item.path for item in removed}
-        return print_json(
-            [
-                {
-                    "kind": item.kind,
-                    "name": item.name,
-                    "bytes": item.size,
-                    "reason": item.reason,
-                    "is_removed": item.path in gone,
-                }
-                for item in garbage.items
-            ]
-        )
-    return OK
-
-
-def _is_confirmed() -> bool:
-    if not sys.stdin.isatty():
-        raise BuildError(
-            "standard input is not a terminal, so the removal cannot be confirmed",
-            hint="pass `--yes` to remove all of it",
-        )
-    try:
-        print("remove them? [y/N] ", end="", file=sys.stderr, flush=True)
-        return input().strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
 
 
 def _find(arguments: argparse.Namespace) -> Path:

@@ -222,18 +222,6 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     add_json_option(report)
 
 
-def _add_gc(gc: argparse.ArgumentParser) -> None:
-    gc.add_argument(
-        "--keep",
-        action="append",
-        default=[],
-        metavar="ID@VERSION",
-        help="version to retain, repeatable",
-    )
-    gc.add_argument("--yes", action="store_true", help="remove without confirmation")
-    add_json_option(gc)
-
-
 def _add_evaluation(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--eval",
@@ -319,5 +307,4 @@ TUNE = StoreCommand("tune", _add_tune)
 VERIFY = StoreCommand("verify", _add_verify)
 REPORT = StoreCommand("report", _add_report)
 COMPACT = StoreCommand("compact", _add_compact)
-COLLECT = StoreCommand("gc", _add_gc)
 MIGRATE = StoreCommand("migrate", lambda _parser: None)

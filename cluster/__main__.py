@@ -42,6 +42,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "cluster.remote_models:UNLOAD", "Remove a model from the memory of the replicas"
     ),
     "models-rm": CommandSpec("cluster.models:REMOVE", "Remove a model, or one version of it"),
+    "models-gc": CommandSpec("cluster.models:COLLECT", "Remove versions that nothing names"),
     "doctor": CommandSpec(
         "cluster.doctor", "Describe this host: what was found, what it means, what to do"
     ),

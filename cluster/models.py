@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from deployments.command_line import OK
 from deployments.config import default_store
 from deployments.console import add_json_option, print_json
 from deployments.errors import BadSetting
+from deployments.management import garbage, removal
 from deployments.management.actions import ACTIONS, Action
 from deployments.management.listing import ModelEntry
-from deployments.management.removal import remove
 
 NAME_HELP = "model id, or ID@VERSION, or ID@ALIAS"
 
@@ -65,10 +66,53 @@ class RemoveCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         configured = _read_configured(find_config(arguments.config))
-        removed = remove(arguments.store, arguments.name, configured)
+        removed = removal.remove(arguments.store, arguments.name, configured)
         if arguments.json:
             return print_json({"name": arguments.name, "versions": removed})
         print(f"removed {arguments.name}: {', '.join(removed) or 'the record of its build'}")
+        return OK
+
+
+class CollectCommand:
+    """`hundredfold models gc`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--keep",
+            action="append",
+            default=[],
+            metavar="ID@VERSION",
+            help="version to retain, repeatable",
+        )
+        parser.add_argument("--yes", action="store_true", help="remove without confirmation")
+        _add_common(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        configured = _read_configured(find_config(arguments.config))
+        found = garbage.find_garbage(arguments.store, arguments.keep, configured)
+        if not arguments.json:
+            print(garbage.describe(found))
+        elif found.items and not arguments.yes:
+            print(garbage.describe(found), file=sys.stderr)  # the list that the user confirms
+        removed: tuple[garbage.GarbageItem, ...] = ()
+        if found.items and (arguments.yes or _is_confirmed()):
+            removed = garbage.remove(found)
+            if not arguments.json:
+                print(f"removed {len(removed)}, {sum(item.size for item in removed) / 1e6:.1f} MB")
+        if arguments.json:
+            gone = {item.path for item in removed}
+            return print_json(
+                [
+                    {
+                        "kind": item.kind,
+                        "name": item.name,
+                        "bytes": item.size,
+                        "reason": item.reason,
+                        "is_removed": item.path in gone,
+                    }
+                    for item in found.items
+                ]
+            )
         return OK
 
 
@@ -76,7 +120,7 @@ ALIAS, PROMOTE, ROLLBACK, SPLIT, SHADOW, PIN, UNPIN = (
     ActionCommand(ACTIONS[name])
     for name in ("alias", "promote", "rollback", "split", "shadow", "pin", "unpin")
 )
-REMOVE = RemoveCommand()
+REMOVE, COLLECT = RemoveCommand(), CollectCommand()
 
 
 def describe(entry: ModelEntry) -> list[str]:
@@ -107,6 +151,19 @@ def _read_configured(config: Path) -> dict[str, str]:
         for model in models
         if isinstance(model, dict)
     }
+
+
+def _is_confirmed() -> bool:
+    if not sys.stdin.isatty():
+        raise BadSetting(
+            "standard input is not a terminal, so the removal cannot be confirmed; pass `--yes` "
+            "to remove all of it"
+        )
+    try:
+        print("remove them? [y/N] ", end="", file=sys.stderr, flush=True)
+        return input().strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
 
 
 def _find_type(field: FieldInfo) -> type[str] | type[float]:

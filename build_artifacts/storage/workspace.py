@@ -51,13 +51,13 @@ def scratch(store: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def store_errors(store: Path, doing: str = "write to") -> Iterator[None]:
-    """Raise BuildError for an OSError, naming the store and the failed action."""
+def store_errors(store: Path) -> Iterator[None]:
+    """Raise BuildError for an OSError, naming the store."""
     try:
         yield
     except OSError as exc:
         raise BuildError(
-            f"cannot {doing} the store {store}: {exc.strerror or exc}",
+            f"cannot write to the store {store}: {exc.strerror or exc}",
             hint="check its space and permissions, or pass another `--store DIR`",
         ) from exc
 

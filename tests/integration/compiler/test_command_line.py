@@ -286,49 +286,6 @@ def test_compact_describes_removals_and_stores_nothing(
     assert [path.name for path in (tmp_path / "store").iterdir()] == [".building"]
 
 
-def test_gc_confirms_and_removes_versions_without_alias(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = ("old", "kept", "before", "new")
-    old, kept, before, new = (seal_tiny(tmp_path, f"tiny/{name}") for name in names)
-    home = new.parent
-    old, kept, before = (path.rename(home / path.name) for path in (old, kept, before))
-    for sealed_s, path in enumerate((old, kept, before, new), start=1):
-        os.utime(path / MANIFEST_NAME, (sealed_s, sealed_s))
-    arguments = ["gc", "--store", str(tmp_path), "--keep", f"tiny/new@{kept.name}"]
-
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # like a pipe, and not a terminal
-    assert main(arguments) == 1
-    captured = capsys.readouterr()
-    assert f"tiny/new@{old.name}" in captured.out
-    assert (
-        "error: standard input is not a terminal, so the removal cannot be confirmed\n\n"
-        "hint: pass `--yes`" in captured.err
-    )
-    assert old.is_dir()
-
-    for answer in ("n\n", "", "\n"):
-        monkeypatch.setattr(sys, "stdin", FakeTerminal(answer))
-        assert main(arguments) == 0
-        assert "remove them? [y/N]" in capsys.readouterr().err
-        assert old.is_dir()
-
-    monkeypatch.setattr(sys, "stdin", FakeTerminal("yes\n"))
-    assert main(arguments) == 0
-    assert "removed 1, " in capsys.readouterr().out
-    assert [path.is_dir() for path in (old, kept, before, new)] == [False, True, True, True]
-
-    assert main([*arguments[:3], "--yes"]) == 0
-    assert [path.is_dir() for path in (kept, before, new)] == [False, True, True], "for a rollback"
-    assert main(arguments[:3]) == 0, "no garbage is left"
-
-
-def test_gc_keep_requires_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    seal_tiny(tmp_path, "tiny/model")
-    assert main(["gc", "--store", str(tmp_path), "--keep", "tiny/model"]) == 1
-    assert "`tiny/model` names no version\n\nhint: write `ID@VERSION`" in capsys.readouterr().err
-
-
 def test_progress_prints_a_line_per_step() -> None:
     output = io.StringIO()
     progress = BuildProgress(output)
@@ -352,32 +309,6 @@ def test_progress_shows_current_step_on_terminal() -> None:
         assert "step 0, 0:00:00" in screen.getvalue()
     progress.end()
     assert "  export      0.0 s  cpu-int8\n" in screen.getvalue()
-
-
-def test_gc_json_lists_items_with_their_removal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    version = seal_tiny(tmp_path, "tiny/old")
-    (version.parent / LATEST_NAME).write_text("0" * 12, encoding="utf-8")
-    assert main(["gc", "--store", str(tmp_path), "--yes", "--json"]) == 0
-    (item,) = json.loads(capsys.readouterr().out)
-    assert (item["kind"], item["is_removed"]) == ("version", True)
-    assert not version.exists()
-
-
-def test_gc_json_lists_on_stderr_what_it_asks_about(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    version = seal_tiny(tmp_path, "tiny/old")
-    (version.parent / LATEST_NAME).write_text("0" * 12, encoding="utf-8")
-    monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
-    assert main(["gc", "--store", str(tmp_path), "--json"]) == 0
-    captured = capsys.readouterr()
-    listed, _, question = captured.err.partition("1 to remove")
-    assert f"tiny/old@{version.name}" in listed
-    assert "remove them? [y/N]" in question
-    (item,) = json.loads(captured.out)
-    assert item["is_removed"] is False
 
 
 def test_migrate_writes_manifests_of_the_previous_schema_anew(

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.artifacts.store import model_directory
 from deployments.plan.plan_file import read_plan
 from hundredfold.__main__ import main
 from tests.support.artifacts import seal_tiny_version
+from tests.support.fakes import FakeTerminal
 
 MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
+LATER = "000000000003"
 
 
 @pytest.fixture
@@ -24,6 +29,18 @@ def store(tmp_path: Path) -> Path:
 
 def run(store: Path, *words: str) -> int:
     return main(["models", *words, "--store", str(store)])
+
+
+def write_config(path: Path, version: str) -> Path:
+    """Write a Serve config that names a version of MODEL."""
+    args = {"models": [{"id": MODEL, "version": version}]}
+    application = {"import_path": "deployments.app:build_app", "args": args}
+    path.write_text(json.dumps({"applications": [application]}))
+    return path
+
+
+def list_sealed(store: Path) -> set[str]:
+    return {path.name for path in model_directory(store, MODEL).iterdir() if path.is_dir()}
 
 
 def test_commands_change_the_plan_and_show_it(
@@ -61,10 +78,7 @@ def test_commands_print_json(store: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_commands_know_the_versions_of_the_configuration(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = tmp_path / "own.yaml"
-    args = {"models": [{"id": MODEL, "version": OLD}]}
-    application = {"import_path": "deployments.app:build_app", "args": args}
-    config.write_text(json.dumps({"applications": [application]}))
+    config = write_config(tmp_path / "own.yaml", OLD)
     assert run(store, "rm", f"{MODEL}@{OLD}", "--config", str(config)) == 1
     assert "is used by requests that name no version" in capsys.readouterr().err
     assert run(store, "promote", f"{MODEL}@{NEW}", "--config", str(config)) == 0
@@ -92,3 +106,73 @@ def test_commands_say_why_they_fail(
 ) -> None:
     assert run(store, *words) == 1
     assert message in capsys.readouterr().err
+
+
+def test_gc_keeps_the_version_of_the_configuration(store: Path, tmp_path: Path) -> None:
+    seal_tiny_version(store, MODEL, LATER)
+    config = write_config(tmp_path / "own.yaml", OLD)
+    assert run(store, "gc", "--yes", "--config", str(config)) == 0
+    assert list_sealed(store) == {OLD, LATER}
+
+
+def test_gc_rejects_an_unreadable_configuration(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(store, "gc", "--yes", "--config", str(tmp_path / "none.yaml")) == 1
+    assert "none.yaml" in capsys.readouterr().err
+
+
+def test_gc_confirms_and_removes_what_nothing_names(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal_tiny_version(store, MODEL, LATER)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))  # like a pipe, and not a terminal
+    assert run(store, "gc") == 1
+    captured = capsys.readouterr()
+    assert f"{MODEL}@{OLD}" in captured.out
+    assert "standard input is not a terminal, so the removal cannot be confirmed" in captured.err
+    assert "`--yes`" in captured.err
+
+    for answer in ("n\n", "", "\n"):
+        monkeypatch.setattr(sys, "stdin", FakeTerminal(answer))
+        assert run(store, "gc") == 0
+        assert "remove them? [y/N]" in capsys.readouterr().err
+        assert OLD in list_sealed(store)
+
+    assert run(store, "gc", "--keep", f"{MODEL}@{OLD}", "--yes") == 0
+    assert list_sealed(store) == {OLD, NEW, LATER}
+
+    monkeypatch.setattr(sys, "stdin", FakeTerminal("yes\n"))
+    assert run(store, "gc") == 0
+    assert "removed 1, " in capsys.readouterr().out
+    assert list_sealed(store) == {NEW, LATER}, "NEW is for a rollback"
+    assert run(store, "gc") == 0, "no garbage is left"
+
+
+def test_gc_keep_requires_version(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(store, "gc", "--keep", MODEL) == 1
+    assert f"`{MODEL}` names no version; write `ID@VERSION`" in capsys.readouterr().err
+
+
+def test_gc_json_lists_items_with_their_removal(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seal_tiny_version(store, MODEL, LATER)
+    assert run(store, "gc", "--yes", "--json") == 0
+    (item,) = json.loads(capsys.readouterr().out)
+    assert (item["kind"], item["is_removed"]) == ("version", True)
+    assert OLD not in list_sealed(store)
+
+
+def test_gc_json_lists_on_stderr_what_it_asks_about(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal_tiny_version(store, MODEL, LATER)
+    monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
+    assert run(store, "gc", "--json") == 0
+    captured = capsys.readouterr()
+    listed, _, question = captured.err.partition("1 to remove")
+    assert f"{MODEL}@{OLD}" in listed
+    assert "remove them? [y/N]" in question
+    (item,) = json.loads(captured.out)
+    assert item["is_removed"] is False

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.errors import BuildError
 from build_artifacts.progress import BuildProgress
-from build_artifacts.storage.garbage import (
+from build_artifacts.storage.workspace import build_workspace
+from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.store import BUILDING_NAME, set_latest
+from deployments.errors import BadSetting
+from deployments.management.garbage import (
     ABANDONED_AFTER_S,
     Garbage,
     GarbageKind,
@@ -22,9 +25,6 @@ from build_artifacts.storage.garbage import (
     find_garbage,
     remove,
 )
-from build_artifacts.storage.workspace import build_workspace
-from deployments.artifacts.manifest import MANIFEST_NAME
-from deployments.artifacts.store import BUILDING_NAME, set_latest
 from deployments.plan import changes
 from deployments.plan.plan_file import PLAN_NAME
 
@@ -119,9 +119,20 @@ def test_version_that_a_rollback_returns_to_stays_without_a_promotion(tmp_path: 
     assert plan.find(MODEL).aliases == {"stable": OLD}
 
 
+def test_versions_of_the_configuration_stay(tmp_path: Path) -> None:
+    for sealed_s, version in enumerate((OLD, OTHER, NEW), start=1):
+        seal(tmp_path, version, sealed_s)
+    set_latest(tmp_path, MODEL, NEW)
+    garbage = find_garbage(tmp_path, configured={MODEL: OLD})
+    assert names(garbage) == [f"{MODEL}@{OTHER}"]
+    changes.promote(tmp_path, MODEL, OTHER)
+    assert names(find_garbage(tmp_path, configured={MODEL: OLD})) == [], "a rollback returns to OLD"
+    assert remove(garbage) == ()
+
+
 def test_nothing_is_removed_without_a_readable_plan(store: Path) -> None:
     (store / PLAN_NAME).write_text("no JSON")
-    with pytest.raises(BuildError, match="plan"):
+    with pytest.raises(BadSetting, match="plan"):
         find_garbage(store)
 
 
@@ -135,7 +146,7 @@ def test_gc_treats_every_file_with_a_version_as_alias(store: Path) -> None:
 def test_gc_keeps_pinned_versions(store: Path) -> None:
     assert names(find_garbage(store, keep=[f"other/model@{OLD}"])) == [f"{MODEL}@{OLD}"]
     assert names(find_garbage(store, keep=[f"{MODEL}@{OLD}", f"{MODEL}@latest"])) == []
-    with pytest.raises(BuildError, match="`org/model` names no version"):
+    with pytest.raises(BadSetting, match="`org/model` names no version"):
         find_garbage(store, keep=["org/model"])
 
 
@@ -266,7 +277,7 @@ def test_gc_removes_scratch_of_ended_processes_only(store: Path) -> None:
 def test_killed_removal_leaves_no_partial_version(store: Path) -> None:
     program = (
         "import os, shutil, sys; from pathlib import Path; "
-        "from build_artifacts.storage import garbage; "
+        "from deployments.management import garbage; "
         "shutil.rmtree = lambda *a, **k: os.kill(os.getpid(), 9); "
         "garbage.remove(garbage.find_garbage(Path(sys.argv[1])))"
     )

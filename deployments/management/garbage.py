@@ -3,15 +3,15 @@
 The plan (`plan.json` of the store) and aliases name versions. An alias is a plain file in a model's
 directory, such as `latest`, that contains only a version. A version stays in these cases:
 
-- An alias or the plan names it, or the argument `keep` contains it.
+- An alias, the plan or the configuration of a server names it, or the argument `keep` contains it.
 - An alias of its model cannot be read.
 - A rollback would return to it. If no version was promoted, a rollback returns to the version
   before the latest.
 - A build of its model runs.
 - A process holds an exclusive lock on one of its files.
 
-Links are neither followed nor removed. Replicas keep the models that they have loaded. `keep` must
-contain the versions that a server's configuration names.
+Links are neither followed nor removed. Replicas keep the models that they have loaded. `configured`
+maps model ids to the versions that the configuration names.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from build_artifacts.errors import BuildError
-from build_artifacts.storage.workspace import store_errors
 from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
 from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import (
@@ -47,11 +45,16 @@ from deployments.artifacts.store import (
     remove_atomically,
 )
 from deployments.console import format_table
-from deployments.errors import BadSetting, UnknownModel
+from deployments.errors import BadSetting, StoreNotWritable, UnknownModel
 from deployments.files import TEMPORARY_FILE
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import read_plan
-from deployments.plan.resolution import SEPARATOR, list_rollback_versions, split_name
+from deployments.plan.resolution import (
+    NO_VERSIONS,
+    SEPARATOR,
+    list_rollback_versions,
+    split_name,
+)
 
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Minimum age of an abandoned temporary file. Writers rename a file within milliseconds.
@@ -165,6 +168,7 @@ class Garbage:
 
     store: Path
     keep: frozenset[str]
+    configured: Mapping[str, str]
     items: tuple[GarbageItem, ...]
 
     @property
@@ -172,41 +176,46 @@ class Garbage:
         return sum(item.size for item in self.items)
 
 
-def find_garbage(store: Path, keep: Collection[str] = ()) -> Garbage:
+def find_garbage(
+    store: Path, keep: Collection[str] = (), configured: Mapping[str, str] = NO_VERSIONS
+) -> Garbage:
     """Find everything removable, except the versions in `keep`, written `id@version`.
 
-    Raises BuildError if an item of `keep` names no version, or if the store cannot be read.
+    Raises BadSetting if an item of `keep` names no version or if the plan is invalid,
+    StoreNotWritable if the store cannot be read.
     """
     for ref in keep:
         if not split_name(ref)[1]:
-            raise BuildError(f"`{ref}` names no version", hint="write `ID@VERSION`")
+            raise BadSetting(f"`{ref}` names no version; write `ID@VERSION`")
     retained, now_s, building = frozenset(keep), time.time(), building_directory(store)
     items: list[GarbageItem] = []
-    with store_errors(store, "read"):
-        plan = _read_plan(store)
+    with _store_errors(store, "read"):
+        plan = read_plan(store)
         for model in filter(is_own_directory, list_model_directories(store)):
-            items += _versions(model, retained, _planned_versions(plan, model), building)
+            planned = _planned_versions(plan, model, configured)
+            items += _versions(model, retained, planned, building)
             items += temporary_files(model, now_s)
         if is_own_directory(building):
             items += old_builds(building, now_s)
             items += orphan_logs(building, now_s)
             items += abandoned_scratch(building)
-    return Garbage(store, retained, tuple(items))
+    return Garbage(store, retained, configured, tuple(items))
 
 
 def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
     """Remove the items that are still garbage and return the removed ones.
 
     Search the store again first, because an alias may have moved since the first search. Raises
-    BuildError if the store cannot be read or changed.
+    BadSetting if the plan is invalid, StoreNotWritable if the store cannot be read or changed.
     """
-    store, building = garbage.store, building_directory(garbage.store)
-    current = {(item.kind, item.path) for item in find_garbage(store, garbage.keep).items}
+    store = garbage.store
+    again = find_garbage(store, garbage.keep, garbage.configured)
+    current = {(item.kind, item.path) for item in again.items}
     removable = [item for item in garbage.items if (item.kind, item.path) in current]
-    with store_errors(store, "clean"):
+    with _store_errors(store, "clean"):
         if removable:
-            building.mkdir(exist_ok=True)
-        return tuple(item for item in removable if _REMOVE[item.kind](building, item))
+            building_directory(store).mkdir(exist_ok=True)
+        return tuple(item for item in removable if _REMOVE[item.kind](garbage, item))
 
 
 def describe(garbage: Garbage) -> str:
@@ -224,23 +233,28 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f}"
 
 
-def _read_plan(store: Path) -> Plan:
+@contextmanager
+def _store_errors(store: Path, doing: str) -> Iterator[None]:
     try:
-        return read_plan(store)
-    except BadSetting as exc:
-        raise BuildError(exc.message, hint="repair it: it says which versions must stay") from exc
+        yield
+    except OSError as exc:
+        raise StoreNotWritable(
+            f"cannot {doing} the store {store}: {exc.strerror or exc}. Check its space and "
+            "permissions, or pass another `--store DIR`"
+        ) from exc
 
 
-def _planned_versions(plan: Plan, model: Path) -> frozenset[str]:
-    """Return the versions that the plan names, and the version to which a rollback would return."""
+def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) -> frozenset[str]:
+    """Return the versions that the plan or the configuration names, and that of a rollback."""
     model_id = read_model_id(model)
     entry = plan.find(model_id)
     try:
-        former = list_rollback_versions(model.parent, model_id, entry)
+        former = list_rollback_versions(model.parent, model_id, entry, configured)
     except UnknownModel:  # the store lacks the present version
         former = []
     sealed = (version for version in former if sealed_ns(model / version))
-    return entry.versions().union(itertools.islice(sealed, 1))
+    named = {configured[model_id]} if model_id in configured else set()
+    return entry.versions().union(named, itertools.islice(sealed, 1))
 
 
 def _versions(
@@ -267,30 +281,31 @@ def _is_in_use(version: Path) -> bool:
     return any(is_locked(path) for path in plain_files(version))
 
 
-def _remove_version(building: Path, item: GarbageItem) -> bool:
-    model = item.path.parent
-    build = build_path(model.parent, read_model_id(model), item.path.name)
+def _remove_version(garbage: Garbage, item: GarbageItem) -> bool:
+    store, model = garbage.store, item.path.parent
+    build = build_path(store, read_model_id(model), item.path.name)
     # With the lock held, no build of this version can set an alias to it.
     with try_exclusive_lock(lock_path(build)) as free:
-        planned = _planned_versions(_read_plan(model.parent), model)
+        planned = _planned_versions(read_plan(store), model, garbage.configured)
         aliased = None if item.path.name in planned else read_aliased_versions(model)
         has_no_alias = aliased is not None and item.path.name not in aliased
         is_garbage = free and has_no_alias and is_own_directory(item.path)
         if is_garbage:
-            remove_atomically(item.path, building)
+            remove_atomically(item.path, building_directory(store))
     return is_garbage
 
 
-def _remove_build(building: Path, item: GarbageItem) -> bool:
+def _remove_build(garbage: Garbage, item: GarbageItem) -> bool:
     with try_exclusive_lock(lock_path(item.path)) as free:
         if free and is_own_directory(item.path):
-            remove_atomically(item.path, building)
+            remove_atomically(item.path, building_directory(garbage.store))
         if free:
             log_path(item.path).unlink(missing_ok=True)
     return free
 
 
-def _remove_scratch(building: Path, item: GarbageItem) -> bool:
+def _remove_scratch(garbage: Garbage, item: GarbageItem) -> bool:
+    building = building_directory(garbage.store)
     with directory_lock(building):
         is_abandoned = item.path in find_abandoned_scratch(building)
         if is_abandoned:
@@ -298,12 +313,12 @@ def _remove_scratch(building: Path, item: GarbageItem) -> bool:
     return is_abandoned
 
 
-def _remove_file(_: Path, item: GarbageItem) -> bool:
+def _remove_file(_: Garbage, item: GarbageItem) -> bool:
     item.path.unlink(missing_ok=True)
     return True
 
 
-_REMOVE: Mapping[GarbageKind, Callable[[Path, GarbageItem], bool]] = {
+_REMOVE: Mapping[GarbageKind, Callable[[Garbage, GarbageItem], bool]] = {
     GarbageKind.VERSION: _remove_version,
     GarbageKind.BUILD: _remove_build,
     GarbageKind.SCRATCH: _remove_scratch,
