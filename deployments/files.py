@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711.1403` is written by process 4711
@@ -13,12 +15,14 @@ TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711.1403` is written by p
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file: readers see the old or the new content, also after a power failure.
 
-    The umask applies to `mode`. Raises OSError; then the old file is unchanged.
+    The new file has owner, group and mode of the old one. Without an old one it has `mode`, to
+    which the umask applies. Raises OSError; then the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
         with open(descriptor, "wb") as file:
+            _keep_owner(path, descriptor)
             file.write(content)
             file.flush()
             os.fsync(descriptor)
@@ -26,3 +30,14 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _keep_owner(path: Path, descriptor: int) -> None:
+    """Give an open file owner, group and mode of `path`, so that those who read it still can.
+
+    Without the right to change the owner, all three stay.
+    """
+    with suppress(OSError):  # no such file, or another owner's
+        old = path.stat()
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+        os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

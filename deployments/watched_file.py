@@ -32,10 +32,13 @@ class WatchedFile:
         return self._state != previous
 
 
-def _read_state(path: Path) -> tuple[int, int, int] | None:
-    """Return values that change with the contents; None if the file is missing. Follows links."""
+def _read_state(path: Path) -> tuple[int, ...] | None:
+    """Return values that change with the contents, owner or mode; None if the file is missing.
+
+    Owner and mode count, because a file may be unreadable until they are corrected. Follows links.
+    """
     try:
         status = os.stat(path)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size

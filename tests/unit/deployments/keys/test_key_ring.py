@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -107,6 +108,28 @@ def test_damaged_file_keeps_the_previous_keys(
     assert "the previous keys stay in use" in caplog.text
     with pytest.raises(BadSetting, match=str(path)):
         KeyRing(path)
+
+
+def test_revoked_key_is_refused_once_the_file_is_readable_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    key = add_key(path, "alice")
+    ring = KeyRing(path, clock)
+    remove_key(path, "alice")
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError
+
+    with monkeypatch.context() as unreadable:
+        unreadable.setattr(Path, "read_bytes", refuse)
+        clock.now_s += CHECK_INTERVAL_S
+        assert ring.authenticate(key).name == "alice"
+    time.sleep(0.02)  # s; file systems count time in steps of a few milliseconds
+    path.chmod(0o640)
+    clock.now_s += CHECK_INTERVAL_S
+    with pytest.raises(Unauthorized):
+        ring.authenticate(key)
 
 
 def test_repeated_names_are_refused(path: Path) -> None:
