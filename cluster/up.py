@@ -137,7 +137,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a stop signal. Return 0 after a signal, 1 if the cluster does not start."""
     if not leads_own_session():
-        return run_in_new_session(STOP_SIGNALS)
+        return run_in_new_session(list_stop_signals())
     given: Path | None = arguments.config
     settings = UpSettings(
         config=find_config(given),
@@ -169,15 +169,21 @@ class StopSignal(BaseException):
     """A stop signal arrived. Not an Exception, so that `except Exception` does not catch it."""
 
 
+def list_stop_signals() -> list[signal.Signals]:
+    """Return STOP_SIGNALS, without SIGHUP if it is ignored, as after `nohup`."""
+    is_detached = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [each for each in STOP_SIGNALS if each is not signal.SIGHUP or not is_detached]
+
+
 @contextmanager
 def stop_signals_raise() -> Iterator[None]:
-    """Raise StopSignal once on Ctrl-C, SIGTERM or a closed terminal."""
+    """Raise StopSignal once on Ctrl-C, SIGTERM or a closed terminal; see `list_stop_signals`."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         ignore_stop_signals()
         raise StopSignal
 
-    previous = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    previous = {number: signal.signal(number, stop) for number in list_stop_signals()}
     try:
         yield
     finally:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,17 @@ from cluster.processes import find_free_port, open_listener
 from cluster.progress import StartError
 from cluster.serve_config import IMPORT_PATH
 from cluster.up import (
+    StopSignal,
     UpSettings,
     add_arguments,
     build_startup_message,
     choose_ports,
     client_url,
+    list_stop_signals,
     move_behind_edge,
     read_effective_config,
+    run,
+    stop_signals_raise,
 )
 from tests.support.ipv6 import needs_ipv6
 
@@ -135,3 +142,34 @@ def test_numbers_out_of_range_are_refused(
     with pytest.raises(SystemExit):
         parser.parse_args([option, value])
     assert f"argument {option}: {limit}" in capsys.readouterr().err
+
+
+@pytest.fixture
+def restored_hangup() -> Iterator[None]:
+    previous = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
+@pytest.mark.usefixtures("restored_hangup")
+def test_closed_terminal_stops_the_server() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert signal.SIGHUP in list_stop_signals()
+    with pytest.raises(StopSignal), stop_signals_raise():
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("restored_hangup")
+def test_closed_terminal_does_not_stop_a_server_under_nohup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    passed_on: list[list[signal.Signals]] = []
+    monkeypatch.setattr("cluster.up.leads_own_session", lambda: False)
+    monkeypatch.setattr("cluster.up.run_in_new_session", passed_on.append)
+    run(argparse.Namespace())
+    assert passed_on == [[signal.SIGINT, signal.SIGTERM]]
+    with stop_signals_raise():
+        os.kill(os.getpid(), signal.SIGHUP)
+    with pytest.raises(StopSignal), stop_signals_raise():
+        os.kill(os.getpid(), signal.SIGTERM)
