@@ -8,9 +8,10 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from cluster.progress import DIRECT
 from deployments.command_line import show_activity
@@ -46,6 +47,7 @@ class MemoryCommand:
             parser.add_argument("name", help="model id, or ID@VERSION, or ID@ALIAS")
         parser.add_argument(
             "--url",
+            type=_parse_url,
             default=DEFAULT_URL,
             help=f"of the server (default: %(default)s); ${CLIENT_KEY_VARIABLE} is sent as API key",
         )
@@ -53,7 +55,7 @@ class MemoryCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         name = quote(arguments.name, safe="/@") if self.takes_name else ""
-        url = f"{arguments.url.rstrip('/')}{self.route.format(name=name)}"
+        url = f"{arguments.url}{self.route.format(name=name)}"
         with show_activity(f"waiting for {url}"):
             entries = ask(self.method, url)
         if arguments.json:
@@ -67,7 +69,10 @@ UNLOAD = MemoryCommand("POST", "/models/{name}/unload", takes_name=True)
 
 
 def ask(method: str, url: str) -> Any:
-    """Send a request and return the JSON. Raises ServerError with the server's message."""
+    """Send a request and return the JSON.
+
+    Raises ServerError with the server's message, BadSetting for a key that cannot be sent.
+    """
     key = client_key()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, method=method, headers=headers)
@@ -83,6 +88,14 @@ def ask(method: str, url: str) -> Any:
         raise ServerError(
             f"{url} does not answer: {error}", hint="start the server, or pass its `--url`"
         ) from error
+
+
+def _parse_url(text: str) -> str:
+    with suppress(ValueError):  # an invalid port or IPv6 address
+        parts = urlsplit(text)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return text.rstrip("/")
+    raise argparse.ArgumentTypeError(f"`{text}` is not a URL such as {DEFAULT_URL}")
 
 
 def format_entries(entries: Sequence[dict[str, Any]]) -> str:

@@ -330,8 +330,14 @@ def expand_home(path: str | Path) -> Path:
 
 
 def client_key() -> str | None:
-    """Return the API key that commands send to a server."""
-    return os.environ.get(CLIENT_KEY_VARIABLE) or None
+    """Return the API key that commands send to a server.
+
+    Raises BadSetting, without quoting the key, if an HTTP header cannot have it.
+    """
+    key = os.environ.get(CLIENT_KEY_VARIABLE, "").strip()  # a file may end with a newline
+    if not (key.isascii() and key.isprintable()):
+        raise BadSetting(f"${CLIENT_KEY_VARIABLE} has characters that an HTTP header cannot have")
+    return key or None
 
 
 class RayTlsFiles(NamedTuple):

@@ -89,6 +89,43 @@ def test_commands_send_the_key_and_the_name(
     ]
 
 
+@pytest.mark.parametrize("secret", ["hk-aaaa-secret\r\n", " hk-aaaa-secret\n", "hk-aaaa-secret\r"])
+def test_key_is_sent_without_the_end_of_its_line(
+    server: ModelListServer, monkeypatch: pytest.MonkeyPatch, secret: str
+) -> None:
+    monkeypatch.setenv("HUNDREDFOLD_KEY", secret)
+    assert run(server, "ps") == 0
+    assert server.asked == [("GET", "/models/ps", "Bearer hk-aaaa-secret")]
+
+
+@pytest.mark.parametrize("secret", ["hk-aaaa\nsecret", "hk-aaaa\x7fsecret", "hk-aaaa-“secret”"])
+def test_key_that_cannot_be_sent_is_not_printed(
+    server: ModelListServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    secret: str,
+) -> None:
+    monkeypatch.setenv("HUNDREDFOLD_KEY", secret)
+    assert run(server, "ps") == 1
+    error = capsys.readouterr().err
+    assert "$HUNDREDFOLD_KEY has characters" in error
+    assert "secret" not in error
+    assert server.asked == []
+
+
+@pytest.mark.parametrize(
+    "url", ["myhost", "localhost:8000", "ftp://myhost", "http://", "http://[::1", "http://a:b"]
+)
+def test_text_that_is_no_url_is_refused_with_an_example(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as wrong:
+        main(["models", "load", "acme/tiny", "--url", url])
+    assert wrong.value.code == 2
+    message = f"argument --url: `{url}` is not a URL such as http://127.0.0.1:8000"
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("status", "body", "message"),
     [
