@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 CONFIG_NAME = "serve_config.yaml"
@@ -14,6 +15,7 @@ CONFIG_HELP = f"default: {CONFIG_NAME} of the working directory, else the one th
 def find_config(config: Path | None) -> Path:
     """Return `config`, else CONFIG_NAME in the working directory, else the shipped file."""
     own = Path(CONFIG_NAME)
-    if config is not None or own.exists():
+    # Unlike `Path.exists`, this returns False in a directory that the user may not enter.
+    if config is not None or os.path.exists(own):
         return config or own
     return next((path for path in _SHIPPED if path.is_file()), own)

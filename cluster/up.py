@@ -202,7 +202,6 @@ def serve_until_stopped(settings: UpSettings) -> int:
     run_dir = settings.run_dir
     progress.report(f"checking {settings.config}")
     reject_problems(settings.config)
-    run_dir.mkdir(exist_ok=True)
     with lock_run_directory(run_dir):
         if killed := kill_previous_run(run_dir):
             progress.report(f"killed {killed} remaining processes of the previous run")
@@ -293,8 +292,16 @@ def run_edge(
 
 @contextmanager
 def lock_run_directory(run_dir: Path) -> Iterator[None]:
-    """Lock the run directory. The kernel releases the lock when this process ends."""
-    with (run_dir / "lock").open("a+") as lock:
+    """Create and lock the run directory. The kernel releases the lock when this process ends."""
+    try:
+        run_dir.mkdir(exist_ok=True)
+        file = (run_dir / "lock").open("a+")
+    except OSError as exc:
+        raise StartError(
+            f"cannot write to `{run_dir}`: {exc.strerror}",
+            hint="it is for logs and sockets: serve a config in a directory that you may write to",
+        ) from exc
+    with file as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as exc:

@@ -27,6 +27,7 @@ from cluster.up import (
     move_behind_edge,
     read_effective_config,
     run,
+    serve_until_stopped,
     stop_signals_raise,
 )
 from tests.support.ipv6 import needs_ipv6
@@ -173,3 +174,17 @@ def test_closed_terminal_does_not_stop_a_server_under_nohup(
         os.kill(os.getpid(), signal.SIGHUP)
     with pytest.raises(StopSignal), stop_signals_raise():
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("blocked", [".run", ".run/lock"])
+def test_run_directory_that_cannot_be_written_is_named(tmp_path: Path, blocked: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("applications: [{name: a, route_prefix: /, import_path: 'shop:app'}]\n")
+    run_dir, other = tmp_path / ".run", tmp_path / blocked
+    if other == run_dir:
+        run_dir.touch()
+    else:
+        other.mkdir(parents=True)
+    with pytest.raises(StartError, match=f"cannot write to `{run_dir}`: ") as refused:
+        serve_until_stopped(UpSettings(config=file, run_dir=run_dir))
+    assert "in a directory that you may write to" in refused.value.hint
