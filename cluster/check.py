@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +15,7 @@ from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument
 from cluster.linting.rules import check_exposure, check_rules
 from cluster.linting.schema import KeyFinding, find_problems, sections
 from cluster.serve_config import find_applications
+from deployments.command_line import FAILED, OK, print_error
 from deployments.console import add_json_option, print_json
 
 
@@ -55,19 +55,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the problems. Return 0 without problems, 1 with problems, 2 for an unreadable file."""
+    """Print the problems. Return FAILED if there are some, or if the file is unreadable."""
     config = find_config(arguments.config)
     try:
         problems = check_file(config)
     except (OSError, UnicodeDecodeError) as exc:
-        print(f"error: cannot read `{config}`: {exc}\n", file=sys.stderr)
-        print("hint: name the file, `hundredfold check FILE`", file=sys.stderr)
-        return 2
+        hint = "name the file, `hundredfold check FILE`"
+        return print_error(f"cannot read `{config}`: {exc}", hint)
     if arguments.json:
         print_json([asdict(problem) for problem in problems])
     else:
         print(report(str(config), problems) if problems else f"{config}: no problems")
-    return 1 if problems else 0
+    return FAILED if problems else OK
 
 
 def _findings(document: YamlDocument) -> Iterator[KeyFinding]:

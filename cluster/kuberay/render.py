@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib.metadata import version
 from math import ceil
 from pathlib import Path
@@ -30,7 +29,9 @@ from cluster.kuberay.pods import (
     build_worker_group,
 )
 from cluster.serve_config import find_applications, read_args, read_mapping
+from deployments.command_line import print_error
 from deployments.config import AppArgs
+from deployments.console import print_text
 
 FOLDER = Path(__file__).parent
 PRODUCTION = FOLDER / "production.yaml"
@@ -76,25 +77,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write rayservice.yaml. With `--check`, only compare it with the new text.
 
-    Return 0 if the file was written or is equal, 1 if it differs, 2 if rendering failed.
+    Return FAILED if rendering failed or the text differs.
     """
     config = find_config(arguments.config)
     try:
         text = render_rayservice(config, PRODUCTION)
     except (InvalidOverlay, OSError) as exc:
-        print(f"error: {exc}\n", file=sys.stderr)
-        print(f"hint: correct `{PRODUCTION}` or `{config}`", file=sys.stderr)
-        return 2
+        return print_error(str(exc), f"correct `{PRODUCTION}` or `{config}`")
     if not arguments.check:
         RAYSERVICE.write_text(text, encoding="utf-8")
-        print(f"wrote {RAYSERVICE}")
-        return 0
+        return print_text(f"wrote {RAYSERVICE}")
     if not RAYSERVICE.exists() or RAYSERVICE.read_text(encoding="utf-8") != text:
-        print(f"error: `{RAYSERVICE}` is out of date\n", file=sys.stderr)
-        print(f"hint: run `{COMMAND}`", file=sys.stderr)
-        return 1
-    print(f"{RAYSERVICE} is up to date")
-    return 0
+        return print_error(f"`{RAYSERVICE}` is out of date", f"run `{COMMAND}`")
+    return print_text(f"{RAYSERVICE} is up to date")
 
 
 class _BlockText(yaml.SafeDumper):

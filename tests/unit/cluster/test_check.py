@@ -360,7 +360,7 @@ def test_check_returns_zero_without_problems(capsys: pytest.CaptureFixture[str])
 def test_check_of_missing_file_prints_error_and_hint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["check", str(tmp_path / "none.yaml")]) == 2
+    assert main(["check", str(tmp_path / "none.yaml")]) == 1
     error = capsys.readouterr().err
     assert error.startswith("error: cannot read")
     assert "\n\nhint: " in error

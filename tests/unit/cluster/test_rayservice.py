@@ -77,7 +77,7 @@ def test_render_rejects_a_config_with_problems(
 ) -> None:
     broken = tmp_path / "serve_config.yaml"
     broken.write_text(CONFIG.read_text().replace("keep_alive_timeout_s", "keepalive_timeout_s"))
-    assert main(["render", "--config", str(broken)]) == 2
+    assert main(["render", "--config", str(broken)]) == 1
     assert "did you mean `keep_alive_timeout_s`" in capsys.readouterr().err
 
 
