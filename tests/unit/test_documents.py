@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from benchmarks.reference import REFERENCES
 from benchmarks.tables import list_documents
 from tests.support.documents import PYTHON, ROOT, SHELL, find_anchors, find_blocks, find_links
 
@@ -34,6 +36,14 @@ def test_pictures_are_small_and_shown() -> None:
     for picture in pictures:
         assert picture in shown
         assert picture.stat().st_size <= MAX_IMAGE_BYTES
+
+
+def test_metrics_in_documents_exist() -> None:
+    metrics = {row[0].strip("`") for row in REFERENCES["metrics"]().rows}
+    assert "hundredfold_requests_total" in metrics
+    for document in list_documents():
+        named = set(re.findall(r"\bhundredfold_\w+", document.read_text(encoding="utf-8")))
+        assert named <= metrics, document.name
 
 
 def test_every_block_is_run_or_says_why_not() -> None:
