@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class RayHost:
     """Ray and Serve on one host, and the settings for their starts and restarts."""
 
     children: ChildProcesses
-    config: dict[str, Any]
+    read_config: Callable[[], dict[str, Any]]  # called at each start of Serve
     ports: LocalPorts
     metrics_address: str
     environment: dict[str, str]
@@ -120,7 +121,7 @@ class RayHost:
 
     def _start_serve(self) -> None:
         effective = self.children.run_dir / CONFIG_NAME
-        effective.write_text(yaml.safe_dump(self.config, sort_keys=False), encoding="utf-8")
+        effective.write_text(yaml.safe_dump(self.read_config(), sort_keys=False), encoding="utf-8")
         self.progress.report("serve run")
         environment = self.environment | {"RAY_ADDRESS": f"127.0.0.1:{self.ports.gcs}"}
         self.children.start("serve", [bin_path("serve"), "run", str(effective)], environment)

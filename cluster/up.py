@@ -25,13 +25,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import yaml
-
 from cluster.access import (
-    check_access,
     find_key_file,
     key_file_environment,
-    use_key_file,
 )
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
@@ -53,6 +49,7 @@ from cluster.processes import (
 from cluster.progress import StartError, StartupProgress, notify_systemd
 from cluster.ray_host import RayHost
 from cluster.serve_config import read_args
+from cluster.served_config import ServedConfig, move_behind_edge
 from deployments.builds.process import HUB_OFFLINE_VARIABLE
 from deployments.command_line import count_from_zero, positive_count, positive_seconds
 from deployments.config import KEY_FILE_VARIABLE
@@ -201,23 +198,28 @@ def serve_until_stopped(settings: UpSettings) -> int:
     progress = StartupProgress()
     run_dir = settings.run_dir
     progress.report(f"checking {settings.config}")
-    reject_problems(settings.config)
+    served = ServedConfig(
+        file=settings.config,
+        host=settings.host,
+        port=settings.port,
+        metrics_host=settings.metrics_host,
+        key_file=settings.key_file,
+        no_auth=settings.no_auth,
+    )
+    http = served.read()["http_options"]
+    host, port = http["host"], http["port"]
     with lock_run_directory(run_dir):
         if killed := kill_previous_run(run_dir):
             progress.report(f"killed {killed} remaining processes of the previous run")
-        config = read_effective_config(settings)
-        host, port = config["http_options"]["host"], config["http_options"]["port"]
-        for opened in (host, settings.metrics_host):
-            check_access(config, opened, no_auth=settings.no_auth)
         ports = choose_ports(host, port, settings.metrics_host, settings.metrics_port)
         with run_edge(settings, (host, port), progress) as edge:
-            return serve_at_edge(edge, ports, config, settings, progress)
+            return serve_at_edge(edge, ports, served, settings, progress)
 
 
 def serve_at_edge(
     edge: Edge,
     ports: LocalPorts,
-    config: dict[str, Any],
+    served: ServedConfig,
     settings: UpSettings,
     progress: StartupProgress,
 ) -> int:
@@ -227,7 +229,7 @@ def serve_at_edge(
     """
     host = RayHost(
         children=ChildProcesses(settings.run_dir),
-        config=move_behind_edge(config),
+        read_config=lambda: move_behind_edge(served.refresh(progress.report)),
         ports=ports,
         metrics_address=format_address(settings.metrics_host, ports.metrics),
         environment=os.environ
@@ -238,8 +240,8 @@ def serve_at_edge(
         start_timeout_s=settings.start_timeout_s,
         progress=progress,
     )
-    http = config["http_options"]
-    url = client_url(http["host"], http["port"])
+    config = served.refresh(progress.report)
+    url = client_url(config["http_options"]["host"], config["http_options"]["port"])
     try:
         host.start()
         host.wait_until_ready(url, edge)
@@ -314,38 +316,6 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
         lock.write(str(os.getpid()))
         lock.flush()
         yield
-
-
-def read_effective_config(settings: UpSettings) -> dict[str, Any]:
-    """Read the config and apply host, port and key file of the command line."""
-    config: dict[str, Any] = yaml.safe_load(settings.config.read_text(encoding="utf-8"))
-    http = config.setdefault("http_options", {})
-    http["host"] = settings.host or http.get("host", "127.0.0.1")
-    http["port"] = int(http.get("port", 8000)) if settings.port is None else settings.port
-    if settings.key_file is not None:
-        use_key_file(config, settings.key_file)
-    return config
-
-
-def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config for Serve, with 127.0.0.1 as the host on which ingress replicas listen.
-
-    HAProxy listens for clients and connects to the replicas on 127.0.0.1. On other addresses,
-    clients could reach the replicas without the limits of HAProxy.
-    """
-    return {**config, "http_options": {**config["http_options"], "host": "127.0.0.1"}}
-
-
-def reject_problems(config: Path) -> None:
-    """Lint the config before processes start, because Serve ignores unknown keys."""
-    from cluster.check import check_file, report  # imported late: Ray takes a second
-
-    try:
-        problems = check_file(config, is_deployed=False)  # check_access checks host and keys
-    except (OSError, UnicodeDecodeError) as exc:
-        raise StartError(f"cannot read `{config}`: {exc}") from exc
-    if problems:
-        raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
 
 
 def choose_ports(host: str, port: int, metrics_host: str, metrics: int | None) -> LocalPorts:

@@ -62,7 +62,7 @@ def host(children: RecordedChildren, open_port: int) -> RayHost:
     """A host whose Ray accepts connections, and whose Serve never becomes ready."""
     return RayHost(
         children=children,
-        config={},
+        read_config=dict,
         ports=LocalPorts(*[open_port] * 8),
         metrics_address="127.0.0.1:9101",
         environment={"RAY_AUTH_TOKEN": "secret"},

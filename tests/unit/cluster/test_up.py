@@ -24,8 +24,6 @@ from cluster.up import (
     choose_ports,
     client_url,
     list_stop_signals,
-    move_behind_edge,
-    read_effective_config,
     run,
     serve_until_stopped,
     stop_signals_raise,
@@ -68,13 +66,6 @@ def test_clients_get_a_url_of_this_host(host: str, url: str) -> None:
     assert client_url(host, 80) == url
 
 
-def test_replicas_behind_the_edge_listen_on_loopback() -> None:
-    served = {**config(), "http_options": {"host": "::", "port": 8000}}
-    behind = move_behind_edge(served)
-    assert behind == {**served, "http_options": {"host": "127.0.0.1", "port": 8000}}
-    assert served["http_options"]["host"] == "::"
-
-
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_ipv6_address_is_served(host: str) -> None:
@@ -105,25 +96,6 @@ def test_port_that_cannot_be_used_is_rejected(
 ) -> None:
     with pytest.raises(StartError, match=message):
         choose_ports(host, find_free_port(8000) if port is None else port, METRICS_HOST, metrics)
-
-
-@pytest.mark.parametrize(
-    ("options", "given", "port"),
-    [
-        ("{}", None, 8000),
-        ("{port: 9000}", None, 9000),
-        ("{port: '9000'}", None, 9000),  # the schema of Serve accepts digits in quotes
-        ("{port: 9000}", 9001, 9001),
-        ("{port: 9000}", 0, 0),  # rejected later, not ignored
-    ],
-)
-def test_port_of_the_command_line_replaces_that_of_the_config(
-    tmp_path: Path, options: str, given: int | None, port: int
-) -> None:
-    file = tmp_path / "config.yaml"
-    file.write_text(f"http_options: {options}\napplications: []\n")
-    settings = UpSettings(config=file, run_dir=tmp_path, port=given)
-    assert read_effective_config(settings)["http_options"]["port"] == port
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""Tests of the config that the launcher serves, at the first start and at later ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.progress import StartError
+from cluster.served_config import ServedConfig, move_behind_edge
+from tests.support.checked_configs import create_config
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
+
+
+def write(directory: Path, changes: dict[str, Any] | None = None) -> Path:
+    """Write the shipped config with `changes`, values by dotted path."""
+    file = directory / "config.yaml"
+    file.write_text(yaml.safe_dump(create_config(changes or {})))
+    return file
+
+
+def served(file: Path, **options: Any) -> ServedConfig:
+    return ServedConfig(file=file, metrics_host="127.0.0.1", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "port"),
+    [
+        ({}, None, 8000),  # as shipped
+        ({"http_options.port": 9000}, None, 9000),
+        ({"http_options.port": "9000"}, None, 9000),  # the schema of Serve accepts digits in quotes
+        ({"http_options.port": 9000}, 9001, 9001),
+        ({"http_options.port": 9000}, 0, 0),  # rejected later, not ignored
+    ],
+)
+def test_port_of_the_command_line_replaces_that_of_the_config(
+    tmp_path: Path, options: dict[str, Any], given: int | None, port: int
+) -> None:
+    config = served(write(tmp_path, options), port=given)
+    assert config.read()["http_options"]["port"] == port
+
+
+def test_restart_serves_what_was_deployed_meanwhile(tmp_path: Path) -> None:
+    config = served(write(tmp_path, {"http_options.port": 9000}))
+    assert config.read() == config.refresh(print)
+    write(tmp_path, {"http_options.port": 9001, "logging_config": {"log_level": "ERROR"}})
+    again = config.refresh(print)
+    assert again["logging_config"] == {"log_level": "ERROR"}
+    assert again["http_options"]["port"] == 9000, "HAProxy listens on the port of the start"
+
+
+@pytest.mark.parametrize("text", ["applications: 5\n", "{", None])
+def test_restart_with_a_damaged_file_serves_the_last_config(
+    tmp_path: Path, text: str | None
+) -> None:
+    file = write(tmp_path)
+    config = served(file)
+    first = config.read()
+    if text is None:
+        file.unlink()
+    else:
+        file.write_text(text)
+    reports: list[str] = []
+    assert config.refresh(reports.append) == first
+    (report,) = reports
+    assert str(file.name) in report
+    assert report.endswith("\nserving the config that was read before")
+
+
+def test_restart_does_not_open_a_server_without_keys(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    key_file = tmp_path / "keys.json"
+    key_file.write_text('{"keys": []}')
+    config = served(file, host="0.0.0.0", key_file=key_file)
+    first = config.read()
+    key_file.unlink()
+    file.write_text(file.read_text() + "\n")
+    reports: list[str] = []
+    assert config.refresh(reports.append) == first
+    assert "keys.json" in reports[0]
+
+
+def test_problems_are_listed_before_the_start(tmp_path: Path) -> None:
+    with pytest.raises(StartError, match="has problems"):
+        served(write(tmp_path, {"applications": 5})).read()
+
+
+def test_replicas_behind_the_edge_listen_on_loopback() -> None:
+    config = {**create_config({}), "http_options": {"host": "::", "port": 8000}}
+    behind = move_behind_edge(config)
+    assert behind == {**config, "http_options": {"host": "127.0.0.1", "port": 8000}}
+    assert config["http_options"]["host"] == "::"
