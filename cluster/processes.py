@@ -174,36 +174,50 @@ def end_with_parent(number: signal.Signals) -> list[str]:
     return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG")]
 
 
-CLOCK_SLACK_S = 0.1  # maximum difference between two readings of the same start time
-
-
 @dataclass(frozen=True, slots=True)
 class ProcessSession:
-    """A session, identified by leader and start time, because session ids are reused."""
+    """A session, identified by leader, boot and start of the leader: session ids are reused.
+
+    Start times since the epoch would not do. The kernel adds the time of the boot to them, which
+    moves when the clock of the system is set.
+    """
 
     sid: int
-    started_s: float  # seconds since the epoch
+    boot_id: str  # of the kernel; ticks of another boot are not comparable
+    started_ticks: int  # of the clock, since the boot
 
     @classmethod
     def of(cls, leader_pid: int) -> ProcessSession:
-        return cls(leader_pid, psutil.Process(leader_pid).create_time())
+        """Raise OSError if the leader has ended."""
+        return cls(leader_pid, _read_boot_id(), _read_started_ticks(leader_pid))
 
     def members(self) -> Iterator[psutil.Process]:
         """Yield the live members, except this process and its process group.
 
         Yield none if the session id now belongs to a later session.
         """
-        with contextlib.suppress(psutil.Error):
-            leader = psutil.Process(self.sid)
-            if abs(leader.create_time() - self.started_s) > CLOCK_SLACK_S:
+        if self.boot_id != _read_boot_id():
+            return
+        with contextlib.suppress(OSError):
+            if _read_started_ticks(self.sid) != self.started_ticks:
                 return
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 is_own = os.getpgid(process.pid) == os.getpgid(0)
                 is_member = os.getsid(process.pid) == self.sid and not is_own
-                is_younger = process.create_time() >= self.started_s - CLOCK_SLACK_S
-                if is_member and is_younger and process.status() != psutil.STATUS_ZOMBIE:
+                if is_member and process.status() != psutil.STATUS_ZOMBIE:
                     yield process
+
+
+def _read_boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def _read_started_ticks(pid: int) -> int:
+    """Return field 22 of the status of a process. Raises OSError if it has ended."""
+    status = Path(f"/proc/{pid}/stat").read_bytes()
+    # Field 2, the name in parentheses, may contain spaces and parentheses.
+    return int(status.rpartition(b")")[2].split()[19])
 
 
 def kill_remaining(session: ProcessSession, *, timeout_s: float = 10.0) -> int:

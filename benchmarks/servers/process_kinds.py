@@ -58,7 +58,7 @@ def find_members(launcher: int) -> Iterator[psutil.Process]:
     """
     try:
         session = ProcessSession.of(launcher)
-    except psutil.Error:
+    except OSError:
         return
     yield from (process for process in session.members() if process.pid != launcher)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from cluster.processes import kill_previous_run
+from cluster.processes import ProcessSession, kill_previous_run
 from tests.support.ray_cluster import list_session, wait_for
 
 # A launcher that starts two children and `edge`. Like HAProxy, `edge` is in the process group of
@@ -109,9 +111,40 @@ def test_next_start_kills_the_rest_of_a_killed_launcher(launcher: Launcher, tmp_
     assert launcher.members() == []
 
 
-def test_session_of_a_later_process_is_spared(launcher: Launcher, tmp_path: Path) -> None:
-    before = psutil.Process(launcher.process.pid).create_time() - 10
-    record = {"sid": launcher.process.pid, "started_s": before}
-    (tmp_path / "session.json").write_text(json.dumps(record))
+@pytest.mark.parametrize("change", [{"started_ticks": 1}, {"boot_id": "of an earlier boot"}])
+def test_session_of_a_later_process_is_spared(
+    launcher: Launcher, tmp_path: Path, change: dict[str, object]
+) -> None:
+    path = tmp_path / "session.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     assert kill_previous_run(tmp_path) == 0
     assert len(launcher.members()) == 4
+
+
+def test_session_keeps_its_members_when_the_clock_is_set(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = ProcessSession.of(launcher.process.pid)
+    # The kernel adds the time of the boot to start times, which then moves.
+    before = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: before(process) + 5)
+    assert {process.pid for process in session.members()} == {
+        launcher.process.pid,
+        *(process.pid for process in launcher.members()),
+    }
+
+
+def test_start_is_found_behind_a_name_with_parentheses() -> None:
+    program = "open('/proc/self/comm', 'w').write('a) R 1 (b'); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as started:
+        wait_for(lambda: psutil.Process(started.pid).name() == "a) R 1 (b", 5)
+        now_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
+        found = ProcessSession.of(started.pid).started_ticks
+        assert found == pytest.approx(now_ticks, abs=1000)
+
+
+def test_session_of_a_process_that_has_ended_is_an_error() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    with pytest.raises(OSError, match=str(ended.pid)):
+        ProcessSession.of(ended.pid)
