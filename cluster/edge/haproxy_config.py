@@ -156,7 +156,8 @@ def edit_for_host(
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
         (
             r"^frontend http_frontend\n    bind \S+\n",
-            _frontend(paths, limits) + _deny(f"if {{ path {metrics} }}"),
+            # The ingress decodes paths and ignores slashes at their end.
+            _frontend(paths, limits) + _deny(f"if {{ path,url_dec,rtrim(/) {metrics} }}"),
         ),
         (r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + _limit_refusals(limits.refusals)),
     )

@@ -183,6 +183,21 @@ def test_metrics_have_a_port_of_their_own(edge: EdgeHarness) -> None:
         assert (reply.status_code, reply.json()["code"]) == (404, "route_not_found")
 
 
+@pytest.mark.parametrize(
+    "path",
+    ["/metrics/", "/metrics//", "/%6detrics", "/%6Detrics/?a=1", "/metrics%2f", "http://x/metrics"],
+)
+def test_no_spelling_of_the_path_opens_metrics_to_clients(edge: EdgeHarness, path: str) -> None:
+    with socket.create_connection(("127.0.0.1", edge.port)) as client:
+        client.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 404 ")
+
+
+def test_paths_that_only_begin_like_metrics_reach_the_replica(edge: EdgeHarness) -> None:
+    for path in ("/metrics/a", "/metrics%252f", "/metrics%zz", "/ametrics"):
+        assert httpx.get(edge.url + path).text == path
+
+
 async def test_wrapper_without_an_edge_edits_the_configuration(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
