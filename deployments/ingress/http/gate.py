@@ -55,7 +55,10 @@ class AccessGate:
             return None
         if self._ring is None:
             if access is Access.ADMIN and is_foreign_page(headers):
-                raise Forbidden("web pages of other servers cannot manage this one; use an API key")
+                raise Forbidden(
+                    "web pages of other servers cannot manage this one; use an API key, or open "
+                    "the page of this server by its IP address"
+                )
             return None
         caller = self._ring.authenticate(find_key(headers))
         set_current_caller(caller)
@@ -64,17 +67,21 @@ class AccessGate:
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:
-    """Return whether a browser sends this request for a page of another server.
+    """Return whether a browser sends this request for a page that may be of another server.
 
     The origin of a page of this server is this host, written as an IP address or `localhost`. A
     host name does not count: an attacker's domain may resolve to this host (DNS rebinding).
     """
-    origin = headers.get("origin")
-    if origin is None:
-        return False
     host = headers.get("host", "")
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
-    return origin.partition("://")[2] != host or not _is_address(name)
+    origin = headers.get("origin")
+    if origin is not None:
+        return origin.partition("://")[2] != host or not _is_address(name)
+    # Browsers name no origin when a page reads from the server of its own name. Scripts cannot
+    # remove `accept-language`, which few other clients send. They cannot add `sec-fetch-mode`,
+    # which Node.js sends too, and browsers only where a certificate proves the server's name.
+    is_unproven = "accept-language" in headers and "sec-fetch-mode" not in headers
+    return is_unproven and not _is_address(name)
 
 
 def _is_address(name: str) -> bool:

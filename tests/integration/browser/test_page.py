@@ -180,3 +180,18 @@ def test_lost_server_is_said_and_found_again(visitor: Visitor) -> None:
     visitor.run()
     expect(page.locator(".scores li").first).to_be_visible()
     visitor.console.clear()  # remove the expected error of the request without a server
+
+
+def test_page_under_the_name_of_another_server_reads_nothing_of_operators(
+    browser: Browser, server: HttpServer
+) -> None:
+    """The proxy stands for a domain of an attacker that resolves to the server."""
+    visitor = Visitor.arrive(browser, "http://evil.example", proxy={"server": server.url})
+    page = visitor.open("models")
+    read = "fetch('/usage', {headers: {'accept-language': ''}}).then((reply) => reply.status)"
+    assert page.evaluate(read) == 403
+    visitor.snap("other-name")
+    visitor.leave()
+    visitor = Visitor.arrive(browser, server.url)
+    assert visitor.open("models").evaluate(read) == 200
+    visitor.leave()

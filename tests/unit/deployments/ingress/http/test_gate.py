@@ -85,6 +85,33 @@ async def test_web_pages_of_others_cannot_manage_a_server_without_keys(
         assert run.status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("host", "headers", "status"),
+    [
+        # A page reads from the server of its own name, without an origin.
+        ("evil.example:8000", {"accept-language": "en"}, 403),
+        ("evil.example:8000", {"accept-language": ""}, 403),  # as a script may set it
+        ("127.0.0.1.evil.example", {"accept-language": "en"}, 403),
+        ("localhost:8000", {"accept-language": "en"}, 200),
+        ("127.0.0.1:8000", {"accept-language": "en"}, 200),
+        ("[::1]", {"accept-language": "en"}, 200),
+        ("hundredfold-serve-svc:8000", {}, 200),  # Prometheus, curl
+        ("hundredfold-serve-svc", {"accept-language": "*", "sec-fetch-mode": "cors"}, 200),  # Node
+        # A browser at a gateway with a certificate.
+        ("models.example", {"accept-language": "en", "sec-fetch-mode": "cors"}, 200),
+    ],
+)
+async def test_pages_whose_name_leads_here_cannot_read_what_only_operators_may(
+    host: str, headers: dict[str, str], status: int, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        for path in ("/usage", "/metrics", "/models/ps"):
+            response = await http.get(path, headers={"host": host, **headers})
+            assert response.status_code == status, response.text
+        run = await http.post(EMBED, json={"inputs": "a"}, headers={"host": host, **headers})
+        assert run.status_code == 200
+
+
 async def test_without_a_key_file_any_key_passes(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         for headers in ({}, bearer("hf_token"), {"x-api-key": "-"}):
