@@ -231,7 +231,8 @@ def test_network_policy_covers_every_pod_and_opens_one_port() -> None:
     assert select_pods(policy["spec"]["podSelector"]["matchLabels"]) == set(PODS)
     rules = policy["spec"]["ingress"]
     open_to_all = [rule["ports"] for rule in rules if "from" not in rule]
-    assert open_to_all == [[{"port": SERVE["http_options"]["port"], "protocol": "TCP"}]]
+    # By its name, which every pod gives to `http_options.port`.
+    assert open_to_all == [[{"port": "serve", "protocol": "TCP"}]]
     (unlimited,) = (rule for rule in rules if "ports" not in rule)
     (peer,) = unlimited["from"]
     assert select_pods(peer["podSelector"]["matchLabels"]) == set(PODS)
