@@ -19,16 +19,16 @@ def use_key_file(config: dict[str, Any], key_file: Path) -> None:
     """Set `key_file` in the `user_config` of every Ingress of a Serve config."""
     for deployment in _ingress_deployments(config):
         user_config = deployment.get("user_config") or {}
-        deployment["user_config"] = {**user_config, "key_file": str(key_file.resolve())}
+        deployment["user_config"] = {**user_config, "key_file": str(key_file)}
 
 
 def key_file_environment(key_file: Path | None) -> dict[str, str]:
-    """Return the environment variable that tells replicas the key file of the command line.
+    """Return the environment variable that tells replicas the key file of their host or pod.
 
     `serve deploy` replaces the config, and with it the `key_file` that `use_key_file` set. Because
     of the variable, replicas then still require keys.
     """
-    return {} if key_file is None else {KEY_FILE_VARIABLE: str(key_file.resolve())}
+    return {} if key_file is None else {KEY_FILE_VARIABLE: str(key_file)}
 
 
 def find_key_file(config: dict[str, Any]) -> Path | None:

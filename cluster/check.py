@@ -23,7 +23,8 @@ def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
     With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. Without it,
-    `hundredfold serve` may replace the host and the key file, and checks both itself.
+    `hundredfold serve` may replace the host and the key file, and checks both itself;
+    `hundredfold render` names the key file of a mounted secret.
     """
     try:
         document = read_document(text)

@@ -141,7 +141,7 @@ def run(arguments: argparse.Namespace) -> int:
         run_dir=(given.resolve().parent if given else Path.cwd()) / RUN_DIR,
         host=arguments.host,
         port=arguments.port,
-        key_file=arguments.keys,
+        key_file=arguments.keys and arguments.keys.resolve(),
         no_auth=arguments.no_auth,
         metrics_host=arguments.metrics_host,
         metrics_port=arguments.metrics_port,

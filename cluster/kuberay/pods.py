@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from cluster.access import key_file_environment
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.kuberay.capacity import POOL_LABEL
 from cluster.kuberay.overlay import Pod, Production, WorkerGroup
@@ -19,6 +21,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 # KubeRay requires these port names.
 HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
 METRICS_PORT = 8080
+KEY_FILE = Path("/keys/keys.json")  # in the mounted secret `keys_secret`
 STOP_S = 55  # seconds for Ray to stop after the drain
 
 
@@ -92,7 +95,7 @@ def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) 
         # processes. `exec` lets `ray start` receive SIGTERM and stop Ray in order.
         "command": ["/usr/bin/tini", "--", "/bin/bash", "-c"],
         "args": ["ulimit -n 65536; exec $KUBERAY_GEN_RAY_START_CMD"],
-        "env": [{"name": key, "value": value} for key, value in RAY_ENVIRONMENT.items()],
+        "env": _build_variables(RAY_ENVIRONMENT),
         "resources": {"requests": dict(amount), "limits": dict(amount)},
         "securityContext": build_security_context(),
         "volumeMounts": [{"name": "artifacts", "mountPath": endpoint.store, "readOnly": True}],
@@ -101,6 +104,13 @@ def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) 
 
 def _build_template(production: Production, container: Manifest) -> Manifest:
     claim = {"claimName": production.artifacts_claim, "readOnly": True}
+    volumes: list[Manifest] = [{"name": "artifacts", "persistentVolumeClaim": claim}]
+    if production.keys_secret is not None:
+        volumes.append({"name": "keys", "secret": {"secretName": production.keys_secret}})
+        # The whole directory: Kubernetes does not update a file that is mounted alone.
+        mount = {"name": "keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}
+        container["volumeMounts"].append(mount)
+        container["env"] += _build_variables(key_file_environment(KEY_FILE))
     return {
         "metadata": {"labels": dict(PART_OF)},
         "spec": {
@@ -114,9 +124,13 @@ def _build_template(production: Production, container: Manifest) -> Manifest:
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
             "containers": [container],
-            "volumes": [{"name": "artifacts", "persistentVolumeClaim": claim}],
+            "volumes": volumes,
         },
     }
+
+
+def _build_variables(environment: Mapping[str, str]) -> list[Manifest]:
+    return [{"name": name, "value": value} for name, value in environment.items()]
 
 
 def _build_ports(ports: Mapping[str, int]) -> list[Manifest]:

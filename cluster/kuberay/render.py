@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from cluster.access import use_key_file
 from cluster.check import check_text, report
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
@@ -21,6 +22,7 @@ from cluster.kuberay.overlay import (
     read_yaml,
 )
 from cluster.kuberay.pods import (
+    KEY_FILE,
     PART_OF,
     Manifest,
     ServeEndpoint,
@@ -54,8 +56,7 @@ def render_rayservice(config: Path, production: Path) -> str:
     """
     overlay = read_production(production)
     merged = merge(read_yaml(config), overlay.serve)
-    embedded = yaml.safe_dump(merged, sort_keys=False, width=100)
-    problems = check_text(embedded)
+    problems = check_text(_dump_config(merged), is_deployed=overlay.keys_secret is None)
     if problems:
         raise InvalidOverlay("the merged Serve config is invalid:\n" + report("merged", problems))
     errors = list(find_capacity_errors(_list_deployments(merged), overlay.workers))
@@ -63,7 +64,9 @@ def render_rayservice(config: Path, production: Path) -> str:
         errors += find_gpu_memory_errors(AppArgs.parse(args), overlay.workers)
     if errors:
         raise InvalidOverlay("\n".join(errors))
-    manifest = _build_rayservice(overlay, _read_endpoint(merged), embedded)
+    if overlay.keys_secret is not None:
+        use_key_file(merged, KEY_FILE)
+    manifest = _build_rayservice(overlay, _read_endpoint(merged), _dump_config(merged))
     return HEADER + yaml.dump(manifest, Dumper=_BlockText, sort_keys=False, width=100)
 
 
@@ -102,6 +105,10 @@ def _represent_block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _BlockText.add_representer(str, _represent_block)
+
+
+def _dump_config(merged: dict[str, Any]) -> str:
+    return yaml.safe_dump(merged, sort_keys=False, width=100)
 
 
 def _read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.access import find_key_file
 from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.render import PRODUCTION, render_rayservice
@@ -91,6 +92,7 @@ def test_invalid_overlay_is_rejected(tmp_path: Path, old: str, new: str, expecte
         ("gpus: 1 ", "gpus: 0 ", "`GpuEncoder` fits on 0 worker groups"),
         ("store: /artifacts", "store: null     ", "args.store"),
         ("no_auth: true ", "no_auth: false ", "without API keys"),
+        ("keys_secret: null", "keys_secret: ''", "keys_secret"),
     ],
 )
 def test_overlay_with_invalid_result_is_rejected(
@@ -126,6 +128,26 @@ def test_pods_get_the_default_port_and_every_pod_needs_a_store(tmp_path: Path) -
     assert render_rayservice(config, PRODUCTION).count("containerPort: 8000") == 3
     with pytest.raises(InvalidOverlay, match=r"args\.store"):
         render_rayservice(CONFIG, write_edited_overlay(tmp_path, "store: /artifacts", "models: []"))
+
+
+def test_secret_of_keys_is_mounted_and_named_to_every_replica(tmp_path: Path) -> None:
+    production = write_edited_overlay(tmp_path, "keys_secret: null ", "keys_secret: team ")
+    text = production.read_text()
+    production.write_text(text.replace("            no_auth: true ", "            no_auth: false "))
+    cluster = yaml.safe_load(render_rayservice(CONFIG, production))["spec"]
+    serve = yaml.safe_load(cluster["serveConfigV2"])
+    key_file = find_key_file(serve)
+    assert key_file is not None
+    groups = cluster["rayClusterConfig"]["workerGroupSpecs"]
+    assert len(groups) == 2
+    for group in groups:
+        pod = group["template"]["spec"]
+        assert {"name": "keys", "secret": {"secretName": "team"}} in pod["volumes"]
+        (container,) = pod["containers"]
+        mount = {"name": "keys", "mountPath": str(key_file.parent), "readOnly": True}
+        assert mount in container["volumeMounts"]
+        # Of an Ingress that the config does not list, or without its key file.
+        assert {"name": "HUNDREDFOLD_KEYS", "value": str(key_file)} in container["env"]
 
 
 def test_application_of_another_project_needs_pods_only(tmp_path: Path) -> None:

@@ -95,6 +95,23 @@ def test_changed_file_counts_without_a_restart(path: Path) -> None:
         ring.authenticate(alice)
 
 
+def test_changed_secret_of_kubernetes_counts_without_a_restart(tmp_path: Path) -> None:
+    """A link leads to the directory of the files. Kubernetes replaces the link."""
+    clock = FakeClock()
+    keys = [add_key(tmp_path / name / "keys.json", name) for name in ("first", "second")]
+    (tmp_path / "..data").symlink_to("first")
+    path = tmp_path / "keys.json"
+    path.symlink_to("..data/keys.json")
+    ring = KeyRing(path, clock)
+    assert ring.authenticate(keys[0]).name == "first"
+    (tmp_path / "..new").symlink_to("second")
+    (tmp_path / "..new").rename(tmp_path / "..data")
+    clock.now_s += CHECK_INTERVAL_S
+    assert ring.authenticate(keys[1]).name == "second"
+    with pytest.raises(Unauthorized):
+        ring.authenticate(keys[0])
+
+
 @pytest.mark.parametrize("damage", [None, "{", '{"keys": [{"name": "alice"}]}', "[]"])
 def test_damaged_file_keeps_the_previous_keys(
     path: Path, damage: str | None, caplog: pytest.LogCaptureFixture
