@@ -25,8 +25,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Seconds that a replaced HAProxy keeps its connections. The value exceeds the longest
         # request, so that a reload closes no running request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "300",
-        # Seconds that HAProxy waits for a replica; Serve's default is unlimited. The value exceeds
-        # `http_options.request_timeout_s`, so that the replica, not HAProxy, reports a timeout.
+        # Seconds that HAProxy waits for a replica to send; Serve's default is unlimited. The value
+        # exceeds the timeouts of the ingress, which report a timeout in the format of the API. It
+        # is the last resort: the edge turns off Serve's `http_options.request_timeout_s`.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "180",
         # Seconds that a client may pause within a request. With Serve's default of 3,600, clients
         # that never complete their request keep connections for an hour.

@@ -72,7 +72,7 @@ def check_rules(config: Any) -> Iterator[KeyFinding]:
         yield from _same_name_twice(application)
         if application.ours:
             yield from check_gpu_rules(application)
-            yield from check_timeouts(config, application)
+            yield from check_timeouts(application)
         for entry in application.deployments():
             yield from _queue_unlimited(entry)
             yield from _look_back_too_short(entry)

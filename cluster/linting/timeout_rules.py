@@ -37,14 +37,14 @@ DEPLOYMENT_DEFAULTS: Mapping[str, Any] = {
 STREAMING = {INGRESS, *GENERATOR_DEPLOYMENTS.values()}
 
 
-def check_timeouts(config: Any, application: ApplicationEntry) -> Iterator[KeyFinding]:
+def check_timeouts(application: ApplicationEntry) -> Iterator[KeyFinding]:
     """Yield a finding per violated rule. The application must be of this project."""
     settings = _find_ingress_settings(application)
     yield from _grammar_counts_as_hang(application)
     for entry in application.deployments():
         yield from _found_too_late(application, entry, settings)
         if entry.name == INGRESS:
-            yield from _timeouts_in_wrong_order(config, parse_ingress_settings(entry))
+            yield from _haproxy_ends_requests(entry, settings)
         if entry.name in STREAMING:
             yield from _rollout_cuts_streams(entry, settings)
 
@@ -54,35 +54,25 @@ def _find_ingress_settings(application: ApplicationEntry) -> IngressUserConfig:
     return next(map(parse_ingress_settings, entries), None) or IngressUserConfig()
 
 
-def _timeouts_in_wrong_order(
-    config: Any, settings: IngressUserConfig | None
+def _haproxy_ends_requests(
+    entry: DeploymentEntry, settings: IngressUserConfig
 ) -> Iterator[KeyFinding]:
-    path = ("http_options", "request_timeout_s")
-    limit = read_number(read_mapping(config, "http_options"), "request_timeout_s", {})
-    if limit is None:
-        if read_mapping(config, "http_options").get("request_timeout_s") is None:
-            yield path, "must be set: it ends requests of replicas that hang"
-        return
-    for key in ("timeout_s", "generation_timeout_s") if settings is not None else ():
-        timeout = getattr(settings, key)
-        if limit <= timeout:
-            yield (
-                path,
-                f"{limit:g} s must be longer than the Ingress's user_config.{key} "
-                f"({timeout:g} s), which returns a clearer error",
-            )
-    if settings is not None and limit <= settings.builds.wait_s + settings.timeout_s:
+    """Require that the Ingress reports a timeout before HAProxy does."""
+    limit = (
+        f"must be shorter than HAProxy's limit ({HAPROXY_TIMEOUT_S:g} s, in "
+        "cluster/environment.py), whose 504 is not in the error format of the API"
+    )
+    path = (*entry.path, "user_config")
+    for key in ("timeout_s", "generation_timeout_s"):
+        timeout_s = getattr(settings, key)
+        if timeout_s >= HAPROXY_TIMEOUT_S:
+            yield (*path, key), f"{timeout_s:g} s {limit}"
+    wait_s = settings.builds.wait_s
+    if wait_s + settings.timeout_s >= HAPROXY_TIMEOUT_S:
         yield (
-            path,
-            f"{limit:g} s must be longer than the Ingress's user_config.builds.wait_s "
-            f"({settings.builds.wait_s:g} s) and timeout_s ({settings.timeout_s:g} s) together: a "
-            "request that waited for a build still has to be answered",
-        )
-    if limit >= HAPROXY_TIMEOUT_S:
-        yield (
-            path,
-            f"{limit:g} s must be shorter than HAProxy's limit ({HAPROXY_TIMEOUT_S:g} s, "
-            "in cluster/environment.py), whose 504 is not in the error format of the API",
+            (*path, "builds", "wait_s"),
+            f"{wait_s:g} s and the Ingress's user_config.timeout_s ({settings.timeout_s:g} s) "
+            f"together {limit}: a request that waited for a build still has to be answered",
         )
 
 

@@ -23,19 +23,22 @@ from tests.support.checked_configs import (
 @pytest.mark.parametrize(
     ("changes", "path", "expected"),
     [
-        ({"http_options.request_timeout_s": 30}, "http_options.request_timeout_s", "(30 s)"),
-        ({"http_options.request_timeout_s": 120}, "http_options.request_timeout_s", "(120 s)"),
         (
-            {"http_options.request_timeout_s": 180},
-            "http_options.request_timeout_s",
-            "(180 s, in cluster/environment.py), whose 504 is not in the error format of the API",
+            {f"{INGRESS}.user_config.timeout_s": 180},
+            f"{INGRESS}.user_config.timeout_s",
+            "180 s must be shorter than HAProxy's limit (180 s, in cluster/environment.py), whose "
+            "504 is not in the error format of the API",
         ),
         (
-            {f"{INGRESS}.user_config.builds.wait_s": 120},
-            "http_options.request_timeout_s",
-            "user_config.builds.wait_s (120 s) and timeout_s (30 s) together",
+            {f"{INGRESS}.user_config.generation_timeout_s": 600},
+            f"{INGRESS}.user_config.generation_timeout_s",
+            "600 s must be shorter than HAProxy's limit (180 s,",
         ),
-        ({"http_options.request_timeout_s": None}, "http_options.request_timeout_s", "be set"),
+        (
+            {f"{INGRESS}.user_config.builds.wait_s": 150},
+            f"{INGRESS}.user_config.builds.wait_s",
+            "150 s and the Ingress's user_config.timeout_s (30 s) together must be shorter than",
+        ),
         (
             {f"{CPU_ENCODER}.health_check_timeout_s": 5},
             f"{CPU_ENCODER}.health_check_timeout_s",
@@ -84,9 +87,11 @@ def test_conflicting_timeouts_are_reported(
     "changes",
     [
         {f"{APP}.args.hang_timeout_s": 8.1},
-        {"http_options.request_timeout_s": 121},
-        {"http_options.request_timeout_s": 179},
+        {f"{INGRESS}.user_config.builds.wait_s": 149},
+        # Without effect, because the edge turns it off.
+        {"http_options.request_timeout_s": 10},
         {f"{INGRESS}.user_config.generation_timeout_s": 100},
+        {f"{INGRESS}.user_config.timeout_s": 99, f"{INGRESS}.user_config.generation_timeout_s": 99},
         {f"{INGRESS}.user_config.timeout_s": 60, f"{APP}.args.hang_timeout_s": 26},
     ],
 )
