@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -53,9 +54,13 @@ def private_directory(run_dir: Path) -> Iterator[Path]:
     path = Path(tempfile.gettempdir()) / f"hundredfold-{os.getuid()}-{name}"
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(mode=0o700)
+    descriptor = os.open(path, os.O_DIRECTORY)
     try:
+        # systemd-tmpfiles, which removes old files of /tmp, passes over locked directories.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield path
     finally:
+        os.close(descriptor)
         shutil.rmtree(path, ignore_errors=True)
 
 

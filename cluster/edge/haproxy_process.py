@@ -30,6 +30,7 @@ class HaproxyFiles:
 
     binary: str
     config: Path
+    text: str  # of the configuration
     admin_socket: Path
     log: Path  # output of the process; a restarted process appends to it
 

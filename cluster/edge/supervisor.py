@@ -185,20 +185,23 @@ class Edge:
         """Start HAProxy with a new configuration. The previous process finishes its requests."""
         async with self._changing:
             self._generation += 1
+            admin_socket = self.directory / f"admin-{self._generation}.sock"
             files = HaproxyFiles(
                 binary=self._haproxy,
                 config=self.directory / f"haproxy-{self._generation}.cfg",
-                admin_socket=self.directory / f"admin-{self._generation}.sock",
+                text=build(EdgePaths(self._listener.fileno(), admin_socket, self._errors)),
+                admin_socket=admin_socket,
                 log=self.directory / "haproxy.log",
             )
-            paths = EdgePaths(self._listener.fileno(), files.admin_socket, self._errors)
-            files.config.write_text(build(paths), encoding="utf-8")
             previous = self._current
             await self._run(files)
             if previous is not None:
                 previous.drain()
 
     async def _run(self, files: HaproxyFiles) -> None:
+        # HAProxy reads its files at its start only. A cleaner of /tmp may have removed them since.
+        write_errors(self.directory)
+        files.config.write_text(files.text, encoding="utf-8")
         process = await HaproxyProcess.start(files, self._listener.fileno())
         self._current = process
         self._processes[process] = asyncio.create_task(self._watch(process))

@@ -65,6 +65,18 @@ def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
     assert "exit code -9" in edge.reports[0]
 
 
+def test_killed_haproxy_starts_again_although_a_cleaner_removed_its_files(
+    edge: EdgeHarness, directory: Path
+) -> None:
+    for path in (*directory.glob("haproxy-*.cfg"), *directory.glob("*.http")):
+        path.unlink()
+    (killed,) = edge.haproxies()
+    killed.kill()
+    assert edge.post().status_code == 200
+    reply = httpx.get(f"{edge.url}/metrics")
+    assert (reply.status_code, reply.json()["code"]) == (404, "route_not_found")
+
+
 def test_stopped_haproxy_is_replaced(edge: EdgeHarness) -> None:
     (stopped,) = edge.haproxies()
     stopped.suspend()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.processes import ProcessSession, kill_previous_run
+from cluster.processes import ProcessSession, kill_previous_run, private_directory
 from tests.support.ray_cluster import list_session, wait_for
 
 # A launcher that starts two children and `edge`. Like HAProxy, `edge` is in the process group of
@@ -141,6 +142,18 @@ def test_start_is_found_behind_a_name_with_parentheses() -> None:
         now_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
         found = ProcessSession.of(started.pid).started_ticks
         assert found == pytest.approx(now_ticks, abs=1000)
+
+
+def test_private_directory_is_locked_against_cleaners_and_removed(tmp_path: Path) -> None:
+    with private_directory(tmp_path) as directory:
+        descriptor = os.open(directory, os.O_DIRECTORY)
+        try:
+            with pytest.raises(BlockingIOError):  # as systemd-tmpfiles tries
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(descriptor)
+        (directory / "file").touch()
+    assert not directory.exists()
 
 
 def test_session_of_a_process_that_has_ended_is_an_error() -> None:
