@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,12 +20,15 @@ from deployments.command_line import FAILED, OK, print_error
 from deployments.console import add_json_option, print_json
 
 
-def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
+def check_text(
+    text: str, *, is_deployed: bool = True, environment: Mapping[str, str] = os.environ
+) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
     With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. Without it,
     `hundredfold serve` may replace the host and the key file, and checks both itself;
-    `hundredfold render` names the key file of a mounted secret.
+    `hundredfold render` names the key file of a mounted secret. `environment` is that of the
+    replicas, which may name a key file.
     """
     try:
         document = read_document(text)
@@ -32,7 +36,7 @@ def check_text(text: str, *, is_deployed: bool = True) -> list[LintProblem]:
         return [exc.problem]
     findings = list(_findings(document))
     if is_deployed:
-        findings += check_exposure(document.value)
+        findings += check_exposure(document.value, environment)
     problems = dict.fromkeys(document.problem(*finding) for finding in findings)
     return sorted(problems, key=lambda problem: problem.line)
 

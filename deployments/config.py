@@ -252,8 +252,8 @@ class IngressUserConfig(_Settings):
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; without either no key is required
     no_auth: bool = False  # True: without keys, the server may listen on more than loopback
 
-    def key_file_path(self) -> Path | None:
-        named = os.environ.get(KEY_FILE_VARIABLE) or None
+    def key_file_path(self, environment: Mapping[str, str] = os.environ) -> Path | None:
+        named = environment.get(KEY_FILE_VARIABLE) or None
         path = self.key_file or (named and Path(named))
         return expand_home(path) if path else None
 

@@ -56,7 +56,10 @@ def render_rayservice(config: Path, production: Path) -> str:
     """
     overlay = read_production(production)
     merged = merge(read_yaml(config), overlay.serve)
-    problems = check_text(_dump_config(merged), is_deployed=overlay.keys_secret is None)
+    # Pods do not have the variables of this shell.
+    problems = check_text(
+        _dump_config(merged), is_deployed=overlay.keys_secret is None, environment={}
+    )
     if problems:
         raise InvalidOverlay("the merged Serve config is invalid:\n" + report("merged", problems))
     errors = list(find_capacity_errors(_list_deployments(merged), overlay.workers))

@@ -92,10 +92,10 @@ def check_rules(config: Any) -> Iterator[KeyFinding]:
                 yield from _placement_without_effect(application, entry)
 
 
-def check_exposure(config: Any) -> Iterator[KeyFinding]:
+def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyFinding]:
     """Yield a finding per Ingress that lets other hosts connect without API keys.
 
-    The check is for configs that Serve applies unchanged.
+    The check is for configs that Serve applies unchanged. `environment` is that of the replicas.
     """
     host = read_mapping(config, "http_options").get("host", DEFAULT_HOST)
     if not isinstance(host, str) or is_loopback(host):
@@ -105,7 +105,7 @@ def check_exposure(config: Any) -> Iterator[KeyFinding]:
             if not entry.ours or entry.name != INGRESS:
                 continue
             settings = parse_ingress_settings(entry)
-            if settings and not settings.no_auth and settings.key_file_path() is None:
+            if settings and not settings.no_auth and settings.key_file_path(environment) is None:
                 yield (
                     (*entry.path, "user_config", "key_file"),
                     f"`http_options.host` {host} lets other hosts connect without API keys. Name a "

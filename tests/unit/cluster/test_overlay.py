@@ -150,6 +150,15 @@ def test_secret_of_keys_is_mounted_and_named_to_every_replica(tmp_path: Path) ->
         assert {"name": "HUNDREDFOLD_KEYS", "value": str(key_file)} in container["env"]
 
 
+def test_key_file_of_the_shell_does_not_close_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HUNDREDFOLD_KEYS", str(tmp_path / "keys.json"))
+    production = write_edited_overlay(tmp_path, "no_auth: true ", "no_auth: false ")
+    with pytest.raises(InvalidOverlay, match="lets other hosts connect without API keys"):
+        render_rayservice(CONFIG, production)
+
+
 def test_application_of_another_project_needs_pods_only(tmp_path: Path) -> None:
     changed = yaml.safe_load(CONFIG.read_text())
     other = {"name": "other", "import_path": "shop:app", "route_prefix": "/shop"}
