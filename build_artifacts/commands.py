@@ -43,8 +43,7 @@ from build_artifacts.report.values import (
 from build_artifacts.search.preparation import cached_dequantize
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.sources.local import find_directory
-from build_artifacts.steps.resolve import resolve
+from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
@@ -122,8 +121,7 @@ def migrate(arguments: argparse.Namespace) -> int:
 
 def pull_model(arguments: argparse.Namespace) -> int:
     """Build the model here, or wait for the process that builds it."""
-    directory = find_directory(arguments.source)
-    source = str(directory) if directory else arguments.source
+    source = make_absolute(arguments.source)
     queue = BuildQueue(arguments.store)
     model_id = arguments.id or default_model_id(source)
     queue.submit(model_id, source)

@@ -23,7 +23,7 @@ from build_artifacts.sources.local import find_file
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
-from deployments.builds.sources import sanitize_id
+from deployments.builds.sources import sanitize_id, split_hub_file
 
 _MAGIC = b"GGUF"
 
@@ -74,7 +74,7 @@ def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
 
 def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
     """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`."""
-    model_id, revision, path = _parse_ref(ref)
+    model_id, revision, path = split_hub_file(ref)
     if not is_model_id(model_id) or not path:
         raise SourceNotFound(
             f"`{ref}` is not a local file or a file of a hub model",
@@ -88,13 +88,6 @@ def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
             hint=f"it has: {', '.join(there)}" if there else "it has no GGUF file",
         )
     return hub.download(model_id, listing.commit, [path]) / path, "", model_id
-
-
-def _parse_ref(ref: str) -> tuple[str, str, str]:
-    organization, _, rest = ref.partition("/")
-    named, _, path = rest.partition("/")
-    name, _, revision = named.partition("@")
-    return f"{organization}/{name}", revision, path
 
 
 def _write_descriptions(file: Path, into: Path) -> None:

@@ -8,7 +8,7 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint, check_checkpoint
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.gguf import is_gguf, resolve_gguf
 from build_artifacts.sources.hub import Hub, resolve_hub_model
-from build_artifacts.sources.local import find_directory, resolve_directory
+from build_artifacts.sources.local import find_directory, find_file, resolve_directory
 from build_artifacts.sources.onnx_file import is_onnx, resolve_onnx
 from build_artifacts.sources.package import PREFIX, resolve_package
 from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
@@ -25,6 +25,16 @@ def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     checkpoint = resolve_onnx(ref, scratch) if is_onnx(ref) else _locate(ref, scratch, hub)
     check_checkpoint(checkpoint)
     return ensure_fast_tokenizer(checkpoint, scratch / "converted")
+
+
+def make_absolute(ref: str) -> str:
+    """Return the absolute path of a local source, for a process in another directory.
+
+    Any other source is returned unchanged. Raises BuildError for a path that `resolve` refuses.
+    """
+    find = find_file if is_gguf(ref) or is_onnx(ref) else find_directory
+    path = find(ref)
+    return ref if path is None else str(path)
 
 
 def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:

@@ -9,7 +9,8 @@ from deployments.artifacts.store import is_model_id
 from deployments.errors import InvalidField
 
 PACKAGE_PREFIX = "pypi:"
-_FILE_SUFFIXES = (".gguf", ".onnx")
+_GGUF_SUFFIX = ".gguf"
+_FILE_SUFFIXES = (_GGUF_SUFFIX, ".onnx")
 _REVISION = re.compile(r"[\w./-]*")
 
 
@@ -20,9 +21,21 @@ def sanitize_id(name: str) -> str:
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether the source is `ORGANIZATION/NAME[@REVISION]` of a model hub."""
+    """Whether the source is `[ORGANIZATION/]NAME[@REVISION]` of a model hub."""
     name, _, revision = source.partition("@")
-    return is_model_id(name) and "/" in name and bool(_REVISION.fullmatch(revision))
+    is_file = source.lower().endswith(_FILE_SUFFIXES)
+    return is_model_id(name) and not is_file and bool(_REVISION.fullmatch(revision))
+
+
+def split_hub_file(source: str) -> tuple[str, str, str]:
+    """Split `ORGANIZATION/NAME[@REVISION]/PATH` into model id, revision and path.
+
+    Parts that are missing are empty.
+    """
+    organization, _, rest = source.partition("/")
+    named, _, path = rest.partition("/")
+    name, _, revision = named.partition("@")
+    return f"{organization}/{name}", revision, path
 
 
 def default_model_id(source: str) -> str:
@@ -34,10 +47,13 @@ def default_model_id(source: str) -> str:
         return f"pypi/{sanitize_id(package)}"
     if source.startswith("/"):
         path = PurePosixPath(source)
-        name = path.stem if path.suffix in _FILE_SUFFIXES else path.name
+        name = path.stem if path.suffix.lower() in _FILE_SUFFIXES else path.name
         return f"local/{sanitize_id(name)}"
+    model_id, _, file = split_hub_file(source)
+    if is_model_id(model_id) and file.lower().endswith(_GGUF_SUFFIX):
+        return model_id
     raise InvalidField(
-        f"`{source}` is not a hub id ORG/NAME, `pypi:PACKAGE/PATH` or an absolute path. Correct "
-        "`source`, or give an `id` for the file of a hub model",
+        f"`{source}` is not a hub id such as `org/name`, a file `org/name/FILE.gguf` of a hub "
+        "model, `pypi:PACKAGE/PATH` or an absolute path. Correct `source`",
         field="source",
     )

@@ -159,7 +159,10 @@ class BuildService:
 
     async def _find_or_pull(self, model_id: str) -> BuildStatus | None:
         status = await self.status(model_id)
-        may_pull = self.settings.allow_pull and is_hub_id(model_id) and has_compiler()
+        # Clients send ids of other servers, such as `gpt-4`. They name no organization, so only
+        # operators pull ids without one.
+        is_pullable = "/" in model_id and is_hub_id(model_id)
+        may_pull = self.settings.allow_pull and is_pullable and has_compiler()
         is_new = status is None or (
             status.state is BuildState.FAILED and status.since_end_s > FAILED_FOR_S
         )

@@ -73,6 +73,34 @@ def test_pull_under_a_name_outside_of_the_store_is_refused(
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "queued"),
+    [
+        ("smol.gguf", ("local/smol", "{}/smol.gguf")),
+        ("bge.onnx", ("local/bge", "{}/bge.onnx")),
+        ("checkpoint", ("local/checkpoint", "{}/checkpoint")),
+        ("acme/smol/smol.gguf", ("acme/smol", "acme/smol/smol.gguf")),
+        ("gpt2", ("gpt2", "gpt2")),
+    ],
+)
+def test_pull_takes_each_source_of_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, queued: tuple[str, str]
+) -> None:
+    def fake_build(request: BuildRequest, *_: object, **__: object) -> BuildResult:
+        assert (request.id, request.ref) == (queued[0], queued[1].format(tmp_path))
+        raise SourceNotFound("no network", hint="none")
+
+    monkeypatch.setattr(pulls, "build", fake_build)
+    monkeypatch.chdir(tmp_path)
+    for file in ("smol.gguf", "bge.onnx"):
+        Path(file).touch()
+    Path("checkpoint").mkdir()
+    assert main(["pull", name, "--store", "store"]) == 1
+    record = BuildQueue(tmp_path / "store").read(queued[0])
+    assert record is not None
+    assert record.reason.startswith("no network")
+
+
 def test_pull_waits_for_the_process_that_builds(
     tmp_path: Path,
     source: Path,

