@@ -120,13 +120,23 @@ def migrate(arguments: argparse.Namespace) -> int:
 
 
 def pull_model(arguments: argparse.Namespace) -> int:
-    """Build the model here, or wait for the process that builds it."""
+    """Build the model here, or wait for the process that builds it.
+
+    Ctrl-C cancels the build if this command queued it and no other process runs it.
+    """
     source = make_absolute(arguments.source)
     queue = BuildQueue(arguments.store)
     model_id = arguments.id or default_model_id(source)
-    queue.submit(model_id, source)
-    with copy_stderr() as stream:
-        pull_or_follow(queue, model_id, stream)
+    _, is_new = queue.submit(model_id, source)
+    try:
+        with copy_stderr() as stream:
+            pull_or_follow(queue, model_id, stream)
+    except KeyboardInterrupt:
+        # The build of this command ends with it. A build of others, or one that a server runs
+        # already, goes on.
+        if not (is_new and queue.forget(model_id)):
+            print(f"{model_id} stays in the queue: others may wait for it", file=sys.stderr)
+        raise
     status = queue.status(model_id)
     if status is None or status.state is not BuildState.READY:
         reason = status.reason if status else "its record is gone"
@@ -137,13 +147,14 @@ def pull_model(arguments: argparse.Namespace) -> int:
 
 
 def drain_queue(arguments: argparse.Namespace) -> int:
+    queue = BuildQueue(arguments.store)
     if arguments.for_server:
-        end_with_standard_input()
+        end_with_standard_input(queue.interrupt)
         lower_priority()
     if arguments.max_memory_bytes:
         limit_memory(arguments.max_memory_bytes)
     with copy_stderr() as stream:
-        return OK if drain(BuildQueue(arguments.store), stream) else BUSY
+        return OK if drain(queue, stream) else BUSY
 
 
 def demo(arguments: argparse.Namespace) -> int:

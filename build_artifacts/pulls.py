@@ -71,6 +71,7 @@ def pull(
     """Run the queued build of a model. Return None if another process runs it or it has ended.
 
     A failure is written to the record of the build, then raised. MemoryError becomes BuildError.
+    KeyboardInterrupt returns the build to the queue.
     """
     with queue.claim(model_id) as claim:
         if claim is None:
@@ -82,6 +83,9 @@ def pull(
             result = build(request, progress, hub=hub)
         except BuildError as error:
             claim.fail(f"{error.message}. Hint: {error.hint}")
+            raise
+        except KeyboardInterrupt:
+            claim.interrupt()
             raise
         except MemoryError as error:
             claim.fail("the build needs more memory than it may use")

@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import resource
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 
-def end_with_standard_input() -> None:
+def end_with_standard_input(before_exit: Callable[[], None] = lambda: None) -> None:
     """End this process as soon as its parent is gone, even if the parent was killed.
 
-    Standard input must be a pipe from the parent. The pipe ends when the parent is gone.
+    Standard input must be a pipe from the parent. The pipe ends when the parent is gone. The call
+    of `before_exit` comes from another thread than the main thread.
     """
 
     def watch() -> None:
         while os.read(0, 4096):
             pass
-        os._exit(1)
+        try:
+            before_exit()
+        finally:
+            os._exit(1)
 
     threading.Thread(target=watch, name="watch", daemon=True).start()
 

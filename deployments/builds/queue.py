@@ -5,14 +5,16 @@
 <store>/.builds/drain.lock                    held by the process that runs the queued builds
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
-If a record has a running state but no process holds its lock, its builder has ended. The build then
-counts as queued again. The next builder continues after the last finished step.
+If a record has a running state but no process holds its lock, its builder has crashed. The build
+then counts as queued again. A builder that is stopped returns its build to the queue itself. The
+next builder continues after the last finished step.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,10 +33,11 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 QUEUE_NAME = ".builds"
 DRAIN_LOCK_NAME = "drain.lock"
-MAX_ATTEMPTS = 3  # builders that may end during a build before it fails
+MAX_CRASHES = 3  # builders that may crash during a build before it fails
 MAX_QUEUED = 16  # maximum number of builds that wait or run
 HISTORY_BYTES = 64 << 10  # bytes that are read from the end of history.jsonl
 MAX_REASON_CHARS = 1_000
+_CONTINUES = "its builder ended; the build continues after its last finished step"
 
 
 class BuildQueue:
@@ -44,6 +47,7 @@ class BuildQueue:
         self.store = store
         self.directory = store / QUEUE_NAME
         self._now = now
+        self._claimed: BuildClaim | None = None
 
     def submit(
         self, model_id: str, source: str, *, max_queued: int = MAX_QUEUED
@@ -132,7 +136,7 @@ class BuildQueue:
         """Hold the lock of a model's build and yield the claim on the build.
 
         Yields None if another process holds the lock, if the model has no unfinished build, or if
-        MAX_ATTEMPTS builders ended during the build. In the last case, marks the build as failed.
+        MAX_CRASHES builders crashed during the build. In the last case, marks the build as failed.
         """
         with try_exclusive_lock(self._lock(model_id)) as free:
             path = self._record(model_id)
@@ -141,17 +145,27 @@ class BuildQueue:
                 yield None
                 return
             claim = BuildClaim(record, lambda changed: self._write(path, changed), self._now)
-            if record.attempts >= MAX_ATTEMPTS:
+            if record.crashes >= MAX_CRASHES:
                 claim.fail(
-                    f"its builder ended {record.attempts} times without a message, perhaps for "
+                    f"its builder ended {record.crashes} times without a message, perhaps for "
                     "lack of memory"
                 )
                 yield None
                 return
             claim.begin()
-            yield claim
+            self._claimed = claim
+            try:
+                yield claim
+            finally:
+                self._claimed = None
             if claim.is_measured:
                 self._remember(claim.record)
+
+    def interrupt(self) -> None:
+        """Interrupt the build that this object has claimed, if any. Callable from any thread."""
+        claim = self._claimed
+        if claim is not None:
+            claim.interrupt()
 
     def _remember(self, record: BuildRecord) -> None:
         durations = BuildDurations(id=record.id, size=record.size or 0, seconds=record.spent_s)
@@ -168,8 +182,7 @@ class BuildQueue:
         record = self._parse(path)  # the build may have ended between reading record and lock
         if record is None or not record.is_running:
             return record
-        reason = "its builder ended; the build continues after its last finished step"
-        return record.enter(BuildState.QUEUED, self._now(), reason=reason)
+        return record.enter(BuildState.QUEUED, self._now(), reason=_CONTINUES)
 
     @staticmethod
     def _parse(path: Path) -> BuildRecord | None:
@@ -225,6 +238,8 @@ class BuildClaim:
         self.is_measured = False  # whether later estimates use the durations of the build
         self._write = write
         self._now = now
+        self._lock = threading.RLock()
+        self._is_interrupted = False
 
     def begin(self) -> None:
         """Count an attempt and reset the durations of earlier attempts."""
@@ -251,6 +266,22 @@ class BuildClaim:
     def fail(self, reason: str) -> None:
         self._change(BuildState.FAILED, step="", reason=reason[:MAX_REASON_CHARS])
 
+    def interrupt(self) -> None:
+        """Return an unfinished build to the queue, because its builder is being stopped.
+
+        The stopped builder does not count as crashed. Later changes of the claim are ignored.
+        """
+        with self._lock:
+            if not self.record.has_ended:
+                interruptions = self.record.interruptions + 1
+                self._change(
+                    BuildState.QUEUED, step="", reason=_CONTINUES, interruptions=interruptions
+                )
+            self._is_interrupted = True
+
     def _change(self, state: BuildState, **changes: object) -> None:
-        self.record = self.record.enter(state, self._now(), **changes)
-        self._write(self.record)
+        with self._lock:
+            if self._is_interrupted:
+                return
+            self.record = self.record.enter(state, self._now(), **changes)
+            self._write(self.record)

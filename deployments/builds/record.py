@@ -37,6 +37,7 @@ class BuildRecord(BaseModel):
     reason: str = ""  # why the build failed, or why it waits again
     version: str | None = None  # set when the model is ready
     attempts: int = 0  # number of builders that began the build
+    interruptions: int = 0  # number of those builders that were stopped before the build ended
     size: int | None = None  # bytes of the source, once it is pulled
     queued_s: float
     changed_s: float  # start of the present state
@@ -45,6 +46,11 @@ class BuildRecord(BaseModel):
     @property
     def is_running(self) -> bool:
         return self.state in STAGES
+
+    @property
+    def crashes(self) -> int:
+        """Number of builders that ended during the build without a message."""
+        return self.attempts - self.interruptions
 
     @property
     def has_ended(self) -> bool:

@@ -38,6 +38,7 @@ MAX_WATCH_S = 100.0  # longest stream of events; clients then reconnect
 SERVED_AFTER_S = 15.0  # time until every ingress replica finds a new model
 FAILED_FOR_S = 600.0  # wait before a request may repeat a failed build; operators need not wait
 ELSEWHERE_S = 2.0  # interval between reads of the queue while another process runs the builds
+STOP_S = 5.0  # time that a stopped builder has to write the record of its build
 MAX_RESTART_S = 60.0  # longest pause between two starts of a failing builder
 
 StartBuilder = Callable[[Path, int], subprocess.Popen[bytes]]
@@ -208,7 +209,7 @@ class BuildService:
                 await asyncio.sleep(ELSEWHERE_S)
 
     async def _run_builder(self) -> int:
-        """Run a builder until it ends; return its exit code. Cancellation kills the builder.
+        """Run a builder until it ends; return its exit code. Cancellation stops the builder.
 
         A later builder resumes the interrupted build. Raises OSError if the builder cannot start.
         """
@@ -219,16 +220,23 @@ class BuildService:
             while (code := process.poll()) is None:
                 await asyncio.sleep(POLL_S)
         finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            if process.stdin is not None:
-                process.stdin.close()
+            await asyncio.to_thread(_stop, process)
         if code not in (0, BUSY):
             log.warning(
                 "the builder ended with %d; `.builds/builder.log` of the store says why", code
             )
         return code
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Let the builder return its build to the queue and end. Kill it if it does not end."""
+    if process.stdin is not None:
+        process.stdin.close()  # the builder ends with its standard input
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_S)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
 
 
 def build_loading_error(status: BuildStatus) -> ModelLoading:

@@ -26,7 +26,8 @@ class FakeBuilder:
 
     def __call__(self, store: Path, _max_memory_bytes: int) -> Any:
         self.starts += 1
-        return _Process(lambda killed: self._drain(BuildQueue(store), killed))
+        queue = BuildQueue(store)
+        return _Process(lambda killed: self._drain(queue, killed), queue)
 
     def _drain(self, queue: BuildQueue, killed: threading.Event) -> int:
         while (pending := queue.pending()) and not killed.is_set():
@@ -40,11 +41,10 @@ class FakeBuilder:
 class _Process:
     """The part of subprocess.Popen that a server uses."""
 
-    stdin = None
-
-    def __init__(self, run: Callable[[threading.Event], int]) -> None:
+    def __init__(self, run: Callable[[threading.Event], int], queue: BuildQueue) -> None:
         self._code: int | None = None
         self._killed = threading.Event()
+        self.stdin = _StandardInput(queue, self._killed)
         self._thread = threading.Thread(target=self._run, args=(run,), daemon=True)
         self._thread.start()
 
@@ -60,8 +60,20 @@ class _Process:
     def kill(self) -> None:
         self._killed.set()
 
-    def wait(self) -> None:
-        self._thread.join(5)
+    def wait(self, timeout_s: float = 5.0) -> None:
+        self._thread.join(timeout_s)
+
+
+class _StandardInput:
+    """Interrupts the build when it is closed, as the builder of a server does."""
+
+    def __init__(self, queue: BuildQueue, killed: threading.Event) -> None:
+        self._queue = queue
+        self._killed = killed
+
+    def close(self) -> None:
+        self._queue.interrupt()
+        self._killed.set()
 
 
 def seal_at_once(store: Path, claim: BuildClaim) -> None:

@@ -19,7 +19,7 @@ from build_artifacts.pulls import build_first_demo_model, drain, pull
 from deployments.artifacts.locks import exclusive_lock
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
-from deployments.builds.queue import BuildQueue
+from deployments.builds.queue import MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
 from tests.support.ray_cluster import wait_for
 from tests.support.tiny_encoders import tiny_checkpoint
@@ -159,9 +159,25 @@ def test_builder_ends_with_the_process_that_started_it(tmp_path: Path, source: P
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(10) == 1
-    status = queue.status(MODEL)
-    assert status is not None
-    assert status.state is BuildState.QUEUED
+    record = queue.read(MODEL)
+    assert record is not None
+    assert (record.state, record.crashes) == (BuildState.QUEUED, 0)
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_interrupted_pull_leaves_only_builds_of_others_in_the_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_waited_for: bool
+) -> None:
+    def interrupt(*_: object, **__: object) -> BuildResult:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pulls, "build", interrupt)
+    queue = BuildQueue(tmp_path)
+    if is_waited_for:
+        queue.submit("acme/mortal", "acme/mortal")
+    for _ in range(MAX_CRASHES + 1):
+        assert main(["pull", "acme/mortal", "--store", str(tmp_path)]) == 130
+    assert [one.crashes for one in queue.pending()] == [0] * is_waited_for
 
 
 def test_first_demo_model_is_built_and_the_others_queued(

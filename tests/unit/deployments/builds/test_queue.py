@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.locks import exclusive_lock
-from deployments.builds.queue import MAX_ATTEMPTS, BuildClaim, BuildQueue
+from deployments.builds.queue import MAX_CRASHES, BuildClaim, BuildQueue
 from deployments.builds.record import BuildState
 from deployments.errors import ManifestInvalid, Overloaded, StoreNotWritable
+from tests.support.fake_builds import Killed
 
 MODEL, SOURCE = "acme/tiny", "/models/tiny"
 
@@ -127,15 +128,35 @@ def test_build_of_a_killed_builder_is_queued_again(queue: BuildQueue) -> None:
 
 def test_build_that_keeps_killing_its_builder_fails(queue: BuildQueue) -> None:
     queue.submit(MODEL, SOURCE)
-    for _ in range(MAX_ATTEMPTS):
-        with pytest.raises(KeyboardInterrupt), queue.claim(MODEL):
-            raise KeyboardInterrupt
+    for _ in range(MAX_CRASHES):
+        with pytest.raises(Killed), queue.claim(MODEL):
+            raise Killed
     with queue.claim(MODEL) as claim:
         assert claim is None
     status = queue.status(MODEL)
     assert status is not None
     assert status.state is BuildState.FAILED
-    assert f"ended {MAX_ATTEMPTS} times" in status.reason
+    assert f"ended {MAX_CRASHES} times" in status.reason
+
+
+def test_stopped_builders_do_not_count_as_crashed(queue: BuildQueue) -> None:
+    queue.submit(MODEL, SOURCE)
+    for _ in range(MAX_CRASHES + 1):
+        with queue.claim(MODEL) as claim:
+            assert claim is not None
+            claim.enter(BuildState.BUILDING, "export")
+            queue.interrupt()
+            claim.enter(BuildState.VERIFYING, "too late")
+        status = queue.status(MODEL)
+        assert status is not None
+        assert (status.state, status.step) == (BuildState.QUEUED, "")
+    with queue.claim(MODEL) as claim:
+        assert claim is not None
+        claim.finish("0123456789ab")
+        queue.interrupt()
+    record = queue.read(MODEL)
+    assert record is not None
+    assert (record.state, record.crashes) == (BuildState.READY, 1), "the last builder alone"
 
 
 def test_durations_of_finished_builds_are_kept(queue: BuildQueue, clock: Clock) -> None:
@@ -153,8 +174,8 @@ def test_stored_version_and_resumed_build_are_not_measured(queue: BuildQueue, cl
         assert claim is not None
         claim.finish("0123456789ab", was_stored=True)
     queue.submit(MODEL, SOURCE)
-    with pytest.raises(KeyboardInterrupt), queue.claim(MODEL):
-        raise KeyboardInterrupt
+    with queue.claim(MODEL):
+        queue.interrupt()
     run_build(queue, clock)
     assert queue.history() == []
 
