@@ -197,6 +197,12 @@ def list_builds(building: Path) -> list[StoredBuild]:
     ]
 
 
+def is_being_built(store: Path, model_id: str) -> bool:
+    """Whether a build of any version of the model runs. Raises OSError as `list_builds` does."""
+    builds = list_builds(building_directory(store))
+    return any(is_locked(lock_path(build.path)) for build in builds if build.model_id == model_id)
+
+
 def list_logs_without_version(building: Path) -> list[Path]:
     """Return the logs in `building` whose name contains no version, sorted."""
     return [path for path in sorted(building.glob("*.log")) if not _BUILD_NAME.fullmatch(path.stem)]

@@ -33,6 +33,7 @@ from deployments.artifacts.store import (
     build_path,
     building_directory,
     find_abandoned_scratch,
+    is_being_built,
     list_builds,
     list_logs_without_version,
     list_model_directories,
@@ -193,7 +194,7 @@ def find_garbage(
         plan = read_plan(store)
         for model in filter(is_own_directory, list_model_directories(store)):
             planned = _planned_versions(plan, model, configured)
-            items += _versions(model, retained, planned, building)
+            items += _versions(model, retained, planned)
             items += temporary_files(model, now_s)
         if is_own_directory(building):
             items += old_builds(building, now_s)
@@ -257,11 +258,9 @@ def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) ->
     return entry.versions().union(named, itertools.islice(sealed, 1))
 
 
-def _versions(
-    model: Path, keep: frozenset[str], planned: frozenset[str], building: Path
-) -> Iterator[GarbageItem]:
+def _versions(model: Path, keep: frozenset[str], planned: frozenset[str]) -> Iterator[GarbageItem]:
     aliased = read_aliased_versions(model)
-    if aliased is None or _is_being_built(building, read_model_id(model)):
+    if aliased is None or is_being_built(model.parent, read_model_id(model)):
         return
     for path in filter(is_own_directory, list_version_directories(model)):
         name = name_artifact(path)
@@ -270,11 +269,6 @@ def _versions(
             yield GarbageItem(
                 GarbageKind.VERSION, name, path, measure(path).size, "nothing names it"
             )
-
-
-def _is_being_built(building: Path, model_id: str) -> bool:
-    builds = (build for build in list_builds(building) if build.model_id == model_id)
-    return any(is_locked(lock_path(build.path)) for build in builds)
 
 
 def _is_in_use(version: Path) -> bool:

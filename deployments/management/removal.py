@@ -10,6 +10,7 @@ from deployments.artifacts.locks import try_exclusive_lock
 from deployments.artifacts.store import (
     build_path,
     building_directory,
+    is_being_built,
     lock_path,
     model_directory,
     remove_atomically,
@@ -41,6 +42,9 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
     if selector is not None:
         versions = [_find_removable(store, model_id, selector, configured)]
         directory /= versions[0]
+    # A build of a version that the store lacks would bring a removed model back.
+    if selector is None and is_being_built(store, model_id):
+        raise _being_built(model_id)
     with _without_builds(store, model_id, versions):
         if selector is None and not BuildQueue(store).forget(model_id):
             raise _being_built(model_id)

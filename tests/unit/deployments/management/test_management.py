@@ -156,10 +156,11 @@ def test_version_of_the_configuration_stays(store: Path) -> None:
 
 
 def test_model_that_is_being_built_stays(store: Path) -> None:
-    lock = lock_path(build_path(store, MODEL, OLD))
-    lock.parent.mkdir()
-    with exclusive_lock(lock, lambda _: None), pytest.raises(ModelInUse, match="being built"):
-        remove(store, MODEL)
+    for version in (OLD, "000000000003"):
+        lock = lock_path(build_path(store, MODEL, version))
+        lock.parent.mkdir(exist_ok=True)
+        with exclusive_lock(lock, lambda _: None), pytest.raises(ModelInUse, match="being built"):
+            remove(store, MODEL)
     queue = BuildQueue(store)
     queue.submit(MODEL, "/nowhere")
     with queue.claim(MODEL), pytest.raises(ModelInUse, match="being built"):
