@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 from collections.abc import Collection, Iterator
@@ -28,8 +29,11 @@ from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
-# Suffixes of the files that the build downloads and hashes into the revision.
-HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
+_HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
+# Weights that no build reads: those in the formats of Mistral and Meta, and those of a training.
+_UNREAD_WEIGHTS = re.compile(
+    r"((.*/)?consolidated[^/]*|(original|checkpoint-\d+)/.*)\.safetensors", re.DOTALL
+)
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
 _MODULE_PACKAGE = "sentence_transformers."
@@ -60,9 +64,9 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Bytes of `packed`, or of all files in `directory` if nothing is packed."""
-        files = [self.packed] if self.packed else self.directory.rglob("*")
-        return sum(path.stat().st_size for path in files if path.is_file())
+        """Bytes of `packed`, or of the `hashed_files` of `directory` if nothing is packed."""
+        files = [self.packed] if self.packed else [p for _, p in hashed_files(self.directory)]
+        return sum(path.stat().st_size for path in files)
 
     @property
     def weights(self) -> Path:
@@ -179,19 +183,24 @@ def _is_module(value: Json) -> bool:
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
 
 
+def is_hashed(name: str) -> bool:
+    """Whether the build downloads this file of a checkpoint and hashes it into the revision."""
+    return name.endswith(_HASHED_SUFFIXES) and not _UNREAD_WEIGHTS.fullmatch(name)
+
+
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Yield relative name and path of the files with HASHED_SUFFIXES, sorted by path.
+    """Yield relative name and path of the files that `is_hashed` accepts, sorted by path.
 
     Hidden files and directories are left out. Raises SourceUnreadable for an unreadable directory.
     """
     paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):
         below[:] = [name for name in below if not name.startswith(".")]
-        counted = (name for name in names if name.endswith(HASHED_SUFFIXES))
-        paths += [Path(top, name) for name in counted if not name.startswith(".")]
+        paths += [Path(top, name) for name in names if not name.startswith(".")]
     for path in sorted(paths):
-        if is_plain_file(path):
-            yield path.relative_to(directory).as_posix(), path
+        name = path.relative_to(directory).as_posix()
+        if is_hashed(name) and is_plain_file(path):
+            yield name, path
 
 
 def copy_without_weights(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import glob
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint, is_hashed
 from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import BuildError, SourceNotFound
 from deployments.artifacts.manifest import ModelSource
@@ -36,8 +37,8 @@ class Hub(Protocol):
         """
         ...
 
-    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
-        """Download the files that match `patterns` and return their directory.
+    def download(self, model_id: str, commit: str, files: list[str]) -> Path:
+        """Download these files and return their directory.
 
         Raises SourceNotFound if the download fails, BuildError if the local disk is full or
         read-only.
@@ -56,27 +57,28 @@ class HuggingFaceHub:
         names = tuple(sibling.rfilename for sibling in info.siblings or ())
         return HubListing(str(info.sha), names)
 
-    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
+    def download(self, model_id: str, commit: str, files: list[str]) -> Path:
         from huggingface_hub import snapshot_download
 
+        patterns = [glob.escape(name) for name in files]
         with hub_errors(model_id):
             return Path(snapshot_download(model_id, revision=commit, allow_patterns=patterns))
 
 
 def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
-    """Download the files with a suffix of HASHED_SUFFIXES at one commit of a hub model.
+    """Download the files of a hub model that `is_hashed` accepts, at one commit.
 
     Raises BuildError if the model has no safetensors weights or the download fails.
     """
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
-    if not any(name.endswith(".safetensors") for name in listing.files):
+    files = [name for name in listing.files if is_hashed(name)]
+    if not any(name.endswith(".safetensors") for name in files):
         raise foreign_weights(f"`{model_id}`", listing.files) or SourceNotFound(
-            f"`{model_id}` has no safetensors weights",
+            f"`{model_id}` has no safetensors weights in the layout of transformers",
             hint="name a revision that has them: `ID@REVISION`",
         )
-    patterns = [f"*{suffix}" for suffix in HASHED_SUFFIXES]
-    directory = hub.download(model_id, listing.commit, patterns)
+    directory = hub.download(model_id, listing.commit, files)
     return Checkpoint(directory, ModelSource(ref=ref, revision=listing.commit), default_id=model_id)
 
 

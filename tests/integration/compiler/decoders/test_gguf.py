@@ -44,8 +44,8 @@ class OneFileHub:
     def listing(self, model_id: str, revision: str | None) -> HubListing:
         return HubListing(f"commit-of-{revision}", ("README.md", self.file.name))
 
-    def download(self, model_id: str, commit: str, patterns: list[str]) -> Path:
-        self.fetched.append((model_id, commit, patterns))
+    def download(self, model_id: str, commit: str, files: list[str]) -> Path:
+        self.fetched.append((model_id, commit, files))
         return self.file.parent
 
 
