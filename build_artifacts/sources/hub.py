@@ -13,6 +13,7 @@ from typing import Protocol
 from build_artifacts.checkpoints.checkpoint import Checkpoint, is_hashed
 from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import BuildError, SourceNotFound
+from build_artifacts.sources.tokenizer import check_vocabulary
 from deployments.artifacts.manifest import ModelSource
 
 # Errors of the local download cache, independent of the network.
@@ -33,7 +34,8 @@ class Hub(Protocol):
     def listing(self, model_id: str, revision: str | None) -> HubListing:
         """Resolve `revision` (default: the main branch) to a commit.
 
-        Raises SourceNotFound if the hub has no such revision or does not answer.
+        If the hub does not answer, use the commit of the last download. Raises SourceNotFound if
+        there is none, or if the hub has no such revision.
         """
         ...
 
@@ -50,12 +52,20 @@ class HuggingFaceHub:
     """Hub configured for huggingface_hub, with its cache and credentials."""
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
-        from huggingface_hub import HfApi
+        from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
+        from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
+        api = HfApi()
         with hub_errors(model_id):
-            info = HfApi().model_info(model_id, revision=revision)
-        names = tuple(sibling.rfilename for sibling in info.siblings or ())
-        return HubListing(str(info.sha), names)
+            # Logs a warning if it falls back to the cached commit.
+            commit = api.resolve_revision(model_id, revision=revision).resolved
+            try:
+                # A snapshot directory may lack files, so it is no substitute for this list.
+                entries = get_cached_repo_tree(model_id, revision=commit)
+            except CachedRepoTreeNotFoundError:
+                entries = list(api.list_repo_tree(model_id, recursive=True, revision=commit))
+        names = tuple(entry.path for entry in entries if isinstance(entry, RepoFile))
+        return HubListing(str(commit), names)
 
     def download(self, model_id: str, commit: str, files: list[str]) -> Path:
         from huggingface_hub import snapshot_download
@@ -68,7 +78,8 @@ class HuggingFaceHub:
 def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
     """Download the files of a hub model that `is_hashed` accepts, at one commit.
 
-    Raises BuildError if the model has no safetensors weights or the download fails.
+    Raises BuildError if the model has no safetensors weights or no vocabulary that the build reads,
+    or if the download fails.
     """
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
@@ -78,6 +89,7 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
             f"`{model_id}` has no safetensors weights in the layout of transformers",
             hint="name a revision that has them: `ID@REVISION`",
         )
+    check_vocabulary(f"`{model_id}`", listing.files)
     directory = hub.download(model_id, listing.commit, files)
     return Checkpoint(directory, ModelSource(ref=ref, revision=listing.commit), default_id=model_id)
 
@@ -86,9 +98,13 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
 def hub_errors(model_id: str) -> Iterator[None]:
     """Translate errors of huggingface_hub to SourceNotFound, or BuildError if the disk is full."""
     import httpx2
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HFValidationError, RevisionResolutionError
 
-    foreign = (httpx2.HTTPError, HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError)
+    foreign = (
+        *(httpx2.HTTPError, HFValidationError, RevisionResolutionError),
+        OSError,  # includes HfHubHTTPError and OfflineModeIsEnabled
+        RuntimeError,  # of hf_xet, for example without a connection to its storage
+    )
     try:
         yield
     except foreign as exc:

@@ -8,6 +8,7 @@ and ids equal those of the files.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _WORDS_NAME = "vocab.txt"
 _PAIRS_NAME = "vocab.json"
 _ADDED_NAME = "added_tokens.json"
 # Vocabulary formats that require packages outside the dependencies of the build.
-_UNREAD = ("*.model", "*.tiktoken", "bpe.codes")
+_UNREAD = (".model", ".tiktoken", "bpe.codes")
 
 VocabularyFiles = dict[str, int]  # token -> id
 
@@ -61,30 +62,36 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     own = weights / TOKENIZER_NAME
     if is_plain_file(own):
         return own
-    name = next((n for n in (_WORDS_NAME, _PAIRS_NAME) if is_plain_file(weights / n)), None)
-    if name is None:
-        found = sorted(path.name for pattern in _UNREAD for path in weights.glob(pattern))
-        raise _no_tokenizer_error(
-            weights, f", and `{found[0]}` cannot be converted here" if found else ""
-        )
+    check_vocabulary(str(weights), [path.name for path in weights.glob("*")])
+    name = _WORDS_NAME if is_plain_file(weights / _WORDS_NAME) else _PAIRS_NAME
     try:
         tokenizer = _convert(weights)
     except Exception as exc:  # tokenizer classes may raise any exception
         raise _no_tokenizer_error(
-            weights, f", and `{name}` cannot be converted: {first_line(exc)}"
+            str(weights), f", and `{name}` cannot be converted: {first_line(exc)}"
         ) from exc
     if tokenizer.get_vocab() != _read_vocabulary(weights, name):
         raise _no_tokenizer_error(
-            weights, f", and the tokenizer class of this model does not read `{name}`"
+            str(weights), f", and the tokenizer class of this model does not read `{name}`"
         )
     into.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(into / TOKENIZER_NAME))
     return into / TOKENIZER_NAME
 
 
-def _no_tokenizer_error(weights: Path, why: str) -> SourceNotFound:
+def check_vocabulary(where: str, names: Iterable[str]) -> None:
+    """Raise SourceNotFound if none of these files is a vocabulary that the build reads."""
+    files = sorted({name.rpartition("/")[2] for name in names})
+    if {TOKENIZER_NAME, _WORDS_NAME, _PAIRS_NAME}.isdisjoint(files):
+        unread = next((name for name in files if name.endswith(_UNREAD)), None)
+        raise _no_tokenizer_error(
+            where, f", and `{unread}` cannot be converted here" if unread else ""
+        )
+
+
+def _no_tokenizer_error(where: str, why: str) -> SourceNotFound:
     return SourceNotFound(
-        f"no `{TOKENIZER_NAME}` in {weights}{why}",
+        f"no `{TOKENIZER_NAME}` in {where}{why}",
         hint="create it where transformers supports the tokenizer: "
         "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`",
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 import shutil
 import stat
 import sys
@@ -8,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.sources.hub import HubListing, HuggingFaceHub, hub_errors, resolve_hub_model
 from build_artifacts.sources.package import PackageRef, pip_download, resolve_package, unpack
 from build_artifacts.steps.resolve import resolve
+from tests.support.model_hub import COMMIT, serve_hub
 
 SECOND = "gt_tiny/model"
 
@@ -168,7 +171,7 @@ class FakeHub:
 def test_hub_model_is_pinned_to_commit(
     tmp_path: Path, embedding_source: Path, ref: str, branch: str | None
 ) -> None:
-    files = ["config.json", "model.safetensors"]
+    files = ["config.json", "model.safetensors", "tokenizer.json"]
     hub = FakeHub(embedding_source, ("README.md", *files))
     checkpoint = resolve(ref, tmp_path, hub)
     assert checkpoint.default_id == "org/tiny"
@@ -189,7 +192,7 @@ def test_duplicate_weights_are_neither_fetched_nor_hashed_nor_counted(
 ) -> None:
     files = [
         *("config.json", "model.safetensors", "model-00001-of-00002.safetensors"),
-        *("2_Dense/model.safetensors", "checkpoint-500/config.json"),
+        *("2_Dense/model.safetensors", "checkpoint-500/config.json", "tokenizer.json"),
     ]
     hub = FakeHub(embedding_source, (*files, *DUPLICATES))
     resolve_hub_model("org/tiny", hub)
@@ -211,6 +214,22 @@ def test_duplicate_weights_are_neither_fetched_nor_hashed_nor_counted(
 def test_hub_model_with_weights_of_other_layouts_only_is_rejected(embedding_source: Path) -> None:
     hub = FakeHub(embedding_source, ("params.json", "consolidated.safetensors"))
     with pytest.raises(SourceNotFound, match="no safetensors weights in the layout"):
+        resolve_hub_model("org/tiny", hub)
+    assert hub.fetched == []
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "sentence"),
+    [
+        ("tokenizer.model", "no `tokenizer.json` in `org/tiny`, and `tokenizer.model` cannot"),
+        ("README.md", "no `tokenizer.json` in `org/tiny`$"),
+    ],
+)
+def test_hub_model_without_a_known_vocabulary_is_rejected_before_download(
+    embedding_source: Path, vocabulary: str, sentence: str
+) -> None:
+    hub = FakeHub(embedding_source, ("config.json", "model.safetensors", vocabulary))
+    with pytest.raises(SourceNotFound, match=sentence):
         resolve_hub_model("org/tiny", hub)
     assert hub.fetched == []
 
@@ -251,14 +270,65 @@ def test_hub_errors_are_translated() -> None:
         httpx2.ConnectError("no route"),
         OfflineModeIsEnabled("offline"),
         LocalEntryNotFoundError("not cached"),
+        RuntimeError("Network error: no route"),  # of hf_xet
     ):
         with pytest.raises(SourceNotFound, match="from the hub"), hub_errors("org/tiny"):
             raise foreign
 
 
-def test_unreachable_hub_is_reported_with_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def downloaded(
+    tmp_path: Path, embedding_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> Checkpoint:
+    """The checkpoint of `org/tiny`, downloaded from a hub that does not answer any more."""
     from huggingface_hub import constants
 
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    shutil.copytree(embedding_source, tmp_path / "models/org/tiny")
+    with serve_hub(tmp_path / "models") as served:
+        monkeypatch.setattr(constants, "ENDPOINT", served.url)
+        template = f"{served.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        checkpoint = resolve_hub_model("org/tiny", HuggingFaceHub())
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    return checkpoint
+
+
+@pytest.mark.parametrize("is_offline", [True, False])
+def test_downloaded_model_is_resolved_without_the_hub(
+    downloaded: Checkpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    is_offline: bool,
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "propagate", True)
+    checkpoint = resolve_hub_model("org/tiny", HuggingFaceHub())
+    assert checkpoint == downloaded
+    assert checkpoint.source.revision == COMMIT
+    assert (checkpoint.directory / "1_Pooling" / "config.json").is_file()
+    assert "Using cached commit hash for 'org/tiny'" in caplog.text
+
+
+def test_incomplete_download_is_not_taken_for_the_model(
+    downloaded: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    (downloaded.directory / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(SourceNotFound, match="cannot download `org/tiny`"):
+        resolve_hub_model("org/tiny", HuggingFaceHub())
+
+
+def test_unreachable_hub_is_reported_with_hint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SourceNotFound) as caught:
         HuggingFaceHub().listing("org/tiny", None)
