@@ -40,7 +40,7 @@ _TURN_ENDS = (
     "<|eom_id|>",
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
-# Sampling parameters in generation_config.json.
+# Sampling parameters of a generation config.
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 _TOKENIZER_FILES = (
     "special_tokens_map.json",
@@ -92,10 +92,19 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 def _read_defaults(weights: Path) -> GenerationDefaults:
     """Read the valid sampling defaults. Raises the errors of `read_object`."""
-    value = read_object(weights / GENERATION_CONFIG_NAME)
+    value = read_object(find_generation_config(weights))
     return GenerationDefaults(
         **{name: value[name] for name in _SAMPLING_FIELDS if _is_valid_default(name, value)}
     )
+
+
+def find_generation_config(weights: Path) -> Path:
+    """Return the path of generation_config.json, else of config.json, as transformers does.
+
+    Older versions of transformers saved the settings in config.json. Raises SourceUnreadable.
+    """
+    path = weights / GENERATION_CONFIG_NAME
+    return path if is_plain_file(path) else weights / CONFIG_NAME
 
 
 def _is_valid_default(name: str, value: dict[str, Json]) -> bool:

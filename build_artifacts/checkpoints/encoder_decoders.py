@@ -12,9 +12,15 @@ from build_artifacts.checkpoints.architectures import (
     config_errors,
     read_architecture,
 )
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, is_plain_file, read_field
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    is_plain_file,
+    read_field,
+    read_object,
+)
 from build_artifacts.checkpoints.decoders import (
     GENERATION_CONFIG_NAME,
+    find_generation_config,
     iterate_token_ids,
     special_tokens,
 )
@@ -42,7 +48,7 @@ MULTILINGUAL = ("mbart", "m2m_100")
 # Language tokens such as `en_XX` (mBART), `eng_Latn` (NLLB) and `__en__` (M2M100).
 LANGUAGE_TOKEN = re.compile(r"__([a-z]{2,3})__|([a-z]{2}_[A-Z]{2}|[a-z]{3}_[A-Z][a-z]{3})")
 
-# Fields of generation_config.json whose types transformers does not check.
+# Generation settings whose types transformers does not check.
 _FIELD_TYPES: Mapping[str, type] = {
     **dict.fromkeys(
         ("decoder_start_token_id", "forced_bos_token_id", "max_length", "min_length",
@@ -72,13 +78,15 @@ def load_generation_settings(weights: Path, config: TransformersConfig) -> Gener
     """
     from transformers import GenerationConfig
 
-    path = weights / GENERATION_CONFIG_NAME
-    if not is_plain_file(path):
-        return GenerationConfig.from_model_config(config)
+    path = find_generation_config(weights)
     for name, kind in _FIELD_TYPES.items():
         read_field(path, name, kind)
-    with config_errors(GENERATION_CONFIG_NAME):
-        return GenerationConfig.from_pretrained(weights)
+    with config_errors(path.name):
+        if path.name == GENERATION_CONFIG_NAME:
+            return GenerationConfig.from_pretrained(weights)
+        # `config` has the token ids that config.json omits, but no settings: transformers removes
+        # them from its configs.
+        return GenerationConfig.from_model_config(config.to_dict() | read_object(path))
 
 
 def read_encoder_decoder_config(

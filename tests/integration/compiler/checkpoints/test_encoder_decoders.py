@@ -1,4 +1,4 @@
-"""Language codes of multilingual encoder-decoder checkpoints."""
+"""Generation settings and language codes of encoder-decoder checkpoints."""
 
 from __future__ import annotations
 
@@ -9,12 +9,66 @@ import pytest
 from tokenizers import Tokenizer, models, processors
 
 from build_artifacts.checkpoints.encoder_decoders import read_languages
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.tiny_encoders import write_json
 
+MARIAN = {"model_type": "marian", "architectures": ["MarianMTModel"]}
+SETTINGS = {
+    "num_beams": 6,
+    "length_penalty": 0.6,
+    "early_stopping": True,
+    "no_repeat_ngram_size": 3,
+    "min_length": 30,
+    "max_length": 512,
+    "bad_words_ids": [[58100]],
+    "forced_bos_token_id": 5,
+}
 FAMILIES = {
     "mbart": (("en_XX", "fr_XX"), {"en_XX": 2, "fr_XX": 3}),
     "nllb": (("eng_Latn", "fra_Latn"), {"eng_Latn": 2, "fra_Latn": 3}),
     "m2m_100": (("__en__", "__fr__"), {"en": 2, "fr": 3}),
 }
+
+
+def read_generation_config(weights: Path) -> GenerationConfig:
+    generation_config = read_checkpoint_metadata(weights).generation_config
+    assert generation_config is not None
+    return generation_config
+
+
+@pytest.mark.parametrize(
+    "is_separate", [True, False], ids=["generation_config.json", "config.json"]
+)
+def test_generation_settings_are_read_from_either_file(tmp_path: Path, is_separate: bool) -> None:
+    """Older versions of transformers saved them in config.json."""
+    tokens = {"eos_token_id": 0, "decoder_start_token_id": 58100}
+    write_json(tmp_path / "config.json", MARIAN | ({} if is_separate else SETTINGS))
+    if is_separate:
+        write_json(tmp_path / "generation_config.json", SETTINGS | tokens)
+    generation_config = read_generation_config(tmp_path)
+    assert generation_config.defaults == GenerationDefaults(
+        num_beams=6,
+        length_penalty=0.6,
+        early_stopping=True,
+        no_repeat_ngram_size=3,
+        min_new_tokens=29,
+        max_new_tokens=511,
+    )
+    assert generation_config.suppressed_token_ids == (58100,)
+    assert generation_config.eos_token_ids == (0,)
+    assert generation_config.encoder_decoder is not None
+    assert generation_config.encoder_decoder.decoder_start_token_id == 58100
+    assert generation_config.encoder_decoder.forced_bos_token_id == 5
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
+def test_wrong_generation_setting_is_rejected_by_file(tmp_path: Path, name: str) -> None:
+    write_json(tmp_path / "config.json", MARIAN)
+    write_json(tmp_path / name, MARIAN | {"num_beams": "six"})
+    with pytest.raises(UnsupportedModel, match=f"`{name}` is corrupt: `num_beams` "):
+        read_checkpoint_metadata(tmp_path)
 
 
 def save_tokenizer(weights: Path, tokens: tuple[str, ...], template: str) -> None:

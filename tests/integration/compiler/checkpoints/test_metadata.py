@@ -100,6 +100,13 @@ def test_sampling_defaults_come_from_checkpoint(directory: Path) -> None:
     assert read_generation_defaults(directory) == GenerationDefaults(**settings)
 
 
+def test_sampling_defaults_of_older_checkpoints_come_from_config(directory: Path) -> None:
+    write_json(directory / "config.json", LLAMA | {"temperature": 0.6, "top_k": 20})
+    assert read_generation_defaults(directory) == GenerationDefaults(temperature=0.6, top_k=20)
+    write_json(directory / "generation_config.json", {})
+    assert read_generation_defaults(directory) == GenerationDefaults()
+
+
 def test_neutral_sampling_values_are_omitted(directory: Path) -> None:
     nothing = {"temperature": None, "top_k": 0, "top_p": 0.0, "typical_p": "much", "min_p": True}
     for settings in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
