@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
     config_errors,
@@ -14,6 +16,8 @@ from build_artifacts.checkpoints.architectures import (
 )
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
+    Json,
+    corrupt_file,
     is_plain_file,
     read_field,
     read_object,
@@ -56,6 +60,19 @@ _FIELD_TYPES: Mapping[str, type] = {
         int,
     ),
     "bad_words_ids": list,
+}  # fmt: skip
+
+# Settings that change answers in transformers only, with the values that have no effect.
+_UNSUPPORTED_SETTINGS: Mapping[str, Json] = {
+    **dict.fromkeys(
+        ("begin_suppress_tokens", "constraints", "diversity_penalty", "do_sample",
+         "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "force_words_ids",
+         "penalty_alpha", "sequence_bias", "stop_strings"),
+    ),
+    **dict.fromkeys(
+        ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_return_sequences"),
+        1,
+    ),
 }  # fmt: skip
 
 GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
@@ -119,9 +136,28 @@ def read_encoder_decoder_config(
             forced_eos_token_id=next(iterate_token_ids(generation.forced_eos_token_id), None),
             languages=read_languages(weights, config),
         ),
-        defaults=_read_defaults(generation),
+        defaults=_read_defaults(weights, generation),
         task_prefixes=_read_task_prefixes(weights),
     )
+
+
+def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list[str]:
+    """Return the names of settings that the checkpoint states and answers do not follow.
+
+    `task_specific_params` is one if it has more than prefixes. transformers 5 ignores it, too.
+    Raises the errors of `load_generation_settings`.
+    """
+    generation = load_generation_settings(weights, config)
+    found = [
+        name
+        for name, neutral in _UNSUPPORTED_SETTINGS.items()
+        if (value := getattr(generation, name, None)) and value != neutral
+    ]
+    if any(isinstance(words, list) and len(words) > 1 for words in generation.bad_words_ids or ()):
+        found.append("bad_words_ids")
+    if any(settings.keys() - {"prefix"} for settings in _read_task_settings(weights).values()):
+        found.append("task_specific_params")
+    return sorted(found)
 
 
 def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
@@ -165,18 +201,27 @@ def _read_decoder_size(config: TransformersConfig, name: str, otherwise: str) ->
     return int(getattr(config, f"decoder_{name}", None) or getattr(config, otherwise))
 
 
-def _read_defaults(generation: GenerationSettings) -> GenerationDefaults:
+def _read_defaults(weights: Path, generation: GenerationSettings) -> GenerationDefaults:
     longest, shortest = generation.max_length, generation.min_length
-    return GenerationDefaults(
-        num_beams=generation.num_beams or 1,
-        length_penalty=1.0 if generation.length_penalty is None else generation.length_penalty,
-        early_stopping=generation.early_stopping or False,
-        no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
-        # `min_length` and `max_length` count the start token; `min_new_tokens` and
-        # `max_new_tokens` do not.
-        min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
-        max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),
-    )
+    length_penalty = generation.length_penalty
+    repetition_penalty = generation.repetition_penalty
+    try:
+        return GenerationDefaults(
+            repetition_penalty=1.0 if repetition_penalty is None else repetition_penalty,
+            num_beams=generation.num_beams or 1,
+            length_penalty=1.0 if length_penalty is None else length_penalty,
+            early_stopping=generation.early_stopping or False,
+            no_repeat_ngram_size=generation.no_repeat_ngram_size or 0,
+            # `min_length` and `max_length` count the start token; `min_new_tokens` and
+            # `max_new_tokens` do not.
+            min_new_tokens=generation.min_new_tokens or max(0, (shortest or 0) - 1),
+            max_new_tokens=generation.max_new_tokens or (longest - 1 if longest else None),
+        )
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        raise corrupt_file(
+            find_generation_config(weights), f"`{error['loc'][0]}`: {error['msg']}"
+        ) from exc
 
 
 def _read_task_prefixes(weights: Path) -> dict[str, str]:
@@ -184,7 +229,7 @@ def _read_task_prefixes(weights: Path) -> dict[str, str]:
 
     A task with several prefixes, such as translation with one per language pair, has no entry.
     """
-    value = read_field(weights / CONFIG_NAME, "task_specific_params", dict) or {}
+    value = _read_task_settings(weights)
     prefixes: dict[str, str] = {}
     for task in TEXT2TEXT_TASKS:
         task_prefixes = {
@@ -195,3 +240,9 @@ def _read_task_prefixes(weights: Path) -> dict[str, str]:
         if len(task_prefixes) == 1:
             prefixes[task.value] = task_prefixes.pop()
     return prefixes
+
+
+def _read_task_settings(weights: Path) -> dict[str, dict[str, Json]]:
+    """Return the objects in `task_specific_params` of config.json by their names."""
+    value = read_field(weights / CONFIG_NAME, "task_specific_params", dict) or {}
+    return {name: settings for name, settings in value.items() if isinstance(settings, dict)}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.encoder_decoders import find_unsupported_settings
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_encoder_decoder_metadata
 from build_artifacts.families.base import Attempt, BuildContext
 from build_artifacts.families.decoder import DecoderBuild, cached_reference, check_options
@@ -22,6 +24,10 @@ class EncoderDecoderFamily:
 
     def start(self, context: BuildContext) -> EncoderDecoderBuild:
         check_options(context)
+        config = load_config(context.weights)
+        if unsupported := find_unsupported_settings(context.weights, config):
+            names = ", ".join(f"`{name}`" for name in unsupported)
+            context.steps.report(f"settings of the checkpoint without effect: {names}")
         return EncoderDecoderBuild(context, cached_reference(context))
 
 

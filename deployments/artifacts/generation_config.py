@@ -28,6 +28,7 @@ class GenerationDefaults(FrozenModel):
     """Defaults of the checkpoint for options that a request omits.
 
     Decoder-only models set the sampling fields, encoder-decoder models the beam search fields.
+    Both set `repetition_penalty`.
     """
 
     temperature: float = Field(1.0, ge=0, allow_inf_nan=False)

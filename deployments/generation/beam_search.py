@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from deployments.engines.decoder import Logits
 from deployments.generation.job import Job, JobStep, ModelContext
+from deployments.generation.logits_rules import MAX_ABS_LOGIT
 from deployments.generation.sampling import log_total, top_indices
 from deployments.messages import (
     BeamSearchParams,
@@ -160,6 +161,7 @@ class BeamSearchJob(Job):
     ) -> None:
         super().__init__(prompt, options, model, deadline_s)
         self.slot_count = params.num_beams
+        self._repetition_penalty = options.sampling.repetition_penalty
         self._search = BeamSearch(params, self._constraints.max_new_tokens, model.eos_token_ids)
 
     @property
@@ -194,7 +196,12 @@ class BeamSearchJob(Job):
         if forced is not None:
             scores = np.full_like(scores, -np.inf)
             scores[forced] = 0.0
-        elif forbidden := self._constraints.find_forbidden(answer):
+            return scores
+        if self._repetition_penalty != 1:
+            tokens = [*self._constraints.prefix, *answer]
+            penalized = scores[tokens].astype(np.float64) * self._repetition_penalty
+            scores[tokens] = np.maximum(penalized, -MAX_ABS_LOGIT)
+        if forbidden := self._constraints.find_forbidden(answer):
             scores[forbidden] = -np.inf
         return scores
 

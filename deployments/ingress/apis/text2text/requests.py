@@ -78,7 +78,7 @@ class TextToTextRequest:
             no_repeat_ngram = 0 if parameters.grammar else defaults.no_repeat_ngram_size
         options = parse_options(parameters, streams=self.tgi_request.streams)
         return options._replace(
-            sampling=adapt_sampling(options.sampling, parameters),
+            sampling=adapt_sampling(options.sampling, parameters, defaults),
             beam_search=parse_beam_search(parameters, defaults, streams=self.tgi_request.streams),
             no_repeat_ngram_size=no_repeat_ngram,
             max_new_tokens=max_new_tokens,
@@ -188,13 +188,17 @@ def parse_beam_search(
     )
 
 
-def adapt_sampling(sampling: SamplingParams, parameters: TextToTextParameters) -> SamplingParams:
+def adapt_sampling(
+    sampling: SamplingParams, parameters: TextToTextParameters, defaults: GenerationDefaults
+) -> SamplingParams:
     """Return `sampling`, or greedy decoding if no sampling is requested. `top_k` 0: no limit."""
+    penalty = parameters.repetition_penalty
+    penalty = defaults.repetition_penalty if penalty is None else penalty
     if parameters.samples:
-        return sampling._replace(top_k=sampling.top_k or None)
+        return sampling._replace(top_k=sampling.top_k or None, repetition_penalty=penalty)
     return SamplingParams(
         temperature=0.0,
-        repetition_penalty=sampling.repetition_penalty,
+        repetition_penalty=penalty,
         frequency_penalty=sampling.frequency_penalty,
         seed=sampling.seed,
     )
@@ -222,6 +226,4 @@ def _reject_conflicts(parameters: TextToTextParameters, *, streams: bool) -> Non
 
 
 def _find_token_level(parameters: TextToTextParameters) -> str | None:
-    if parameters.repetition_penalty not in (None, 1.0):
-        return "repetition_penalty"
     return next((name for name in TOKEN_LEVEL_PARAMETERS if getattr(parameters, name)), None)

@@ -10,14 +10,19 @@ from tokenizers import Tokenizer, models, processors
 
 from build_artifacts.checkpoints.encoder_decoders import read_languages
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families import encoder_decoder
+from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.recipes import QUICK
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.prepared_build import RecordingRunner
 from tests.support.tiny_encoders import write_json
 
 MARIAN = {"model_type": "marian", "architectures": ["MarianMTModel"]}
 SETTINGS = {
     "num_beams": 6,
     "length_penalty": 0.6,
+    "repetition_penalty": 1.2,
     "early_stopping": True,
     "no_repeat_ngram_size": 3,
     "min_length": 30,
@@ -51,6 +56,7 @@ def test_generation_settings_are_read_from_either_file(tmp_path: Path, is_separa
     assert generation_config.defaults == GenerationDefaults(
         num_beams=6,
         length_penalty=0.6,
+        repetition_penalty=1.2,
         early_stopping=True,
         no_repeat_ngram_size=3,
         min_new_tokens=29,
@@ -64,11 +70,51 @@ def test_generation_settings_are_read_from_either_file(tmp_path: Path, is_separa
 
 
 @pytest.mark.parametrize("name", ["generation_config.json", "config.json"])
-def test_wrong_generation_setting_is_rejected_by_file(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "setting", [{"num_beams": "six"}, {"num_beams": -6}, {"repetition_penalty": "high"}], ids=str
+)
+def test_wrong_generation_setting_is_rejected_by_file(
+    tmp_path: Path, name: str, setting: dict[str, object]
+) -> None:
+    tokens = {"eos_token_id": 0, "decoder_start_token_id": 58100}
     write_json(tmp_path / "config.json", MARIAN)
-    write_json(tmp_path / name, MARIAN | {"num_beams": "six"})
-    with pytest.raises(UnsupportedModel, match=f"`{name}` is corrupt: `num_beams` "):
+    write_json(tmp_path / name, MARIAN | tokens | setting)
+    with pytest.raises(UnsupportedModel, match=f"`{name}` is corrupt: `{next(iter(setting))}`"):
         read_checkpoint_metadata(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"encoder_no_repeat_ngram_size": 3}, ["encoder_no_repeat_ngram_size"]),
+        ({"do_sample": True, "diversity_penalty": 0.5}, ["diversity_penalty", "do_sample"]),
+        ({"bad_words_ids": [[7], [8, 9]]}, ["bad_words_ids"]),
+        ({"task_specific_params": {"summarization": {"num_beams": 4}}}, ["task_specific_params"]),
+        ({"task_specific_params": {"summarization": {"prefix": "sum: "}, "x": 5}}, []),
+        ({"do_sample": False, "num_beam_groups": 1, "encoder_repetition_penalty": 1.0}, []),
+        (SETTINGS, []),
+    ],
+)
+def test_build_log_names_settings_without_effect(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: dict[str, object],
+    names: list[str],
+) -> None:
+    write_json(tmp_path / "config.json", MARIAN | settings)
+    monkeypatch.setattr(encoder_decoder, "cached_reference", lambda context: None)
+    runner = RecordingRunner(tmp_path / "building")
+    context = BuildContext(
+        steps=runner.steps,
+        weights=tmp_path,
+        metadata=read_checkpoint_metadata(tmp_path),
+        recipe=QUICK,
+        budget=BuildBudget(),
+    )
+    encoder_decoder.EncoderDecoderFamily().start(context)
+    found = ", ".join(f"`{name}`" for name in names)
+    expected = f"settings of the checkpoint without effect: {found}\n" if names else ""
+    assert runner.output.getvalue() == expected
 
 
 def save_tokenizer(weights: Path, tokens: tuple[str, ...], template: str) -> None:

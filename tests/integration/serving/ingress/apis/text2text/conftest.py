@@ -28,11 +28,17 @@ MODELS = (EMBEDDER, SUMMARIZER, TRANSLATOR, WRITER)
 PREFIX = "put this briefly : "
 # Generation defaults of SUMMARIZER. OWN_WAY_SAID has the same values as request parameters.
 OWN_WAY = GenerationDefaults(
-    num_beams=3, length_penalty=2.0, no_repeat_ngram_size=2, min_new_tokens=3, max_new_tokens=12
+    num_beams=3,
+    length_penalty=2.0,
+    repetition_penalty=1.5,
+    no_repeat_ngram_size=2,
+    min_new_tokens=3,
+    max_new_tokens=12,
 )
 OWN_WAY_SAID: dict[str, Any] = {
     "num_beams": 3,
     "length_penalty": 2.0,
+    "repetition_penalty": 1.5,
     "no_repeat_ngram_size": 2,
     "min_new_tokens": 3,
     "max_new_tokens": 12,

@@ -40,7 +40,7 @@ async def test_unsupported_task_is_rejected_with_the_supported_tasks(
         ({"num_beams": 2, "do_sample": True}, "num_beams"),
         ({"num_beams": 2, "stop": ["a"]}, "num_beams"),
         ({"num_beams": 2, "details": True}, "num_beams"),
-        ({"num_beams": 2, "repetition_penalty": 1.5}, "num_beams"),
+        ({"num_beams": 2, "frequency_penalty": 1.5}, "num_beams"),
         ({"num_beams": 0}, "num_beams"),
         ({"num_beams": 2, "num_return_sequences": 2}, "num_return_sequences"),
         ({"num_return_sequences": 2}, "num_return_sequences"),

@@ -108,6 +108,7 @@ async def test_prompt_prefix_depends_on_the_task(
         {"num_beams": 3, "length_penalty": -2.0, "no_repeat_ngram_size": 2},
         {"num_beams": 2, "early_stopping": True, "min_new_tokens": 4},
         {"num_beams": 4, "early_stopping": "never", "length_penalty": 2.0},
+        {"num_beams": 3, "repetition_penalty": 3.0, "min_new_tokens": 6},
         {"repetition_penalty": 3.0, "min_new_tokens": 6},
         {"max_length": 4, "min_length": 4},
         {"max_new_tokens": 30, "min_length": 20, "no_repeat_ngram_size": 1},
@@ -177,7 +178,7 @@ async def test_token_level_parameters_disable_default_beams(
     greedy = {**OWN_WAY_SAID, "num_beams": 1, "length_penalty": None}
     whole = tiny_writer.answer(PREFIX + BRIDGE, **greedy)
     assert whole != tiny_writer.answer(PREFIX + BRIDGE, **OWN_WAY_SAID)
-    stop = whole[7:9]  # after the minimum of new tokens, within which stop strings have no effect
+    stop = whole[12:14]  # after the minimum of new tokens, within which stop strings have no effect
     body = {"inputs": BRIDGE, "parameters": {"stop": [stop]}}
     (answer,) = await post_json(http, f"/models/{SUMMARIZER}", body)
     assert answer == {"summary_text": whole[: whole.index(stop) + 2]}
