@@ -1,4 +1,4 @@
-"""Properties of architectures that configs do not state: tasks, limits and unsupported models."""
+"""Properties of architectures that configs do not state: tasks and limits."""
 
 from __future__ import annotations
 
@@ -67,21 +67,13 @@ def parse_task_class(name: str) -> TaskName | None:
     return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
 
 
-def check_architecture(config: TransformersConfig, *, pooled: bool) -> None:
-    """Raise UnsupportedModel with a reason unless the encoder compiler supports the model.
-
-    `pooled` states whether the checkpoint configures pooling of token vectors. If it does, a
-    decoder is accepted as an encoder.
-    """
-    if not (_is_encoder(config) or (pooled and not _generates_only(config))):
+def check_unquantized(config: TransformersConfig) -> None:
+    """Raise UnsupportedModel if the weights are quantized."""
+    if getattr(config, "quantization_config", None):
         raise UnsupportedModel(
-            f"`{config.model_type}` is not an encoder",
-            hint="add a sentence-transformers pooling, or pass `--task text-generation`",
+            "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
+            hint="build from the unquantized checkpoint",
         )
-    find_reason = _UNSUPPORTED.get(config.model_type)
-    if find_reason is not None and (reason := find_reason(config)) is not None:
-        why, hint = reason
-        raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
 
 
 def read_architecture(config: TransformersConfig) -> str:
@@ -100,48 +92,6 @@ def min_trace_tokens(config: TransformersConfig) -> int:
     """Return the lower bound of the dynamic token axis during tracing."""
     return _MIN_TRACE_TOKENS.get(config.model_type, 2)
 
-
-def _is_encoder(config: TransformersConfig) -> bool:
-    from transformers.models.auto import modeling_auto as known
-
-    if _generates_only(config):
-        return False
-    # transformers lists models such as BERT as masked and as causal language models, because they
-    # can be configured as decoders. A model in both tables is an encoder here.
-    masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-def _generates_only(config: TransformersConfig) -> bool:
-    return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
-
-
-Reason = tuple[str, str]  # reason and hint
-
-
-def _check_longformer(_config: TransformersConfig) -> Reason | None:
-    return (
-        "its global attention tokens depend on the input, and tracing does not support "
-        "data-dependent sizes",
-        "use an encoder with full or sliding attention, such as ModernBERT",
-    )
-
-
-def _check_big_bird(config: TransformersConfig) -> Reason | None:
-    if config.attention_type == "original_full":
-        return None
-    same_up_to = (5 + 2 * config.num_random_blocks) * config.block_size
-    return (
-        f"its `{config.attention_type}` attention selects random blocks",
-        'set `"attention_type": "original_full"` in config.json; the model itself '
-        f"uses it up to {same_up_to} tokens",
-    )
-
-
-_UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
-    "longformer": _check_longformer,
-    "big_bird": _check_big_bird,
-}
 
 # MobileBERT concatenates each token with its left and right neighbors, so a trace needs three
 # tokens. The resulting graph is also correct for two tokens.

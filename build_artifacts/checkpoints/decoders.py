@@ -8,7 +8,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from build_artifacts.checkpoints.architectures import TransformersConfig, read_architecture
+from build_artifacts.checkpoints.architectures import (
+    TransformersConfig,
+    check_unquantized,
+    read_architecture,
+)
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     Json,
@@ -20,6 +24,7 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
+from deployments.artifacts.types import TaskName
 
 # Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2. The
 # builder also exports models with image inputs or recurrent layers, which the server does not
@@ -60,16 +65,18 @@ def check_decoder(config: TransformersConfig) -> int | None:
             "plain KV cache",
             hint=f"supported: {', '.join(SUPPORTED)}",
         )
-    if getattr(config, "quantization_config", None):
-        raise UnsupportedModel(
-            "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
-            hint="build from the unquantized checkpoint",
-        )
+    check_unquantized(config)
     # A longrope graph has two RoPE tables and selects one by the capacity of the cache instead of
     # the text length. The limit keeps texts within the range of the shorter table.
     rope = getattr(config, "rope_parameters", None) or {}
     is_split = rope.get("rope_type") == "longrope"
     return int(config.original_max_position_embeddings) if is_split else None
+
+
+def suggest_text_generation(config: TransformersConfig) -> str | None:
+    """Return the hint to build the model for text generation, None if that is not supported."""
+    is_supported = read_architecture(config) in SUPPORTED
+    return f"pass `--task {TaskName.TEXT_GENERATION}`" if is_supported else None
 
 
 def read_generation_config(weights: Path, config: TransformersConfig) -> GenerationConfig:

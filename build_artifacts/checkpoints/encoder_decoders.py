@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
+    check_unquantized,
     config_errors,
     read_architecture,
 )
@@ -27,6 +28,7 @@ from build_artifacts.checkpoints.decoders import (
     find_generation_config,
     iterate_token_ids,
     special_tokens,
+    suggest_text_generation,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import (
@@ -78,14 +80,20 @@ _UNSUPPORTED_SETTINGS: Mapping[str, Json] = {
 GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
 
 
-def check_encoder_decoder(config: TransformersConfig) -> None:
-    """Raise UnsupportedModel unless a graph builder supports the model type."""
+def check_encoder_decoder(config: TransformersConfig, task: str) -> None:
+    """Raise UnsupportedModel, with the reason, unless the model can be built for `task`."""
+    if not config.is_encoder_decoder:
+        raise UnsupportedModel(
+            f"`{task}` requires an encoder-decoder model; `{read_architecture(config)}` is not one",
+            hint=suggest_text_generation(config) or f"supported: {', '.join(SUPPORTED)}",
+        )
     if config.model_type not in SUPPORTED:
         raise UnsupportedModel(
             f"`{read_architecture(config)}` cannot be built: no graph builder supports the model "
             f"type `{config.model_type}`",
             hint=f"supported: {', '.join(SUPPORTED)}",
         )
+    check_unquantized(config)
 
 
 def load_generation_settings(weights: Path, config: TransformersConfig) -> GenerationSettings:

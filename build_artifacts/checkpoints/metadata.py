@@ -10,7 +10,6 @@ from typing import Literal
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
-    check_architecture,
     load_config,
     parse_task_class,
     read_architecture,
@@ -32,6 +31,7 @@ from build_artifacts.checkpoints.encoder_decoders import (
     read_encoder_decoder_config,
     read_vocabulary_size,
 )
+from build_artifacts.checkpoints.encoders import check_encoder
 from build_artifacts.checkpoints.projection import DenseLayer
 from build_artifacts.checkpoints.sentences import (
     Pooling,
@@ -171,7 +171,7 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     config = load_config(checkpoint.weights)
     head = find_head(tasks[0])
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
-    check_architecture(config, pooled=pooled)
+    check_encoder(config, head, pooled=pooled)
     if head is ModelHead.VECTOR:
         return _embedding_metadata(checkpoint, config, tasks)
     common = CheckpointMetadata(
@@ -233,12 +233,7 @@ def read_encoder_decoder_metadata(
     Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
     """
     config = load_config(checkpoint.weights)
-    if not config.is_encoder_decoder:
-        raise UnsupportedModel(
-            f"`{tasks[0]}` requires an encoder-decoder model; `{config.model_type}` has no encoder",
-            hint="pass `--task text-generation`",
-        )
-    check_encoder_decoder(config)
+    check_encoder_decoder(config, tasks[0])
     positions = read_max_positions(config) or UNBOUNDED_TOKENS
     max_tokens = _read_max_tokens(checkpoint, config, positions)
     return CheckpointMetadata(

@@ -62,7 +62,7 @@ def load_model(
             output_loading_info=True,
             **how,
         )
-    except (OSError, ValueError, RuntimeError) as exc:
+    except (OSError, ValueError, RuntimeError, ImportError) as exc:
         raise UnsupportedModel(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
             hint="load it with transformers in a Python shell for details",

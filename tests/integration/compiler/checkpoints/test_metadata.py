@@ -165,9 +165,8 @@ def test_chat_templates_that_are_no_objects_are_refused(directory: Path) -> None
             {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
             "`MambaForCausalLM` cannot be built for text generation",
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "is quantized"),
     ],
-    ids=["some attention", "no attention", "quantized"],
+    ids=["some attention", "no attention"],
 )
 def test_unsupported_architecture_is_rejected_with_reason(
     directory: Path, change: dict[str, object], sentence: str

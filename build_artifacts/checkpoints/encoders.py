@@ -1,0 +1,105 @@
+"""Encoder checkpoints: supported models, and reasons why others cannot be built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from build_artifacts.checkpoints.architectures import (
+    TransformersConfig,
+    check_unquantized,
+    parse_task_class,
+    read_architecture,
+)
+from build_artifacts.checkpoints.decoders import suggest_text_generation
+from build_artifacts.checkpoints.encoder_decoders import SUPPORTED as ENCODER_DECODERS
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead
+
+_USE_ENCODER = "use an encoder of text, such as BERT, XLM-RoBERTa or ModernBERT"
+
+
+def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) -> None:
+    """Raise UnsupportedModel, with the reason, unless the model can be built.
+
+    `pooled` states whether the checkpoint configures pooling of token vectors. If it does, a
+    decoder is accepted as an encoder.
+    """
+    architecture = read_architecture(config)
+    if not (_is_encoder(config) or (pooled and not _generates_only(config))):
+        kind = "encoder-decoders" if config.is_encoder_decoder else "decoders"
+        raise UnsupportedModel(
+            f"`{architecture}` cannot be built as an encoder: `{config.model_type}` models are "
+            f"{kind}",
+            hint=_suggest_way(config, head, pooled=pooled),
+        )
+    # Models of several modalities, such as CLIP, have a config per modality.
+    for name in ("hidden_size", "vocab_size"):
+        if not hasattr(config, name):
+            raise UnsupportedModel(
+                f"`{architecture}` cannot be built: the config of `{config.model_type}` has no "
+                f"`{name}`, so it is not an encoder of text alone",
+                hint=_USE_ENCODER,
+            )
+    check_unquantized(config)
+    find_reason = _UNSUPPORTED.get(config.model_type)
+    if find_reason is not None and (reason := find_reason(config)) is not None:
+        why, hint = reason
+        raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
+
+
+def _suggest_way(config: TransformersConfig, head: ModelHead, *, pooled: bool) -> str:
+    """Return the hint for a model that is not an encoder. It offers only what is supported."""
+    if pooled:
+        return _USE_ENCODER
+    ways = []
+    if head is ModelHead.VECTOR and not _generates_only(config):
+        ways.append("add a sentence-transformers pooling")
+    if generation := suggest_text_generation(config):
+        ways.append(generation)
+    task = parse_task_class(read_architecture(config))
+    if task in TEXT2TEXT_TASKS and config.model_type in ENCODER_DECODERS:
+        ways.append(f"pass `--task {task}`")
+    return ", or ".join(ways) or _USE_ENCODER
+
+
+def _is_encoder(config: TransformersConfig) -> bool:
+    from transformers.models.auto import modeling_auto as known
+
+    if _generates_only(config):
+        return False
+    # transformers lists models such as BERT as masked and as causal language models, because they
+    # can be configured as decoders. A model in both tables is an encoder here.
+    masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def _generates_only(config: TransformersConfig) -> bool:
+    return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
+
+
+Reason = tuple[str, str]  # reason and hint
+
+
+def _check_longformer(_config: TransformersConfig) -> Reason | None:
+    return (
+        "its global attention tokens depend on the input, and tracing does not support "
+        "data-dependent sizes",
+        "use an encoder with full or sliding attention, such as ModernBERT",
+    )
+
+
+def _check_big_bird(config: TransformersConfig) -> Reason | None:
+    if config.attention_type == "original_full":
+        return None
+    same_up_to = (5 + 2 * config.num_random_blocks) * config.block_size
+    return (
+        f"its `{config.attention_type}` attention selects random blocks",
+        'set `"attention_type": "original_full"` in config.json; the model itself '
+        f"uses it up to {same_up_to} tokens",
+    )
+
+
+_UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
+    "longformer": _check_longformer,
+    "big_bird": _check_big_bird,
+}

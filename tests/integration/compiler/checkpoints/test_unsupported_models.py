@@ -1,0 +1,122 @@
+"""Refusals of models that cannot be built: the reason, and hints that lead to a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.checkpoints.models import load_model
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families import read_metadata
+from deployments.artifacts.manifest import ModelSource
+from deployments.artifacts.types import ModelHead
+from tests.support.tiny_encoders import write_json, write_pooling
+
+USE_ENCODER = "use an encoder of text, such as BERT, XLM-RoBERTa or ModernBERT"
+GENERATE = "pass `--task text-generation`"
+ADD_POOLING = "add a sentence-transformers pooling"
+SEVERAL_MODALITIES = "has no `hidden_size`, so it is not an encoder of text alone"
+DECODERS = "cannot be built as an encoder: `{}` models are decoders"
+ENCODER_DECODERS = "cannot be built as an encoder: `{}` models are encoder-decoders"
+
+
+def refuse(
+    directory: Path, model_type: str, architecture: str, **settings: Any
+) -> UnsupportedModel:
+    """Return the refusal of a checkpoint; `task` is the `--task` of the build."""
+    task = settings.pop("task", None)
+    config = {"model_type": model_type, "architectures": [architecture], **settings}
+    write_json(directory / "config.json", config)
+    checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
+    with pytest.raises(UnsupportedModel) as caught:
+        read_metadata(checkpoint, select_tasks(checkpoint, None, task))
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "task", "reason", "hint"),
+    [
+        ("bart", "BartForSequenceClassification", None, ENCODER_DECODERS, USE_ENCODER),
+        ("llama", "LlamaForSequenceClassification", None, DECODERS, USE_ENCODER),
+        ("qwen3", "Qwen3ForSequenceClassification", None, DECODERS, USE_ENCODER),
+        ("llama", "LlamaModel", None, DECODERS, ADD_POOLING),
+        ("llama", "LlamaForCausalLM", "text-classification", DECODERS, GENERATE),
+        (
+            "llama",
+            "LlamaForCausalLM",
+            "feature-extraction",
+            DECODERS,
+            f"{ADD_POOLING}, or {GENERATE}",
+        ),
+        (
+            "t5",
+            "T5ForConditionalGeneration",
+            "feature-extraction",
+            ENCODER_DECODERS,
+            "pass `--task text2text-generation`",
+        ),
+        ("umt5", "UMT5ForConditionalGeneration", "fill-mask", ENCODER_DECODERS, USE_ENCODER),
+        ("clip", "CLIPModel", None, SEVERAL_MODALITIES, USE_ENCODER),
+        ("siglip", "SiglipModel", None, SEVERAL_MODALITIES, USE_ENCODER),
+    ],
+)
+def test_hint_of_a_refused_encoder_offers_only_what_is_supported(
+    tmp_path: Path, model_type: str, architecture: str, task: str | None, reason: str, hint: str
+) -> None:
+    refusal = refuse(tmp_path, model_type, architecture, task=task)
+    assert refusal.message.startswith(f"`{architecture}` cannot be built")
+    assert reason.format(model_type) in refusal.message
+    assert refusal.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "hint"),
+    [
+        ("llama", "LlamaForCausalLM", GENERATE),
+        ("gemma3", "Gemma3ForConditionalGeneration", "supported: bart, "),
+        ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "supported: bart, "),
+    ],
+)
+def test_hint_of_a_refused_encoder_decoder_offers_only_what_is_supported(
+    tmp_path: Path, model_type: str, architecture: str, hint: str
+) -> None:
+    refusal = refuse(tmp_path, model_type, architecture, task="text2text-generation")
+    assert f"requires an encoder-decoder model; `{architecture}` is not one" in refusal.message
+    assert refusal.hint.startswith(hint)
+
+
+def test_embedding_model_of_an_encoder_decoder_is_refused_although_it_has_a_pooling(
+    tmp_path: Path,
+) -> None:
+    write_pooling(tmp_path)
+    refusal = refuse(tmp_path, "t5", "T5EncoderModel", is_encoder_decoder=True)
+    assert "`t5` models are encoder-decoders" in refusal.message
+    assert refusal.hint == USE_ENCODER
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("bert", "BertModel"), ("llama", "LlamaForCausalLM"), ("t5", "T5ForConditionalGeneration")],
+)
+def test_quantized_checkpoint_is_refused(
+    tmp_path: Path, model_type: str, architecture: str
+) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4}
+    refusal = refuse(tmp_path, model_type, architecture, quantization_config=quantization)
+    assert "the checkpoint is quantized" in refusal.message
+
+
+def test_checkpoint_that_requires_a_missing_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_args: Any, **_settings: Any) -> None:
+        raise ImportError("this checkpoint requires `optimum`")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", load)
+    with pytest.raises(UnsupportedModel, match=r"cannot load the checkpoint: .* `optimum`"):
+        load_model(tmp_path, head=ModelHead.VECTOR, dtype="float32")
