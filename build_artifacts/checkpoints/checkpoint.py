@@ -257,12 +257,25 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
 def _check_remote_code(checkpoint: Checkpoint) -> None:
     hint = "use a checkpoint whose architecture is part of transformers"
     weights = checkpoint.weights
-    for name in (CONFIG_NAME, "tokenizer_config.json"):
-        if "auto_map" in read_object(weights / name):
-            raise UnsafeSource(
-                f"`{name}` requires remote code (`auto_map`), which the build never executes",
-                hint=hint,
-            )
+    model_type = str(read_object(weights / CONFIG_NAME).get("model_type"))
+    if "auto_map" in read_object(weights / "tokenizer_config.json"):
+        raise UnsafeSource(
+            "`tokenizer_config.json` requires remote code (`auto_map`), which the build never "
+            "executes",
+            hint=hint,
+        )
+    if "auto_map" in read_object(weights / CONFIG_NAME) and not _is_native_decoder(checkpoint):
+        why = (
+            f"the code may compute other outputs than `{model_type}` of transformers, so only "
+            "models that generate text are built without it"
+            if _is_native(model_type)
+            else f"transformers does not include `{model_type}`"
+        )
+        raise UnsafeSource(
+            f"`{CONFIG_NAME}` requires remote code (`auto_map`), which the build never executes; "
+            f"{why}",
+            hint=hint,
+        )
     # transformers interprets a name with a slash as a hub repository of kernels.
     for key in ("attn_implementation", "_attn_implementation"):
         if "/" in str(read_object(weights / CONFIG_NAME).get(key)):
@@ -278,13 +291,31 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
                 hint=hint,
             )
     program = next(iter(sorted(weights.glob("modeling_*.py"))), None)
-    model_type = str(read_object(weights / CONFIG_NAME).get("model_type"))
     if program is not None and not _is_native(model_type):
         raise UnsafeSource(
             f"`{program.name}` is remote code, which the build never executes, and transformers "
             f"does not include `{model_type}`",
             hint=hint,
         )
+
+
+def _is_native_decoder(checkpoint: Checkpoint) -> bool:
+    """Return whether config.json names a class of transformers that only generates text.
+
+    For such a class, transformers ignores `auto_map` without `trust_remote_code`. Embedding models
+    are excluded: their code may, for example, replace causal attention.
+    """
+    from transformers.models.auto import modeling_auto as known
+
+    path = checkpoint.weights / CONFIG_NAME
+    model_type = read_field(path, "model_type", str)
+    return (
+        model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and model_type not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and read_field(path, "architectures", list)
+        == [known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+        and not read_modules(checkpoint.directory)
+    )
 
 
 def _is_native(model_type: str) -> bool:

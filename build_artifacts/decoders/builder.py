@@ -38,7 +38,7 @@ def run_builder(
         *("--cache_dir", str(into.with_name(f"{into.name}-cache"))),
         *("--precision", precision),
         *("--execution_provider", _PROVIDERS[device]),
-        *("--extra_options", "hf_token=false", *options),
+        *("--extra_options", "hf_token=false", "hf_remote=false", *options),
     ]
     done = subprocess.run(
         command, env=os.environ | _OFFLINE, capture_output=True, text=True, check=False

@@ -87,7 +87,7 @@ class _ReferenceRope:
 
         config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
         with torch.device("meta"):  # meta device: only the type of the module is needed
-            base = AutoModelForCausalLM.from_config(config).base_model
+            base = AutoModelForCausalLM.from_config(config, trust_remote_code=False).base_model
         self._config: TransformersConfig = base.config
         self._module: Any = type(base.rotary_emb)(config=base.config)  # transformers is not typed
         self._by_kind = "layer_type" in signature(self._module.forward).parameters

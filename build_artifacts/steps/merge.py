@@ -62,7 +62,12 @@ def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
         labels = dict(enumerate(adapter.labels or _read_labels(weights)))
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
     return getattr(transformers, LOADERS[head]).from_pretrained(
-        weights, dtype=torch.float32, use_safetensors=True, local_files_only=True, **names
+        weights,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=True,
+        **names,
     )
 
 
