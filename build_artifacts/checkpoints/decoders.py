@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,11 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
-from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
+from deployments.artifacts.manifest import (
+    CHAT_TEMPLATE_NAME,
+    TOKENIZER_NAME,
+    TOOL_TEMPLATE_NAME,
+)
 from deployments.artifacts.types import TaskName
 
 # Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2. The
@@ -47,6 +51,8 @@ _TURN_ENDS = (
 GENERATION_CONFIG_NAME = "generation_config.json"
 # Sampling parameters of a generation config.
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+# Chat templates by file name, with their names in tokenizer_config.json.
+_TEMPLATES: Mapping[str, str] = {CHAT_TEMPLATE_NAME: "default", TOOL_TEMPLATE_NAME: "tool_use"}
 _TOKENIZER_FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
@@ -134,26 +140,37 @@ def special_tokens(weights: Path) -> dict[str, str]:
     return tokens
 
 
-def read_chat_template(weights: Path) -> str | None:
-    """Return the chat template, None when the checkpoint has none.
+def read_chat_templates(weights: Path) -> dict[str, str]:
+    """Return the chat templates by their file names, the keys of _TEMPLATES.
 
     Raises UnsupportedModel for a corrupt file and SourceUnreadable for an unreadable file.
     """
-    path = weights / CHAT_TEMPLATE_NAME
-    if is_plain_file(path):
-        try:
-            return path.read_text(encoding="utf-8")
-        except ValueError as exc:
-            raise corrupt_file(path, str(exc)) from exc
-        except OSError as exc:
-            raise unreadable_source(path, str(exc.strerror)) from exc
+    files = {name: _read_template(weights / name) for name in _TEMPLATES}
+    if any(text is not None for text in files.values()):  # they replace those of the config
+        return {name: text for name, text in files.items() if text is not None}
     config = weights / "tokenizer_config.json"
     value = read_object(config).get("chat_template")
-    if isinstance(value, list):  # several named templates
-        if not all(isinstance(entry, dict) for entry in value):
-            raise corrupt_file(config, "`chat_template` is not a text or a list of objects")
-        value = {entry.get("name"): entry.get("template") for entry in value}.get("default")
-    return value if isinstance(value, str) else None
+    if not isinstance(value, list):
+        return {CHAT_TEMPLATE_NAME: value} if isinstance(value, str) else {}
+    if not all(isinstance(entry, dict) for entry in value):
+        raise corrupt_file(config, "`chat_template` is not a text or a list of objects")
+    by_key = {str(entry.get("name")): entry.get("template") for entry in value}
+    return {
+        name: template
+        for name, key in _TEMPLATES.items()
+        if isinstance(template := by_key.get(key), str)
+    }
+
+
+def _read_template(path: Path) -> str | None:
+    if not is_plain_file(path):
+        return None
+    try:
+        return path.read_text(encoding="utf-8")
+    except ValueError as exc:
+        raise corrupt_file(path, str(exc)) from exc
+    except OSError as exc:
+        raise unreadable_source(path, str(exc.strerror)) from exc
 
 
 def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
@@ -161,8 +178,8 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ..
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    template = read_chat_template(weights) or ""
-    names = [special.get("eos_token"), *(turn for turn in _TURN_ENDS if turn in template)]
+    templates = "".join(read_chat_templates(weights).values())
+    names = [special.get("eos_token"), *(turn for turn in _TURN_ENDS if turn in templates)]
     tokens = [tokenizer.token_to_id(name) for name in names if name is not None]
     stated = [
         ids

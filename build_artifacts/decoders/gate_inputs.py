@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import Tokens
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
 from deployments.tokenization.encodings import open_tokenizer
 
 GATE_PASSAGES: tuple[str, ...] = (
@@ -182,7 +183,7 @@ def truncate_source(ids: Sequence[int], max_tokens: int) -> Tokens:
 
 def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str], bool]:
     """Return the prompts as model input, and whether the chat template formatted them."""
-    template = read_chat_template(weights)
+    template = read_chat_templates(weights).get(CHAT_TEMPLATE_NAME)
     if template is None:
         return prompts, False
     from transformers import AutoTokenizer

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_decoder_metadata
 from build_artifacts.decoders.candidates import (
     DecoderGraphs,
@@ -42,7 +42,6 @@ from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.search.screening_settings import has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from deployments.artifacts.manifest import (
-    CHAT_TEMPLATE_NAME,
     PERPLEXITY,
     TOKENIZER_NAME,
     Candidate,
@@ -178,9 +177,7 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         by_rank = sorted(accepted, key=lambda c: _rank(throughput.get(c.recipe.name)))
         ranked = drop_slower_compiled(by_rank)
         weights = self.context.weights
-        texts = {GENERATION_NAME: self._build_report(accepted, throughput)}
-        if (template := read_chat_template(weights)) is not None:
-            texts[CHAT_TEMPLATE_NAME] = template
+        report = self._build_report(accepted, throughput)
         return ArtifactContents(
             identity=identity,
             metadata=self.context.metadata,
@@ -188,7 +185,7 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
             gate=self.context.recipe.gate,
             scores={PERPLEXITY: self._reference.perplexity()},
             files={TOKENIZER_NAME: weights / TOKENIZER_NAME, **_collect_files(ranked)},
-            texts=texts,
+            texts={GENERATION_NAME: report, **read_chat_templates(weights)},
         )
 
     def _measure(self, accepted: Sequence[DecoderCandidate]) -> dict[str, DecoderThroughput]:

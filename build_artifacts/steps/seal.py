@@ -59,6 +59,7 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, into / name)
     for name, text in contents.texts.items():
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
         (into / name).write_text(text, encoding="utf-8")
     manifest = ArtifactManifest(
         id=identity.id,

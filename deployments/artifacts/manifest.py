@@ -37,6 +37,8 @@ MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
+# The template of requests with tools, if the model has two. transformers uses the same names.
+TOOL_TEMPLATE_NAME = "additional_chat_templates/tool_use.jinja"
 
 
 PERPLEXITY = "perplexity"  # key of `scores`, for decoders only

@@ -10,7 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
+from deployments.artifacts.manifest import (
+    CHAT_TEMPLATE_NAME,
+    TOKENIZER_NAME,
+    TOOL_TEMPLATE_NAME,
+)
 from deployments.engines.decoder import DecoderInfo
 from deployments.errors import EmptyInput, InputTooLong, InvalidField, ManifestInvalid, UnknownToken
 from deployments.generation.beam_search import BeamSearchJob
@@ -117,7 +121,8 @@ class PromptTokenizer:
         return list(ids)
 
     def _tokenize_chat(self, chat: Chat) -> list[int]:
-        text = self._template.render(chat) if chat.messages else ""
+        template = self._tool_template if chat.tools else self._template
+        text = template.render(chat) if chat.messages else ""
         try:
             ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
         except TypeError as exc:  # a template may split a surrogate pair
@@ -130,8 +135,17 @@ class PromptTokenizer:
 
     @cached_property
     def _template(self) -> ChatTemplate:
+        return self._read_template(CHAT_TEMPLATE_NAME)
+
+    @cached_property
+    def _tool_template(self) -> ChatTemplate:
+        if (self._directory / TOOL_TEMPLATE_NAME).is_file():
+            return self._read_template(TOOL_TEMPLATE_NAME)
+        return self._template
+
+    def _read_template(self, name: str) -> ChatTemplate:
         try:
-            source = (self._directory / CHAT_TEMPLATE_NAME).read_text(encoding="utf-8")
+            source = (self._directory / name).read_text(encoding="utf-8")
         except FileNotFoundError:
             raise InvalidField(
                 "this model has no chat template; send a `prompt` to the completions route instead",

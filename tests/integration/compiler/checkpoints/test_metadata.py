@@ -8,11 +8,12 @@ import pytest
 
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.checkpoint import copy_without_weights
-from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
 from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsafeSource, UnsupportedModel
 from deployments.artifacts.generation_config import GenerationDefaults
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME
 from deployments.artifacts.types import TaskName
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
@@ -141,17 +142,35 @@ def test_special_tokens_have_template_names(directory: Path) -> None:
     ids=["alone", "among others"],
 )
 def test_chat_template_in_tokenizer_config_is_read(directory: Path, settings: object) -> None:
-    assert read_chat_template(directory) is None
+    assert read_chat_templates(directory) == {}
     write_json(directory / "tokenizer_config.json", {"chat_template": settings})
-    assert read_chat_template(directory) == "a template"
-    (directory / "chat_template.jinja").write_text("the file", encoding="utf-8")
-    assert read_chat_template(directory) == "the file"
+    assert read_chat_templates(directory) == {CHAT_TEMPLATE_NAME: "a template"}
+    (directory / CHAT_TEMPLATE_NAME).write_text("the file", encoding="utf-8")
+    assert read_chat_templates(directory) == {CHAT_TEMPLATE_NAME: "the file"}
+
+
+def test_template_for_tools_is_read_from_either_place(directory: Path) -> None:
+    templates = {"default": "without tools", "tool_use": "with tools", "rag": "with documents"}
+    named = [{"name": name, "template": text} for name, text in templates.items()]
+    write_json(directory / "tokenizer_config.json", {"chat_template": named})
+    expected = {CHAT_TEMPLATE_NAME: "without tools", TOOL_TEMPLATE_NAME: "with tools"}
+    assert read_chat_templates(directory) == expected
+    for name in expected:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text(f"the file {name}", encoding="utf-8")
+    assert read_chat_templates(directory) == {name: f"the file {name}" for name in expected}
+
+
+def test_end_of_turn_in_a_template_for_tools_ends_an_answer(directory: Path) -> None:
+    named = [{"name": "tool_use", "template": CHATML}]
+    write_json(directory / "tokenizer_config.json", {"chat_template": named})
+    assert read_eos_token_ids(directory) == (7, token_id(directory, TURN_END))
 
 
 def test_chat_templates_that_are_no_objects_are_refused(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", {"chat_template": ["a template"]})
     with pytest.raises(UnsupportedModel, match=r"`chat_template` is not a text or a list"):
-        read_chat_template(directory)
+        read_chat_templates(directory)
 
 
 @pytest.mark.parametrize(

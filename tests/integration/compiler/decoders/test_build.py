@@ -35,7 +35,13 @@ from build_artifacts.recipes import (
     BuildRecipe,
     DecoderRecipe,
 )
-from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource
+from deployments.artifacts.manifest import (
+    CHAT_TEMPLATE_NAME,
+    TOOL_TEMPLATE_NAME,
+    ArtifactManifest,
+    Gate,
+    ModelSource,
+)
 from deployments.artifacts.types import TEXT2TEXT_TASKS, Device, TaskName
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
@@ -56,6 +62,7 @@ pytestmark = pytest.mark.slow
 
 SOURCE = ModelSource(ref="tiny", revision="0")
 T5_TASKS = (TaskName.TEXT2TEXT_GENERATION,)
+TOOL_TEMPLATE = "{{ tools | tojson }}"
 
 # LENIENT has low limits, because these tests check the flow of a build and quantized random weights
 # are inaccurate. No model passes HOPELESS, which requires half of the original perplexity.
@@ -65,7 +72,10 @@ HOPELESS = Gate(next_token_agreement=0.5, perplexity_increase=-0.5)
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_llama(tmp_path_factory.mktemp("source") / "llama")
+    directory = tiny_llama(tmp_path_factory.mktemp("source") / "llama")
+    (directory / TOOL_TEMPLATE_NAME).parent.mkdir()
+    (directory / TOOL_TEMPLATE_NAME).write_text(TOOL_TEMPLATE, encoding="utf-8")
+    return directory
 
 
 def request_of(source: Path, store: Path, *decoders: DecoderRecipe, gate: Gate) -> BuildRequest:
@@ -103,8 +113,10 @@ def test_manifest_contains_generation_config(built: BuildResult) -> None:
     for candidate in manifest.candidates:
         assert candidate.scores["perplexity"] < manifest.scores["perplexity"] * 1.5
         assert candidate.parity.batched_cosine_worst > 0.9999
-    assert (built.directory / "chat_template.jinja").read_text(encoding="utf-8") == CHATML
-    assert {"chat_template.jinja", "graphs/cpu-int8/model.onnx.data"} <= set(manifest.files)
+    assert (built.directory / CHAT_TEMPLATE_NAME).read_text(encoding="utf-8") == CHATML
+    assert (built.directory / TOOL_TEMPLATE_NAME).read_text(encoding="utf-8") == TOOL_TEMPLATE
+    names = {CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME, "graphs/cpu-int8/model.onnx.data"}
+    assert names <= set(manifest.files)
 
 
 @pytest.mark.parametrize("name", ["cpu-int8", "gpu-fp16"])

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from build_artifacts.checkpoints.decoders import read_chat_template
+from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.families import read_metadata
@@ -18,6 +18,7 @@ from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub
 from build_artifacts.sources.package import unpack
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.resolve import resolve
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import TaskName
 from tests.support.decoder_artifacts import CHATML, TURN_END
@@ -61,7 +62,7 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
     assert actual.keys() == expected.keys()
     for name, weights in expected.items():
         np.testing.assert_array_equal(actual[name], weights, err_msg=name)
-    assert read_chat_template(whole.weights) == CHATML
+    assert read_chat_templates(whole.weights) == {CHAT_TEMPLATE_NAME: CHATML}
 
     metadata = read_metadata(whole, (TaskName.TEXT_GENERATION,))
     tokenizer = Tokenizer.from_file(str(whole.weights / "tokenizer.json"))

@@ -10,7 +10,11 @@ import pytest
 from tokenizers import processors
 
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOKENIZER_NAME
+from deployments.artifacts.manifest import (
+    CHAT_TEMPLATE_NAME,
+    TOKENIZER_NAME,
+    TOOL_TEMPLATE_NAME,
+)
 from deployments.errors import (
     ArtifactError,
     EmptyInput,
@@ -99,6 +103,16 @@ def test_chat_rendered_to_empty_text_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(EmptyInput) as raised:
         reader(tmp_path, "{# nothing #}").tokenize(HELLO)
     assert raised.value.field == "messages"
+
+
+def test_chat_with_tools_is_rendered_by_the_template_for_tools(tmp_path: Path) -> None:
+    chat = HELLO._replace(tools=({"name": "now"},))
+    template = "{{ tools | length if tools else 'no' }} tools"
+    assert render_prompt(tmp_path, chat, template) == "1 tools"
+    (tmp_path / TOOL_TEMPLATE_NAME).parent.mkdir()
+    (tmp_path / TOOL_TEMPLATE_NAME).write_text("use {{ tools[0].name }}", encoding="utf-8")
+    assert render_prompt(tmp_path, chat, template) == "use now"
+    assert render_prompt(tmp_path, HELLO, template) == "no tools"
 
 
 def test_chat_is_rendered_by_the_template(tmp_path: Path) -> None:
