@@ -24,7 +24,11 @@ from build_artifacts.checkpoints.checkpoint import (
     read_field,
     read_object,
 )
-from build_artifacts.checkpoints.decoders import check_decoder, read_generation_config
+from build_artifacts.checkpoints.decoders import (
+    check_decoder,
+    read_generation_config,
+    special_tokens,
+)
 from build_artifacts.checkpoints.encoder_decoders import (
     UNBOUNDED_TOKENS,
     check_encoder_decoder,
@@ -49,6 +53,9 @@ from deployments.tasks.zero_shot import has_entailment_label
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
 # Tasks of a model whose output is one score per text.
 LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)
+# Mask tokens of transformers' tokenizer classes. Old checkpoints, such as bert-base-uncased, leave
+# the name of the token to the class.
+_MASK_TOKENS = ("[MASK]", "<mask>")
 
 ProblemType = Literal["single_label", "multi_label", "regression"]
 
@@ -292,10 +299,11 @@ def _read_mask_token(weights: Path) -> int:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
-    for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        value = read_object(weights / name).get("mask_token")
-        token = value.get("content") if isinstance(value, dict) else value
-        if isinstance(token, str) and (token_id := tokenizer.token_to_id(token)) is not None:
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = {token.content for token in added if token.special}
+    defaults = [token for token in _MASK_TOKENS if token in special]
+    for token in (special_tokens(weights).get("mask_token"), *defaults):
+        if token is not None and (token_id := tokenizer.token_to_id(token)) is not None:
             return int(token_id)
     raise UnsupportedModel(
         "the tokenizer's files define no mask token",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,13 @@ from deployments.artifacts.types import TaskName
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
 from tests.support.tiny_decoders import tokenizer_config
-from tests.support.tiny_encoders import HIDDEN, write_dense, write_json, write_pooling
+from tests.support.tiny_encoders import (
+    HIDDEN,
+    tiny_tokenizer,
+    write_dense,
+    write_json,
+    write_pooling,
+)
 
 LLAMA = {
     "model_type": "llama",
@@ -197,6 +204,7 @@ def test_unsupported_architecture_is_rejected_with_reason(
 
 CLASSIFIER = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
 EMBEDDER = {"model_type": "bert", "architectures": ["BertModel"]}
+MASK_FILLER = {"model_type": "bert", "architectures": ["BertForMaskedLM"]}
 T5 = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
 
 
@@ -230,6 +238,36 @@ def test_embedding_model_with_wrong_architectures_is_rejected(tmp_path: Path) ->
     write_pooling(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"`config\.json` is corrupt: `architectures` "):
         read_checkpoint_metadata(tmp_path)
+
+
+def mask_filler(directory: Path, token: str = "[MASK]", *, special: bool = True) -> Path:
+    """Write a fill-mask model as of 2018, whose files do not state which token is the mask."""
+    write_json(directory / "config.json", MASK_FILLER)
+    tiny_tokenizer(directory)
+    write_json(directory / "tokenizer_config.json", {"do_lower_case": True})
+    text = (directory / "tokenizer.json").read_text(encoding="utf-8").replace("[MASK]", token)
+    tokenizer = json.loads(text)
+    for added in tokenizer["added_tokens"]:
+        added["special"] = special
+    write_json(directory / "tokenizer.json", tokenizer)
+    return directory
+
+
+@pytest.mark.parametrize("token", ["[MASK]", "<mask>"])
+def test_mask_token_that_no_config_states_is_a_special_token(tmp_path: Path, token: str) -> None:
+    assert read_checkpoint_metadata(mask_filler(tmp_path, token)).mask_token == 4
+
+
+def test_stated_mask_token_precedes_the_usual_one(tmp_path: Path) -> None:
+    mask_filler(tmp_path)
+    write_json(tmp_path / "special_tokens_map.json", {"mask_token": {"content": "[UNK]"}})
+    assert read_checkpoint_metadata(tmp_path).mask_token == 1
+
+
+@pytest.mark.parametrize(("token", "special"), [("[HIDE]", True), ("[MASK]", False)])
+def test_model_without_mask_token_is_rejected(tmp_path: Path, token: str, special: bool) -> None:
+    with pytest.raises(UnsupportedModel, match="define no mask token"):
+        read_checkpoint_metadata(mask_filler(tmp_path, token, special=special))
 
 
 def embedder_with_dense(directory: Path, **settings: object) -> Path:
