@@ -36,6 +36,8 @@ _UNREAD_WEIGHTS = re.compile(
 )
 CONFIG_NAME = "config.json"
 MODULES_NAME = "modules.json"
+# Module types of sentence-transformers that the build supports, in the order of their use.
+MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
 _MODULE_PACKAGE = "sentence_transformers."
 
 Json = Any  # parsed JSON
@@ -46,8 +48,12 @@ _TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an inte
 class SentenceModule(NamedTuple):
     """A module of a sentence-transformers model."""
 
-    type: str  # class name
+    type: str  # import path of the class
     path: str  # directory within the checkpoint
+
+    @property
+    def class_name(self) -> str:
+        return self.type.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +184,25 @@ def read_modules(directory: Path) -> list[SentenceModule]:
     return [SentenceModule(module["type"], module["path"]) for module in modules]
 
 
+def check_modules(directory: Path) -> None:
+    """Check the types of the sentence-transformers modules and their order.
+
+    Raises UnsupportedModel unless they follow MODULE_TYPES, and the errors of `read_modules`.
+    """
+    names = [module.class_name for module in read_modules(directory)]
+    hint = f"supported: {', '.join(MODULE_TYPES)}"
+    for name in names:
+        if name not in MODULE_TYPES:
+            raise UnsupportedModel(
+                f"`{MODULES_NAME}` has the unsupported module `{name}`", hint=hint
+            )
+    if names != sorted(names, key=MODULE_TYPES.index):
+        raise UnsupportedModel(
+            f"`{MODULES_NAME}` has the modules in the unsupported order {', '.join(names)}",
+            hint=hint,
+        )
+
+
 def _is_module(value: Json) -> bool:
     keys = SentenceModule._fields
     return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in keys)
@@ -242,10 +267,11 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
     Raises UnsafeSource for remote code, SourceNotFound without config.json, and the errors of
-    `check_weights`.
+    `check_modules` and `check_weights`.
     """
     weights = checkpoint.weights
     if not is_plain_file(weights / CONFIG_NAME):
+        check_modules(checkpoint.directory)  # some modules, such as StaticEmbedding, have none
         raise _find_foreign_weights(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )

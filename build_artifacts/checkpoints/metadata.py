@@ -20,6 +20,7 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULES_NAME,
     Checkpoint,
     Json,
+    check_modules,
     corrupt_file,
     read_field,
     read_object,
@@ -39,6 +40,7 @@ from build_artifacts.checkpoints.encoders import check_encoder
 from build_artifacts.checkpoints.projection import DenseLayer
 from build_artifacts.checkpoints.sentences import (
     Pooling,
+    check_no_default_prompt,
     is_cross_encoder,
     read_embedding_config,
     read_max_seq_length,
@@ -175,8 +177,10 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
 
     Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
     """
-    config = load_config(checkpoint.weights)
     head = find_head(tasks[0])
+    if head is ModelHead.VECTOR:
+        check_modules(checkpoint.directory)  # first: other modules have other configs
+    config = load_config(checkpoint.weights)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_encoder(config, head, pooled=pooled)
     if head is ModelHead.VECTOR:
@@ -192,6 +196,8 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     if head is ModelHead.MASKS:
         mask_token = _read_mask_token(checkpoint.weights)
         return replace(common, output_width=config.vocab_size, mask_token=mask_token)
+    if head is ModelHead.LABELS and is_cross_encoder(checkpoint):
+        check_no_default_prompt(checkpoint)
     return replace(
         common,
         labels=read_labels(checkpoint.weights, config),
@@ -257,10 +263,11 @@ def _embedding_metadata(
 ) -> CheckpointMetadata:
     embedding = read_embedding_config(checkpoint, config.hidden_size)
     projection = embedding.projection
+    max_seq_length = read_max_seq_length(checkpoint.weights)
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config, read_max_seq_length(checkpoint.weights)),
+        max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=max_seq_length),
         output_width=projection[-1].width if projection else config.hidden_size,
         pooling=embedding.pooling,
         projection=projection,
@@ -272,14 +279,21 @@ def _embedding_metadata(
 
 
 def _read_max_tokens(
-    checkpoint: Checkpoint, config: TransformersConfig, further_limit: Json = None
+    checkpoint: Checkpoint,
+    config: TransformersConfig,
+    further_limit: int | None = None,
+    *,
+    tokenizer_limit: Json = None,
 ) -> int:
     """Return the smallest token limit: `further_limit` or one of the checkpoint.
 
-    The limit includes special tokens. Raises UnsupportedModel if there is no limit.
+    `tokenizer_limit` replaces the limit of the tokenizer, as in sentence-transformers. The limit
+    includes special tokens. Raises UnsupportedModel if there is no limit.
     """
-    tokenizer = read_object(checkpoint.weights / "tokenizer_config.json")
-    limits = (tokenizer.get("model_max_length"), read_max_positions(config), further_limit)
+    if not _is_limit(tokenizer_limit):
+        tokenizer_file = checkpoint.weights / "tokenizer_config.json"
+        tokenizer_limit = read_object(tokenizer_file).get("model_max_length")
+    limits = (tokenizer_limit, read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
     if not stated:
         raise UnsupportedModel(

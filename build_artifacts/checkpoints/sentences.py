@@ -9,7 +9,7 @@ from typing import Literal
 
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
-    MODULES_NAME,
+    MODULE_TYPES,
     Checkpoint,
     Json,
     read_field,
@@ -23,8 +23,6 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 Pooling = Literal["mean", "cls", "last"]
 SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
-# Module types of sentence-transformers, in the order of their use.
-MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
 # Pooling by its names in configs. Older configs have flags such as `pooling_mode_mean_tokens`, and
 # newer configs have names such as `mean`.
 _POOLINGS: Mapping[str, Pooling] = {
@@ -34,6 +32,14 @@ _POOLINGS: Mapping[str, Pooling] = {
     "cls": "cls",
     "lasttoken": "last",
 }
+_POOLING_FLAG = "pooling_mode_"
+# Names of the config of the module Transformer. The first file with content counts.
+_TRANSFORMER_CONFIG_NAMES = tuple(
+    f"sentence_{name}_config.json"
+    for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Prompts that every SentenceTransformer has; they are empty unless the config states them.
+_OWN_PROMPTS = ("query", "document")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +54,16 @@ class EmbeddingConfig:
 
 
 def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> EmbeddingConfig:
-    """Read the embedding config; the default pooling is the mean.
+    """Read the embedding config of modules that passed `check_modules`.
 
-    Raises UnsupportedModel for a module or a pooling that the build does not support, and the
-    errors of `read_dense_layer`.
+    The default pooling is the mean. Raises UnsupportedModel for a pooling that is not
+    supported, and the errors of `read_dense_layer` and `_read_prompts`.
     """
     modules = _read_modules(checkpoint)
-    config_file = checkpoint.directory / SENTENCE_CONFIG_NAME
-    prompts = read_field(config_file, "prompts", dict) or {}
+    prompts, default_prompt = _read_prompts(checkpoint)
     pooling: Pooling = "mean"
     if paths := modules["Pooling"]:
-        pooling = _pooling(checkpoint.module(paths[0]) / CONFIG_NAME, bool(prompts))
+        pooling = _pooling(checkpoint.module(paths[0]) / CONFIG_NAME, any(prompts.values()))
     projection: list[DenseLayer] = []
     for path in modules["Dense"]:
         width = projection[-1].width if projection else hidden_size
@@ -67,8 +72,8 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
         pooling=pooling,
         projection=tuple(projection),
         normalize=bool(modules["Normalize"]),
-        prompts=tuple((str(name), str(text)) for name, text in prompts.items()),
-        default_prompt=read_field(config_file, "default_prompt_name", str),
+        prompts=tuple(prompts.items()),
+        default_prompt=default_prompt,
     )
 
 
@@ -77,10 +82,11 @@ def read_max_seq_length(weights: Path) -> Json:
 
     Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them.
     """
-    sentence = read_object(weights / "sentence_bert_config.json")
-    if sentence.get("do_lower_case"):
+    configs = (read_object(weights / name) for name in _TRANSFORMER_CONFIG_NAMES)
+    config = next(filter(None, configs), {})
+    if config.get("do_lower_case"):
         _check_lowercases(weights)
-    return sentence.get("max_seq_length")
+    return config.get("max_seq_length")
 
 
 def is_cross_encoder(checkpoint: Checkpoint) -> bool:
@@ -96,28 +102,44 @@ def is_cross_encoder(checkpoint: Checkpoint) -> bool:
     )
 
 
-def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """Return the directories of the sentence-transformers modules by type.
-
-    Raises UnsupportedModel for modules of another type or in an order other than MODULE_TYPES.
-    """
-    modules = read_modules(checkpoint.directory)
-    kinds = [module.type.rpartition(".")[2] for module in modules]
-    for kind in kinds:
-        if kind not in MODULE_TYPES:
-            raise UnsupportedModel(
-                f"`{MODULES_NAME}` has the unsupported module `{kind}`",
-                hint=f"supported: {', '.join(MODULE_TYPES)}",
-            )
-    if kinds != sorted(kinds, key=MODULE_TYPES.index):
+def check_no_default_prompt(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModel for a cross-encoder that expects a prompt before every query."""
+    prompts, name = _read_prompts(checkpoint)
+    if name is not None and prompts.get(name):
         raise UnsupportedModel(
-            f"`{MODULES_NAME}` has the modules in the unsupported order {', '.join(kinds)}",
-            hint=f"supported: {', '.join(MODULE_TYPES)}",
+            f"the cross-encoder has the default prompt `{name}`; prompts are supported for "
+            "embedding models only",
+            hint=f"set `default_prompt_name` in {SENTENCE_CONFIG_NAME} to null and send the "
+            "prompt with each query",
         )
+
+
+def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
+    """Return the directories of the sentence-transformers modules by type."""
+    modules = read_modules(checkpoint.directory)
     return {
-        known: [module.path for module, kind in zip(modules, kinds, strict=True) if kind == known]
+        known: [module.path for module in modules if module.class_name == known]
         for known in MODULE_TYPES
     }
+
+
+def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
+    """Return the prompts and the name of the default prompt; a prompt of null is empty.
+
+    Raises UnsupportedModel if the default prompt does not exist.
+    """
+    path = checkpoint.directory / SENTENCE_CONFIG_NAME
+    stated = read_field(path, "prompts", dict) or {}
+    prompts = {str(name): "" if text is None else str(text) for name, text in stated.items()}
+    default = read_field(path, "default_prompt_name", str)
+    if default is None or default in prompts:
+        return prompts, default
+    if default in _OWN_PROMPTS:
+        return prompts, None
+    raise UnsupportedModel(
+        f"`{path.name}` does not define its default prompt `{default}`",
+        hint="correct `default_prompt_name` or `prompts`",
+    )
 
 
 def _pooling(path: Path, has_prompts: bool) -> Pooling:
@@ -127,16 +149,25 @@ def _pooling(path: Path, has_prompts: bool) -> Pooling:
             "pooling without the prompt's tokens (`include_prompt: false`) is not supported",
             hint="set `include_prompt` to true if the accuracy allows it",
         )
-    named = {str(config["pooling_mode"])} if "pooling_mode" in config else set()
-    flags = {k.removeprefix("pooling_mode_") for k, v in config.items() if v is True}
-    chosen = sorted((named | flags) - {"include_prompt"})
-    poolings = {_POOLINGS.get(name) for name in chosen}
-    if len(poolings) == 1 and (pooling := poolings.pop()) is not None:
+    chosen = _read_pooling_names(config) if config else []
+    if len(chosen) == 1 and (pooling := _POOLINGS.get(chosen[0])) is not None:
         return pooling
     raise UnsupportedModel(
         f"pooling by {' and '.join(chosen) or 'nothing'} is not supported",
         hint="use one of: mean, cls, lasttoken",
     )
+
+
+def _read_pooling_names(config: Mapping[str, Json]) -> list[str]:
+    """Return the names of the poolings whose vectors sentence-transformers concatenates.
+
+    As there, `pooling_mode` replaces the flags, and the mean is the default.
+    """
+    names = config.get("pooling_mode")
+    if names is not None:
+        return [str(name) for name in (names if isinstance(names, list) else [names])]
+    flags = [key for key, value in config.items() if key.startswith(_POOLING_FLAG) and value]
+    return sorted(flag.removeprefix(_POOLING_FLAG) for flag in flags) or ["mean"]
 
 
 def _check_lowercases(weights: Path) -> None:

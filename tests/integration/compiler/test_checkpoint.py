@@ -160,6 +160,12 @@ def shard_missing(directory: Path) -> None:
     write_json(directory / INDEX_NAME, index)
 
 
+def static_embedding(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    kind = "sentence_transformers.models.StaticEmbedding"
+    write_json(directory / "modules.json", [{"path": "", "type": kind}])
+
+
 def module_elsewhere(directory: Path) -> None:
     write_json(directory / "modules.json", [{"path": "../../etc", "type": "models.Transformer"}])
 
@@ -205,6 +211,7 @@ def module_elsewhere(directory: Path) -> None:
         (shard_missing, SourceNotFound, "no `model-00001-of-00002.safetensors`"),
         (shard_promised_more, UnsupportedModel, "00001.safetensors` is corrupt.*`pooler.lost`"),
         (module_elsewhere, UnsafeSource, "points outside"),
+        (static_embedding, UnsupportedModel, "unsupported module `StaticEmbedding`"),
     ],
 )
 def test_unsafe_checkpoint_is_rejected_in_one_line(

@@ -330,6 +330,51 @@ def test_modules_that_cannot_be_built_are_rejected(
         read_checkpoint_metadata(tmp_path)
 
 
+@pytest.mark.parametrize("model_type", ["model2vec", "clip"])
+def test_modules_are_checked_before_the_config(tmp_path: Path, model_type: str) -> None:
+    write_json(tmp_path / "config.json", {"model_type": model_type})
+    modules = [{"type": "sentence_transformers.models.StaticEmbedding", "path": "."}]
+    write_json(tmp_path / "modules.json", modules)
+    with pytest.raises(UnsupportedModel, match="unsupported module `StaticEmbedding`"):
+        read_checkpoint_metadata(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("max_seq_length", "max_tokens"),
+    [(16, 16), (48, 48), (100, 64), (None, 32), (0, 32)],
+    ids=["smaller", "larger", "more than the positions", "null", "not a limit"],
+)
+def test_max_seq_length_replaces_the_limit_of_the_tokenizer(
+    tmp_path: Path, max_seq_length: int | None, max_tokens: int
+) -> None:
+    write_json(tmp_path / "config.json", EMBEDDER | {"max_position_embeddings": 64})
+    write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 32})
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": max_seq_length})
+    write_pooling(tmp_path)
+    assert read_checkpoint_metadata(tmp_path).max_tokens == max_tokens
+
+
+def cross_encoder(directory: Path, **settings: object) -> Path:
+    labels = {"id2label": {"0": "LABEL_0"}, "sentence_transformers": {"activation_fn": "none"}}
+    write_json(directory / "config.json", CLASSIFIER | labels)
+    write_json(directory / "config_sentence_transformers.json", settings)
+    return directory
+
+
+def test_cross_encoder_with_a_default_prompt_is_rejected(tmp_path: Path) -> None:
+    cross_encoder(tmp_path, prompts={"web": "Rank: "}, default_prompt_name="web")
+    with pytest.raises(UnsupportedModel, match="the default prompt `web`") as caught:
+        read_checkpoint_metadata(tmp_path)
+    assert "`default_prompt_name`" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", None])
+def test_cross_encoder_with_an_empty_prompt_is_accepted(tmp_path: Path, text: str | None) -> None:
+    prompts = {"web": text, "other": "Other: "}
+    cross_encoder(tmp_path, prompts=prompts, default_prompt_name="web")
+    assert read_checkpoint_metadata(tmp_path).tasks[0] == TaskName.TEXT_RANKING
+
+
 def test_copy_keeps_weights_of_modules(tmp_path: Path) -> None:
     source = embedder_with_dense(tmp_path / "source")
     (source / "model.safetensors").write_bytes(b"weights of the encoder")
