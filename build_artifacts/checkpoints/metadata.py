@@ -40,6 +40,7 @@ from build_artifacts.checkpoints.encoders import check_encoder
 from build_artifacts.checkpoints.projection import DenseLayer
 from build_artifacts.checkpoints.sentences import (
     Pooling,
+    Similarity,
     check_no_default_prompt,
     is_cross_encoder,
     read_embedding_config,
@@ -76,6 +77,7 @@ class CheckpointMetadata:
     projection: tuple[DenseLayer, ...] = ()  # of the pooled vectors
     token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
+    similarity: Similarity = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     mask_token: int | None = None  # token id, head MASKS only
@@ -273,6 +275,7 @@ def _embedding_metadata(
         projection=projection,
         token_width=config.hidden_size if projection else None,
         normalize=embedding.normalize,
+        similarity=embedding.similarity,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
     )

@@ -21,6 +21,7 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
 Pooling = Literal["mean", "cls", "last"]
+Similarity = Literal["cosine", "dot"]
 SENTENCE_CONFIG_NAME = "config_sentence_transformers.json"
 
 # Pooling by its names in configs. Older configs have flags such as `pooling_mode_mean_tokens`, and
@@ -44,11 +45,12 @@ _OWN_PROMPTS = ("query", "document")
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingConfig:
-    """Pooling, projection, normalization and prompts of an embedding model."""
+    """Pooling, projection, normalization, similarity and prompts of an embedding model."""
 
     pooling: Pooling
     projection: tuple[DenseLayer, ...]  # of the pooled vectors, in order
     normalize: bool
+    similarity: Similarity
     prompts: tuple[tuple[str, str], ...]
     default_prompt: str | None
 
@@ -56,8 +58,8 @@ class EmbeddingConfig:
 def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> EmbeddingConfig:
     """Read the embedding config of modules that passed `check_modules`.
 
-    The default pooling is the mean. Raises UnsupportedModel for a pooling that is not
-    supported, and the errors of `read_dense_layer` and `_read_prompts`.
+    The default pooling is the mean. Raises UnsupportedModel for a pooling or similarity that is
+    not supported, and the errors of `read_dense_layer` and `_read_prompts`.
     """
     modules = _read_modules(checkpoint)
     prompts, default_prompt = _read_prompts(checkpoint)
@@ -72,6 +74,7 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
         pooling=pooling,
         projection=tuple(projection),
         normalize=bool(modules["Normalize"]),
+        similarity=_read_similarity(checkpoint, normalized=bool(modules["Normalize"])),
         prompts=tuple(prompts.items()),
         default_prompt=default_prompt,
     )
@@ -140,6 +143,19 @@ def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
         f"`{path.name}` does not define its default prompt `{default}`",
         hint="correct `default_prompt_name` or `prompts`",
     )
+
+
+def _read_similarity(checkpoint: Checkpoint, *, normalized: bool) -> Similarity:
+    path = checkpoint.directory / SENTENCE_CONFIG_NAME
+    name = read_field(path, "similarity_fn_name", str) or "cosine"
+    if name not in ("cosine", "dot"):
+        raise UnsupportedModel(
+            f"the similarity `{name}` is not supported",
+            hint=f"set `similarity_fn_name` in {path.name} to cosine or dot if the accuracy allows "
+            "it",
+        )
+    # The dot product of normalized vectors is their cosine.
+    return "dot" if name == "dot" and not normalized else "cosine"
 
 
 def _pooling(path: Path, has_prompts: bool) -> Pooling:

@@ -6,7 +6,7 @@ end in .jsonl, .ndjson or .json hold one JSON object per line, and other files h
 columns without quoting. A header line is optional, and columns with unknown names are ignored.
 
     task                  columns or keys                         metrics; the gate uses the first
-    feature-extraction    sentence1, sentence2, score             spearman of the cosine
+    feature-extraction    sentence1, sentence2, score             spearman of the similarity
     sentence-similarity   the same                                the same
     text-classification   text, label (text_pair)                 accuracy, macro_f1
       several labels      text, labels (a,b or a JSON list)       micro_f1, macro_f1

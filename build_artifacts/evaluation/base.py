@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.metadata import ProblemType
+from build_artifacts.checkpoints.sentences import Similarity
 from deployments.errors import BadSetting, EngineFailed, ServeError
 from deployments.messages import Call, Text, TokenizedItem, Truncation
 from deployments.tokenization.encodings import open_tokenizer
@@ -35,6 +36,7 @@ class EvaluatedModel:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     prompt: str = ""  # prefix of every sentence for an embedding model
+    similarity: Similarity = "cosine"  # of two vectors of an embedding model
     mask_token: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""Evaluation of feature-extraction and sentence-similarity: cosines compared with scores."""
+"""Evaluation of feature-extraction and sentence-similarity: similarities compared with scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from build_artifacts.checkpoints.sentences import Similarity
 from build_artifacts.evaluation.base import (
     EvaluatedModel,
     Evaluation,
@@ -17,7 +18,7 @@ from build_artifacts.evaluation.base import (
     tokenize_texts,
 )
 from build_artifacts.evaluation.files import FileLayout, FileLocation, as_number, read_records
-from build_artifacts.evaluation.metrics import row_cosines, spearman
+from build_artifacts.evaluation.metrics import row_cosines, row_products, spearman
 from deployments.messages import TokenizedItem
 
 EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"
@@ -58,20 +59,26 @@ def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling
     if len(set(scores)) < 2:
         raise FileLocation(path, EXPECTED).data_error("all scores are equal, so they have no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
-    return SimilarityEvaluation(tokenize_texts(model, texts), scores)
+    return SimilarityEvaluation(tokenize_texts(model, texts), scores, model.similarity)
 
 
 class SimilarityEvaluation(Evaluation):
-    """Items 2i and 2i + 1 form pair i. `spearman` compares the cosines with the scores."""
+    """Items 2i and 2i + 1 form pair i. `spearman` compares the similarities with the scores."""
 
-    def __init__(self, items: Sequence[TokenizedItem], scores: Sequence[float]) -> None:
+    def __init__(
+        self,
+        items: Sequence[TokenizedItem],
+        scores: Sequence[float],
+        similarity: Similarity = "cosine",
+    ) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
+        self._compare = row_cosines if similarity == "cosine" else row_products
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """Return `spearman`, -1 to 1."""
-        cosines = row_cosines(np.stack(reduced[0::2]), np.stack(reduced[1::2]))
-        return {"spearman": spearman(cosines, self._scores)}
+        similarities = self._compare(np.stack(reduced[0::2]), np.stack(reduced[1::2]))
+        return {"spearman": spearman(similarities, self._scores)}
 
     def _reduce(self, index: int, output: Output) -> ReducedOutput:
         return output.copy()

@@ -139,6 +139,7 @@ def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -
         labels=manifest.labels,
         problem_type=manifest.problem_type,
         prompt=manifest.prompts.get(manifest.default_prompt or "", ""),
+        similarity=manifest.similarity,
         mask_token=manifest.mask_token,
     )
     return load_evaluation(request.evaluation, manifest.tasks[0], model, request.sampling)

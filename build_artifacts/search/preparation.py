@@ -156,6 +156,7 @@ def load_examples(
         labels=metadata.labels,
         problem_type=metadata.problem_type,
         prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
+        similarity=metadata.similarity,
         mask_token=metadata.mask_token,
     )
     return load_evaluation(path, metadata.tasks[0], model, sampling)

@@ -73,6 +73,7 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         problem_type=metadata.problem_type,
         pooling=metadata.pooling,
         normalize=metadata.normalize,
+        similarity=metadata.similarity,
         prompts=dict(metadata.prompts),
         default_prompt=metadata.default_prompt,
         mask_token=metadata.mask_token,

@@ -170,6 +170,7 @@ class ArtifactManifest(FrozenModel):
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = False
+    similarity: Literal["cosine", "dot"] = "cosine"  # how two vectors of the model are compared
     prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None
     mask_token: int | None = None  # token id, for the MASKS head

@@ -1,4 +1,4 @@
-"""feature-extraction and sentence-similarity: embeddings and their cosine similarity."""
+"""feature-extraction and sentence-similarity: embeddings and their similarity."""
 
 from __future__ import annotations
 
@@ -91,7 +91,10 @@ class SimilarityInput(BaseModel):
 
 
 class SentenceSimilarity(Task):
-    """Returns the cosine similarity of one sentence with each of several other sentences."""
+    """Returns the similarity of one sentence with each of several other sentences.
+
+    It is the cosine, or the dot product for a model that was trained with it.
+    """
 
     name: ClassVar = TaskName.SENTENCE_SIMILARITY
     head: ClassVar = ModelHead.VECTOR
@@ -125,8 +128,19 @@ class SentenceSimilarity(Task):
         )
 
     def decode(self, context: DecodeContext, options: None) -> list[float]:
-        units = normalize(np.stack(context.rows))
-        return [float(cosine) for cosine in units[1:] @ units[0]]
+        return [float(similarity) for similarity in compare_with_first(context)]
+
+
+def compare_with_first(context: DecodeContext) -> NDArray[np.float32]:
+    """Return the similarities of the first vector with each of the others, [N - 1].
+
+    The model's manifest states whether they are cosines or dot products.
+    """
+    vectors = np.stack(context.rows)
+    if context.manifest.similarity == "cosine":
+        vectors = normalize(vectors)
+    similarities: NDArray[np.float32] = vectors[1:] @ vectors[0]
+    return similarities
 
 
 def add_prompt(

@@ -13,9 +13,9 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, build_item_paths
-from deployments.tasks.embedding import add_prompt
+from deployments.tasks.embedding import add_prompt, compare_with_first
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
-from deployments.tasks.numbers import normalize, sigmoid
+from deployments.tasks.numbers import sigmoid
 
 # Prompt names of embedding models for retrieval, in the order that sentence-transformers uses. The
 # first name that the model has is used.
@@ -51,7 +51,7 @@ class TextRanking(Task):
     """Returns every text with its score, best first.
 
     A cross-encoder reads query and text as a pair and returns one logit. An embedding model reads
-    query and text separately, and the score is the cosine of their vectors.
+    query and text separately, and the score is the similarity of their vectors.
     """
 
     name: ClassVar = TaskName.TEXT_RANKING
@@ -99,14 +99,12 @@ class TextRanking(Task):
     def decode(self, context: DecodeContext, options: RankingOptions) -> list[RankedText]:
         """Return the texts with the highest score first, equal scores in request order.
 
-        `raw_scores` does not change cosines.
+        `raw_scores` does not change similarities.
         """
-        rows = np.stack(context.rows)
         if context.manifest.head is ModelHead.VECTOR:
-            units = normalize(rows)
-            raw = units[1:] @ units[0]
-            return _rank_texts(raw, raw, options.texts)
-        logits = rows[:, 0]
+            similarities = compare_with_first(context)
+            return _rank_texts(similarities, similarities, options.texts)
+        logits = np.stack(context.rows)[:, 0]
         return _rank_texts(logits, logits if options.raw_scores else sigmoid(logits), options.texts)
 
 

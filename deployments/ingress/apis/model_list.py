@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deployments.artifacts.types import Device
+from deployments.artifacts.types import Device, ModelHead
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.pipeline import RequestPipeline
@@ -137,6 +137,7 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
         "width": manifest.output_width,
+        "similarity": manifest.similarity if manifest.head is ModelHead.VECTOR else None,
         "labels": list(manifest.labels),
         "languages": sorted(config.languages) if config else [],
         "source": manifest.source.model_dump(),

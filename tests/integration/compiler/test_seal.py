@@ -48,6 +48,7 @@ FACTS = CheckpointMetadata(
     output_width=2,
     labels=("NO", "YES"),
     problem_type="single_label",
+    similarity="dot",  # not the default
 )
 WHOLE = Compaction(
     architecture="bert",
@@ -109,6 +110,7 @@ def staged(root: Path, content: bytes = b"a graph", compaction: Compaction = WHO
 def test_manifest_contains_all_metadata(tmp_path: Path) -> None:
     manifest = ArtifactManifest.read(staged(tmp_path / "work"))
     assert (manifest.labels, manifest.problem_type) == (("NO", "YES"), "single_label")
+    assert manifest.similarity == "dot"
     assert (manifest.gate, manifest.scores) == (GATE, {"accuracy": 0.9})
     assert manifest.pruned is None
     first, second = manifest.candidates

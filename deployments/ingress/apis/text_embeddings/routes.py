@@ -170,7 +170,7 @@ class TextEmbeddingsRoutes:
             _post(
                 "similarity",
                 self.similarity,
-                "Cosine similarity of a sentence with others",
+                "Similarity of a sentence with others",
                 SimilarityBody,
                 list[float],
             ),

@@ -101,6 +101,32 @@ def test_empty_prompts_may_be_left_out_of_the_pooling(tmp_path: Path) -> None:
         read_config(tmp_path, prompts={"query": "Q: "})
 
 
+@pytest.mark.parametrize(
+    ("settings", "similarity"),
+    [
+        ({}, "cosine"),
+        ({"similarity_fn_name": None}, "cosine"),
+        ({"similarity_fn_name": "cosine"}, "cosine"),
+        ({"similarity_fn_name": "dot"}, "dot"),
+    ],
+)
+def test_similarity_is_the_stated_one_or_the_cosine(
+    tmp_path: Path, settings: dict[str, object], similarity: str
+) -> None:
+    assert read_config(tmp_path, **settings).similarity == similarity
+
+
+def test_dot_product_of_normalized_vectors_is_their_cosine(tmp_path: Path) -> None:
+    write_pooling(tmp_path, normalize=True)
+    assert read_config(tmp_path, similarity_fn_name="dot").similarity == "cosine"
+
+
+@pytest.mark.parametrize("name", ["euclidean", "manhattan"])
+def test_distances_are_rejected_by_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UnsupportedModel, match=f"the similarity `{name}` is not supported"):
+        read_config(tmp_path, similarity_fn_name=name)
+
+
 @pytest.mark.parametrize("name", OTHER_NAMES)
 def test_config_named_after_another_architecture_is_read(tmp_path: Path, name: str) -> None:
     write_json(tmp_path / f"sentence_{name}_config.json", {"max_seq_length": 128})

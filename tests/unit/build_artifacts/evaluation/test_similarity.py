@@ -27,6 +27,15 @@ def test_cosines_are_correlated_with_scores(write: WriteFile, make_model: MakeMo
     assert evaluation.metric == "spearman"
 
 
+def test_dot_products_are_correlated_for_a_model_trained_with_them(
+    write: WriteFile, make_model: MakeModel
+) -> None:
+    evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model(similarity="dot"))
+    # All cosines are 1, so only the products 1, 2, 3, 4 have an order.
+    answers = [direction(0, length) for length in (1, 1, 1, 2, 1, 3, 1, 4)]
+    assert evaluation.score(answers) == {"spearman": pytest.approx(1)}
+
+
 def test_similarity_drop_is_in_hundredths(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
     assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": 0.815}) == pytest.approx(0.5)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
 from deployments.tasks.base import DecodeContext
@@ -17,9 +18,9 @@ PROMPTED = MANIFEST.model_copy(
 )
 
 
-def decode_context(rows: list[list[float]]) -> DecodeContext:
+def decode_context(rows: list[list[float]], manifest: ArtifactManifest = MANIFEST) -> DecodeContext:
     arrays = [np.array(row, dtype=np.float32) for row in rows]
-    return DecodeContext(rows=arrays, items=(), token_offsets=(), manifest=MANIFEST)
+    return DecodeContext(rows=arrays, items=(), token_offsets=(), manifest=manifest)
 
 
 PAIR = {"source_sentence": "a", "sentences": ["b", "c"]}
@@ -149,6 +150,13 @@ def test_similarity_is_the_cosine_with_the_source_in_request_order() -> None:
     rows: list[list[float]] = [[2, 0], [3, 0], [0, 5], [-1, 0], [1, 1]]
     cosines = SentenceSimilarity().decode(decode_context(rows), None)
     assert cosines == pytest.approx([1, 0, -1, 0.5**0.5], abs=1e-6)
+
+
+def test_similarity_is_the_dot_product_for_a_model_trained_with_it() -> None:
+    manifest = MANIFEST.model_copy(update={"similarity": "dot"})
+    rows: list[list[float]] = [[2, 0], [3, 0], [0, 5], [-1, 0], [1, 1]]
+    products = SentenceSimilarity().decode(decode_context(rows, manifest), None)
+    assert products == [6, 0, -2, 2]
 
 
 @pytest.mark.parametrize(

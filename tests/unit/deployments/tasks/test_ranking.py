@@ -188,3 +188,9 @@ def test_embedder_scores_are_cosines_for_any_vector_length(raw_scores: bool) -> 
         {"index": 3, "score": 0.0, "text": "nothing"},
         {"index": 0, "score": pytest.approx(-1.0), "text": "opposite"},
     ]
+
+
+def test_embedder_trained_with_dot_products_is_ranked_by_them() -> None:
+    model = EMBEDDER.model_copy(update={"similarity": "dot"})
+    answer = decode(model, PLAIN, [2, 0], [1, 0], [3, 4])
+    assert answer == [{"index": 1, "score": 6.0}, {"index": 0, "score": 2.0}]
