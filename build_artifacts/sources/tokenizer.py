@@ -1,20 +1,28 @@
-"""Creation of tokenizer.json from a vocabulary, for checkpoints without one.
+"""Creation and correction of tokenizer.json, the only file of a tokenizer that the server reads.
 
-The server reads tokenizer.json only. transformers converts `vocab.txt` (BERT) and `vocab.json` with
-`merges.txt` (RoBERTa). If the tokenizer class does not read these files, transformers silently
-creates a vocabulary of five special tokens. The conversion is therefore valid only if its tokens
-and ids equal those of the files.
+transformers converts `vocab.txt` (BERT) and `vocab.json` with `merges.txt` (RoBERTa). If the
+tokenizer class does not read these files, transformers silently creates a vocabulary of five
+special tokens. The conversion is therefore valid only if its tokens and ids equal those of the
+files.
+
+Tokenizer classes replace settings in tokenizer.json, such as lowercasing, by those in
+tokenizer_config.json or by their defaults. Only these settings are corrected: the classes of
+transformers 5 also drop other parts of tokenizer.json, which models were trained with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import ByteLevel
 
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
+    Json,
     corrupt_file,
     hashed_files,
     is_plain_file,
@@ -22,32 +30,44 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source,
 )
 from build_artifacts.checkpoints.models import first_line
-from build_artifacts.errors import SourceNotFound
+from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
 _WORDS_NAME = "vocab.txt"
 _PAIRS_NAME = "vocab.json"
 _ADDED_NAME = "added_tokens.json"
+_CONFIG_NAME = "tokenizer_config.json"
 # Vocabulary formats that require packages outside the dependencies of the build.
 _UNREAD = (".model", ".tiktoken", "bpe.codes")
+# Settings of a BertNormalizer in tokenizer_config.json: their names in tokenizer.json, and their
+# values if the config does not state them.
+_BERT_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
+_SAVE_HINT = "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
 
 VocabularyFiles = dict[str, int]  # token -> id
 
 
 def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
-    """Return `checkpoint` if it has a tokenizer.json, otherwise a copy with one under `into`.
+    """Return `checkpoint` if its tokenizer.json needs no change, otherwise a copy under `into`.
 
-    The copy links to the files of `checkpoint`. Raises SourceNotFound, SourceUnreadable or
-    UnsupportedModel.
+    The copy has a new tokenizer.json and links to the other files of `checkpoint`. Raises
+    SourceNotFound, SourceUnreadable or UnsupportedModel.
     """
+    own = checkpoint.weights / TOKENIZER_NAME
     tokenizer = write_fast_tokenizer(checkpoint.weights, into / "tokenizer")
-    _check(tokenizer)
-    if tokenizer.parent == checkpoint.weights:
+    if tokenizer == own:
+        tokenizer = correct_settings(checkpoint.weights, into / "tokenizer")
+    if tokenizer == own:
         return checkpoint
     twin = into / "checkpoint"
     for name, path in hashed_files(checkpoint.directory):
-        (twin / name).parent.mkdir(parents=True, exist_ok=True)
-        (twin / name).symlink_to(path.absolute())
+        if path != own:
+            (twin / name).parent.mkdir(parents=True, exist_ok=True)
+            (twin / name).symlink_to(path.absolute())
     place = twin / checkpoint.weights.relative_to(checkpoint.directory)
     (place / TOKENIZER_NAME).symlink_to(tokenizer.absolute())
     return replace(checkpoint, directory=twin)
@@ -92,12 +112,70 @@ def check_vocabulary(where: str, names: Iterable[str]) -> None:
 def _no_tokenizer_error(where: str, why: str) -> SourceNotFound:
     return SourceNotFound(
         f"no `{TOKENIZER_NAME}` in {where}{why}",
-        hint="create it where transformers supports the tokenizer: "
-        "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`",
+        hint=f"create it where transformers supports the tokenizer: {_SAVE_HINT}",
     )
 
 
-def _convert(weights: Path) -> Any:
+def correct_settings(weights: Path, into: Path) -> Path:
+    """Return the path of tokenizer.json, or write one to `into` with the settings of its class.
+
+    If transformers cannot load the tokenizer, tokenizer.json stays as it is. Raises
+    UnsupportedModel for a corrupt file, or if the class lowercases texts and tokenizer.json has no
+    setting for that.
+    """
+    path = weights / TOKENIZER_NAME
+    config, tokenizer = read_object(weights / _CONFIG_NAME), _open(path)
+    if _has_settings_of(config, tokenizer):
+        return path  # without loading transformers, which takes seconds
+    try:
+        other = _convert(weights)
+    except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
+        return path
+    before = tokenizer.to_str()
+    _copy_settings(other, tokenizer)
+    if _lowercases(other) and not _lowercases(tokenizer):
+        raise UnsupportedModel(
+            f"`{TOKENIZER_NAME}` does not lowercase texts, and `{_CONFIG_NAME}` states "
+            "`do_lower_case`",
+            hint=f"save the tokenizer again where its tokens can be compared: {_SAVE_HINT}",
+        )
+    if tokenizer.to_str() == before:
+        return path
+    into.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(into / TOKENIZER_NAME))
+    return into / TOKENIZER_NAME
+
+
+def _has_settings_of(config: Mapping[str, Json], tokenizer: Tokenizer) -> bool:
+    """Return whether no class can replace settings of `tokenizer` by those in `config`."""
+    stated = {name: value for name, value in config.items() if value is not None}
+    normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
+    if isinstance(pre_tokenizer, ByteLevel):
+        return bool(pre_tokenizer.add_prefix_space == stated.get("add_prefix_space", False))
+    if isinstance(normalizer, BertNormalizer):
+        return all(
+            getattr(normalizer, own_name) == stated.get(name, default)
+            for name, (own_name, default) in _BERT_SETTINGS.items()
+        )
+    return not stated.get("do_lower_case") or _lowercases(tokenizer)
+
+
+def _lowercases(tokenizer: Tokenizer) -> bool:
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+
+def _copy_settings(source: Tokenizer, target: Tokenizer) -> None:
+    """Copy the settings of tokenizer classes where both tokenizers have the same component."""
+    names = [own_name for own_name, _ in _BERT_SETTINGS.values()] + ["add_prefix_space"]
+    for part in ("normalizer", "pre_tokenizer", "post_processor"):
+        theirs, ours = getattr(source, part), getattr(target, part)
+        for name in names if type(theirs) is type(ours) else ():
+            if hasattr(theirs, name):
+                setattr(ours, name, getattr(theirs, name))
+
+
+def _convert(weights: Path) -> Tokenizer:
     """Return a `tokenizers.Tokenizer`, built offline and without remote code."""
     from transformers import AutoTokenizer
 
@@ -106,7 +184,8 @@ def _convert(weights: Path) -> Any:
     )
     if not tokenizer.is_fast:
         raise ValueError(f"{type(tokenizer).__name__} has no fast implementation")
-    return tokenizer.backend_tokenizer
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    return backend
 
 
 def _read_vocabulary(weights: Path, name: str) -> VocabularyFiles:
@@ -123,10 +202,8 @@ def _read_vocabulary(weights: Path, name: str) -> VocabularyFiles:
     return words | read_object(weights / _ADDED_NAME)
 
 
-def _check(path: Path) -> None:
-    from tokenizers import Tokenizer
-
+def _open(path: Path) -> Tokenizer:
     try:
-        Tokenizer.from_file(str(path))
+        return Tokenizer.from_file(str(path))
     except Exception as exc:  # the library raises bare Exception
         raise corrupt_file(path, first_line(exc)) from exc

@@ -1,4 +1,4 @@
-"""Checkpoints with a tokenizer vocabulary and without tokenizer.json."""
+"""Checkpoints without tokenizer.json, or with one that their tokenizer class changes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.sources.tokenizer import write_fast_tokenizer
+from build_artifacts.sources.tokenizer import correct_settings, write_fast_tokenizer
 from build_artifacts.steps.resolve import resolve
+from tests.support.small_tokenizers import byte_level
 from tests.support.tiny_encoders import tiny_tokenizer, write_json
 
 TEXTS = ("the lovely river", "Bad FILM!", "a train to the city, 2024", "Ünïcode & 東京")
@@ -162,3 +163,103 @@ def test_added_tokens_are_included(tmp_path: Path) -> None:
     made = write_fast_tokenizer(directory, tmp_path / "made")
     added = json.loads(made.read_bytes())["added_tokens"]
     assert ("[NAME]", number) in [(token["content"], token["id"]) for token in added]
+
+
+def with_normalizer(directory: Path, normalizer: object, **config: object) -> Path:
+    """Write a BERT tokenizer with `normalizer` in tokenizer.json."""
+    tiny_tokenizer(directory)
+    path = directory / "tokenizer.json"
+    write_json(path, json.loads(path.read_bytes()) | {"normalizer": normalizer})
+    return vocabulary_only(directory, "bert", **config)
+
+
+def bert_normalizer(*, lowercase: bool) -> dict[str, object]:
+    return {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": lowercase,
+    }
+
+
+def assert_equals_transformers(tokenizer: Path, checkpoint: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer.from_file(str(tokenizer))
+    theirs = AutoTokenizer.from_pretrained(checkpoint)
+    for text in (*TEXTS, "café 東京"):
+        assert ours.encode(text).ids == theirs(text)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("lowercase", "config"),
+    [
+        (False, {"do_lower_case": True}),
+        (False, {"do_lower_case": True, "tokenizer_class": "BertTokenizerFast"}),
+        (False, {}),  # the default of the class
+        (True, {"do_lower_case": False}),
+        (True, {"strip_accents": False}),
+        (True, {"tokenize_chinese_chars": False}),
+    ],
+)
+def test_settings_of_the_class_replace_those_of_the_tokenizer(
+    tmp_path: Path, lowercase: bool, config: dict[str, object]
+) -> None:
+    normalizer = bert_normalizer(lowercase=lowercase)
+    directory = with_normalizer(tmp_path / "model", normalizer, **config)
+    made = correct_settings(directory, tmp_path / "made")
+    assert made == tmp_path / "made" / "tokenizer.json"
+    assert_equals_transformers(made, directory)
+    before, after = (json.loads(path.read_bytes()) for path in (directory / made.name, made))
+    assert before | {"normalizer": after["normalizer"]} == after, "nothing else changes"
+
+
+@pytest.mark.parametrize("model_type", ["roberta", "gpt2"])
+def test_prefix_space_of_the_class_is_added(tmp_path: Path, model_type: str) -> None:
+    directory = vocabulary_only(tmp_path / "model", model_type, add_prefix_space=True)
+    byte_level().save(str(directory / "tokenizer.json"))
+    made = Tokenizer.from_file(str(correct_settings(directory, tmp_path / "made")))
+    assert made.encode("film").tokens[0] == "Ġ"
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "config"),
+    [
+        (bert_normalizer(lowercase=True), {"do_lower_case": True}),
+        # This class uses tokenizer.json as it is.
+        (
+            bert_normalizer(lowercase=False),
+            {"do_lower_case": True, "tokenizer_class": "PreTrainedTokenizerFast"},
+        ),
+        (bert_normalizer(lowercase=False), {"do_lower_case": True, "tokenizer_class": "None"}),
+        # The class would drop NFKC.
+        (
+            {"type": "Sequence", "normalizers": [{"type": "NFKC"}, {"type": "Lowercase"}]},
+            {"do_lower_case": True},
+        ),
+    ],
+    ids=["equal", "no settings", "unknown class", "other normalizer"],
+)
+def test_tokenizer_without_other_settings_is_unchanged(
+    tmp_path: Path, normalizer: object, config: dict[str, object]
+) -> None:
+    directory = with_normalizer(tmp_path / "model", normalizer, **config)
+    assert correct_settings(directory, tmp_path / "made") == directory / "tokenizer.json"
+
+
+def test_tokenizer_that_cannot_lowercase_is_rejected(tmp_path: Path) -> None:
+    directory = with_normalizer(tmp_path / "model", None, do_lower_case=True)
+    with pytest.raises(UnsupportedModel, match="does not lowercase") as caught:
+        correct_settings(directory, tmp_path / "made")
+    assert "save_pretrained" in caught.value.hint
+
+
+def test_checkpoint_gets_the_corrected_tokenizer(tmp_path: Path, embedding_source: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(embedding_source, directory)
+    write_json(directory / "tokenizer_config.json", {"do_lower_case": False})
+    checkpoint = resolve(str(directory), tmp_path / "scratch", HuggingFaceHub())
+    assert_equals_transformers(checkpoint.weights / "tokenizer.json", directory)
+    assert (checkpoint.weights / "config.json").samefile(directory / "config.json")
+    assert checkpoint.source.revision == content_digest(directory)
