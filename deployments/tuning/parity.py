@@ -81,8 +81,8 @@ class ReferenceOutputs:
             items = tuple(TokenizedItem(i, s) for i, s in zip(ids, seconds, strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
             raise ArtifactError(f"{path}: not a file of reference outputs: {exc}") from exc
-        outputs = tuple(rows[0] if pooled else rows for rows in outputs)
-        return cls(items, outputs, problem_type or None)
+        shaped = tuple(rows[0] if pooled else rows for rows in outputs)
+        return cls(items, shaped, problem_type or None)
 
 
 def _ends(parts: Sequence[NDArray[Number]]) -> NDArray[np.int64]:
