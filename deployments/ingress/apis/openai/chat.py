@@ -73,8 +73,8 @@ def build_choice(
     text: str | None = completion.text
     calls: Sequence[FunctionCall] = ()
     if parser is not None:
-        end = parser.count_content(completion.text)
-        if calls := parser.parse_tool_calls(completion.text[end:]):
+        end, calls = parser.parse_tool_calls(completion.text)
+        if calls:
             text = completion.text[:end].rstrip() or None
     message = ChatMessage(role="assistant", content=text)
     if calls:
@@ -142,14 +142,16 @@ class ChatStreamChoice:
         yield from self._flush(self._count_content())
         if chunk.finished is None:
             return
-        calls = self._parser.parse_tool_calls(self._text) if self._parser is not None else ()
+        end = len(self._text)
+        calls: Sequence[FunctionCall] = ()
+        if self._parser is not None:
+            end, calls = self._parser.parse_tool_calls(self._text)
+        yield from self._flush(end, is_last=not calls)
         if calls:
             tool_calls = [
                 ResponseToolCall(index=i, **build_tool_call(call)) for i, call in enumerate(calls)
             ]
             yield self._build({"tool_calls": tool_calls})
-        else:
-            yield from self._flush(len(self._text), is_last=True)
         yield self._build({}, map_finish_reason(chunk.finished.reason, calls))
 
     def _count_content(self) -> int:

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import orjson
 
-from deployments.errors import InvalidField, MalformedBody
+from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
-from deployments.ingress.http.bodies import parse_json
 from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
@@ -21,10 +21,21 @@ DEFINITIONS = ("$defs", "definitions")
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A call by the model. `arguments` is a JSON object as text."""
+    """A call by the model. `arguments` is a JSON object as the model wrote it."""
 
     name: str
     arguments: str
+
+
+class WrittenCall(msgspec.Struct):
+    """A JSON object that may be a call. Other keys are ignored."""
+
+    name: str
+    arguments: msgspec.Raw = msgspec.Raw()
+    parameters: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+WRITTEN_CALLS = msgspec.json.Decoder(WrittenCall | list[WrittenCall])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +44,7 @@ class ToolCallParser:
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
     objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
-    calls between marks count. A text with anything after a call has no call.
+    calls between marks count. Calls before other text are content.
     """
 
     names: frozenset[str]
@@ -54,38 +65,52 @@ class ToolCallParser:
 
     def find_marked_call(self, text: str) -> int:
         """Return where a marked call or, at the end, a part of OPEN begins; else the length."""
-        start = 0
-        while (found := text.find(OPEN, start)) >= 0:
-            if self.may_start_tool_call(text[found:]):
-                return found
-            start = found + len(OPEN)
+        if (found := self._find_mark(text, 0)) < len(text):
+            return found
         begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
         return len(text) - begun
 
-    def parse_tool_calls(self, text: str) -> tuple[FunctionCall, ...]:
-        """Return the calls of a complete text; empty if the text has anything else."""
-        calls: list[FunctionCall] = []
-        for block in text.replace(CLOSE, OPEN).split(OPEN):
-            if not block.strip():
-                continue
-            try:
-                value = parse_json(block.encode("utf-8", "replace"))
-            except MalformedBody:
-                return ()
-            for item in value if isinstance(value, list) else [value]:
-                call = self._parse_call(item)
-                if call is None:
-                    return ()
-                calls.append(call)
-        return tuple(calls)
+    def parse_tool_calls(self, text: str) -> tuple[int, tuple[FunctionCall, ...]]:
+        """Return the number of characters of content in a complete text, and the calls after it.
 
-    def _parse_call(self, value: Any) -> FunctionCall | None:
-        if not isinstance(value, dict) or value.get("name") not in self.names:
+        The text is split only at marks that may start a call. Such a mark is not part of another
+        call: JSON would escape its quotes.
+        """
+        end = start = 0
+        calls: list[FunctionCall] = []
+        while start < len(text):
+            following = self._find_mark(text, start + 1)
+            parsed = self._parse_block(text[start:following])
+            if parsed is None:
+                end, calls = following, []
+            else:
+                calls += parsed
+            start = following
+        return (end, tuple(calls)) if calls else (len(text), ())
+
+    def _find_mark(self, text: str, start: int) -> int:
+        """Return where, from `start` on, a marked call may begin; else the length."""
+        while (start := text.find(OPEN, start)) >= 0:
+            if self.may_start_tool_call(text[start : start + MAX_PREFIX_CHARS]):
+                return start
+            start += len(OPEN)
+        return len(text)
+
+    def _parse_block(self, text: str) -> list[FunctionCall] | None:
+        """Return the calls of a text that may start with OPEN; None if it has anything else."""
+        block = text.strip()
+        if not block:
+            return []
+        try:
+            written = WRITTEN_CALLS.decode(block.removeprefix(OPEN).removesuffix(CLOSE))
+        except (ValueError, RecursionError):
             return None
-        arguments = value.get("arguments", value.get("parameters", {}))
-        if isinstance(arguments, dict):
-            return FunctionCall(value["name"], orjson.dumps(arguments).decode())
-        return None
+        calls = [
+            FunctionCall(item.name, bytes(item.arguments or item.parameters).decode())
+            for item in (written if isinstance(written, list) else [written])
+        ]
+        are_calls = [call.name in self.names and call.arguments[0] == "{" for call in calls]
+        return calls if calls and all(are_calls) else None
 
 
 def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:

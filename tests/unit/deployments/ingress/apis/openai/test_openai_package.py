@@ -70,7 +70,7 @@ async def test_openai_client_reads_tool_calls(writing_store: Path) -> None:
     for completion in (full, final):
         assert completion.choices[0].finish_reason == "tool_calls"
         (call,) = completion.choices[0].message.tool_calls or ()
-        assert (call.function.name, call.function.arguments) == ("weather", '{"city":"Rome"}')
+        assert (call.function.name, call.function.arguments) == ("weather", '{"city": "Rome"}')
 
 
 class City(BaseModel):

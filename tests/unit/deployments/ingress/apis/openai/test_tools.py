@@ -93,7 +93,10 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
         '{"name": "weather", "arguments": "Rome"}',
         '{"name": "weather", "arguments": {"city": "Ro',
         '{"name": 7}',
+        '{"arguments": {}, "name": ["weather"]}',
+        f'[{CALL}, {{"name": "other"}}]',
         "[]7",
+        "[]",
         "{}",
     ],
 )
@@ -116,6 +119,11 @@ async def test_text_that_is_not_a_call_stays_text(text: str, writing_store: Path
         "1 <tool",
         "<think> a <tool_call> block of </tool_call> </think>",
         '<tool_call>{"name": "other"}</tool_call>',
+        '<think>Or <tool_call>{"name": "weather", ...}</tool_call>.</think>',
+        f"As in <tool_call>{CALL}</tool_call> before:",
+        f"{CALL} was the first.",
+        "<tool_call>",
+        "</tool_call>",
     ],
 )
 async def test_text_before_marked_calls_is_content(before: str, writing_store: Path) -> None:
@@ -131,6 +139,29 @@ async def test_text_before_marked_calls_is_content(before: str, writing_store: P
         (called,) = (delta["tool_calls"] for delta in deltas if "tool_calls" in delta)
         assert [call["function"]["name"] for call in called] == ["weather", "weather"]
         assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        '{"city": "use <tool_call> tags"}',
+        '{"city": "</tool_call>"}',
+        '{"city": "<tool_call>{\\"name\\": \\"weather\\"}"}',
+        '{"city": 123456789012345678901234567890, "x": [1.10, 1e999]}',
+    ],
+)
+@pytest.mark.parametrize("form", ["{}", "<tool_call>{}</tool_call>", "Rome <tool_call>[{}]"])
+async def test_arguments_are_the_text_of_the_model(
+    form: str, arguments: str, writing_store: Path
+) -> None:
+    call = f'{{"name": "weather", "arguments": {arguments}}}'
+    text = form.replace("{}", call)
+    body = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()
+    events = await script_text(writing_store, *letters(text)).events(CHAT, TOOLS)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    for message in (body["choices"][0]["message"], deltas[-2]):
+        (call,) = message["tool_calls"]
+        assert call["function"]["arguments"] == arguments
 
 
 async def test_stream_does_not_hold_back_text_after_a_mark_without_a_call(
