@@ -120,6 +120,7 @@ def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
             start = f"{mark}{bracket}{{"
             yield f'{start}"arguments":'
             yield f'{start}"parameters":'
+            yield f'{start}"type":"function"'  # Llama 3.1
             for name in names:
                 yield f'{start}"name":"{name}"'
 

@@ -59,16 +59,18 @@ async def test_calls_without_tools_are_text(changes: dict[str, Any], writing_sto
     assert prompt.tools == ()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        CALL,
-        f"<tool_call>\n{CALL}\n</tool_call>",
-        f"<tool_call>[{CALL}]</tool_call>",
-        f"\n {CALL} \n",
-        '{"parameters": {"city": "Rome"}, "name": "weather"}',
-    ],
-)
+CALL_TEXTS = [
+    CALL,
+    f"<tool_call>\n{CALL}\n</tool_call>",
+    f"<tool_call>[{CALL}]</tool_call>",
+    f"\n {CALL} \n",
+    '{"parameters": {"city": "Rome"}, "name": "weather"}',
+    '{"type": "function", "name": "weather", "parameters": {"city": "Rome"}}',
+    '[{ "type" : "function", "name": "weather", "parameters": {"city": "Rome"}}]',
+]
+
+
+@pytest.mark.parametrize("text", CALL_TEXTS)
 async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store: Path) -> None:
     body = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()
     (choice,) = body["choices"]
@@ -181,8 +183,8 @@ async def test_several_calls_keep_their_order(writing_store: Path) -> None:
     assert calls[1]["function"]["arguments"] == "{}"
 
 
-async def test_stream_has_a_call_in_one_delta(writing_store: Path) -> None:
-    text = f"<tool_call>\n{CALL}\n</tool_call>"
+@pytest.mark.parametrize("text", CALL_TEXTS)
+async def test_stream_has_a_call_in_one_delta(text: str, writing_store: Path) -> None:
     events = await script_text(writing_store, *letters(text)).events(CHAT, TOOLS)
     first, called, last = [event["choices"][0] for event in events]
     assert first["delta"] == {"role": "assistant", "content": ""}
@@ -209,6 +211,8 @@ async def test_stream_holds_back_possible_calls_only(writing_store: Path) -> Non
         ("<tool_call>\n[{", True),
         ('{ "name" : "cl', True),
         ('{"arguments": {"x": 1', True),
+        ('{"type": "function", "description"', True),
+        ('{"type": "object"', False),
         ("<b>", False),
         ("The", False),
         ('{"city"', False),
