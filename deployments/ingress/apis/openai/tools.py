@@ -16,7 +16,6 @@ from deployments.messages import Grammar
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_PREFIX_CHARS = 1_000  # number of first characters that decide whether a text may be a call
-DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,55 +155,47 @@ def forced_tools(body: ChatBody) -> Sequence[Tool]:
 
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
     """Build the grammar of a call to one of the tools."""
+    calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
-    schemas = [_build_call_schema(tool, definitions) for tool in tools]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    if definitions:
-        schema = {**schema, "$defs": definitions}
-    return Grammar("json_schema", orjson.dumps(schema).decode())
+    for i, tool in enumerate(tools):
+        root = f"#/$defs/{i}"
+        calls.append(_build_call_schema(tool, root))
+        definitions[str(i)] = _build_arguments_schema(tool, root)
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return Grammar("json_schema", orjson.dumps({**schema, "$defs": definitions}).decode())
 
 
-def _build_call_schema(tool: Tool, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Build the schema of a call; move the definitions of the tool into `definitions`.
-
-    References point to the root of the whole schema, which has the definitions of all tools.
-    """
-    function = tool.function
-    parameters = function.parameters or {"type": "object", "properties": {}}
-    prefix = f"{function.name}."
-    for key in DEFINITIONS:
-        if isinstance(tool_definitions := parameters.get(key), dict):
-            for name, schema in tool_definitions.items():
-                definitions[prefix + name] = _move_references(schema, prefix)
-    arguments = {key: value for key, value in parameters.items() if key not in DEFINITIONS}
+def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {
-            "name": {"enum": [function.name]},
-            "arguments": _move_references(arguments, prefix),
-        },
+        "properties": {"name": {"enum": [tool.function.name]}, "arguments": {"$ref": root}},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _move_references(schema: Any, prefix: str) -> Any:
-    """Add `prefix` to the names of referenced definitions."""
+def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
+    """Build the schema at `root`. Arguments are an object even if the parameters do not say so."""
+    parameters = dict(tool.function.parameters or {})
+    # References with `#` would be relative to the `$id`, not to the whole schema.
+    parameters.pop("$id", None)
+    return {**_move_references(parameters, root), "type": "object"}
+
+
+def _move_references(schema: Any, root: str) -> Any:
+    """Make references to a schema and to parts of it relative to `root`."""
     if isinstance(schema, list):
-        return [_move_references(item, prefix) for item in schema]
+        return [_move_references(item, root) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
     return {
-        key: _move_reference(value, prefix)
+        key: _move_reference(value, root)
         if key == "$ref" and isinstance(value, str)
-        else _move_references(value, prefix)
+        else _move_references(value, root)
         for key, value in schema.items()
     }
 
 
-def _move_reference(reference: str, prefix: str) -> str:
-    for key in DEFINITIONS:
-        start = f"#/{key}/"
-        if reference.startswith(start):
-            return f"#/$defs/{prefix}{reference.removeprefix(start)}"
-    return reference
+def _move_reference(reference: str, root: str) -> str:
+    is_pointer = reference == "#" or reference.startswith("#/")
+    return root + reference.removeprefix("#") if is_pointer else reference

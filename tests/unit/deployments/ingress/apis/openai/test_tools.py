@@ -277,6 +277,45 @@ async def test_named_function_compiles_a_grammar_of_one_tool(
     assert accepts(grammar_schema(harness), texts) == [True, False]
 
 
+TREE = {
+    "properties": {
+        "name": {"type": "string"},
+        "child": {"$ref": "#"},
+        "alias": {"$ref": "#/properties/name"},
+        "city": {"$ref": "#/$defs/City"},
+        "kind": {"$ref": "#/definitions/Kind"},
+    },
+    "additionalProperties": False,
+    "$defs": {"City": {"enum": ["Rome"]}},
+    "definitions": {"Kind": {"anyOf": [{"enum": ["oak"]}, {"$ref": "#/$defs/City"}]}},
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_valid"),
+    [
+        ({"name": "a", "child": {"name": "b", "child": {}}}, True),
+        ({"child": {"name": "weather", "arguments": {}}}, False),
+        ({"alias": "a", "city": "Rome", "kind": "oak"}, True),
+        ({"kind": "Rome"}, True),
+        ({"alias": 7}, False),
+        ({"city": "Oslo"}, False),
+        ({"kind": "ash"}, False),
+        (5, False),
+        (None, False),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"$id": "https://example.org/tree"}])
+async def test_forced_arguments_match_the_parameters(
+    more: dict[str, str], arguments: Any, is_valid: bool, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store)
+    tree = {"type": "function", "function": {"name": "tree", "parameters": {**TREE, **more}}}
+    await harness.post(CHAT, {**CHAT_BODY, "tools": [WEATHER, tree], "tool_choice": "required"})
+    text = orjson.dumps({"name": "tree", "arguments": arguments}).decode()
+    assert accepts(grammar_schema(harness), [text]) == [is_valid]
+
+
 async def test_incomplete_call_is_text(writing_store: Path) -> None:
     harness = script_text(writing_store, CALL[:20], reason=FinishReason.LENGTH)
     (choice,) = (await harness.post(CHAT, {**TOOLS, "tool_choice": "required"})).json()["choices"]
