@@ -151,7 +151,10 @@ class ChatStreamChoice:
             tool_calls = [
                 ResponseToolCall(index=i, **build_tool_call(call)) for i, call in enumerate(calls)
             ]
-            yield self._build({"tool_calls": tool_calls})
+            choice = self._build({"tool_calls": tool_calls})
+            if self._with_logprobs:
+                choice["logprobs"] = build_logprobs(self._tokens)
+            yield choice
         yield self._build({}, map_finish_reason(chunk.finished.reason, calls))
 
     def _count_content(self) -> int:

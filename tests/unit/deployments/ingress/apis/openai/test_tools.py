@@ -195,6 +195,19 @@ async def test_stream_has_a_call_in_one_delta(text: str, writing_store: Path) ->
     assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
 
 
+@pytest.mark.parametrize("text", [CALL, f"I look. <tool_call>{CALL}</tool_call>"])
+async def test_stream_with_a_call_has_the_logprobs_of_all_tokens(
+    text: str, writing_store: Path
+) -> None:
+    body = {**TOOLS, "logprobs": True}
+    full = (await script_text(writing_store, *letters(text)).post(CHAT, body)).json()
+    events = await script_text(writing_store, *letters(text)).events(CHAT, body)
+    logprobs = [event["choices"][0]["logprobs"] for event in events]
+    tokens = [token for each in logprobs if each for token in each["content"]]
+    assert tokens == full["choices"][0]["logprobs"]["content"]
+    assert len(tokens) == len(text)
+
+
 async def test_stream_holds_back_possible_calls_only(writing_store: Path) -> None:
     pieces = ('{"name', '": "we', "athering", '"} and so on')
     events = await script_text(writing_store, *pieces).events(CHAT, TOOLS)
