@@ -269,18 +269,27 @@ def _parse_content(message: ChatRequestMessage, index: int) -> str:
 
 
 def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
-    """Convert a tool call for the chat template.
-
-    Chat templates expect `arguments` as an object. Clients send JSON text.
-    """
+    """Convert a tool call for the chat template."""
     arguments = call.function.arguments
-    function = {"name": call.function.name, "arguments": arguments}
     if isinstance(arguments, str):
-        with suppress(MalformedBody):
-            value = parse_json(arguments.encode("utf-8", "replace"))
-            function["arguments"] = value if isinstance(value, dict) else arguments
+        arguments = _parse_arguments(arguments)
+    function = {"name": call.function.name, "arguments": arguments}
     parsed = {"type": call.type, "function": function}
     return parsed if call.id is None else {"id": call.id, **parsed}
+
+
+def _parse_arguments(text: str) -> dict[str, Any] | str:
+    """Parse a JSON object, which chat templates expect; return text if it is anything else.
+
+    Clients may send an empty text for a call without arguments.
+    """
+    if not text.strip():
+        return {}
+    with suppress(MalformedBody):
+        value = parse_json(text.encode("utf-8", "replace"))
+        if isinstance(value, dict):
+            return value
+    return text
 
 
 def field_names(body: GenerationBody) -> dict[str, str]:

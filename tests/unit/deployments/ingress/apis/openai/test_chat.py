@@ -240,6 +240,30 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
     )
 
 
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ({"arguments": ""}, {}),
+        ({"arguments": " \n"}, {}),
+        ({}, {}),
+        ({"arguments": {"a": 1}}, {"a": 1}),
+        ({"arguments": "[1]"}, "[1]"),
+        ({"arguments": '{"a": '}, '{"a": '),
+        ({"arguments": '{"a":' * 40 + "1" + "}" * 40}, '{"a":' * 40 + "1" + "}" * 40),
+    ],
+)
+async def test_template_receives_arguments_of_calls_as_objects(
+    function: dict[str, Any], expected: Any, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", **function}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert (await harness.post(CHAT, {"messages": [USER, message]})).status_code == 200
+    prompt = harness.call.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
+
+
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"name": "n", "schema": SCHEMA}
 
