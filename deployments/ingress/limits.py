@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import orjson
+import msgspec
 
 from deployments.config import LimitSettings
 from deployments.errors import InputTooLong, TooManyItems
@@ -111,8 +111,10 @@ def _check_prompt(prompt: Prompt, path: str, limits: LimitSettings) -> int:
         content = f"{path}[{i}].content"
         total += _check_size(len(message["content"]), "characters", content, limits)
         if "tool_calls" in message:
-            total += len(orjson.dumps(message["tool_calls"]))
-    total += sum(len(orjson.dumps(more)) for more in (prompt.tools, prompt.variables) if more)
+            total += len(msgspec.json.encode(message["tool_calls"]))
+    total += sum(
+        len(msgspec.json.encode(more)) for more in (prompt.tools, prompt.variables) if more
+    )
     return _check_size(total, "characters in total", path, limits)
 
 

@@ -86,7 +86,7 @@ class _Chat(NamedTuple):
 class _GenerationCall(NamedTuple):
     model: ModelRef
     text: str | tuple[int, ...] | None  # None: a chat
-    chat: _Chat | None
+    chat: bytes | None  # JSON of a _Chat. MessagePack has no integers beyond 64 bits.
     options: GenerationOptions
     deadline_s: float  # relative to the deadline of the frame
     client: str
@@ -156,7 +156,7 @@ def decode_outcomes(body: Buffer) -> dict[int, CallOutcome]:
 
 def encode_generation_call(call: GenerationCall, deadline_s: float) -> bytes:
     is_chat = isinstance(call.prompt, Chat)
-    text, chat = (None, call.prompt) if is_chat else (call.prompt, None)
+    text, chat = (None, msgspec.json.encode(call.prompt)) if is_chat else (call.prompt, None)
     offset_s = call.deadline_s - deadline_s
     fields = (call.model, text, chat, call.options, offset_s, call.client, call.priority)
     return _ENCODER.encode(fields)
@@ -164,7 +164,7 @@ def encode_generation_call(call: GenerationCall, deadline_s: float) -> bytes:
 
 def decode_generation_call(body: Buffer, deadline_s: float) -> GenerationCall:
     model, text, chat, options, offset_s, client, priority = _decode(_GENERATION_CALL, body)
-    prompt = text if chat is None else Chat(*chat)
+    prompt = text if chat is None else Chat(*_decode(_CHAT, chat))
     if prompt is None:
         raise ChannelError("a generation call without a prompt")
     return GenerationCall(model, prompt, options, deadline_s + offset_s, client, priority)
@@ -273,7 +273,7 @@ def _error_kinds() -> dict[str, type[ServeError]]:
     return {kind.__name__: kind for kind in kinds}
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], body: Buffer) -> T:
+def _decode(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], body: Buffer) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
@@ -321,6 +321,7 @@ _CALL_BATCH = _decoder(_CallBatch)
 _TOKENIZED_BATCH = _decoder(_TokenizedBatch)
 _OUTCOMES: msgspec.msgpack.Decoder[Any] = _decoder(_Outcomes)
 _GENERATION_CALL = _decoder(_GenerationCall)
+_CHAT = msgspec.json.Decoder(_Chat)
 _STREAM_EVENT = _decoder(_StreamEvent)
 _TOKENIZE_REQUEST = _decoder(TokenizeRequest)
 _TEXT_TOKENS = _decoder(tuple[TextTokens, ...])

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-WIRE_VERSION = 8
+WIRE_VERSION = 9
 MAX_HANDSHAKE_BYTES = 256
 # Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents, split into windows, fit.
 MAX_BODY_BYTES = 1 << 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from contextlib import suppress
@@ -288,7 +289,8 @@ def _parse_arguments(text: str) -> dict[str, Any] | str:
     with suppress(MalformedBody):
         value = parse_json(text.encode("utf-8", "replace"))
         if isinstance(value, dict):
-            return value
+            # parse_json checks the text, but makes integers beyond 64 bits floats.
+            return dict(json.loads(text))
     return text
 
 

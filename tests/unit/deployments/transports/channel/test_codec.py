@@ -208,7 +208,7 @@ def test_generation_calls_and_answers_round_trip() -> None:
         truncation=Truncation.KEEP_END,
         languages=Languages(1, 2),
     )
-    chat = Chat(({"role": "user", "content": "Hi", "parts": [1, 2.5]},), ({"name": "f"},))
+    chat = Chat(({"role": "user", "content": "Hi", "parts": [10**30, 2.5]},), ({"name": "f"},))
     varied = chat._replace(tools=(), variables=(("enable_thinking", False), ("depth", {"n": 1})))
     for prompt in ("text", (1, 2, 3), chat, varied):
         call = GenerationCall(MODEL, prompt, options, DEADLINE_S - 1)

@@ -247,6 +247,7 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
         ({"arguments": " \n"}, {}),
         ({}, {}),
         ({"arguments": {"a": 1}}, {"a": 1}),
+        ({"arguments": f'{{"a": {10**30}}}'}, {"a": 10**30}),
         ({"arguments": "[1]"}, "[1]"),
         ({"arguments": '{"a": '}, '{"a": '),
         ({"arguments": '{"a":' * 40 + "1" + "}" * 40}, '{"a":' * 40 + "1" + "}" * 40),
