@@ -77,9 +77,9 @@ def parse_tensor_request(
     selection = ModelSelection(model, detect_task(model))
     task = resolve_task(selection)
     bound = bind_tensors(task, tensors)
-    for name in bound.parameters:
-        if name in used:
-            raise InvalidField(f"`{name}` is sent twice", field=name)
+    for parameter in bound.parameters:
+        if parameter in used:
+            raise InvalidField(f"`{parameter}` is sent twice", field=parameter)
     task_tensors = find_task_tensors(task)
     task_field, tensor_name = task_tensors.field_name
     # Errors use the name that the client chose for its tensor of texts.

@@ -24,7 +24,7 @@ from deployments.errors import EngineFailed, Overloaded, ServeError
 from deployments.ingress.apis.open_inference.requests import parse_tensor_request
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.messages import Call, CallBatch, CallResult
-from deployments.registry import ModelRegistry
+from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, WIDTH, seal_tiny
 from tests.support.in_process import InProcess
@@ -264,6 +264,22 @@ async def test_encoder_failures_keep_their_status(
     assert response.json()["error"] == failure.message
 
 
+def find_model(store: Path, model_id: str) -> RegisteredModel:
+    args = AppArgs(store=store, models=(ModelSettings(id=model_id),), encoders={})
+    return ModelRegistry.of(args).find(model_id)
+
+
+def test_tensors_of_parameters_do_not_change_the_requested_name(tiny_store: Path) -> None:
+    model = find_model(tiny_store, CLASSIFIER)
+    tensors = {
+        "text": Tensor("text", "BYTES", (1,), ["good"]),
+        "top_k": Tensor("top_k", "INT64", (1,), np.array([1])),
+    }
+    name = f"{CLASSIFIER}@stable"
+    request = parse_tensor_request(name, model, {}, tensors, {}).inference_request
+    assert (request.model_id, request.parameters) == (name, {"top_k": 1})
+
+
 @pytest.mark.parametrize(
     ("parameters", "deadline_ms", "priority"),
     [
@@ -277,9 +293,7 @@ async def test_encoder_failures_keep_their_status(
 def test_timeout_and_priority_of_triton_are_options(
     parameters: dict[str, Any], deadline_ms: float | None, priority: str | None, tiny_store: Path
 ) -> None:
-    model = ModelRegistry.of(
-        AppArgs(store=tiny_store, models=(ModelSettings(id=EMBEDDER),), encoders={})
-    ).find(EMBEDDER)
+    model = find_model(tiny_store, EMBEDDER)
     tensors = {"text": Tensor("text", "BYTES", (1,), ["good"])}
     options = parse_tensor_request(
         model.ref.id, model, parameters, tensors, {}
