@@ -20,7 +20,9 @@ from deployments.messages import (
     FinishReason,
     GenerationOptions,
     Started,
+    Token,
 )
+from deployments.tokenization.detokenizer import Detokenizer
 
 
 class BeamStep(NamedTuple):
@@ -210,6 +212,9 @@ class BeamSearchJob(Job):
         model = self._model
         is_end = bool(ids) and ids[-1] in model.eos_token_ids
         text: str = model.tokenizer.decode(list(ids), skip_special_tokens=True)
-        tokens = tuple(model.build_token(token, None) for token in ids)
+        detokenizer = Detokenizer(model.tokenizer)
+        tokens = tuple(
+            Token(token, detokenizer.push(token), special=model.is_special(token)) for token in ids
+        )
         reason = FinishReason.END if is_end else FinishReason.LENGTH
         return Chunk(text, tokens, Finished(reason, len(ids), self.times.timings()))

@@ -70,12 +70,6 @@ class ModelContext:
     def is_special(self, token: int) -> bool:
         return token in self.special_tokens or token in self.eos_token_ids
 
-    def build_token(self, token: int, logprob: float | None) -> Token:
-        """Build a token. Its text does not depend on adjacent tokens."""
-        special = self.is_special(token)
-        text = "" if special else token_text(self.tokenizer, token)
-        return Token(token, text, logprob, special)
-
     def build_constraints(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
         """Build the token constraints of one answer.
 
@@ -218,7 +212,8 @@ class SamplingJob(Job):
         self._sampler = Sampler(options.sampling, prefix, model.vocabulary)
         self._constraint = constraint
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
-        self._detokenizer = Detokenizer(model.tokenizer, prefix)
+        # With prompt tokens, the texts of all tokens concatenate to one text.
+        self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)
         self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []
         self.drafter = PromptLookupDrafter(
@@ -232,19 +227,24 @@ class SamplingJob(Job):
     def accept_prompt_chunk(self, tokens: int, logits: Logits) -> None:
         if self.needs_prompt_logprobs:
             done = len(self.prompt) - self.remaining_prompt_tokens
+            if done == 0:
+                self._accept_prompt_token(self.prompt[0], None)
             # Row i of the logits predicts the prompt token at index done + i + 1.
             for index, row in enumerate(logits[: len(self.prompt) - done - 1], start=done + 1):
-                token = self.prompt[index]
-                logprob, _ = log_probabilities(row, token, 0)
-                self._prompt_tokens.append(self._model.build_token(token, logprob))
+                self._accept_prompt_token(self.prompt[index], row)
         super().accept_prompt_chunk(tokens, logits)
 
+    def _accept_prompt_token(self, token: int, logits: Logits | None) -> None:
+        added = self._detokenizer.push(token)
+        self._prompt_tokens.append(self._build_token(token, added, logits))
+
     def build_started(self, compute_type: str) -> Started:
-        prompt: tuple[Token, ...] = ()
-        if self.needs_prompt_logprobs:
-            prompt = (self._model.build_token(self.prompt[0], None), *self._prompt_tokens)
         return Started(
-            len(self.prompt), self.cached_tokens, self._sampler.seed, compute_type, prompt
+            len(self.prompt),
+            self.cached_tokens,
+            self._sampler.seed,
+            compute_type,
+            tuple(self._prompt_tokens),
         )
 
     def accept_logits(self, logits: Logits) -> JobStep:
@@ -277,9 +277,8 @@ class SamplingJob(Job):
         reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
         if reason is not None and not is_stopped:
             text += self._stops.flush()
-        return Chunk(
-            text, (self._build_output_token(token, added, logits),), self._build_finished(reason)
-        )
+        scored = None if self._options.logprobs is None else logits
+        return Chunk(text, (self._build_token(token, added, scored),), self._build_finished(reason))
 
     def _find_finish_reason(self, *, is_end: bool, is_stopped: bool) -> FinishReason | None:
         if is_stopped:
@@ -292,11 +291,12 @@ class SamplingJob(Job):
     def _build_finished(self, reason: FinishReason | None) -> Finished | None:
         return None if reason is None else Finished(reason, len(self._tokens), self.times.timings())
 
-    def _build_output_token(self, token: int, added: str, logits: Logits) -> Token:
+    def _build_token(self, token: int, added: str, logits: Logits | None) -> Token:
+        """Build a token. With logits [V], add log-probabilities and the requested alternatives."""
         special = self._model.is_special(token)
-        if self._options.logprobs is None:
+        if logits is None:
             return Token(token, added, special=special)
-        logprob, top = log_probabilities(logits, token, self._options.logprobs)
+        logprob, top = log_probabilities(logits, token, self._options.logprobs or 0)
         alternatives = tuple(
             TopLogprob(
                 id_,

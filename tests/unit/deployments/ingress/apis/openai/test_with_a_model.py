@@ -18,7 +18,7 @@ from deployments.records import StepRecord
 from deployments.replicas.generator import GeneratorReplica
 from deployments.transports.local import LocalGeneratorClient
 from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
-from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder, write_byte_tokenizer
 from tests.support.fakes import ListRecorder
 from tests.support.in_process import InProcess
 
@@ -82,6 +82,22 @@ async def test_max_tokens_ends_the_text_with_logprobs(store: Path) -> None:
     assert columns["token_logprobs"][0] is None
     assert all(logprob <= 0 for logprob in columns["token_logprobs"][1:])
     assert "".join(columns["tokens"][:read]) == "the rain"
+
+
+async def test_echo_of_token_ids_is_their_text_with_alternatives(
+    store: Path, tmp_path: Path
+) -> None:
+    text = "Zażółć 日本"
+    ids = write_byte_tokenizer(tmp_path / "tokenizer.json").encode(text).ids
+    body = {"model": DECODER, "prompt": ids, "max_tokens": 0, "echo": True, "logprobs": 3}
+    async with client(store) as http:
+        (choice,) = (await http.post(COMPLETIONS, json=body)).json()["choices"]
+    assert choice["text"] == text
+    first, *tops = choice["logprobs"]["top_logprobs"]
+    assert first is None
+    logprobs = choice["logprobs"]["token_logprobs"][1:]
+    best = [max(top.values()) for top in tops]
+    assert any(one < most for one, most in zip(logprobs, best, strict=True)), "not all are likely"
 
 
 async def test_choices_have_different_seeds(store: Path) -> None:
