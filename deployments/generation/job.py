@@ -297,13 +297,16 @@ class SamplingJob(Job):
         if logits is None:
             return Token(token, added, special=special)
         logprob, top = log_probabilities(logits, token, self._options.logprobs or 0)
-        alternatives = tuple(
-            TopLogprob(
-                id_,
-                token_text(self._model.tokenizer, id_),
-                top_logprob,
-                self._model.is_special(id_),
-            )
-            for id_, top_logprob in top
-        )
-        return Token(token, added, logprob, special, alternatives)
+        alternatives = tuple(self._build_alternative(*each, token, added) for each in top)
+        raw_bytes = self._find_raw_bytes(token, added)
+        return Token(token, added, logprob, special, alternatives, raw_bytes)
+
+    def _build_alternative(self, id_: int, logprob: float, token: int, added: str) -> TopLogprob:
+        text = added if id_ == token else token_text(self._model.tokenizer, id_)
+        special = self._model.is_special(id_)
+        return TopLogprob(id_, text, logprob, special, self._find_raw_bytes(id_, text))
+
+    def _find_raw_bytes(self, token: int, text: str) -> bytes | None:
+        """Return the bytes that a token spells; None if they are `text`, or if it is special."""
+        spelled = None if self._model.is_special(token) else self._detokenizer.spell(token)
+        return None if spelled == text.encode() else spelled

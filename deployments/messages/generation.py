@@ -114,12 +114,17 @@ class GenerationCall(NamedTuple):
 
 
 class TopLogprob(NamedTuple):
-    """One of the most likely tokens at a position, with its text in isolation."""
+    """One of the most likely tokens at a position.
+
+    The token at this position has the same text and bytes here as in `Token`. Other tokens have
+    their text in isolation, in which U+FFFD replaces parts of characters.
+    """
 
     id: int
     text: str
     logprob: float
     special: bool = False
+    raw_bytes: bytes | None = None  # as in `Token`
 
 
 class Token(NamedTuple):
@@ -135,6 +140,8 @@ class Token(NamedTuple):
     logprob: float | None = None
     special: bool = False
     alternatives: tuple[TopLogprob, ...] = ()  # most likely first
+    # Bytes that the token spells, if they are not `text` in UTF-8. Only with log-probabilities.
+    raw_bytes: bytes | None = None
 
 
 class FinishReason(StrEnum):

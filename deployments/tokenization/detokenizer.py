@@ -50,7 +50,7 @@ class Detokenizer:
         # Decode the token twice in a row, because some tokenizers drop the first space of a text.
         if not self._tokenizer.decode([token, token], skip_special_tokens=True):
             return ""
-        spelled = self._bytes(token)
+        spelled = self.spell(token)
         if spelled is None:
             added = self._characters.decode(b"", final=True) + self._text(token)
         else:
@@ -58,7 +58,7 @@ class Detokenizer:
         self._last_token = token
         return added
 
-    def _bytes(self, token: int) -> bytes | None:
+    def spell(self, token: int) -> bytes | None:
         """Return the bytes that a byte-level token or byte token spells; None for other tokens."""
         spelling: str = self._tokenizer.id_to_token(token) or ""
         if self._spells_bytes:

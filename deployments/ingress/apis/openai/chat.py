@@ -114,10 +114,11 @@ def build_logprobs(tokens: Sequence[Token]) -> ChatLogprobs:
 
 
 def build_token_logprob(token: Token | TopLogprob) -> ChatTopLogprob:
+    text = token.text.encode("utf-8", "replace")
     return ChatTopLogprob(
         token=token.text,
         logprob=clamp_logprob(token.logprob),
-        bytes=list(token.text.encode("utf-8", "replace")),
+        bytes=list(text if token.raw_bytes is None else token.raw_bytes),
     )
 
 

@@ -19,7 +19,7 @@ from deployments.ingress.apis.openai.schemas import (
 from deployments.ingress.apis.openai.streaming import encode_stream
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
-from deployments.messages import Chunk, Completion, Finished, Prompt, Started, Token
+from deployments.messages import Chunk, Completion, Finished, Prompt, Started, Token, TopLogprob
 
 OBJECT, ID_PREFIX = "text_completion", "cmpl"
 
@@ -135,6 +135,14 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
     # Several tokens may have the same text. Keep the most likely of them, which comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
-        top.setdefault(alternative.text, clamp_logprob(alternative.logprob))
+        text = token.text if alternative.id == token.id else name_alternative(alternative)
+        top.setdefault(text, clamp_logprob(alternative.logprob))
     top.setdefault(token.text, clamp_logprob(token.logprob))
     return top
+
+
+def name_alternative(alternative: TopLogprob) -> str:
+    """Return the text; for a part of a character its bytes, as OpenAI does."""
+    if alternative.raw_bytes is None:
+        return alternative.text
+    return f"bytes:{alternative.raw_bytes.decode('ascii', 'backslashreplace')}"

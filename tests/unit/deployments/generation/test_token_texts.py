@@ -1,4 +1,4 @@
-"""Texts of prompt tokens, generated tokens and alternatives."""
+"""Texts and bytes of prompt tokens, generated tokens and alternatives."""
 
 from __future__ import annotations
 
@@ -81,3 +81,41 @@ def test_prompt_tokens_have_the_requested_alternatives() -> None:
     assert [each.text for each in third.alternatives] == ["d", "a"]
     assert third.logprob is not None
     assert third.logprob < third.alternatives[1].logprob
+
+
+def test_parts_of_characters_keep_their_bytes() -> None:
+    tokenizer = byte_level()
+    first, second, third = (byte_token(tokenizer, byte) for byte in "日".encode())
+    other = byte_token(tokenizer, 0xE7)
+    job = build_job(tokenizer, [third], prompt_logprobs=False, logprobs=2)
+    tokens = generate(
+        job, rank(tokenizer, first, other), rank(tokenizer, second), rank(tokenizer, third, second)
+    )
+    assert [(token.text, token.raw_bytes) for token in tokens] == [
+        ("", b"\xe6"),
+        ("", b"\x97"),
+        ("日", b"\xa5"),
+    ]
+    seen = [[(each.id, each.text, each.raw_bytes) for each in t.alternatives] for t in tokens]
+    assert seen[0] == [(first, "", b"\xe6"), (other, "\ufffd", b"\xe7")]
+    assert seen[2] == [(third, "日", b"\xa5"), (second, "\ufffd", b"\x97")]
+
+
+def test_whole_characters_and_special_tokens_have_no_bytes_of_their_own() -> None:
+    tokenizer = byte_level()
+    end = tokenizer.token_to_id(END)
+    a, b = (byte_token(tokenizer, byte) for byte in b"ab")
+    job = build_job(tokenizer, [a], prompt_logprobs=False, logprobs=2)
+    word, last = generate(job, rank(tokenizer, b, end), rank(tokenizer, end, b))
+    for token in (word, last):
+        assert {each.raw_bytes for each in (token, *token.alternatives)} == {None}
+    assert [each.text for each in word.alternatives] == ["b", END]
+    assert [each.text for each in last.alternatives] == [last.text, "b"]
+
+
+def test_tokens_without_log_probabilities_have_no_bytes() -> None:
+    tokenizer = byte_level()
+    first = byte_token(tokenizer, 0xE6)
+    job = build_job(tokenizer, [first], prompt_logprobs=False, logprobs=None)
+    (token,) = generate(job, rank(tokenizer, first))
+    assert token.raw_bytes is None

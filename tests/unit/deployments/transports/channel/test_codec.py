@@ -214,7 +214,8 @@ def test_generation_calls_and_answers_round_trip() -> None:
         call = GenerationCall(MODEL, prompt, options, DEADLINE_S - 1)
         body = codec.encode_generation_call(call, DEADLINE_S)
         assert codec.decode_generation_call(body, DEADLINE_S) == call
-    token = Token(5, "five", -0.5, False, (TopLogprob(6, "six", -1.0),))
+    others = (TopLogprob(6, "six", -1.0), TopLogprob(7, "\ufffd", -2.0, raw_bytes=b"\xe6"))
+    token = Token(5, "", -0.5, False, others, b"\xe7")
     started = Started(3, 1, 7, "cpu-int8", (token,))
     finished = Finished(FinishReason.STOP, 2, GenerationTimings(0.1, 0.2, 0.3))
     for event in (started, Chunk("t", (token,)), Chunk("", (), finished)):

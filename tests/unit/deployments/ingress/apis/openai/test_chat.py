@@ -9,7 +9,16 @@ import pytest
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.store import resolve_version
 from deployments.config import ModelSettings
-from deployments.messages import Chat, FinishReason, GenerationOptions, Grammar, SamplingParams
+from deployments.ingress.apis.openai.chat import build_logprobs
+from deployments.messages import (
+    Chat,
+    FinishReason,
+    GenerationOptions,
+    Grammar,
+    SamplingParams,
+    Token,
+    TopLogprob,
+)
 from deployments.registry import ModelRegistry
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.chat_harness import (
@@ -211,6 +220,16 @@ async def test_logprobs_have_alternatives(writing_store: Path) -> None:
     assert content[0]["bytes"] == [0xC3, 0xA9]
     assert content[0]["logprob"] == -9999
     assert [one["token"] for one in content[0]["top_logprobs"]] == ["alt0"]
+
+
+def test_bytes_of_a_part_of_a_character_are_not_those_of_its_text() -> None:
+    others = (
+        TopLogprob(5, "", -0.5, raw_bytes=b"\xe6"),
+        TopLogprob(6, "\ufffd", -1.0, False, b"\xe7"),
+    )
+    (built,) = build_logprobs([Token(5, "", -0.5, False, others, b"\xe6")])["content"]
+    assert (built["token"], built["bytes"]) == ("", [0xE6])
+    assert [each["bytes"] for each in built["top_logprobs"]] == [[0xE6], [0xE7]]
 
 
 async def test_logprobs_without_top_logprobs_have_no_alternatives(writing_store: Path) -> None:

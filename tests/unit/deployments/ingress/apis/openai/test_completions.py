@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from deployments.errors import EngineFailed
-from deployments.messages import FinishReason, GenerationCall
+from deployments.ingress.apis.openai.completions import build_top_logprobs
+from deployments.messages import FinishReason, GenerationCall, Token, TopLogprob
 from tests.support.chat_harness import COMPLETIONS, ChatHarness, events_in
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedReply
@@ -92,6 +93,16 @@ async def test_logprobs_have_columns_with_offsets(writing_store: Path) -> None:
         ],
         "text_offset": [0, 3, 5],
     }
+
+
+def test_alternatives_with_equal_texts_have_names_of_their_own() -> None:
+    others = (
+        TopLogprob(5, "日", -0.5, raw_bytes=b"\xa5"),
+        TopLogprob(6, " \ufffd", -1.0, raw_bytes=b" \xe6"),
+        TopLogprob(7, "\ufffd", -2.0, raw_bytes=b"\xe7"),
+    )
+    top = build_top_logprobs(Token(5, "日", -0.5, False, others, b"\xa5"))
+    assert top == {"日": -0.5, "bytes: \\xe6": -1.0, "bytes:\\xe7": -2.0}
 
 
 @pytest.mark.parametrize(
