@@ -19,7 +19,16 @@ from deployments.ingress.apis.openai.schemas import (
 from deployments.ingress.apis.openai.streaming import encode_stream
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
-from deployments.messages import Chunk, Completion, Finished, Prompt, Started, Token, TopLogprob
+from deployments.messages import (
+    Chunk,
+    Completion,
+    Finished,
+    FinishReason,
+    Prompt,
+    Started,
+    Token,
+    TopLogprob,
+)
 
 OBJECT, ID_PREFIX = "text_completion", "cmpl"
 
@@ -70,7 +79,9 @@ def build_choices(
 
 
 def drop_text(completion: Completion) -> Completion:
-    return completion._replace(text="", tokens=())
+    """Remove the only generated token, which `max_tokens` 0 does not ask for."""
+    finished = completion.finished._replace(reason=FinishReason.LENGTH)
+    return completion._replace(text="", tokens=(), finished=finished)
 
 
 class CompletionStreamChoice:

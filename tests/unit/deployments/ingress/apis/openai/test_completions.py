@@ -126,8 +126,11 @@ async def test_echo_prepends_the_logprobs_of_the_prompt(writing_store: Path) -> 
     assert result["top_logprobs"][:2] == [None, {" upon": -1.0}]
 
 
-async def test_max_tokens_0_with_echo_scores_the_prompt(writing_store: Path) -> None:
-    harness = ChatHarness(writing_store, lambda call: ScriptedReply(("x",), FinishReason.LENGTH))
+@pytest.mark.parametrize("reason", FinishReason)
+async def test_max_tokens_0_with_echo_scores_the_prompt(
+    reason: FinishReason, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(("x",), reason))
     body = {**BODY, "echo": True, "logprobs": 0, "max_tokens": 0}
     response = (await harness.post(COMPLETIONS, body)).json()
     (choice,) = response["choices"]
