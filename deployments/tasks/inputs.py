@@ -16,7 +16,7 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 
@@ -63,12 +63,18 @@ def one_or_many(item: Any) -> Any:
     ]
 
 
-def text_or(kind: type[BaseModel]) -> Any:
-    """Build the type of a non-empty text or an object of type `kind`."""
+def text_or(kind: type[BaseModel], text: Any = NonEmptyText) -> Any:
+    """Build the type of a text or an object of type `kind`."""
     return Annotated[
-        Annotated[NonEmptyText, Tag(_TEXT)] | Annotated[kind, Tag(_OBJECT)],
+        Annotated[text, Tag(_TEXT)] | Annotated[kind, Tag(_OBJECT)],
         Discriminator(lambda value: _OBJECT if isinstance(value, dict | kind) else _TEXT),
     ]
+
+
+def require_text(*segments: str | None) -> None:
+    """Reject an item without text. Only validators of pydantic call this."""
+    if not any(segments):
+        raise PydanticCustomError("string_too_short", "every segment is empty")
 
 
 class Inputs(Generic[T]):

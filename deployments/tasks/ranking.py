@@ -36,7 +36,7 @@ class RankingOptions(NamedTuple):
 
 class RankingInput(BaseModel):
     query: NonEmptyText
-    texts: Many[NonEmptyText]
+    texts: Many[str]  # an empty text is scored, so that it does not fail the others
 
 
 class RankedText(TypedDict):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, model_validator
 from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
@@ -15,9 +15,9 @@ from deployments.messages import Text
 from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import (
     Inputs,
-    NonEmptyText,
     one_or_many,
     parse_parameters,
+    require_text,
     text_or,
 )
 from deployments.tasks.numbers import identity, sigmoid, softmax
@@ -36,10 +36,15 @@ class ClassificationOptions(NamedTuple):
 
 
 class TextAndPair(BaseModel):
-    """Two segments that are classified together."""
+    """Two segments that are classified together. Only one of them may be empty."""
 
-    text: NonEmptyText
-    text_pair: NonEmptyText | None = None
+    text: str
+    text_pair: str | None = None
+
+    @model_validator(mode="after")
+    def _require_text(self) -> Self:
+        require_text(self.text, self.text_pair)
+        return self
 
 
 class LabelScore(TypedDict):

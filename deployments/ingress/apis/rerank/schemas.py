@@ -21,7 +21,7 @@ class TextsBody(RankingParameters):
     model_config = LENIENT
 
     query: NonEmptyText
-    texts: Many[NonEmptyText]
+    texts: Many[str]
     model: str | None = None
     options: RawOptions = None
 
@@ -31,7 +31,7 @@ class RerankDocument(BaseModel):
 
     model_config = LENIENT
 
-    text: NonEmptyText
+    text: str
 
 
 class DocumentsBody(BaseModel):
@@ -40,7 +40,7 @@ class DocumentsBody(BaseModel):
     model_config = LENIENT
 
     query: NonEmptyText
-    documents: Many[text_or(RerankDocument)]  # type: ignore[valid-type]
+    documents: Many[text_or(RerankDocument, str)]  # type: ignore[valid-type]
     model: str | None = None
     options: RawOptions = None
     top_n: Annotated[int, Field(ge=1)] | None = None  # default: all

@@ -17,7 +17,7 @@ from deployments.ingress.http.request_options import RawOptions
 from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
-from deployments.tasks.inputs import Many, NonEmptyText, one_or_many
+from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, require_text
 
 # Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
@@ -26,13 +26,14 @@ DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 POOLING_NAMES = {"last": "lasttoken"}
 
 
-def _at_most_a_pair(texts: list[str]) -> list[str]:
+def _check_segments(texts: list[str]) -> list[str]:
     if len(texts) > 2:
         raise PydanticCustomError(
             "pair",
             "a list of texts is one text or one pair; the maximum is 2. "
             "Send a batch as a list of such lists",
         )
+    require_text(*texts)
     return texts
 
 
@@ -42,7 +43,7 @@ def _prediction_tag(value: Any) -> str:
     return _MANY if value and isinstance(value[0], list) else _PAIR
 
 
-TextOrPair = Annotated[Many[NonEmptyText], AfterValidator(_at_most_a_pair)]
+TextOrPair = Annotated[Many[str], AfterValidator(_check_segments)]
 Predictions = Annotated[
     Annotated[NonEmptyText, Tag(_TEXT)]
     | Annotated[TextOrPair, Tag(_PAIR)]

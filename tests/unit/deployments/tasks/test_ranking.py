@@ -67,6 +67,12 @@ def test_embedder_items_are_separate_texts() -> None:
     )
 
 
+def test_an_empty_text_is_scored() -> None:
+    sent = {"query": "what?", "texts": ["", "this"]}
+    assert TASK.parse(sent, {}, CROSS_ENCODER).texts == (("what?", ""), ("what?", "this"))
+    assert TASK.parse(sent, {}, EMBEDDER).texts == ("what?", "", "this")
+
+
 @pytest.mark.parametrize(
     ("model", "query", "text"),
     [
@@ -120,7 +126,6 @@ def test_long_texts_are_rejected_unless_truncation_is_set() -> None:
         ({"query": "a", "texts": ["b", 3]}, {}, InvalidField, "inputs.texts[1]"),
         ({"query": "", "texts": ["b"]}, {}, EmptyInput, "inputs.query"),
         ({"query": "a", "texts": []}, {}, EmptyInput, "inputs.texts"),
-        ({"query": "a", "texts": ["b", ""]}, {}, EmptyInput, "inputs.texts[1]"),
         (SEARCH, {"raw_scores": "yes"}, InvalidField, "parameters.raw_scores"),
         (SEARCH, {"top_k": 2}, UnknownParameter, "parameters.top_k"),
     ],

@@ -56,7 +56,8 @@ def test_top_k_is_all_labels_by_default(parameters: dict[str, Any], top_k: int) 
         ("", {}, EmptyInput, "inputs"),
         (["a", ""], {}, EmptyInput, "inputs[1]"),
         ({"text_pair": "a"}, {}, InvalidField, "inputs.text"),
-        ({"text": "a", "text_pair": ""}, {}, EmptyInput, "inputs.text_pair"),
+        ({"text": ""}, {}, EmptyInput, "inputs"),
+        (["a", {"text": "", "text_pair": ""}], {}, EmptyInput, "inputs[1]"),
         (["a", {"text": 3}], {}, InvalidField, "inputs[1].text"),
         (3, {}, InvalidField, "inputs"),
         ("a", {"top_k": 0}, InvalidField, "parameters.top_k"),
@@ -80,6 +81,8 @@ def test_invalid_request_is_rejected_with_its_path(
         ({"text": "a"}, ("a",), ("inputs",)),
         ({"text": "a", "text_pair": None}, ("a",), ("inputs",)),
         ({"text": "a", "text_pair": "b"}, (("a", "b"),), ("inputs",)),
+        ({"text": "a", "text_pair": ""}, (("a", ""),), ("inputs",)),
+        ({"text": "", "text_pair": "b"}, (("", "b"),), ("inputs",)),
         (["a", {"text": "b", "text_pair": "c"}], ("a", ("b", "c")), ("inputs[0]", "inputs[1]")),
     ],
 )

@@ -108,10 +108,11 @@ async def test_errors_name_the_tensor_of_the_client(
 
 
 async def test_errors_of_columns_name_the_column(tiny_store: Path) -> None:
-    body = {"inputs": [tensor(name="query"), tensor(name="texts", shape=[2], data=["a", ""])]}
+    sentences = tensor(name="sentences", shape=[2], data=["a", ""])
+    body = {"inputs": [tensor(name="source_sentence"), sentences]}
     async with InProcess(tiny_store).client() as http:
         response = await http.post(PATH, json=body)
-    assert response.json()["error"] == "`texts[1]` is empty"
+    assert response.json()["error"] == "`sentences[1]` is empty"
 
 
 JSON_PART = json.dumps(message(inputs=[tensor(data=None, parameters={"binary_data_size": 8})]))

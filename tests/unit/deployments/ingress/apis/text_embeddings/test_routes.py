@@ -106,6 +106,25 @@ async def test_predict_distinguishes_pairs_and_batches(tiny_store: Path) -> None
     assert batch == [single, pair]
 
 
+@pytest.mark.parametrize("pair", [["good", ""], ["", "night"]])
+async def test_one_segment_of_a_pair_may_be_empty(pair: list[str], tiny_store: Path) -> None:
+    single = await ask(tiny_store, "/predict", {"inputs": pair})
+    batch = await ask(tiny_store, "/predict", {"inputs": [["good"], pair]})
+    assert single.json() == batch.json()[1]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "path"),
+    [("", "inputs"), (["", ""], "inputs"), ([["a"], [""]], "inputs[1]"), ([["", ""]], "inputs[0]")],
+)
+async def test_items_without_text_are_rejected_with_their_path(
+    inputs: Any, path: str, tiny_store: Path
+) -> None:
+    response = await ask(tiny_store, "/predict", {"inputs": inputs})
+    body = response.json()
+    assert (response.status_code, body["error"]) == (400, f"`{path}` is empty")
+
+
 async def test_raw_scores_are_logits(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         plain = (await http.post("/predict", json={"inputs": "good"})).json()
