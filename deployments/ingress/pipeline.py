@@ -302,10 +302,16 @@ class RequestPipeline:
         context: RequestContext,
         deadline_s: float,
     ) -> Any:
-        """Return the inputs as JSON values; texts replace sequences of token ids."""
+        """Return the inputs as JSON values; texts replace sequences of token ids.
+
+        The tokenizer then adds special tokens before and after each text, so a sequence may lack
+        them. Other special tokens are a part of the text.
+        """
         if not isinstance(request.inputs, TokenIdInputs):
             return request.inputs
-        texts = await self._decode(request, model, context, deadline_s, skip_special=True)
+        texts = await self._decode(
+            request, model, context, deadline_s, skip_special=False, trim_special=True
+        )
         return replace_ids_with_texts(request.inputs, texts)
 
     async def _decode(
@@ -316,6 +322,7 @@ class RequestPipeline:
         deadline_s: float,
         *,
         skip_special: bool,
+        trim_special: bool = False,
     ) -> tuple[str, ...]:
         """Decode the sequences of `request.inputs`, which must be TokenIdInputs."""
         inputs: TokenIdInputs = request.inputs
@@ -325,7 +332,9 @@ class RequestPipeline:
         client, priority = self._client(), request.options.priority_index
         with self.admission.items.hold(sequences, client):
             return await self._tokenization.decode(
-                DecodeRequest(model.ref, inputs.sequences, skip_special, client, priority),
+                DecodeRequest(
+                    model.ref, inputs.sequences, skip_special, client, priority, trim_special
+                ),
                 self.settings.limits,
                 deadline_s=deadline_s,
                 path=inputs.path,

@@ -189,7 +189,9 @@ class TokenizerReplica:
         return await self._inspect(
             request,
             request.sequences,
-            lambda inspector, ids: inspector.texts(ids, skip_special=request.skip_special),
+            lambda inspector, ids: inspector.texts(
+                ids, skip_special=request.skip_special, trim_special=request.trim_special
+            ),
         )
 
     def load(self, backlog: int = 0) -> Load:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -66,24 +67,45 @@ class TokenInspector:
         self._tokenizer = open_tokenizer(directory)
         # Vocabularies may have gaps, so the number of tokens does not give the largest id.
         self._end = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        # Special tokens that the tokenizer adds before and after a text.
+        encoding = self._tokenizer.encode("a")
+        before = len(list(takewhile(bool, encoding.special_tokens_mask)))
+        after = len(list(takewhile(bool, reversed(encoding.special_tokens_mask))))
+        self._before = encoding.ids[:before]
+        self._after = encoding.ids[len(encoding.ids) - after :]
 
     def tokens(self, texts: Sequence[str], *, special: bool) -> tuple[TextTokens, ...]:
         """Tokenize each text without truncation."""
         encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
         return tuple(map(_text_tokens, encodings))
 
-    def texts(self, sequences: Sequence[Sequence[int]], *, skip_special: bool) -> tuple[str, ...]:
-        """Decode each sequence of token ids. Raises UnknownToken for an id above the largest."""
+    def texts(
+        self,
+        sequences: Sequence[Sequence[int]],
+        *,
+        skip_special: bool,
+        trim_special: bool = False,
+    ) -> tuple[str, ...]:
+        """Decode each sequence of token ids. Raises UnknownToken for an id above the largest.
+
+        `trim_special` omits the special tokens that the tokenizer adds before and after a text.
+        """
         for sequence in sequences:
             unknown = max(sequence, default=0)
             if unknown >= self._end:
                 raise UnknownToken(
                     f"token id {unknown} is not in the vocabulary; the maximum is {self._end - 1}"
                 )
-        return tuple(
-            self._tokenizer.decode(list(sequence), skip_special_tokens=skip_special)
-            for sequence in sequences
-        )
+        whole = [self._trim(each) if trim_special else list(each) for each in sequences]
+        return tuple(self._tokenizer.decode(ids, skip_special_tokens=skip_special) for ids in whole)
+
+    def _trim(self, sequence: Sequence[int]) -> list[int]:
+        ids = list(sequence)
+        if self._before and ids[: len(self._before)] == self._before:
+            ids = ids[len(self._before) :]
+        if self._after and ids[-len(self._after) :] == self._after:
+            ids = ids[: -len(self._after)]
+        return ids
 
 
 def _text_tokens(encoding: Encoding) -> TextTokens:

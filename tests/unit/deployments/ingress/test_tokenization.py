@@ -97,6 +97,17 @@ async def test_token_ids_have_the_embedding_of_their_text(
         assert await vectors([first, "the film"]) == expected
 
 
+async def test_special_tokens_within_token_ids_are_embedded(tiny_store: Path) -> None:
+    text = "good [MASK] night"
+    async with InProcess(tiny_store).client() as http:
+        (tokens,) = (await http.post("/tokenize", json={"inputs": text})).json()
+        ids = [token["id"] for token in tokens]
+        of_text = (await http.post("/embed", json={"inputs": text})).json()
+        for sequence in (ids, ids[1:], ids[:-1], ids[1:-1]):
+            response = await http.post("/embed", json={"inputs": sequence})
+            assert response.json() == of_text
+
+
 async def test_usage_counts_the_tokens_of_the_model_input(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         tokens = (await http.post("/tokenize", json={"inputs": "good night"})).json()[0]
@@ -116,6 +127,7 @@ async def test_usage_counts_the_tokens_of_the_model_input(tiny_store: Path) -> N
         ([[5], []], 400, "empty_input", "input[1]"),
         ([[5]] * 4, 422, "too_many_items", "input"),
         ([2], 400, "empty_input", "input"),  # only a special token
+        ([2, 3], 400, "empty_input", "input"),
     ],
 )
 async def test_invalid_token_ids_are_named(

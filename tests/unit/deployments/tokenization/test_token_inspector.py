@@ -38,6 +38,14 @@ def test_texts_reverses_tokens(inspector: TokenInspector) -> None:
     assert inspector.texts([ids, ids[1:2]], skip_special=False) == ("[CLS] good film [SEP]", "good")
 
 
+def test_trimmed_texts_keep_special_tokens_between_the_ends(inspector: TokenInspector) -> None:
+    (tokens,) = inspector.tokens(["good [MASK] film"], special=True)
+    start, *inner, end = tokens.ids.tolist()
+    sequences = [[start, *inner, end], inner, [start, *inner], [*inner, end], [start, start, end]]
+    texts = inspector.texts(sequences, skip_special=False, trim_special=True)
+    assert texts == (*["good [MASK] film"] * 4, "[CLS]")
+
+
 def test_texts_rejects_ids_beyond_the_vocabulary(inspector: TokenInspector) -> None:
     with pytest.raises(UnknownToken, match="the maximum is") as raised:
         inspector.texts([[5], [10**12]], skip_special=True)

@@ -227,7 +227,7 @@ def test_generation_calls_and_answers_round_trip() -> None:
 def test_inspection_messages_round_trip() -> None:
     request = TokenizeRequest(MODEL, ("a", "b"), True, "client", 1)
     assert codec.decode_tokenize_request(codec.encode_message(request)) == request
-    decode = DecodeRequest(MODEL, ((1, 2), ()), False, "client", 1)
+    decode = DecodeRequest(MODEL, ((1, 2), ()), False, "client", 1, trim_special=True)
     assert codec.decode_decode_request(codec.encode_message(decode)) == decode
     tokens = TextTokens(np.array([1], np.int32), np.array([[0, 1]], np.int32), {0: "[CLS]"})
     (decoded,) = codec.decode_text_tokens(codec.encode_message((tokens,)))
