@@ -9,12 +9,12 @@ from pathlib import Path
 from build_artifacts.checkpoints.architectures import parse_task_class
 from build_artifacts.checkpoints.checkpoint import (
     Json,
-    check_weights,
     content_digest,
     read_field,
     read_json,
     read_object,
 )
+from build_artifacts.checkpoints.checks import check_weights
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.types import TaskName
 

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
-    check_weights,
     corrupt_file,
     read_field,
 )
+from build_artifacts.checkpoints.checks import check_weights
 from build_artifacts.errors import UnsupportedModel
 
 if TYPE_CHECKING:

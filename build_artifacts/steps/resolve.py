@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint, check_checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checks import check_checkpoint
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.gguf import is_gguf, resolve_gguf
 from build_artifacts.sources.hub import Hub, resolve_hub_model

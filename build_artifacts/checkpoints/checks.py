@@ -1,0 +1,172 @@
+"""Safety and completeness of checkpoints.
+
+The build loads no pickled weights and no remote code, because both would execute foreign programs.
+Checks reject them by name before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    MODULES_NAME,
+    Checkpoint,
+    check_modules,
+    corrupt_file,
+    is_plain_file,
+    read_field,
+    read_modules,
+    read_object,
+    unreadable_source,
+)
+from build_artifacts.checkpoints.foreign import foreign_weights
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
+
+_MODULE_PACKAGE = "sentence_transformers."
+
+
+def check_checkpoint(checkpoint: Checkpoint) -> None:
+    """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
+
+    Raises UnsafeSource for remote code, SourceNotFound without config.json, and the errors of
+    `check_modules` and `check_weights`.
+    """
+    weights = checkpoint.weights
+    if not is_plain_file(weights / CONFIG_NAME):
+        check_modules(checkpoint.directory)  # some modules, such as StaticEmbedding, have none
+        raise _find_foreign_weights(weights) or SourceNotFound(
+            f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
+        )
+    _check_remote_code(checkpoint)
+    if checkpoint.packed is None:
+        check_weights(weights, "model")
+
+
+def _check_remote_code(checkpoint: Checkpoint) -> None:
+    hint = "use a checkpoint whose architecture is part of transformers"
+    weights = checkpoint.weights
+    model_type = str(read_object(weights / CONFIG_NAME).get("model_type"))
+    if "auto_map" in read_object(weights / "tokenizer_config.json"):
+        raise UnsafeSource(
+            "`tokenizer_config.json` requires remote code (`auto_map`), which the build never "
+            "executes",
+            hint=hint,
+        )
+    if "auto_map" in read_object(weights / CONFIG_NAME) and not _is_native_decoder(checkpoint):
+        why = (
+            f"the code may compute other outputs than `{model_type}` of transformers, so only "
+            "models that generate text are built without it"
+            if _is_native(model_type)
+            else f"transformers does not include `{model_type}`"
+        )
+        raise UnsafeSource(
+            f"`{CONFIG_NAME}` requires remote code (`auto_map`), which the build never executes; "
+            f"{why}",
+            hint=hint,
+        )
+    # transformers interprets a name with a slash as a hub repository of kernels.
+    for key in ("attn_implementation", "_attn_implementation"):
+        if "/" in str(read_object(weights / CONFIG_NAME).get(key)):
+            raise UnsafeSource(
+                f"`{CONFIG_NAME}` requires remote code (`{key}`), which the build never executes",
+                hint=hint,
+            )
+    for module in read_modules(checkpoint.directory):
+        if not module.type.startswith(_MODULE_PACKAGE):
+            raise UnsafeSource(
+                f"`{MODULES_NAME}` requires remote code (`{module.type}`), which the build never "
+                "executes",
+                hint=hint,
+            )
+    program = next(iter(sorted(weights.glob("modeling_*.py"))), None)
+    if program is not None and not _is_native(model_type):
+        raise UnsafeSource(
+            f"`{program.name}` is remote code, which the build never executes, and transformers "
+            f"does not include `{model_type}`",
+            hint=hint,
+        )
+
+
+def _is_native_decoder(checkpoint: Checkpoint) -> bool:
+    """Return whether config.json names a class of transformers that only generates text.
+
+    For such a class, transformers ignores `auto_map` without `trust_remote_code`. Embedding models
+    are excluded: their code may, for example, replace causal attention.
+    """
+    from transformers.models.auto import modeling_auto as known
+
+    path = checkpoint.weights / CONFIG_NAME
+    model_type = read_field(path, "model_type", str)
+    return (
+        model_type in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        and model_type not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and read_field(path, "architectures", list)
+        == [known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]]
+        and not read_modules(checkpoint.directory)
+    )
+
+
+def _is_native(model_type: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return bool(model_type in CONFIG_MAPPING)
+
+
+def check_weights(directory: Path, stem: str) -> None:
+    """Check that the weights are complete: `<stem>.safetensors`, or all shards of an index.
+
+    If both exist, both are checked. Raises SourceNotFound for a missing file, SourceUnreadable for
+    an unreadable one, UnsafeSource for pickled weights or a path outside `directory`, and
+    UnsupportedModel for a corrupt file or GGUF weights.
+    """
+    whole = directory / f"{stem}.safetensors"
+    index = directory / f"{stem}.safetensors.index.json"
+    shards = _shards(index) if is_plain_file(index) else {}
+    if is_plain_file(whole) or not shards:
+        _check_tensors(whole, set())
+    for name, promised in sorted(shards.items()):
+        _check_tensors(directory / name, promised)
+
+
+def _shards(index: Path) -> dict[str, set[str]]:
+    """Return the tensors of each shard according to the weight index."""
+    weight_map = read_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise corrupt_file(index, "no `weight_map` from tensors to files")
+    shards: dict[str, set[str]] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or Path(name).name != name or name == "..":
+            raise UnsafeSource(
+                f"`{index.name}` points outside the checkpoint: `{name}`",
+                hint="use a trusted checkpoint",
+            )
+        shards.setdefault(name, set()).add(tensor)
+    return shards
+
+
+def _check_tensors(path: Path, promised: set[str]) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    if not is_plain_file(path):
+        raise _find_foreign_weights(path.parent) or SourceNotFound(
+            f"no `{path.name}` in {path.parent}", hint="SOURCE must contain safetensors weights"
+        )
+    try:
+        with safe_open(path, framework="numpy") as file:
+            missing = promised - set(file.keys())
+    except OSError as exc:
+        raise unreadable_source(path, str(exc)) from exc
+    except SafetensorError as exc:
+        raise corrupt_file(path, str(exc)) from exc
+    if missing:
+        raise corrupt_file(path, f"the tensor `{min(missing)}` of the weight index is missing")
+
+
+def _find_foreign_weights(directory: Path) -> BuildError | None:
+    try:
+        names = os.listdir(directory) if directory.is_dir() else []
+    except OSError as exc:
+        raise unreadable_source(directory, str(exc.strerror)) from exc
+    return foreign_weights(str(directory), names)
