@@ -42,7 +42,7 @@ from build_artifacts.report.values import (
     read_conditions,
 )
 from build_artifacts.search.preparation import cached_dequantize
-from build_artifacts.search.screening_settings import has_device
+from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace
@@ -55,9 +55,7 @@ from deployments.builds.queue import BuildQueue
 from deployments.builds.record import BuildState
 from deployments.builds.sources import default_model_id
 from deployments.command_line import FAILED, OK
-from deployments.config import EncoderSettings
 from deployments.console import format_table, print_json, print_text
-from deployments.gpus import read_gpus
 from deployments.machine import usable_cores
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import find_named
@@ -159,8 +157,7 @@ def drain_queue(arguments: argparse.Namespace) -> int:
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    # `read_gpus` comes first, so that hosts without a GPU do not import ONNX Runtime.
-    with_gpu = not arguments.no_gpu and bool(read_gpus()) and has_device(Device.GPU)
+    with_gpu = not arguments.no_gpu and has_device(Device.GPU)
     if arguments.first:
         with copy_stderr() as stream:
             for built in build_first_demo_model(arguments.store, stream, with_gpu=with_gpu):
@@ -182,11 +179,18 @@ def tune(arguments: argparse.Namespace) -> int:
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
         raise _encoders_only("tune", "generative graphs are measured by the build")
-    counts = [arguments.threads] if arguments.threads else sorted({1, usable_cores()})
+    device: Device = arguments.device
+    if not has_device(device):
+        raise BuildError(
+            "`--device gpu` measures on a GPU, and this host has none that ONNX Runtime can use",
+            hint="`hundredfold doctor` says why",
+        )
+    # The threads of a pass matter on the CPU only.
+    usual = sorted({1, usable_cores()}) if device is Device.CPU else [1]
+    counts = [arguments.threads] if arguments.threads else usual
     tables = []
     for threads in counts:
-        settings = EncoderSettings(intra_op_threads=threads)
-        target = TuningTarget(artifact, manifest, arguments.device, settings)
+        target = TuningTarget(artifact, manifest, device, engine_settings(device, threads))
         seconds = arguments.tune_seconds / len(counts)
         costs = tune_exclusively(target, seconds, force=True, wait=True)
         if costs is None:

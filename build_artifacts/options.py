@@ -189,7 +189,9 @@ def _add_compact(compact: argparse.ArgumentParser) -> None:
 def _add_tune(tune: argparse.ArgumentParser) -> None:
     tune.add_argument("model", help=_MODEL)
     tune.add_argument(
-        "--threads", type=_count, help="threads per forward pass; default: one, then all cores"
+        "--threads",
+        type=_count,
+        help="threads per forward pass; default: one, then all cores; one for a GPU",
     )
     tune.add_argument(
         "--device", type=Device, choices=list(Device), default=Device.CPU, help="default: cpu"

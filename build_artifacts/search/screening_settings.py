@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
+from deployments.gpus import count_visible, read_gpus
 
 _CUDA = "CUDAExecutionProvider"
 
 
+@cache
 def has_device(device: Device) -> bool:
-    """Return whether this host can measure graphs for `device`."""
+    """Return whether this host can measure graphs for `device`.
+
+    A GPU must be visible, because the packages for CUDA are also installed on hosts without one.
+    """
     if device is Device.CPU:
         return True
+    if not count_visible(len(read_gpus())):
+        return False  # before the import, so that hosts without a GPU do not import ONNX Runtime
     import onnxruntime
 
     return _CUDA in onnxruntime.get_available_providers()

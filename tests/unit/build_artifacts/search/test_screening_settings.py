@@ -1,0 +1,57 @@
+"""The GPU of a build host, faked: packages for CUDA with and without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import onnxruntime
+import pytest
+
+from build_artifacts.search import screening_settings
+from build_artifacts.search.screening_settings import engine_settings, has_device
+from deployments.artifacts.types import Device
+from deployments.gpus import Gpu
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+H200 = Gpu(name="NVIDIA H200", driver="580.159.03")
+
+
+@pytest.fixture
+def fake_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Return a function that fakes the GPUs of this host and the providers of ONNX Runtime."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def fake(*gpus: Gpu, providers: tuple[str, ...] = (CUDA, CPU)) -> None:
+        monkeypatch.setattr(screening_settings, "read_gpus", lambda: gpus)
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(providers))
+        has_device.cache_clear()
+
+    yield fake
+    has_device.cache_clear()
+
+
+def test_cuda_packages_without_a_gpu_are_no_gpu(fake_host: Callable[..., None]) -> None:
+    fake_host()
+    assert not has_device(Device.GPU)
+    assert has_device(Device.CPU)
+    assert engine_settings(Device.GPU, 2).providers == (CPU,)
+
+
+def test_gpu_without_cuda_packages_cannot_be_measured(fake_host: Callable[..., None]) -> None:
+    fake_host(H200, providers=(CPU,))
+    assert not has_device(Device.GPU)
+
+
+def test_gpu_with_cuda_packages_is_measured_on_cuda(fake_host: Callable[..., None]) -> None:
+    fake_host(H200)
+    assert has_device(Device.GPU)
+    assert engine_settings(Device.GPU, 2).providers == (CUDA,)
+    assert engine_settings(Device.CPU, 2).providers == (CPU,)
+
+
+def test_hidden_gpu_is_no_gpu(
+    fake_host: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_host(H200)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert not has_device(Device.GPU)
