@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.installation import REPAIR, why_no_gpu
-from deployments.gpus import Gpu, count_visible, read_gpus
+from deployments.gpus import VISIBLE_GPUS_VARIABLE, Gpu, count_visible, read_gpus
 from deployments.machine import installed_versions
 
 _PACKAGES = ("onnxruntime", "onnxruntime-gpu", "torch", "transformers")
@@ -62,3 +62,12 @@ def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) 
     elif problem is None and not engines:
         problem = f"no installed engine is built for CUDA; {REPAIR}"
     return GpuSupport(tuple(gpus), visible, tuple(engines), problem)
+
+
+def gpu_environment(requested: int | None) -> dict[str, str]:
+    """Return the variable that hides the GPUs of this host if `requested` is 0.
+
+    Ray gives no GPU to actors with `num_gpus: 0`, but does not hide them. The builder of the
+    ingress, for example, would measure and compute on them.
+    """
+    return {VISIBLE_GPUS_VARIABLE: ""} if requested == 0 else {}

@@ -33,7 +33,7 @@ from cluster.default_config import CONFIG_HELP, find_config
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
-from cluster.gpu_support import read_gpu_support
+from cluster.gpu_support import gpu_environment, read_gpu_support
 from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.new_session import leads_own_session, run_in_new_session
 from cluster.processes import (
@@ -232,10 +232,7 @@ def serve_at_edge(
         read_config=lambda: move_behind_edge(served.refresh(progress.report)),
         ports=ports,
         metrics_address=format_address(settings.metrics_host, ports.metrics),
-        environment=os.environ
-        | local_environment(ports, edge.directory)
-        | key_file_environment(settings.key_file)
-        | {HUB_OFFLINE_VARIABLE: os.environ.get("HF_HUB_OFFLINE", "")},
+        environment=build_environment(settings, ports, edge.directory),
         num_gpus=count_gpus(settings.num_gpus, progress),
         start_timeout_s=settings.start_timeout_s,
         progress=progress,
@@ -258,6 +255,17 @@ def serve_at_edge(
         remaining = host.children.stop()
         result = f"still running: {remaining}" if remaining else "all processes have ended"
         progress.report(f"stopped; {result}")
+
+
+def build_environment(settings: UpSettings, ports: LocalPorts, edge: Path) -> dict[str, str]:
+    """Build the environment of all processes of Ray. `edge` is the directory of the edge."""
+    return {
+        **os.environ,
+        **local_environment(ports, edge),
+        **key_file_environment(settings.key_file),
+        **gpu_environment(settings.num_gpus),
+        HUB_OFFLINE_VARIABLE: os.environ.get("HF_HUB_OFFLINE", ""),
+    }
 
 
 def count_gpus(requested: int | None, progress: StartupProgress) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 log = logging.getLogger("ray.serve.hundredfold")
 
+VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"  # read by CUDA, written by Ray
 MEBIBYTE = 1 << 20  # unit of nvidia-smi
 # onnxruntime-gpu and torch of constraints.txt need CUDA 13: a driver of the 580 series or later and
 # a Turing GPU or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
@@ -25,7 +26,6 @@ MIN_COMPUTE_CAPABILITY = (7, 5)
 _TIMEOUT_S = 30  # timeout of nvidia-smi
 _FIELDS = "name,driver_version,memory.total,compute_cap"
 _DRIVER_DIRECTORY = Path("/proc/driver/nvidia")
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +65,7 @@ def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
 
 def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
     """Count the GPUs that CUDA shows to this process. The driver has `gpus` GPUs."""
-    names = environment.get(_VISIBLE)
+    names = environment.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
         return gpus
     # CUDA ends the list at the first invalid entry, such as -1.
@@ -97,7 +97,7 @@ def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[Visi
         index, uuid, memory = (*(part.strip() for part in line.split(",")), "", "")[:3]
         if memory.isdecimal():
             known[index] = known[uuid] = VisibleGpu(uuid, int(memory) * MEBIBYTE)
-    names = environment.get(_VISIBLE)
+    names = environment.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
         return tuple(dict.fromkeys(known.values()))
     gpus = [known.get(name.strip()) for name in names.split(",") if name.strip()]

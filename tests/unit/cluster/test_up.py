@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.edge.haproxy_config import METRICS_HOST
+from cluster.local import LocalPorts
 from cluster.processes import find_free_port, open_listener
 from cluster.progress import StartError
 from cluster.serve_config import IMPORT_PATH
@@ -20,6 +21,7 @@ from cluster.up import (
     StopSignal,
     UpSettings,
     add_arguments,
+    build_environment,
     build_startup_message,
     choose_ports,
     client_url,
@@ -160,3 +162,17 @@ def test_run_directory_that_cannot_be_written_is_named(tmp_path: Path, blocked: 
     with pytest.raises(StartError, match=f"cannot write to `{run_dir}`: ") as refused:
         serve_until_stopped(UpSettings(config=file, run_dir=run_dir))
     assert "in a directory that you may write to" in refused.value.hint
+
+
+@pytest.mark.parametrize(("options", "visible"), [(["--no-gpu"], ""), ([], "0,1")])
+def test_no_gpu_hides_the_gpus_from_every_process(
+    options: list[str], visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray gives actors without GPUs none, but lets them see all."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    num_gpus = parser.parse_args(options).num_gpus
+    settings = UpSettings(config=tmp_path, run_dir=tmp_path, num_gpus=num_gpus)
+    environment = build_environment(settings, LocalPorts(*range(8)), tmp_path)
+    assert environment["CUDA_VISIBLE_DEVICES"] == visible

@@ -36,7 +36,7 @@ FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
 # Commands without `--json`: they run until they are stopped, or print a path, a line or a script.
 WITHOUT_RESULT = {
     *("serve", "build", "demo", "models drain", "models migrate", "render", "env", "completion"),
-    "bench tables",
+    *("dashboard", "alerts", "bench tables"),
 }
 
 
