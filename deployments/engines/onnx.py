@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import platform
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -14,6 +16,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Precision
 from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
+from deployments.engines.capture_lock import find_capture_lock
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import OutputNames, build_feeds, check_inputs, split
 from deployments.engines.onnx_memory import ArenaTrimmer, share_arena
@@ -24,6 +27,8 @@ from deployments.engines.tensorrt import (
 )
 from deployments.errors import EngineFailed
 from deployments.machine import read_cpu_info
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 CUDA = "CUDAExecutionProvider"
 
@@ -46,7 +51,9 @@ class OnnxEngine:
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
-        self._session: ort.InferenceSession | None = open_session(spec, settings)
+        self._lock = find_capture_lock(is_gpu=uses_gpu(spec.options, settings))
+        with self._lock.open_model():
+            self._session: ort.InferenceSession | None = open_session(spec, settings)
         self._inputs = frozenset(i.name for i in self._session.get_inputs())
         self._outputs = output_names(self._session)
         self._arena = ArenaTrimmer()
@@ -59,12 +66,13 @@ class OnnxEngine:
         feeds = build_feeds(batch, self._inputs, self._mask_token)
         output = self._outputs.select(batch)
         options = self._arena.options(batch.input_ids.size)
-        with translate_errors(self.info.compute_type):
+        with translate_errors(self.info.compute_type), self._lock.run_pass():
             raw = np.asarray(session.run([output], feeds.arrays, options)[0], dtype=np.float32)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        self._session = None
+        with self._lock.run_pass():
+            self._session = None
 
 
 def output_names(session: ort.InferenceSession) -> OutputNames:
@@ -75,6 +83,11 @@ def output_names(session: ort.InferenceSession) -> OutputNames:
 def select_providers(options: EngineOptions, hardware: HardwareSettings) -> tuple[str, ...]:
     """Return the execution providers of a graph with `options`, in order of preference."""
     return options.providers or hardware.providers
+
+
+def uses_gpu(options: EngineOptions, hardware: HardwareSettings) -> bool:
+    """Return whether a graph with `options` runs on a GPU."""
+    return not {CUDA, TENSORRT}.isdisjoint(select_providers(options, hardware))
 
 
 def missing_provider(providers: tuple[str, ...]) -> str | None:
@@ -98,6 +111,21 @@ def open_session(
     return session
 
 
+def open_captured(
+    name: str, open_: Callable[[SessionMode], ort.InferenceSession], otherwise: SessionMode
+) -> tuple[ort.InferenceSession, bool]:
+    """Open a session that captures CUDA graphs. Return it and True.
+
+    Return a session of the mode `otherwise` and False if CUDA cannot capture the graph, such as one
+    with an operator on the host. Raises EngineFailed if neither session can be opened.
+    """
+    try:
+        return open_("captured"), True
+    except EngineFailed as exc:
+        log.info("%s: no CUDA graphs: %s", name, exc.message)
+    return open_(otherwise), False
+
+
 def open_bare_session(
     path: Path,
     engine_options: EngineOptions,
@@ -113,7 +141,7 @@ def open_bare_session(
     `host_folder` stores what a provider compiles. None: nothing is stored.
     """
     providers = select_providers(engine_options, settings)
-    if {CUDA, TENSORRT} & set(providers):
+    if uses_gpu(engine_options, settings):
         _load_cuda_libraries()
     options = {CUDA: {"enable_cuda_graph": "1"} if mode == "captured" else {}}
     with translate_errors(path.name):

@@ -19,7 +19,6 @@ Outputs: logits [B, T - logits_from, V], present.{layer}.{key,value}.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -29,6 +28,7 @@ from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
+from deployments.engines.capture_lock import find_capture_lock
 from deployments.engines.decoder import (
     IS_PREFILL,
     LOGITS_FROM,
@@ -40,9 +40,12 @@ from deployments.engines.decoder import (
 from deployments.engines.onnx import (
     CUDA,
     UNCAPTURED,
+    SessionMode,
     graph_options,
     open_bare_session,
+    open_captured,
     select_providers,
+    uses_gpu,
 )
 from deployments.engines.onnx_kv_cache import (
     DeviceKvCache,
@@ -52,8 +55,6 @@ from deployments.engines.onnx_kv_cache import (
     bind_array,
 )
 from deployments.errors import EngineFailed
-
-log = logging.getLogger("ray.serve.hundredfold")
 
 # Draft tokens beyond this number are rarely accepted. A draft token takes a tenth of the time of a
 # decode step with one slot, or half of the time of the step if the slot has thousands of tokens.
@@ -68,12 +69,14 @@ class OnnxDecoder:
     ) -> None:
         context = min(context, spec.max_tokens)
         self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
-        session, self._captures = self._open(spec, hardware)
-        self.layout = KvCacheLayout.of(session, spec, slots, context)
+        self._lock = find_capture_lock(is_gpu=uses_gpu(spec.options, hardware))
+        with self._lock.open_model():
+            session, self._captures = self._open(spec, hardware)
+            self.layout = KvCacheLayout.of(session, spec, slots, context)
+            self._session: ort.InferenceSession | None = session
+            with translate_errors(spec.path.name):
+                self.kv_cache = self._create_kv_cache()
         self._positions = np.arange(context)
-        self._session: ort.InferenceSession | None = session
-        with translate_errors(spec.path.name):
-            self.kv_cache = self._create_kv_cache()
         self._decode_calls: dict[int, _BoundCall] = {}  # by number of slots
         self._verify_calls: dict[int, _BoundCall] = {}  # by number of tokens; each binds one slot
         # All verifications share one array, because logits are large. Pages of the array that no
@@ -88,45 +91,52 @@ class OnnxDecoder:
     ) -> Logits:
         tokens = len(ids)
         buffer = self._allocate_logits(1, tokens if all_logits else 1)
-        call = _BoundCall(self, range(slot, slot + 1), tokens, buffer, is_prefill=True)
-        call.ids[0] = ids
-        call.mask[0, : start + tokens] = 1
-        logits: Logits = self._run(call)[0]
+        with self._lock.run_pass():
+            call = _BoundCall(self, range(slot, slot + 1), tokens, buffer, is_prefill=True)
+            call.ids[0] = ids
+            call.mask[0, : start + tokens] = 1
+            logits: Logits = self._run(call)[0]
         return logits if all_logits else logits[0]
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         slots = len(ids)
         call = self._decode_calls.get(slots)
-        if call is None:
-            graph = str(slots) if self._captures else UNCAPTURED
-            buffer = self._allocate_logits(slots, 1)
-            call = _BoundCall(self, range(slots), 1, buffer, graph=graph)
-            self._decode_calls[slots] = call
-        call.ids[:, 0] = ids
-        np.less_equal(self._positions, lengths[:, None], out=call.mask, casting="unsafe")
-        return self._run(call)[:, 0]
+        is_captured = self._captures and call is None  # by the first run of a call
+        with self._lock.capture() if is_captured else self._lock.run_pass():
+            if call is None:
+                graph = str(slots) if self._captures else UNCAPTURED
+                buffer = self._allocate_logits(slots, 1)
+                call = _BoundCall(self, range(slots), 1, buffer, graph=graph)
+            call.ids[:, 0] = ids
+            np.less_equal(self._positions, lengths[:, None], out=call.mask, casting="unsafe")
+            logits: Logits = self._run(call)[:, 0]
+        self._decode_calls[slots] = call
+        return logits
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
         tokens, slots = len(ids), range(slot, slot + 1)
         call = self._verify_calls.get(tokens)
-        if call is None or call.slots != slots:
-            call = _BoundCall(self, slots, tokens, self._verify_logits[:, :tokens])
-            self._verify_calls[tokens] = call
-        call.ids[0] = ids
-        np.less(self._positions, start + tokens, out=call.mask[0], casting="unsafe")
-        logits: Logits = self._run(call)[0]
+        with self._lock.run_pass():
+            if call is None or call.slots != slots:
+                call = _BoundCall(self, slots, tokens, self._verify_logits[:, :tokens])
+                self._verify_calls[tokens] = call
+            call.ids[0] = ids
+            np.less(self._positions, start + tokens, out=call.mask[0], casting="unsafe")
+            logits: Logits = self._run(call)[0]
         return logits
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        with translate_errors(self.info.compute_type):
+        with translate_errors(self.info.compute_type), self._lock.run_pass():
             self.kv_cache.copy(source, target, tokens)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        with translate_errors(self.info.compute_type):
+        with translate_errors(self.info.compute_type), self._lock.run_pass():
             self.kv_cache.swap(first, second, tokens)
 
     def close(self) -> None:
-        if self._session is not None:
+        if self._session is None:
+            return
+        with self._lock.run_pass():
             self._session = None
             self._decode_calls, self._verify_calls = {}, {}
             del self.kv_cache
@@ -148,13 +158,13 @@ class OnnxDecoder:
         heads = spec.generation_config.heads or spec.generation_config.kv_heads
         threads = min(hardware.intra_op_threads, heads)
         hardware = hardware.model_copy(update={"intra_op_threads": threads})
-        arguments = (spec.path, spec.options, hardware, spec.precision)
+
+        def open_session(mode: SessionMode) -> ort.InferenceSession:
+            return open_bare_session(spec.path, spec.options, hardware, spec.precision, mode=mode)
+
         if CUDA in select_providers(spec.options, hardware):
-            try:
-                return open_bare_session(*arguments, mode="captured"), True
-            except EngineFailed as exc:  # CUDA captures no graph with an operator on the host
-                log.info("%s: no CUDA graphs for decode steps: %s", spec.path.name, exc.message)
-        return open_bare_session(*arguments, mode="balanced"), False
+            return open_captured(spec.path.name, open_session, "balanced")
+        return open_session("balanced"), False
 
     def _create_kv_cache(self) -> KvCache:
         if CUDA in self.session.get_providers():

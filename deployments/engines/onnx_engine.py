@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.base import EncoderEngine, EngineKind, EngineTarget, GraphSpec
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
+from deployments.engines.single_thread_decoder import SingleThreadDecoder
 
 
 def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
@@ -30,12 +33,15 @@ def _open_encoder(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 def _open_decoder(
     spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
 ) -> DecoderEngine:
+    from deployments.engines.onnx import CUDA, select_providers
     from deployments.engines.onnx_decoder import OnnxDecoder
     from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 
     has_encoder = spec.generation_config.encoder_decoder is not None
     engine = OnnxEncoderDecoder if has_encoder else OnnxDecoder
-    return engine(spec, hardware, slots=slots, context=context)
+    open_ = partial(engine, spec, hardware, slots=slots, context=context)
+    captures = CUDA in select_providers(spec.options, hardware)
+    return SingleThreadDecoder(open_) if captures else open_()
 
 
 ONNXRUNTIME = EngineKind(

@@ -7,11 +7,12 @@ The CPU provider runs the same code without capture.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import onnxruntime as ort
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 from deployments.config import EncoderSettings
 from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
+from deployments.engines.capture_lock import find_capture_lock
+from deployments.engines.engine_thread import EngineThread
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import (
     Bucket,
@@ -33,12 +36,18 @@ from deployments.engines.onnx import (
     CUDA,
     UNCAPTURED,
     graph_options,
+    open_captured,
     open_session,
     output_names,
     select_providers,
+    uses_gpu,
 )
 from deployments.engines.tensorrt import TENSORRT
 from deployments.errors import EngineFailed
+
+_DEVICES = {CUDA: "cuda", TENSORRT: "cuda"}  # of bound memory, by the first provider
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,35 +80,25 @@ class _BufferPool:
 
 
 class IoBindingEngine:
-    """Encoder engine that pads batches to buckets. Larger batches run without bound memory."""
+    """Encoder engine that pads batches to buckets. Larger batches run without bound memory.
+
+    On CUDA, one thread opens, captures and runs the session (engine_thread.py).
+    """
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
         self._head, self._mask_token = spec.head, spec.mask_token
         first = select_providers(spec.options, settings)[0]
-        captured = first == CUDA
-        self._device = "cuda" if first in (CUDA, TENSORRT) else "cpu"
+        self._device = _DEVICES.get(first, "cpu")
         self._compiles_shapes = first == TENSORRT
-        # ONNX Runtime cannot capture or replay CUDA graphs of one session on several threads
-        # at a time.
-        self._session_lock: AbstractContextManager[object] = (
-            threading.Lock() if captured else nullcontext()
-        )
-        session = open_session(spec, settings, "captured" if captured else "plain")
-        self._inputs = frozenset(i.name for i in session.get_inputs())
-        self._outputs = output_names(session)
-        self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
+        self._lock = find_capture_lock(is_gpu=uses_gpu(spec.options, settings))
+        self._thread = EngineThread("onnxruntime") if first == CUDA else None
         self._pools: dict[Bucket, _BufferPool] = {}
-        with translate_errors(spec.path.name):
-            for number, sides in enumerate(spec.options.buckets, start=1):
-                bucket = Bucket(*sides)
-                self._pools[bucket] = _BufferPool()
-                for _ in range(1 if captured else settings.concurrent_passes):
-                    graph_id = str(number) if captured else UNCAPTURED
-                    buffers = self._bind(session, bucket, graph_id)
-                    if captured:
-                        self._run_bound(session, buffers)
-                    self._pools[bucket].add(buffers)
-        self._session: ort.InferenceSession | None = session
+        self._session: ort.InferenceSession | None = None
+        try:
+            self._session = self._call(self._open, spec, settings)
+        except EngineFailed:
+            self.close()
+            raise
 
     def run(self, batch: Batch) -> Outputs:
         session = self._session
@@ -118,26 +117,69 @@ class IoBindingEngine:
                 # are padded nevertheless: TensorRT spends seconds on every new shape, even on one
                 # between two buckets.
                 arrays = pad(feeds, bucket) if bucket else feeds.arrays
-                raw = self._run_unbound(session, output, arrays)
+                raw = self._call(self._run_unbound, session, output, arrays)
             else:
                 with pools[bucket].acquire() as buffers:
                     write_padded(buffers.staged, feeds)
-                    raw = self._run_bound(session, buffers)
+                    raw = self._call(self._run_bound, session, buffers, self._lock.run_pass())
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        self._session = None
-        self._pools = {}
+        with self._lock.run_pass():
+            self._session = None
+            self._pools = {}
+        if self._thread is not None:
+            self._thread.close()
+
+    def _call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call `function` on the thread of the engine, if it has one."""
+        if self._thread is None:
+            return function(*args, **kwargs)
+        return self._thread.call(function, *args, **kwargs)
+
+    def _open(self, spec: GraphSpec, settings: EncoderSettings) -> ort.InferenceSession:
+        """Open the session and bind memory for each bucket. On CUDA, also capture the passes."""
+        with self._lock.open_model():
+            session, is_captured = self._open_session(spec, settings)
+        self._inputs = frozenset(i.name for i in session.get_inputs())
+        self._outputs = output_names(session)
+        self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
+        passes = settings.concurrent_passes if self._thread is None else 1
+        with translate_errors(spec.path.name):
+            for number, sides in enumerate(spec.options.buckets, start=1):
+                bucket = Bucket(*sides)
+                self._pools[bucket] = _BufferPool()
+                for _ in range(passes):
+                    with self._lock.open_model():
+                        graph_id = str(number) if is_captured else UNCAPTURED
+                        buffers = self._bind(session, bucket, graph_id)
+                    if is_captured:
+                        self._run_bound(session, buffers, self._lock.capture())
+                    self._pools[bucket].add(buffers)
+        return session
+
+    def _open_session(
+        self, spec: GraphSpec, settings: EncoderSettings
+    ) -> tuple[ort.InferenceSession, bool]:
+        """Open the session. Return it, and whether passes are captured as CUDA graphs."""
+        if self._thread is None:
+            return open_session(spec, settings), False
+        return open_captured(spec.path.name, partial(open_session, spec, settings), "plain")
 
     def _run_unbound(
         self, session: ort.InferenceSession, output: str, arrays: dict[str, NDArray[np.int64]]
     ) -> NDArray[np.float32]:
-        with self._session_lock:
+        with self._lock.run_pass():
             outputs = session.run([output], arrays, graph_options(UNCAPTURED))
-        return np.asarray(outputs[0], dtype=np.float32)
+            return np.asarray(outputs[0], dtype=np.float32)
 
-    def _run_bound(self, session: ort.InferenceSession, buffers: _Buffers) -> NDArray[np.float32]:
-        with self._session_lock:
+    def _run_bound(
+        self,
+        session: ort.InferenceSession,
+        buffers: _Buffers,
+        lock: AbstractContextManager[None],
+    ) -> NDArray[np.float32]:
+        with lock:
             for name, value in buffers.inputs.items():
                 value.update_inplace(buffers.staged[name])
             session.run_with_iobinding(buffers.binding, buffers.options)
@@ -154,8 +196,7 @@ class IoBindingEngine:
             binding.bind_ortvalue_input(name, inputs[name])
         # The shape of the output is still unknown: the first call allocates the output.
         binding.bind_output(self._outputs.output, self._device)
-        with self._session_lock:
-            session.run_with_iobinding(binding, graph_options(UNCAPTURED))
+        session.run_with_iobinding(binding, graph_options(UNCAPTURED))
         (output,) = binding.get_outputs()
         binding.bind_ortvalue_output(self._outputs.output, output)
         return _Buffers(staged, inputs, output, binding, graph_options(graph_id))

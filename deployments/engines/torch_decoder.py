@@ -11,21 +11,23 @@ the step is therefore captured as a CUDA graph for each number of slots. One lau
 graph, from any thread. In every slot, attention reads as many tokens as the longest slot has. There
 are therefore graphs for up to 256 tokens, up to 512, and so on. Prefill is neither captured nor
 compiled, because its kernels are large and its lengths vary. Steps with a KV cache on the host or
-with tensor parallelism are not captured.
+with tensor parallelism are not captured, nor are steps that run while a model is opened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
+from deployments.engines.capture_lock import CaptureLock, find_capture_lock
 from deployments.engines.decoder import (
     DecoderInfo,
     DecoderSpec,
@@ -33,7 +35,11 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.torch_devices import missing_torch_device, uses_cuda
+from deployments.engines.torch_devices import (
+    missing_torch_device,
+    return_cached_memory,
+    uses_cuda,
+)
 from deployments.engines.torch_program import input_names, read_module
 from deployments.engines.transformers_kv import open_checkpoint, torch_dtype
 from deployments.errors import EngineFailed
@@ -80,6 +86,14 @@ class _LoadedDecoder:
         self.logits[:slots].copy_(logits[:, 0])
 
 
+class _CapturedStep(NamedTuple):
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream  # of the capture
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
 class TorchDecoder:
     """Decoder engine for one torch module.
 
@@ -95,9 +109,10 @@ class TorchDecoder:
         # A captured step needs fixed addresses and no communication.
         is_capturable = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
         self._captures = self._device == _CUDA and is_capturable
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}  # by (slots, kv_length)
+        self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
+        self._captured: dict[tuple[int, int], _CapturedStep] = {}  # by (slots, kv_length)
         self._loaded: _LoadedDecoder | None = None
-        with translate_errors(spec.path.name):
+        with translate_errors(spec.path.name), self._lock.open_model():
             self._loaded = self._load(spec, hardware)
 
     def prefill(
@@ -109,7 +124,7 @@ class TorchDecoder:
         check_prompt(self.info, ids, start)
         kv_length = self._round_kv_length(start + tokens)
         indices = range(tokens) if all_logits else range(tokens - 1, tokens)
-        with translate_errors(self.info.compute_type), torch.inference_mode():
+        with self._running(), torch.inference_mode():
             values = ([list(ids)], [start], list(indices))
             inputs = (torch.tensor(value, device=self._device) for value in values)
             logits = loaded.module(*inputs, loaded.kv_arrays(slot, slot + 1, kv_length))[0]
@@ -119,17 +134,17 @@ class TorchDecoder:
         import torch
 
         loaded, slots = self.loaded, len(ids)
-        with translate_errors(self.info.compute_type), torch.inference_mode():
-            loaded.ids[:slots, 0].copy_(torch.tensor(ids))
-            # Only a slot whose result is ignored can be full. Keep its new token inside the cache.
-            lengths = np.minimum(lengths, self.info.context - 1)
-            loaded.lengths[:slots].copy_(torch.tensor(lengths))
-            tokens = 1 + int(lengths.max())
-            if self._captures:
-                self._graph(slots, tokens).replay()
-            else:
-                loaded.step(slots, self._round_kv_length(tokens))
-            return _to_host(loaded.logits[:slots])
+        # Only a slot whose result is ignored can be full. Keep its new token inside the cache.
+        lengths = np.minimum(lengths, self.info.context - 1)
+        with torch.inference_mode():
+            with self._running():
+                loaded.ids[:slots, 0].copy_(torch.tensor(ids))
+                loaded.lengths[:slots].copy_(torch.tensor(lengths))
+            # A capture runs the step too, so its inputs are set before.
+            run_step = self._find_step(slots, 1 + int(lengths.max()))
+            with self._running():
+                run_step()
+                return _to_host(loaded.logits[:slots])
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
         """Raise EngineFailed, because MatMuls round differently for several tokens."""
@@ -137,12 +152,12 @@ class TorchDecoder:
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         cache = self.loaded.kv_cache
-        with translate_errors(self.info.compute_type):
+        with self._running():
             cache[:, target, :, :tokens] = cache[:, source, :, :tokens]
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         cache = self.loaded.kv_cache
-        with translate_errors(self.info.compute_type):
+        with self._running():
             saved = cache[:, first, :, :tokens].clone()
             cache[:, first, :, :tokens] = cache[:, second, :, :tokens]
             cache[:, second, :, :tokens] = saved
@@ -150,12 +165,10 @@ class TorchDecoder:
     def close(self) -> None:
         if self._loaded is None:
             return
-        import torch
-
-        self._graphs.clear()
-        self._loaded = None
-        if self._device == _CUDA:
-            torch.cuda.empty_cache()  # other engines on the device cannot use torch's cache
+        with self._lock.run_pass():
+            self._captured.clear()
+            self._loaded = None
+            return_cached_memory(self._device)
 
     @property
     def loaded(self) -> _LoadedDecoder:
@@ -192,17 +205,30 @@ class TorchDecoder:
             logits=zeros((slots, spec.vocabulary)),
         )
 
-    def _graph(self, slots: int, tokens: int) -> torch.cuda.CUDAGraph:
-        """Return the graph for `tokens` tokens per slot. Capture it on first use."""
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        with translate_errors(self.info.compute_type), self._lock.run_pass():
+            yield
+
+    def _find_step(self, slots: int, tokens: int) -> Callable[[], None]:
+        """Return the function that decodes a token for each slot, of up to `tokens` tokens each.
+
+        Its graph is captured on first use, or later if a model is being opened.
+        """
+        step = self.loaded.step
+        if not self._captures:
+            return partial(step, slots, self._round_kv_length(tokens))
         kv_length = _MIN_GRAPH_KV_LENGTH
         while kv_length < tokens:
             kv_length *= 2
         key = slots, min(kv_length, self.info.context)
-        if key not in self._graphs:
-            # Calls are sequential and leave nothing in the memory pool, so all graphs share it.
-            pool = next((graph.pool() for graph in self._graphs.values()), None)
-            self._graphs[key] = _capture(partial(self.loaded.step, *key), pool)
-        return self._graphs[key]
+        if key not in self._captured:
+            if self._captured and self._lock.is_opening:  # the capture would wait for the opening
+                return partial(step, *key)
+            other = next(iter(self._captured.values()), None)
+            with translate_errors(self.info.compute_type):
+                self._captured[key] = _capture(partial(step, *key), other, self._lock)
+        return self._captured[key].replay
 
 
 def _open_module(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
@@ -236,21 +262,33 @@ def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return compiled
 
 
-def _capture(step: Callable[[], None], pool: object | None) -> torch.cuda.CUDAGraph:
-    """Capture `step`, which must be repeatable: it also runs several times for warm-up."""
+def _capture(
+    step: Callable[[], None], other: _CapturedStep | None, lock: CaptureLock
+) -> _CapturedStep:
+    """Capture `step`, which must be repeatable: it also runs several times for warm-up.
+
+    Calls are sequential and leave nothing in the memory pool, so all steps of a decoder share one.
+    `other` is a captured step of the same decoder, if there is one. A pool is shared only by
+    captures on one stream. Without `stream`, torch would use one stream for all decoders.
+    """
     import torch
 
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_WARM_UP_STEPS):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
+    with lock.open_model():  # a compiled step is compiled now
+        stream = torch.cuda.Stream() if other is None else other.stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_STEPS):
+                step()
+        torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    # With "thread_local" other threads may use the device during the capture.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+    pool = None if other is None else other.graph.pool()
+    with (
+        lock.capture(),
+        # With "thread_local", threads of libraries that do not know the lock end no capture.
+        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+    ):
         step()
-    return graph
+    return _CapturedStep(graph, stream)
 
 
 def _to_host(logits: torch.Tensor) -> NDArray[np.float32]:

@@ -22,3 +22,11 @@ def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> st
 
 def uses_cuda(hardware: HardwareSettings) -> bool:
     return any("CUDA" in provider for provider in hardware.providers)
+
+
+def return_cached_memory(device: str) -> None:
+    """Return the free memory that torch keeps on a GPU. Other libraries cannot use it."""
+    if device == "cuda":
+        import torch
+
+        torch.cuda.empty_cache()

@@ -1,13 +1,12 @@
 """The engine torch: encoder programs in half precision with fused attention, and decoders.
 
-Compiled code and CUDA graphs belong to the thread that created them (pytorch issue 123177), so an
-encoder engine uses one thread. Concurrent passes on a GPU would not be faster.
+Compiled code and CUDA graphs belong to the thread that created them, so an encoder engine uses one
+thread (engine_thread.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,9 @@ from deployments.engines.base import (
     GraphSpec,
     translate_errors,
 )
+from deployments.engines.capture_lock import find_capture_lock
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
+from deployments.engines.engine_thread import EngineThread
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import (
     Bucket,
@@ -32,15 +33,17 @@ from deployments.engines.graph_io import (
     smallest_fitting,
     split,
 )
-from deployments.engines.torch_devices import missing_torch_device, uses_cuda
+from deployments.engines.torch_devices import (
+    missing_torch_device,
+    return_cached_memory,
+    uses_cuda,
+)
 from deployments.engines.torch_program import input_names, read_program
 from deployments.errors import EngineFailed
 
 if TYPE_CHECKING:
     import torch
 
-# CUDA graphs of torch.compile need three passes per shape: warm up, record, replay.
-_WARM_UP_PASSES = 3
 _CUDA = "cuda"
 
 
@@ -68,10 +71,11 @@ class TorchEngine:
         self._loaded: _LoadedProgram | None = None
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")
-        self._thread = ThreadPoolExecutor(1, "torch")
+        self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
+        self._thread = EngineThread("torch")
         try:
             with translate_errors(spec.path.name):
-                self._loaded = self._thread.submit(self._load, spec, settings).result()
+                self._loaded = self._thread.call(self._load, spec, settings)
         except EngineFailed:
             self.close()
             raise
@@ -82,18 +86,21 @@ class TorchEngine:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
         feeds = build_feeds(batch, loaded.inputs, self._mask_token)
         with translate_errors(self.info.compute_type):
-            raw = self._thread.submit(self._pass, loaded, feeds).result()
+            raw = self._thread.call(self._pass, loaded, feeds)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
-        self._thread.shutdown()
-        self._loaded = None
+        self._thread.close()
+        with self._lock.run_pass():
+            self._loaded = None
+            return_cached_memory(self._device)
 
     def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _LoadedProgram:
         import torch
 
         torch.set_num_threads(settings.intra_op_threads)
-        module = read_program(spec.path, self._device)
+        with self._lock.open_model():
+            module = read_program(spec.path, self._device)
         inputs = input_names(module)
         if not spec.options.compile:
             return _LoadedProgram(inputs, module, module)
@@ -102,15 +109,19 @@ class TorchEngine:
         torch._dynamo.config.recompile_limit = limit
         compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
         for bucket in self._buckets:
-            for _ in range(_WARM_UP_PASSES):
-                self._compute(compiled, inputs, empty_arrays(inputs, bucket))
+            arrays = empty_arrays(inputs, bucket)
+            # CUDA graphs of torch.compile need three passes per shape: compile, capture, replay.
+            for lock in (self._lock.open_model(), self._lock.capture(), self._lock.run_pass()):
+                with lock:
+                    self._compute(compiled, inputs, arrays)
         return _LoadedProgram(inputs, module, compiled)
 
     def _pass(self, loaded: _LoadedProgram, feeds: Feeds) -> NDArray[np.float32]:
         bucket = smallest_fitting(self._buckets, feeds)
-        if bucket is None:
-            return self._compute(loaded.module, loaded.inputs, feeds.arrays)
-        return self._compute(loaded.in_buckets, loaded.inputs, pad(feeds, bucket))
+        with self._lock.run_pass():
+            if bucket is None:
+                return self._compute(loaded.module, loaded.inputs, feeds.arrays)
+            return self._compute(loaded.in_buckets, loaded.inputs, pad(feeds, bucket))
 
     def _compute(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,12 +57,8 @@ def test_gpu_matches_expected_outputs(
 class Uncaptured(TorchDecoder):
     """Decoder that launches every kernel of a step itself instead of replaying a CUDA graph."""
 
-    def _graph(self, rows: int, tokens: int) -> Uncaptured:
-        self.rows = rows
-        return self
-
-    def replay(self) -> None:
-        self.loaded.step(self.rows, self.info.context)
+    def _find_step(self, slots: int, tokens: int) -> Callable[[], None]:
+        return partial(self.loaded.step, slots, self.info.context)
 
 
 def decoded(decoder: DecoderEngine) -> list[np.ndarray]:

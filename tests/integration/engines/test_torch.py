@@ -20,11 +20,13 @@ from safetensors import safe_open  # noqa: E402
 from deployments.artifacts.manifest import EngineOptions  # noqa: E402
 from deployments.artifacts.types import ModelHead  # noqa: E402
 from deployments.batching.batches import collate  # noqa: E402
-from deployments.engines import open_engine  # noqa: E402
+from deployments.engines import open_engine, torch_engine  # noqa: E402
+from deployments.engines.torch_engine import TorchEngine  # noqa: E402
 from deployments.engines.torch_program import read_program, write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.integration.engines.conftest import KINDS, SETTINGS, Written, spec_of  # noqa: E402
 from tests.integration.engines.test_contract import ITEMS, check  # noqa: E402
+from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.fakes import item  # noqa: E402
 
 TORCH = KINDS["torch"]
@@ -153,3 +155,40 @@ def test_close_stops_the_thread(written: Written) -> None:
     engine.run(collate([item(1)]))
     engine.close()
     engine.close()
+
+
+def test_passes_that_compile_hold_the_lock_for_openings_and_captures(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch.compile compiles in the first pass of a shape, and captures its CUDA graph next."""
+    lock, held = RecordedLock(), []
+
+    def compile_(module: Callable[..., Any], **_: object) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            held.append(lock.held)
+            return module(*inputs)
+
+        return run
+
+    monkeypatch.setattr(torch_engine, "find_capture_lock", lambda *, is_gpu: lock)
+    monkeypatch.setattr(torch, "compile", compile_)
+    spec = spec_of(TORCH, written(TORCH, ModelHead.VECTOR))
+    spec = replace(spec, options=EngineOptions(compile=True, buckets=((1, 4), (2, 8))))
+    with closing(open_engine(spec, SETTINGS)) as engine:
+        assert held == ["opening", "capture", "pass"] * 2
+        engine.run(collate([item(1)]))
+    assert held[6:] == ["pass"]
+
+
+def test_closed_engine_returns_the_memory_that_torch_keeps(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    returned: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: returned.append("cuda"))
+    engine = open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS)
+    assert isinstance(engine, TorchEngine)
+    engine._device = "cuda"
+    engine.close()
+    assert returned == ["cuda"]
+    open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS).close()
+    assert returned == ["cuda"], "an engine on the CPU uses no memory of a GPU"

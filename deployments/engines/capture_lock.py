@@ -1,0 +1,89 @@
+"""Isolation of CUDA graph captures from the other threads of a process.
+
+ONNX Runtime captures with `cudaStreamCaptureModeGlobal`: calls of other threads that allocate
+memory, copy or wait fail meanwhile with CUDA error 900, and the capture ends. torch allows one
+capture at a time in a process, and waits for the whole device before it. A capture therefore runs
+alone. Passes and openings of models run at the same time. An engine holds the lock for one of the
+three at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
+
+
+class CaptureLock:
+    """Lock that a capture holds alone, and that passes and openings share."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._users: Counter[Literal["pass", "opening"]] = Counter()
+        self._is_captured = False  # for a capture that runs or waits for the end of the passes
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a model is being opened, so that a capture would wait, possibly for minutes."""
+        return self._users["opening"] > 0
+
+    def run_pass(self) -> AbstractContextManager[None]:
+        """Return a context for calls that take milliseconds, such as a pass or a copy."""
+        return self._share("pass")
+
+    def open_model(self) -> AbstractContextManager[None]:
+        """Return a context for the opening of a model."""
+        return self._share("opening")
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Run the block alone.
+
+        First wait for openings; passes go on meanwhile. Then start no pass until the block ends.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._is_captured or self.is_opening))
+            self._is_captured = True
+            self._changed.wait_for(lambda: not self._users["pass"])
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_captured = False
+                self._changed.notify_all()
+
+    @contextmanager
+    def _share(self, use: Literal["pass", "opening"]) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_captured)
+            self._users[use] += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users[use] -= 1
+                self._changed.notify_all()
+
+
+class _NoCaptureLock(CaptureLock):
+    """Lock of engines on the CPU, which captures nothing."""
+
+    def run_pass(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def open_model(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        yield
+
+
+_OF_GPU, _OF_CPU = CaptureLock(), _NoCaptureLock()
+
+
+def find_capture_lock(*, is_gpu: bool) -> CaptureLock:
+    """Return the lock of this process for engines on its GPUs, or one without effect."""
+    return _OF_GPU if is_gpu else _OF_CPU

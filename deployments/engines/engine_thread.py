@@ -1,0 +1,39 @@
+"""One thread for all calls of an engine.
+
+CUDA graphs belong to the thread that captured them: ONNX Runtime keeps them in a context per
+thread, torch.compile too (pytorch issue 123177). Another thread would capture each graph again, in
+other memory. Concurrent passes of one engine on a GPU would not be faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from deployments.errors import EngineFailed
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class EngineThread:
+    """A thread that runs the calls of one engine in the order of their submission."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function on the thread. Return its result or raise its exception.
+
+        Raises EngineFailed after `close`.
+        """
+        try:
+            done = self._executor.submit(function, *args, **kwargs)
+        except RuntimeError as exc:
+            raise EngineFailed("the engine is closed") from exc
+        return done.result()
+
+    def close(self) -> None:
+        """Wait for the last call, then end the thread."""
+        self._executor.shutdown()

@@ -1,0 +1,118 @@
+"""ONNX Runtime sessions that report the CUDA provider but compute on the CPU.
+
+Each session records its calls: the CUDA graph, the thread, and how the capture lock was held. With
+them, engines take the paths for GPUs on hosts without one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import onnxruntime as ort
+
+from deployments.engines.capture_lock import CaptureLock
+from deployments.engines.onnx import UNCAPTURED
+from deployments.errors import EngineFailed
+
+CUDA = "CUDAExecutionProvider"
+FREE = "free"  # the lock is not held
+
+
+class SessionCall(NamedTuple):
+    graph: str  # UNCAPTURED, or the id of the CUDA graph that the call captures or replays
+    held: str  # "pass", "opening", "capture" or FREE
+    thread: int
+
+
+class RecordedLock(CaptureLock):
+    """Capture lock that tells how the current thread holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = threading.local()
+
+    @property
+    def held(self) -> str:
+        return getattr(self._held, "use", FREE)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        with super().capture(), self._holding("capture"):
+            yield
+
+    @contextmanager
+    def _share(self, use: Any) -> Iterator[None]:
+        with super()._share(use), self._holding(use):
+            yield
+
+    @contextmanager
+    def _holding(self, use: str) -> Iterator[None]:
+        assert self.held == FREE, "a lock that is held twice can block its own thread"
+        self._held.use = use
+        try:
+            yield
+        finally:
+            self._held.use = FREE
+
+
+@dataclass
+class FakeCuda:
+    """A fake of CUDA for the engines of one test."""
+
+    lock: RecordedLock = field(default_factory=RecordedLock)
+    refuses_captures: bool = False  # as CUDA does for graphs with an operator on the host
+    has_memory: bool = True  # without memory all bound calls fail
+    modes: list[str] = field(default_factory=list)  # of the sessions that were asked for
+    openings: list[SessionCall] = field(default_factory=list)
+    calls: list[SessionCall] = field(default_factory=list)
+
+    def open(self, session: ort.InferenceSession, mode: str) -> Any:
+        """Wrap a session of the CPU. With `refuses_captures` raise EngineFailed for captures."""
+        self.modes.append(mode)
+        self.openings.append(self._note(UNCAPTURED))
+        if mode == "captured" and self.refuses_captures:
+            raise EngineFailed("this graph has an operator on the host")
+        return RecordedSession(session, self)
+
+    def note_call(self, options: ort.RunOptions | None) -> None:
+        graph = UNCAPTURED if options is None else options.get_run_config_entry("gpu_graph_id")
+        self.calls.append(self._note(graph))
+
+    def _note(self, graph: str) -> SessionCall:
+        return SessionCall(graph, self.lock.held, threading.get_ident())
+
+    def threads(self) -> set[int]:
+        return {call.thread for call in (*self.openings, *self.calls)}
+
+    def captures(self) -> list[SessionCall]:
+        """Return the first call of each CUDA graph."""
+        first: dict[str, SessionCall] = {}
+        for call in self.calls:
+            if call.graph != UNCAPTURED:
+                first.setdefault(call.graph, call)
+        return list(first.values())
+
+
+class RecordedSession:
+    """A session of the CPU whose calls are recorded."""
+
+    def __init__(self, session: ort.InferenceSession, cuda: FakeCuda) -> None:
+        self._session = session
+        self._cuda = cuda
+
+    def run(self, names: Any, feeds: Any, options: ort.RunOptions | None = None) -> Any:
+        self._cuda.note_call(options)
+        return self._session.run(names, feeds)
+
+    def run_with_iobinding(self, binding: Any, options: ort.RunOptions) -> None:
+        self._cuda.note_call(options)
+        if not self._cuda.has_memory:
+            raise RuntimeError("out of memory")
+        self._session.run_with_iobinding(binding)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
