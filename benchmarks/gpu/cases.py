@@ -13,9 +13,10 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.errors import ServeError
 
-# rejected: the compiler or the accuracy gate excludes the candidate. blocked: a package, a provider
-# or a device is missing on this machine. failed: any other error.
-State: TypeAlias = Literal["passed", "rejected", "blocked", "failed"]
+# rejected: the accuracy gate excludes the candidate. unsupported: the compiler does not build the
+# candidate, so nothing ran. blocked: a package, a provider or a device is missing on this machine.
+# failed: any other error.
+State: TypeAlias = Literal["passed", "rejected", "unsupported", "blocked", "failed"]
 T = TypeVar("T")
 
 _CUDA = ("CUDAExecutionProvider", "CPUExecutionProvider")
@@ -105,7 +106,7 @@ class CaseResult:
 
     @property
     def is_proof(self) -> bool:
-        """Whether the case passed, or was rejected, on a GPU."""
+        """Whether the case ran on a GPU and passed or was rejected."""
         return self.device == "cuda" and self.state in ("passed", "rejected")
 
 
@@ -123,8 +124,8 @@ def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
         state, reason = "blocked", str(error)
     except ModuleNotFoundError as error:
         state, reason = "blocked", f"the package `{error.name}` is not installed"
-    except UnsupportedModel as error:  # the compiler excludes the candidate
-        state, reason = "rejected", error.message
+    except UnsupportedModel as error:
+        state, reason = "unsupported", error.message
     except ServeError as error:
         state, reason = "failed", error.message
     except Exception as error:  # noqa: BLE001  engines, torch and transformers share no base class

@@ -1,8 +1,8 @@
 """`hundredfold bench gpu`: measurements and parity checks on a GPU, or a dry run on the CPU.
 
 The command runs offline. It needs the project's environment, or an environment that has
-at least transformers and a torch for CUDA. It skips cases that passed or were rejected according to
-the output file, so that a repeated command continues.
+at least transformers and a torch for CUDA. It skips cases whose result in the output file is final,
+so that a repeated command continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ Without the project's environment, with torch for CUDA and transformers: python3
 
 Each part runs in a process of its own, at most {MAX_PART_SECONDS:.0f} s. Results are written after
 every case, and the same command continues until nothing is left. A case is `passed`, `rejected` by
-the accuracy gate, `blocked` by a missing package, or `failed`; the last two run again.
+the accuracy gate, `unsupported` by the compiler, `blocked` by a missing package, or `failed`; the
+last two run again.
 CONTRIBUTING.md, "A GPU for an hour": what to take to a machine without network, and how the
 results get into docs/performance.md."""
 

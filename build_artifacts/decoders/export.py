@@ -20,6 +20,7 @@ from build_artifacts.decoders.rope_check import check_rope
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe
+from deployments.artifacts.types import Device
 
 # File name of a torch program with its weights, or of the weights of an exported checkpoint.
 PROGRAM_NAME = "model.safetensors"
@@ -60,6 +61,12 @@ def export_decoder(
 def _export_with_graph_builder(
     weights: Path, metadata: CheckpointMetadata, recipe: DecoderRecipe, into: Path
 ) -> None:
+    if recipe.device is Device.GPU:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: graphs of this model family compute in fp32; ONNX Runtime's "
+            "attention on a GPU computes in fp16 only",
+            hint="GPT-2 runs on a GPU through torch, encoder-decoder models run on the CPU only",
+        )
     if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(
             f"`{recipe.name}`: this model family has no {recipe.precision} graph",

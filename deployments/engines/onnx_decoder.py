@@ -168,6 +168,13 @@ class OnnxDecoder:
 
     def _create_kv_cache(self) -> KvCache:
         if CUDA in self.session.get_providers():
+            if self.layout.dtype != np.float16:
+                # ONNX Runtime would run the attention on the CPU, and would copy the bound KV cache
+                # to the CPU only once, when it is bound.
+                raise EngineFailed(
+                    f"the graph has keys and values of {self.layout.dtype}; ONNX Runtime's "
+                    "attention on a GPU needs float16"
+                )
             return DeviceKvCache(self.layout, "cuda", CUDA)
         return HostKvCache(self.layout)
 

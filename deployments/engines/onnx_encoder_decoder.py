@@ -21,7 +21,7 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
 from deployments.engines.decoder import DecoderSpec, Logits
-from deployments.engines.onnx import open_bare_session
+from deployments.engines.onnx import open_bare_session, uses_gpu
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.onnx_kv_cache import (
     HostKvCache,
@@ -46,6 +46,11 @@ class OnnxEncoderDecoder(OnnxDecoder):
         if config is None or spec.encoder is None:
             raise ManifestInvalid(
                 f"{spec.path.name}: `encoder` or `generation_config.encoder_decoder` is missing"
+            )
+        if uses_gpu(spec.options, hardware):
+            raise EngineFailed(
+                f"{spec.path.name}: encoder-decoder models run on the CPU only, because their KV "
+                "cache is in host memory"
             )
         self._config: EncoderDecoderConfig = config
         self._encoder: ort.InferenceSession | None = open_bare_session(

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions that report the CUDA provider but compute on the CPU.
+"""ONNX Runtime sessions that stand for sessions of CUDA and compute on the CPU.
 
 Each session records its calls: the CUDA graph, the thread, and how the capture lock was held. With
 them, engines take the paths for GPUs on hosts without one.
@@ -65,6 +65,7 @@ class FakeCuda:
 
     lock: RecordedLock = field(default_factory=RecordedLock)
     refuses_captures: bool = False  # as CUDA does for graphs with an operator on the host
+    is_reported: bool = False  # whether sessions name the provider CUDA
     has_memory: bool = True  # without memory all bound calls fail
     modes: list[str] = field(default_factory=list)  # of the sessions that were asked for
     openings: list[SessionCall] = field(default_factory=list)
@@ -113,6 +114,10 @@ class RecordedSession:
         if not self._cuda.has_memory:
             raise RuntimeError("out of memory")
         self._session.run_with_iobinding(binding)
+
+    def get_providers(self) -> list[str]:
+        providers: list[str] = self._session.get_providers()
+        return [CUDA, *providers] if self._cuda.is_reported else providers
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._session, name)

@@ -119,7 +119,13 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
     return tokenizer
 
 
-def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[int] = ()) -> None:
+def export_model(
+    path: Path,
+    vocabulary: int,
+    max_tokens: int,
+    saying: Sequence[int] = (),
+    dtype: type[np.floating] = np.float32,
+) -> None:
     """Write a random Llama that follows each token of `saying` with the next token of `saying`."""
     draw = _Draw()
     tables: dict[str, NDArray] = {
@@ -150,7 +156,11 @@ def export_model(path: Path, vocabulary: int, max_tokens: int, saying: Sequence[
         helper.make_node("Slice", ["normed", "logits_from", "slice_end", "slice_axis"], ["wanted"]),
         helper.make_node("MatMul", ["wanted", "head"], ["logits"]),
     ]
-    onnx.save(_model(nodes, tables, vocabulary), path)
+    typed = {
+        name: table.astype(dtype) if np.issubdtype(table.dtype, np.floating) else table
+        for name, table in tables.items()
+    }
+    onnx.save(_model(nodes, typed, vocabulary), path)
 
 
 class _Draw:
@@ -228,7 +238,7 @@ def _model(
 
     memory = ("B", KV_HEADS, "M", HEAD_DIM)
     parts = [f"{layer}.{part}" for layer in range(LAYERS) for part in ("key", "value")]
-    whole, real = TensorProto.INT64, TensorProto.FLOAT
+    whole, real = TensorProto.INT64, helper.np_dtype_to_tensor_dtype(tables["head"].dtype)
     graph = helper.make_graph(
         nodes,
         "tiny",

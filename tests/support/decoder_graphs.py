@@ -23,8 +23,10 @@ VOCABULARY, CONTEXT = 96, 64
 ENDS = (VOCABULARY - 1,)
 
 
-def tiny_graph(path: Path, saying: Sequence[int] = ()) -> Path:
-    export_model(path, VOCABULARY, CONTEXT, saying)
+def tiny_graph(
+    path: Path, saying: Sequence[int] = (), dtype: type[np.floating] = np.float32
+) -> Path:
+    export_model(path, VOCABULARY, CONTEXT, saying, dtype)
     return path
 
 

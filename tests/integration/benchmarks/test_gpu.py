@@ -30,8 +30,8 @@ CASES = {
     "memory": ("gpu-fp16-torch", "gpu-fp16-transformers"),
 }
 
-# One case for each code path that CASES leaves out: ONNX exports, IO binding, quantized weights,
-# encoder-decoders, a run of pytest. Compiled engines run in the parts that measure times. Tests of
+# One case for each code path that CASES leaves out: ONNX exports, IO binding, quantized weights, a
+# run of pytest. Compiled engines run in the parts that measure times. Tests of
 # the engines compare their outputs.
 SLOW_CASES = {
     "encoder-parity": tuple(
@@ -43,7 +43,6 @@ SLOW_CASES = {
         "llama/gpu-int8-bitsandbytes",
         "llama/gpu-fp16-eager",
         "gpt2/gpu-fp16-torch",
-        "bart/gpu-int8",
     ),
     "encoder-latency": ("transformers-compiled", "gpu-fp16-compiled"),
     "streams": ("1b/gpu-nf4-bitsandbytes/2", "1b/gpu-fp16-compiled/2"),
@@ -78,6 +77,14 @@ def test_dry_form_of_a_slow_path_runs(bench: Bench, part: str, name: str) -> Non
         assert "is not installed" in result.reason or result.reason.startswith("no test ran: ")
     else:
         assert (result.state, result.reason) == ("passed", "")
+
+
+@pytest.mark.parametrize("name", ["gpt2/gpu-fp16", "bart/gpu-int8"])
+def test_candidate_that_no_gpu_runs_is_unsupported(bench: Bench, name: str) -> None:
+    part = "decoder-parity"
+    result = run_case(part, index_by_name(PARTS[part].cases(bench.target))[name], bench)
+    assert result.state == "unsupported"
+    assert "compute in fp32" in result.reason
 
 
 def test_command_runs_a_part_in_a_process_and_continues(tmp_path: Path) -> None:

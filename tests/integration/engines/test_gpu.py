@@ -110,7 +110,8 @@ def test_onnx_decoder_on_gpu_matches_host(tmp_path: Path) -> None:
     from tests.support.decoder_graphs import CONTEXT, tiny_graph
     from tests.support.decoder_graphs import spec_of as decoder_spec
 
-    spec = decoder_spec(tiny_graph(tmp_path / "model.onnx"))
+    graph = tiny_graph(tmp_path / "model.onnx", dtype=np.float16)
+    spec = replace(decoder_spec(graph), precision="fp16")
     with (
         closing(OnnxDecoder(spec, on_gpu, slots=4, context=CONTEXT)) as device,
         closing(OnnxDecoder(spec, on_cpu, slots=4, context=CONTEXT)) as host,

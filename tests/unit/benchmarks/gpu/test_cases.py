@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.cases import Bench, Case, MissingRequirement, Target, require, run_case
+from benchmarks.gpu.cases import (
+    Bench,
+    Case,
+    CaseResult,
+    MissingRequirement,
+    State,
+    Target,
+    require,
+    run_case,
+)
 from benchmarks.gpu.encoders import count_flops
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.transformers_generation import GENERATION_BASELINES
@@ -33,7 +42,7 @@ def raising(error: Exception) -> Case:
         (Case("case", lambda _: {"reasons": ["cosine 0.2 < 0.9"]}), "rejected", "cosine 0.2"),
         (raising(MissingRequirement("no provider")), "blocked", "no provider"),
         (raising(ModuleNotFoundError("x", name="nncf")), "blocked", "`nncf` is not installed"),
-        (raising(UnsupportedModel("no fp16 graph", hint="-")), "rejected", "no fp16 graph"),
+        (raising(UnsupportedModel("no fp16 graph", hint="-")), "unsupported", "no fp16 graph"),
         (raising(EngineFailed("CUDA error 700")), "failed", "CUDA error 700"),
         (raising(ValueError("bad\nshape")), "failed", "ValueError: bad shape"),
     ],
@@ -42,6 +51,21 @@ def test_every_outcome_becomes_a_result(bench: Bench, case: Case, state: str, sa
     result = run_case("part", case, bench)
     assert (result.state, result.device, result.is_proof) == (state, "cpu", False)
     assert says in result.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "is_proof"),
+    [
+        ("passed", True),
+        ("rejected", True),
+        ("unsupported", False),
+        ("blocked", False),
+        ("failed", False),
+    ],
+)
+def test_only_what_ran_on_a_gpu_is_proof(state: State, is_proof: bool) -> None:
+    result = CaseResult(part="part", case="case", state=state, device="cuda", seconds=1.0)
+    assert result.is_proof == is_proof
 
 
 def test_require_names_what_is_missing() -> None:

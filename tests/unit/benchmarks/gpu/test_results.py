@@ -77,6 +77,19 @@ def test_unproven_is_what_no_gpu_decided(tmp_path: Path) -> None:
     assert (suite["of the rest"], suite["unproven"]) == ("1 never run", "all")
 
 
+def test_candidate_that_the_compiler_leaves_out_is_listed_and_runs_once() -> None:
+    reason = "`gpu-fp16`: graphs of this model family compute in fp32"
+    cases = [result("bart/gpu-fp16", "decoder-parity", state="unsupported", reason=reason)]
+    tables = {table.name: table for table in build_tables(cases)}
+    (row,) = (row for row in tables["unproven"].rows if row[0] == "decoder-parity")
+    total = len(PARTS["decoder-parity"].cases(Target(is_cuda=True)))
+    assert row[2:4] == (f"0 of {total}", f"1 unsupported on cuda, {total - 1} never run")
+    assert tables["parity"].rows[0][1:] == ("unsupported", "-", "-", "-", reason)
+    results = GpuResults(RUN)
+    results.add(cases[0])
+    assert results.remaining("decoder-parity", [Case("bart/gpu-fp16", lambda _: {})], "cuda") == []
+
+
 def test_dry_streams_count_for_those_of_a_gpu_with_other_numbers() -> None:
     cases = [
         result("1b/gpu-fp16-torch/1", "streams", device="cpu"),

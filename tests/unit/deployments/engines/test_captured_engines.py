@@ -6,18 +6,21 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import GraphSpec, onnx, onnx_decoder, onnx_io_binding
 from deployments.engines.onnx import UNCAPTURED
+from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 from deployments.engines.onnx_engine import ONNXRUNTIME
 from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.errors import EngineFailed
@@ -179,3 +182,19 @@ def test_failed_capture_is_repeated_alone(open_decoder: Callable[[], Any], cuda:
         cuda.has_memory = True
         decoder.decode(ids, ids)
     assert [call.held for call in cuda.calls] == ["capture", "capture"]
+
+
+def test_decoder_with_fp32_keys_is_refused(open_decoder: Callable[[], Any], cuda: FakeCuda) -> None:
+    """CUDA has no attention for them: it would run on the host, with a stale KV cache."""
+    cuda.is_reported = True
+    with pytest.raises(EngineFailed, match=r"float32; .* on a GPU needs float16"):
+        open_decoder()
+
+
+def test_encoder_decoder_is_refused(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path / "not written.onnx")
+    source = EncoderDecoderConfig(max_source_tokens=64, decoder_start_token_id=0)
+    config = spec.generation_config.model_copy(update={"encoder_decoder": source})
+    spec = replace(spec, generation_config=config, encoder=tmp_path / "encoder.onnx")
+    with pytest.raises(EngineFailed, match="run on the CPU only"):
+        OnnxEncoderDecoder(spec, GENERATOR, slots=1, context=CONTEXT)

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.decoders.export import export_decoder
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipes import DECODER_FP16, DECODER_GPU_INT4, DECODER_GPU_INT8, DecoderRecipe
+from deployments.artifacts.types import TaskName
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "bart", "t5"])
+@pytest.mark.parametrize("recipe", [DECODER_FP16, DECODER_GPU_INT8, DECODER_GPU_INT4])
+def test_graphs_that_compute_in_fp32_are_not_built_for_a_gpu(
+    model_type: str, recipe: DecoderRecipe, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    metadata = CheckpointMetadata(
+        tasks=(TaskName.TEXT_GENERATION,), architecture="A", max_tokens=8, output_width=8
+    )
+    with pytest.raises(UnsupportedModel, match=f"`{recipe.name}`: .* compute in fp32") as caught:
+        export_decoder(tmp_path, metadata, recipe, tmp_path)
+    assert "encoder-decoder models run on the CPU only" in caught.value.hint
