@@ -28,8 +28,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 TENSORRT = "TensorrtExecutionProvider"
 _MODULE = "tensorrt_libs"  # of NVIDIA's packages on PyPI
 _PACKAGES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs")
-# A library may depend on the libraries before it.
-_LIBRARIES = ("libnvinfer.so.*", "libnvinfer_plugin.so.*", "libnvonnxparser.so.*")
+_ADVICE = "pip install 'tensorrt-cu13-libs>=10,<11'"
+# The major version that onnxruntime-gpu of constraints.txt links. A library may depend on the
+# libraries before it.
+_LIBRARIES = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 _FOLDER = "tensorrt"
 # The provider reads booleans only in this form.
 _ON = "True"
@@ -38,9 +40,9 @@ _ON = "True"
 @cache
 def missing_tensorrt() -> str | None:
     """Return why the TensorRT provider of this ONNX Runtime build cannot start, or None."""
-    if find_spec(_MODULE) is None and find_library("nvinfer") is None:
-        return f"TensorRT is not installed (`pip install {_PACKAGES[0]}`)"
-    return None
+    if _LIBRARIES[0] in (find_library("nvinfer"), *(path.name for path in _find_in_package())):
+        return None
+    return f"TensorRT 10 is not installed: `{_LIBRARIES[0]}` is missing (`{_ADVICE}`)"
 
 
 @cache
@@ -50,14 +52,19 @@ def load_tensorrt_libraries() -> None:
     Without the package, ONNX Runtime uses the libraries of the system. Raises EngineFailed if a
     library of the package cannot be loaded.
     """
+    for path in _find_in_package():
+        try:
+            ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
+        except OSError as exc:
+            raise EngineFailed(f"TensorRT cannot be loaded: {exc}") from exc
+
+
+def _find_in_package() -> list[Path]:
+    """Return the libraries of NVIDIA's PyPI package; empty without the package."""
     package = find_spec(_MODULE)
-    for directory in (package.submodule_search_locations or ()) if package else ():
-        for pattern in _LIBRARIES:
-            for path in Path(directory).glob(pattern):
-                try:
-                    ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
-                except OSError as exc:
-                    raise EngineFailed(f"TensorRT cannot be loaded: {exc}") from exc
+    directories = (package.submodule_search_locations or ()) if package else ()
+    paths = (Path(directory, name) for directory in directories for name in _LIBRARIES)
+    return [path for path in paths if path.exists()]
 
 
 def build_tensorrt_options(

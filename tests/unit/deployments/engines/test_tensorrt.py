@@ -120,13 +120,34 @@ def test_missing_provider_and_package_are_told_in_one_line(
     assert missing_requirement(spec, SETTINGS) == f"onnxruntime has no `{TENSORRT}` here"
     monkeypatch.setattr(ort, "get_available_providers", lambda: [TENSORRT, CUDA])
     monkeypatch.setattr(tensorrt, "find_library", lambda _: None)
-    reason = "TensorRT is not installed (`pip install tensorrt-cu13-libs`)"
+    reason = (
+        "TensorRT 10 is not installed: `libnvinfer.so.10` is missing "
+        "(`pip install 'tensorrt-cu13-libs>=10,<11'`)"
+    )
     assert missing_requirement(spec, SETTINGS) == reason
-    with pytest.raises(EngineFailed, match=r"tensorrt\.onnx: TensorRT is not installed"):
+    with pytest.raises(EngineFailed, match=r"tensorrt\.onnx: TensorRT 10 is not installed"):
         open_engine(spec, SETTINGS)
     missing_tensorrt.cache_clear()
     monkeypatch.setattr(tensorrt, "find_library", lambda _: "libnvinfer.so.10")
     assert missing_requirement(spec, SETTINGS) is None
+
+
+@pytest.mark.parametrize(("version", "is_missing"), [("10", False), ("11", True)])
+def test_package_of_another_major_version_is_missing(
+    version: str, is_missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime links one major version, and pip installs the latest one."""
+    package = tmp_path / "tensorrt_libs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / f"libnvinfer.so.{version}").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(tensorrt, "find_library", lambda _: None)
+    assert (missing_tensorrt() is not None) == is_missing
+    missing_tensorrt.cache_clear()
+    monkeypatch.setattr(tensorrt, "find_library", lambda _: "libnvinfer.so.11")
+    assert (missing_tensorrt() is not None) == is_missing
+    sys.modules.pop("tensorrt_libs", None)
 
 
 def test_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
