@@ -89,19 +89,32 @@ class VisibleGpu:
 def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[VisibleGpu, ...]:
     """Return the GPUs that CUDA shows to this process.
 
-    Return () if nvidia-smi does not list all of them, as for MIG instances.
-    Ray names the GPUs of a replica in CUDA_VISIBLE_DEVICES, by index or UUID.
+    Return () if nvidia-smi does not list all of them with their memory, as for MIG instances.
     """
-    known: dict[str, VisibleGpu] = {}
-    for line in query_gpus("index,uuid,memory.total"):
-        index, uuid, memory = (*(part.strip() for part in line.split(",")), "", "")[:3]
-        if memory.isdecimal():
-            known[index] = known[uuid] = VisibleGpu(uuid, int(memory) * MEBIBYTE)
+    found = query_visible_gpus("memory.total", environment)
+    if not all(memory.isdecimal() for memory in found.values()):
+        return ()
+    return tuple(VisibleGpu(uuid, int(memory) * MEBIBYTE) for uuid, memory in found.items())
+
+
+def query_visible_gpus(
+    fields: str, environment: Mapping[str, str] = os.environ
+) -> Mapping[str, str]:
+    """Return `fields` of the GPUs that CUDA shows to this process, by UUID, in the order of CUDA.
+
+    Return {} if nvidia-smi does not list all of them, as for MIG instances.
+    Ray names the GPUs of a replica in CUDA_VISIBLE_DEVICES, by index or UUID. nvidia-smi ignores
+    this variable and lists all GPUs.
+    """
+    known: dict[str, tuple[str, str]] = {}
+    for line in query_gpus(f"index,uuid,{fields}"):
+        index, uuid, values = (*(part.strip() for part in line.split(",", 2)), "", "")[:3]
+        known[index] = known[uuid] = uuid, values
     names = environment.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
-        return tuple(dict.fromkeys(known.values()))
+        return dict(known.values())
     gpus = [known.get(name.strip()) for name in names.split(",") if name.strip()]
-    return tuple(gpu for gpu in gpus if gpu is not None) if None not in gpus else ()
+    return dict(gpu for gpu in gpus if gpu is not None) if None not in gpus else {}
 
 
 def query_gpus(fields: str) -> tuple[str, ...]:

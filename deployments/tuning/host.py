@@ -12,7 +12,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.types import Device
-from deployments.gpus import MEBIBYTE, query_gpus
+from deployments.gpus import MEBIBYTE, query_gpus, query_visible_gpus
 from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
 
 # Memory of an open graph per byte of its files: the weights, their repacked copy for the kernels
@@ -28,14 +28,19 @@ def free_bytes(device: Device) -> int:
     group = ControlGroups.own().free_bytes()
     if group is not None:
         limits.append(group)
-    on_gpu = _query_first_gpu("memory.free") if device is Device.GPU else ""
+    on_gpu = _query_own_gpu("memory.free") if device is Device.GPU else ""
     if on_gpu.isdecimal():
         limits.append(int(on_gpu) * MEBIBYTE)
     return min(limits)
 
 
-def _query_first_gpu(fields: str) -> str:
-    return next(iter(query_gpus(fields)), "")
+def _query_own_gpu(fields: str) -> str:
+    """Return `fields` of the first GPU that CUDA shows to this process, which engines use.
+
+    If nvidia-smi does not list it, such as a MIG instance, return those of the host's first GPU.
+    """
+    lines = query_visible_gpus(fields).values() or query_gpus(fields)
+    return next(iter(lines), "")
 
 
 def count_fitting(graphs: Iterable[Path], available_bytes: int) -> int:
@@ -80,7 +85,7 @@ def read_host(device: Device) -> Host:
     cpu = read_cpu_info()
     return Host(
         device=device,
-        name=(_query_first_gpu("name,driver_version") if device is Device.GPU else "") or cpu.name,
+        name=(_query_own_gpu("name,driver_version") if device is Device.GPU else "") or cpu.name,
         generation=cpu.generation,
         flags=cpu.flags,
         cores=usable_cores(),

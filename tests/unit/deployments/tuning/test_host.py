@@ -37,9 +37,31 @@ def test_cpu_host_has_the_name_of_its_processor() -> None:
     assert (host.name, host.flags) == (read_cpu_info().name, read_cpu_info().flags)
 
 
-def test_gpu_host_has_the_name_of_its_first_gpu(fake_nvidia_smi: Callable[[str], None]) -> None:
-    fake_nvidia_smi("echo 'NVIDIA H200, 570.86.15'; echo 'NVIDIA A10, 570.86.15'")
-    assert read_host(Device.GPU).name == "NVIDIA H200, 570.86.15"
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [
+        (None, "NVIDIA H200, 570.86.15"),
+        ("1", "NVIDIA A10, 570.86.15"),
+        ("GPU-b,GPU-a", "NVIDIA A10, 570.86.15"),
+        ("MIG-c", "NVIDIA H200, 570.86.15"),
+    ],
+)
+def test_gpu_host_has_the_name_of_its_own_gpu(
+    visible: str | None,
+    name: str,
+    fake_nvidia_smi: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """nvidia-smi lists all GPUs of a host, but a replica has the one that Ray assigned."""
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    fake_nvidia_smi(
+        'case "$1" in *index,uuid*) a="0, GPU-a, "; b="1, GPU-b, ";; esac\n'
+        'echo "${a}NVIDIA H200, 570.86.15"; echo "${b}NVIDIA A10, 570.86.15"'
+    )
+    assert read_host(Device.GPU).name == name
     assert read_host(Device.CPU).name == read_cpu_info().name
 
 

@@ -32,9 +32,14 @@ def test_available_memory_of_this_host_is_positive() -> None:
     assert free_bytes(Device.CPU) > 10 * MB
 
 
-def test_gpu_memory_limits_available_memory(fake_nvidia_smi: Callable[[str], None]) -> None:
-    fake_nvidia_smi("echo 3; echo 80000")
+def test_gpu_memory_limits_available_memory(
+    fake_nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    fake_nvidia_smi("echo '0, GPU-a, 3'; echo '1, GPU-b, 4'")
     assert free_bytes(Device.GPU) == 3 << 20
     assert free_bytes(Device.CPU) > 10 * MB
-    fake_nvidia_smi("echo '[N/A]'")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b")
+    assert free_bytes(Device.GPU) == 4 << 20
+    fake_nvidia_smi("echo '1, GPU-b, [N/A]'")
     assert free_bytes(Device.GPU) > 10 * MB
