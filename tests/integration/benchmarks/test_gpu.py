@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import orjson
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
 
 from benchmarks.__main__ import main
+from benchmarks.gpu import transformers_generation
 from benchmarks.gpu.cases import Bench, Target, index_by_name, run_case
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.results import build_tables
@@ -85,6 +87,52 @@ def test_candidate_that_no_gpu_runs_is_unsupported(bench: Bench, name: str) -> N
     result = run_case(part, index_by_name(PARTS[part].cases(bench.target))[name], bench)
     assert result.state == "unsupported"
     assert "compute in fp32" in result.reason
+
+
+class SlowManager:
+    """A fake of transformers' manager with a clock: its set-up takes long, an answer one second."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.added: list[list[list[int]]] = []
+        self._is_set_up = False
+
+    def start(self) -> None:
+        self.now_s += 10.0
+
+    def add_requests(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+        self.added.append(prompts)
+        return prompts
+
+    def get_result(self, timeout: float) -> SimpleNamespace:
+        self.now_s += 1.0 if self._is_set_up else 100.0
+        self._is_set_up = True
+        return SimpleNamespace(error=None)
+
+    def stop(self, block: bool) -> None:
+        pass
+
+
+class WarmableManager(SlowManager):
+    """The manager of newer versions of transformers."""
+
+    is_warm = False
+
+    def warmup(self) -> None:
+        self.is_warm, self.now_s = True, self.now_s + 1_000.0
+
+
+@pytest.mark.parametrize("manager", [SlowManager(), WarmableManager()])
+def test_set_up_of_continuous_batching_is_not_timed(
+    manager: SlowManager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = SimpleNamespace(init_continuous_batching=lambda **_: manager)
+    monkeypatch.setattr(transformers_generation.time, "perf_counter", lambda: manager.now_s)
+    run = transformers_generation.GENERATION_BASELINES[transformers_generation.CONTINUOUS]
+    prompts = [[1, 2, 3], [4, 5, 6]]
+    assert run(model, Target(is_cuda=False), prompts, 4) == 2.0
+    assert manager.added == [[[3, 2, 1]], prompts]
+    assert getattr(manager, "is_warm", True)
 
 
 def test_command_runs_a_part_in_a_process_and_continues(tmp_path: Path) -> None:
