@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineTarget
 
@@ -17,6 +22,19 @@ def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> st
     required, actual = target.options.tensor_parallel_size, torch.cuda.device_count()
     if actual < required:
         return f"the model needs {required} GPUs (tensor parallelism), the replica has {actual}"
+    return _missing_build_tool() if target.options.compile else None
+
+
+def _missing_build_tool() -> str | None:
+    """Return what torch.compile lacks on a GPU, or None.
+
+    Triton, which it uses there, builds C code against Python when it is first used.
+    """
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "torch.compile needs a C compiler on a GPU: install `gcc`"
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    if not header.is_file():
+        return f"torch.compile needs `{header}` on a GPU: install the headers of Python"
     return None
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -82,3 +84,24 @@ def test_torch_with_cuda_provider_requires_cuda() -> None:
     assert missing_requirement(build_spec("torch"), CPU) is None
     has_requirements = missing_requirement(build_spec("torch"), CUDA) is None
     assert has_requirements == torch.cuda.is_available()
+
+
+def test_compiled_program_on_a_gpu_requires_a_c_compiler_and_the_headers_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    monkeypatch.delenv("CC", raising=False)
+    programs: list[str] = []
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in programs else None)
+    compiled = build_spec("torch", EngineOptions(compile=True, buckets=((1, 4),)))
+    assert missing_requirement(build_spec("torch"), CUDA) is None
+    assert missing_requirement(compiled, CPU) is None
+    reason = "torch.compile needs a C compiler on a GPU: install `gcc`"
+    assert missing_requirement(compiled, CUDA) == reason
+    programs.append("gcc")
+    assert f"{tmp_path}/Python.h" in (missing_requirement(compiled, CUDA) or "")
+    (tmp_path / "Python.h").touch()
+    assert missing_requirement(compiled, CUDA) is None

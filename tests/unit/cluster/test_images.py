@@ -78,6 +78,15 @@ def test_image_has_the_programs_of_kuberay_and_the_probes(image: str) -> None:
     assert find_arguments(image, "ENTRYPOINT") == ['["/usr/bin/tini", "--"]']
 
 
+def test_gpu_image_has_the_headers_of_python_and_takes_a_compiler() -> None:
+    """torch.compile builds C code on a GPU. The image has no torch, unless EXTRAS name it."""
+    assert 'PACKAGES=""' in find_arguments("gpu", "ARG")
+    (packages,) = (run for run in find_arguments("gpu", "RUN") if "apt-get install" in run)
+    assert "${PACKAGES}" in packages.split()
+    # The image of Python has the headers below /usr/local.
+    assert "--from=build /usr/local /usr/local" in find_arguments("gpu", "COPY")
+
+
 @pytest.mark.parametrize("image", IMAGES)
 def test_image_contains_only_files_for_serving(image: str) -> None:
     sources = [
