@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -44,6 +44,14 @@ _BLOCKS = "16"
 # "balanced": a thread that is done takes the next block of the operator, so that no thread waits
 # for a slow thread. "plain": neither of these, and no thread spins after a call.
 SessionMode = Literal["plain", "captured", "balanced"]
+# By default each allocation of CUDA's arena is twice as large as the last one. That suits passes of
+# any shape. A KV cache and passes of fixed shapes need only what they request.
+_EXACT = {"arena_extend_strategy": "kSameAsRequested"}
+_CUDA_OPTIONS: Mapping[SessionMode, Mapping[str, str]] = {
+    "plain": {},
+    "captured": {"enable_cuda_graph": "1", **_EXACT},
+    "balanced": _EXACT,
+}
 
 
 class OnnxEngine:
@@ -143,7 +151,7 @@ def open_bare_session(
     providers = select_providers(engine_options, settings)
     if uses_gpu(engine_options, settings):
         _load_cuda_libraries()
-    options = {CUDA: {"enable_cuda_graph": "1"} if mode == "captured" else {}}
+    options = {CUDA: _CUDA_OPTIONS[mode]}
     with translate_errors(path.name):
         if TENSORRT in providers:
             load_tensorrt_libraries()

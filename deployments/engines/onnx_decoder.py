@@ -175,7 +175,7 @@ class OnnxDecoder:
                     f"the graph has keys and values of {self.layout.dtype}; ONNX Runtime's "
                     "attention on a GPU needs float16"
                 )
-            return DeviceKvCache(self.layout, "cuda", CUDA)
+            return DeviceKvCache(self.layout, self.session, "cuda", CUDA)
         return HostKvCache(self.layout)
 
     def _allocate_logits(self, slots: int, tokens: int) -> NDArray[np.generic]:

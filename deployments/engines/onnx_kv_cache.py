@@ -162,18 +162,22 @@ _ONNX_DTYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # values of 
 
 
 class DeviceKvCache:
-    """KV cache on `device`, an ONNX Runtime device type such as "cuda"."""
+    """KV cache on `device`, an ONNX Runtime device type such as "cuda".
 
-    def __init__(self, layout: KvCacheLayout, device: str, provider: str) -> None:
+    Its memory belongs to the session and is released with it. OrtValues without a session are in an
+    arena of the process, which keeps their memory.
+    """
+
+    def __init__(
+        self, layout: KvCacheLayout, session: ort.InferenceSession, device: str, provider: str
+    ) -> None:
         self._layout = layout
+        self._session = session
         self._device = device
         dtype = layout.dtype.type
-        self._arrays = [
-            ort.OrtValue.ortvalue_from_shape_and_type(layout.shape, dtype, device, 0)
-            for _ in layout.names
-        ]
+        self._arrays = [self._allocate(layout.shape, dtype) for _ in layout.names]
         self._slot_shape = (1, *layout.shape[1:])
-        self._spare = ort.OrtValue.ortvalue_from_shape_and_type(self._slot_shape, dtype, device, 0)
+        self._spare = self._allocate(self._slot_shape, dtype)
         self._slot_bytes = math.prod(self._slot_shape) * layout.dtype.itemsize
         self._copier = _open_copier(layout.dtype, self._slot_shape, provider)
 
@@ -185,17 +189,14 @@ class DeviceKvCache:
             binding.bind_output(f"present.{name}", *memory)
 
     def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
-        # Copy `values`: if the device is the host, the buffer would be the array itself.
-        buffer = ort.OrtValue.ortvalue_from_numpy(values.copy(), self._device)
+        buffer = self._allocate(values.shape, values.dtype.type)
         binding.bind_ortvalue_input(name, buffer)
         return partial(buffer.update_inplace, values)
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> Transfer:
-        buffer = ort.OrtValue.ortvalue_from_shape_and_type(
-            values.shape, values.dtype.type, self._device
-        )
+        buffer = self._allocate(values.shape, values.dtype.type)
         binding.bind_ortvalue_output(name, buffer)
         return lambda: np.copyto(values, buffer.numpy())
 
@@ -211,6 +212,9 @@ class DeviceKvCache:
             self._copy(self._slot_address(array, first), spare)
             self._copy(self._slot_address(array, second), self._slot_address(array, first))
             self._copy(spare, self._slot_address(array, second))
+
+    def _allocate(self, shape: tuple[int, ...], dtype: type[np.generic]) -> ort.OrtValue:
+        return self._session.create_ortvalue_from_shape_and_type(shape, dtype, self._device)
 
     def _slot_address(self, array: ort.OrtValue, slot: int) -> int:
         address: int = array.data_ptr() + slot * self._slot_bytes

@@ -3,13 +3,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
+from deployments.engines import onnx
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
@@ -114,7 +117,7 @@ class OnDevice(OnnxDecoder):
     """Decoder with DeviceKvCache, the KV cache for GPUs, on the CPU as device."""
 
     def _create_kv_cache(self) -> KvCache:
-        return DeviceKvCache(self.layout, "cpu", "CPUExecutionProvider")
+        return DeviceKvCache(self.layout, self.session, "cpu", "CPUExecutionProvider")
 
 
 def test_device_kv_cache_matches_host_kv_cache(open_rows: OpenRows, spec: DecoderSpec) -> None:
@@ -133,6 +136,41 @@ def test_device_kv_cache_matches_host_kv_cache(open_rows: OpenRows, spec: Decode
         assert len({tuple(row) for row in on_host}) == 3
     finally:
         device.close()
+
+
+def test_device_kv_cache_allocates_in_its_session(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory outside of a session stays with the process when the model is evicted."""
+
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise AssertionError("allocated outside of the session")
+
+    for name in ("ortvalue_from_shape_and_type", "ortvalue_from_numpy"):
+        monkeypatch.setattr(ort.OrtValue, name, fail)
+    decoder = OnDevice(spec, GeneratorSettings(), slots=2, context=64)
+    decoder.prefill(0, PROMPT, 0)
+    decoder.decode(np.array([5]), np.array([len(PROMPT)]))
+    decoder.close()
+
+
+def test_decoders_on_cuda_allocate_what_they_request(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default CUDA's arena doubles with each allocation, beyond the memory that is counted."""
+    given: list[dict[str, dict[str, str]]] = []
+
+    def open_session(*_: object, providers: list[tuple[str, dict[str, str]]], **__: object) -> None:
+        given.append(dict(providers))
+        raise RuntimeError("there is no GPU")
+
+    monkeypatch.setattr(onnx, "_load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(onnx.ort, "InferenceSession", open_session)
+    cuda = "CUDAExecutionProvider"
+    with pytest.raises(EngineFailed, match="no GPU"):
+        OnnxDecoder(spec, GeneratorSettings(providers=(cuda,)), slots=1, context=64)
+    exact = {"arena_extend_strategy": "kSameAsRequested"}
+    assert given == [{cuda: {"enable_cuda_graph": "1", **exact}}, {cuda: exact}]
 
 
 def test_closed_decoder_fails(open_rows: OpenRows) -> None:
