@@ -64,7 +64,7 @@ class OnnxEngine:
             self._session: ort.InferenceSession | None = open_session(spec, settings)
         self._inputs = frozenset(i.name for i in self._session.get_inputs())
         self._outputs = output_names(self._session)
-        self._arena = ArenaTrimmer()
+        self._arena = ArenaTrimmer(is_gpu=CUDA in self._session.get_providers())
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
 
     def run(self, batch: Batch) -> Outputs:

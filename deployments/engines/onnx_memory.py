@@ -1,8 +1,9 @@
-"""CPU memory of ONNX Runtime: one arena for all sessions of a process, and rules to shrink it.
+"""Memory of ONNX Runtime: one arena for all sessions of a process, and rules to shrink arenas.
 
 Without an arena each pass maps its buffers anew and the kernel clears their pages. That takes 3 to
 15 % of the time of a pass. An arena keeps the memory that the largest pass needed. The sessions of
-a process share one arena, so its size grows with concurrent passes and not with models.
+a process share one arena, so its size grows with concurrent passes and not with models. On a GPU
+each session has an arena of its own besides.
 """
 
 from __future__ import annotations
@@ -32,18 +33,23 @@ def share_arena() -> None:
 class ArenaTrimmer:
     """Decides after which passes of a session ONNX Runtime returns unused arena memory.
 
+    A GPU waits while memory is allocated or returned, so there large passes do not return it.
     Threads update the counters without a lock. A lost update only delays the return of memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_gpu: bool = False) -> None:
+        """With `is_gpu` the session must have an arena on a GPU."""
+        self._is_gpu = is_gpu
         self._options = ort.RunOptions()
-        self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        arenas = "cpu:0;gpu:0" if is_gpu else "cpu:0"
+        self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
         self._largest = 0  # tokens of the largest pass since the last return
         self._small = 0  # consecutive small passes, see SMALL_SHARE
 
     def options(self, tokens: int) -> ort.RunOptions | None:
         """Return the options for a pass of `tokens` tokens with padding; None: the defaults."""
-        if tokens <= MAX_RETAINED_TOKENS and not self._is_unused(tokens):
+        is_large = tokens > MAX_RETAINED_TOKENS and not self._is_gpu
+        if not is_large and not self._is_unused(tokens):
             return None
         self._largest = self._small = 0
         return self._options

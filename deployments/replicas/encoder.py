@@ -47,7 +47,7 @@ from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
-from deployments.replicas.pool_memory import leave_room_for_arena
+from deployments.replicas.pool_memory import count_arena_bytes, leave_room_for_arena
 from deployments.tasks import TASKS, DecodeContext
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner, Untuned
@@ -291,7 +291,8 @@ class EncoderReplica:
         return TuningTarget(model.directory, model.manifest, self._device, self._settings)
 
     def _measure(self, model: RegisteredModel) -> int:
-        return ENGINE_BYTES + measure_graphs(self._target(model))
+        arena = count_arena_bytes(self._device, self._settings.concurrent_passes)
+        return ENGINE_BYTES + arena + measure_graphs(self._target(model))
 
     def _load(self, model: RegisteredModel) -> _LoadedEncoder:
         """Open the engine of a model and probe it. Blocks."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -70,6 +70,7 @@ class FakeCuda:
     modes: list[str] = field(default_factory=list)  # of the sessions that were asked for
     openings: list[SessionCall] = field(default_factory=list)
     calls: list[SessionCall] = field(default_factory=list)
+    shrunk: list[str] = field(default_factory=list)  # the arenas, for each call that returns memory
 
     def open(self, session: ort.InferenceSession, mode: str) -> Any:
         """Wrap a session of the CPU. With `refuses_captures` raise EngineFailed for captures."""
@@ -80,8 +81,9 @@ class FakeCuda:
         return RecordedSession(session, self)
 
     def note_call(self, options: ort.RunOptions | None) -> None:
-        graph = UNCAPTURED if options is None else options.get_run_config_entry("gpu_graph_id")
-        self.calls.append(self._note(graph))
+        self.calls.append(self._note(_read_entry(options, "gpu_graph_id", UNCAPTURED)))
+        if arenas := _read_entry(options, "memory.enable_memory_arena_shrinkage"):
+            self.shrunk.append(arenas)
 
     def _note(self, graph: str) -> SessionCall:
         return SessionCall(graph, self.lock.held, threading.get_ident())
@@ -96,6 +98,13 @@ class FakeCuda:
             if call.graph != UNCAPTURED:
                 first.setdefault(call.graph, call)
         return list(first.values())
+
+
+def _read_entry(options: ort.RunOptions | None, name: str, default: str = "") -> str:
+    """Return an entry of run options. ONNX Runtime raises RuntimeError for a missing one."""
+    with suppress(RuntimeError):
+        return default if options is None else str(options.get_run_config_entry(name))
+    return default
 
 
 class RecordedSession:

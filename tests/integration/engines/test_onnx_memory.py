@@ -88,3 +88,14 @@ def test_memory_is_kept_while_large_passes_return() -> None:
     returned = [trimmer.options(100) is not None for _ in range(SMALL_PASSES * 2)]
     assert returned.index(True) == SMALL_PASSES - 1
     assert returned.count(True) == 1, "100 tokens are the largest pass now"
+
+
+def test_large_passes_on_a_gpu_keep_their_memory() -> None:
+    """A GPU stalls while memory is returned and allocated again."""
+    trimmer = ArenaTrimmer(is_gpu=True)
+    tokens = [16_000, 16_000, *[100] * (SMALL_PASSES - 1)]
+    assert {trimmer.options(one) for one in tokens} == {None}
+    options = trimmer.options(100)
+    assert options is not None
+    arenas = options.get_run_config_entry("memory.enable_memory_arena_shrinkage")
+    assert arenas == "cpu:0;gpu:0"

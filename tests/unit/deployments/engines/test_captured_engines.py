@@ -23,6 +23,7 @@ from deployments.engines.onnx import UNCAPTURED
 from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 from deployments.engines.onnx_engine import ONNXRUNTIME
 from deployments.engines.onnx_io_binding import IoBindingEngine
+from deployments.engines.onnx_memory import SMALL_PASSES
 from deployments.errors import EngineFailed
 from tests.support.captured_sessions import CUDA, FakeCuda
 from tests.support.decoder_graphs import CONTEXT, spec_of, tiny_graph
@@ -136,6 +137,17 @@ def test_unbound_encoder_shares_the_lock(encoder: GraphSpec, cuda: FakeCuda) -> 
         engine.run(collate([item(1)]))
     assert [call.held for call in cuda.openings] == ["opening"]
     assert [call.held for call in cuda.calls] == ["pass"]
+
+
+@pytest.mark.parametrize(("is_reported", "arenas"), [(True, "cpu:0;gpu:0"), (False, "cpu:0")])
+def test_sessions_on_cuda_return_unused_memory_of_the_gpu(
+    encoder: GraphSpec, cuda: FakeCuda, is_reported: bool, arenas: str
+) -> None:
+    cuda.is_reported = is_reported
+    with closing(onnx.OnnxEngine(encoder, ENCODER)) as engine:
+        for tokens in (20, *[1] * SMALL_PASSES):
+            engine.run(collate([build_item([1] * tokens)]))
+    assert cuda.shrunk == [arenas]
 
 
 def test_decoder_captures_and_steps_on_one_thread(

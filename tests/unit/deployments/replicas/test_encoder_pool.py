@@ -75,6 +75,24 @@ async def test_models_that_nobody_configured_are_loaded_in_turns(harness: PoolHa
     assert set(harness.replica._scheduler.health) == {harness.refs[1]}
 
 
+@pytest.mark.parametrize(
+    ("device", "arena_bytes"), [(Device.CPU, 0), (Device.GPU, 2 * ARENA_BYTES_PER_PASS)]
+)
+async def test_each_model_on_a_gpu_counts_the_arena_of_its_session(
+    device: Device, arena_bytes: int, tmp_path: Path
+) -> None:
+    """On the CPU all sessions share one arena, which `pool_bytes` leaves room for."""
+    refs = [ModelRef(name, seal_tiny(tmp_path, name).name) for name in NAMES]
+    args = AppArgs(store=tmp_path, encoders={device: EncoderSettings(concurrent_passes=2)})
+    replica = EncoderReplica(args, device, ListRecorder())
+    for ref in refs:
+        async with replica.pool.lease(ref):
+            pass
+    graphs = sum(path.stat().st_size for path in tmp_path.rglob(GRAPH_NAME))
+    assert replica.pool.bytes == graphs + len(refs) * (ENGINE_BYTES + arena_bytes)
+    await replica.close()
+
+
 async def test_calls_are_counted_and_not_the_micro_batches(harness: PoolHarness) -> None:
     key = BatchKey(harness.refs[0], TaskName.FEATURE_EXTRACTION, Device.CPU, long=False)
     await harness.replica.infer(TokenizedBatch(key, b"", (), 0.0))  # only loads the model
