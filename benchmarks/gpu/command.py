@@ -30,6 +30,7 @@ from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
 from deployments.command_line import FAILED, OK, positive_count, positive_seconds
 from deployments.console import print_json
+from deployments.gpus import read_gpus
 from deployments.machine import usable_cores
 
 _FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # key: whether the run uses a GPU
@@ -221,9 +222,10 @@ def _require_gpu() -> None:
             "the package `torch` is not installed", hint="install `.[gpu-dev]`"
         ) from exc
     if not torch.cuda.is_available():
+        problem = next((f": {gpu.name}, {gpu.problem}" for gpu in read_gpus() if gpu.problem), "")
         raise BenchmarkError(
-            "torch sees no CUDA device",
-            hint="`hundredfold doctor` says why; `--dry` runs tiny models on the CPU",
+            f"torch sees no CUDA device{problem}",
+            hint="`hundredfold doctor` says more; `--dry` runs tiny models on the CPU",
         )
 
 

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from benchmarks.gpu.cases import Bench, Case, CaseResult, Target, run_case
 from benchmarks.gpu.parts import GpuPart
 from benchmarks.gpu.results import GpuResults
 from benchmarks.gpu.suite import summarize_report
+from deployments.gpus import Gpu
 
 ROOT = Path(__file__).parents[4]
 RUN = RunMetadata(benchmark="gpu", command="test", seed=0)
@@ -121,6 +123,26 @@ def test_without_a_gpu_the_command_says_what_to_do(capsys: pytest.CaptureFixture
         pytest.skip("there is a GPU")
     assert main(["gpu"]) == 1
     assert "--dry" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("driver", "message"),
+    [
+        ("570.86.15", "no CUDA device: NVIDIA H200, driver 570.86.15 is too old for CUDA 13: "),
+        ("580.159.03", "torch sees no CUDA device\n"),
+    ],
+)
+def test_gpu_that_cuda_cannot_use_is_told_with_the_reason(
+    driver: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cuda = SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(command, "read_gpus", lambda: (Gpu(name="NVIDIA H200", driver=driver),))
+    assert main(["gpu"]) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_command_needs_only_torch_and_transformers() -> None:
