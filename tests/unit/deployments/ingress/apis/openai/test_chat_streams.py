@@ -155,7 +155,7 @@ async def test_cancelled_handler_frees_slots(writing_store: Path) -> None:
 
 
 async def test_slow_reader_frees_slots(writing_store: Path) -> None:
-    settings = IngressUserConfig(stream_write_timeout_s=0.05, stream_buffer_tokens=100)
+    settings = IngressUserConfig(stream_write_timeout_s=0.5, stream_buffer_tokens=100)
     endless = ScriptedReply(("word ",) * 10_000)
     harness = ChatHarness(writing_store, lambda call: endless, settings)
     async with harness.in_process.application() as app:
