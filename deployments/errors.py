@@ -55,7 +55,7 @@ class ServeError(Exception):
     retryable: bool = False
     retry_after_s: float | None = None
     recorded: bool = False  # True: the request metrics have counted this error already
-    elsewhere: bool = False  # True: another replica may have the model, or memory to load it
+    elsewhere: bool = False  # True: another replica may have room, or be able to run the model
     headers: Mapping[str, str] = MappingProxyType({})  # sent with the response in every format
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
@@ -202,6 +202,7 @@ class Overloaded(ServeError):
     """
 
     status, code, retryable, retry_after_s = 429, "overloaded", True, 1.0
+    elsewhere = True
     needed_s: float | None = None
 
 
@@ -261,6 +262,7 @@ class ModelUnavailable(ServeError):
     """The model keeps failing and gets no calls for some seconds, or no memory is free for it."""
 
     status, code, retryable, retry_after_s = 503, "model_unavailable", True, 5.0
+    elsewhere = True
 
 
 class ReplicasLost(ServeError):

@@ -37,7 +37,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 B = TypeVar("B", CallBatch, TokenizedBatch)
 
-# Maximum tries of a call while the replica that Ray Serve chooses cannot load the model. Serve may
+# Maximum tries of a call while the replica that Ray Serve chooses cannot run the model. Serve may
 # choose another replica for each try.
 MODEL_TRIES = 3
 # Plain pickle instead of cloudpickle: messages are data, and cloudpickle runs a Python hook for
@@ -152,7 +152,7 @@ class ServeGeneratorClient:
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         """Stream from a replica.
 
-        Before the first event, retry if the replica is lost or cannot load the model.
+        Before the first event, retry if the replica is lost or cannot run the model.
         """
         has_started = False
         for tries_left in reversed(range(MODEL_TRIES)):
@@ -200,14 +200,19 @@ class ServePoolManager:
 
 
 def _is_elsewhere(outcome: object) -> bool:
-    """Whether another replica may have the model, or memory for it."""
-    return isinstance(outcome, ServeError) and outcome.elsewhere
+    """Whether another replica may be able to run the model.
+
+    A full queue is no reason to try again. Ray Serve chooses by the number of calls in progress, so
+    the other replicas are probably full too.
+    """
+    is_full = isinstance(outcome, Overloaded)
+    return isinstance(outcome, ServeError) and outcome.elsewhere and not is_full
 
 
 async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T | ServeError:
-    """Await `send`; if the replica cannot load the model, repeat it, up to MODEL_TRIES in all.
+    """Await `send`; if the replica cannot run the model, repeat it, up to MODEL_TRIES in all.
 
-    Ray Serve may then choose a replica that has the model, or memory for it.
+    Ray Serve may then choose a replica where the model works, or that has memory for it.
     """
     for _ in range(MODEL_TRIES):
         outcome = await retry(send)

@@ -176,14 +176,12 @@ class ClientConnection(FrameConnection):
         pending = self._pending.get(frame.id)  # None if the call was cancelled meanwhile
         if not self.is_ready:
             self._continue_handshake(frame)
-        elif frame.type == FrameType.ANSWER:
+        elif frame.type in (FrameType.ANSWER, FrameType.ERROR):
             answer = decode_answer(frame.body)
             self._other_load, self.window = answer.other_load, answer.window
             if pending is not None:
-                pending.finish(answer)
-        elif frame.type == FrameType.ERROR:
-            if pending is not None:
-                pending.finish(decode_error(frame.body))
+                is_error = frame.type == FrameType.ERROR
+                pending.finish(decode_error(answer.message) if is_error else answer)
         elif frame.type == FrameType.EVENT:
             if pending is not None and pending.events is not None:
                 pending.events.put_nowait(frame.body)

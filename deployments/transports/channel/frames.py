@@ -1,6 +1,7 @@
 """Frames: little-endian u32 body length, u8 type, u64 id, then the body.
 
-The id belongs to one call on one connection. Bodies of CALL and ANSWER start with a fixed header.
+The id belongs to one call on one connection. Bodies of CALL, ANSWER and ERROR start with a fixed
+header.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class CallFrame(NamedTuple):
 
 
 class AnswerFrame(NamedTuple):
-    """Body of an ANSWER."""
+    """Body of an ANSWER or an ERROR, whose message is the encoded error."""
 
     other_load: int  # cost of the calls in progress on other connections
     window: int  # limit of the cost in progress on this connection
@@ -102,7 +103,7 @@ def encode_answer(other_load: int, window: int, cost: int) -> bytes:
 
 
 def decode_answer(body: bytes) -> AnswerFrame:
-    """Decode the body of an ANSWER. Raises ChannelError if the body is too short."""
+    """Decode the body of an ANSWER or ERROR. Raises ChannelError if the body is too short."""
     other_load, window, cost = _unpack(_ANSWER, body)
     return AnswerFrame(other_load, window, cost, memoryview(body)[_ANSWER.size :])
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import random
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
 from zlib import crc32
 
-from deployments.errors import EngineFailed, ReplicasLost, ReplicasSilent, ServeError
+from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ReplicasSilent, ServeError
 from deployments.transports.channel.client import ChannelRequest, ClientConnection, ReplicaLost
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from deployments.transports.channel.frames import AnswerFrame
@@ -24,6 +24,9 @@ MAX_COMPARED = 4
 # Maximum number of replicas on which a call is tried: three, because two replicas can fail at the
 # same time by chance. The limit keeps a call that crashes its replica from crashing all.
 MAX_TRIES = 3
+# Maximum number of replicas that may refuse a call as Overloaded. One more try finds room if
+# another replica has it. While all replicas are full, more tries would only multiply the refusals.
+MAX_REFUSALS = 2
 # Seconds between attempts to connect. Each failure doubles the time, up to MAX_BACKOFF_S.
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 5.0
@@ -111,11 +114,21 @@ class _Tries:
         if self._count >= MAX_TRIES:
             raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
 
-    def note_refused(self, connection: ClientConnection, error: ServeError, connected: int) -> None:
-        """Count a refusal. Raises `error` if no other replica can answer, or after MAX_TRIES."""
+    def note_refused(
+        self,
+        connection: ClientConnection,
+        error: ServeError,
+        connections: Iterable[ClientConnection],
+    ) -> None:
+        """Count a refusal. Raises `error` if none of `connections` is left to answer.
+
+        Also raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
+        """
         self.refused.add(connection)
         self._count += 1
-        if not error.elsewhere or self._count >= MAX_TRIES or len(self.refused) >= connected:
+        is_full = isinstance(error, Overloaded) and len(self.refused) >= MAX_REFUSALS
+        has_other = any(one.is_usable and one not in self.refused for one in connections)
+        if not error.elsewhere or is_full or self._count >= MAX_TRIES or not has_other:
             raise error
 
 
@@ -168,7 +181,7 @@ class ReplicaPool:
 
         Raises the replica's ServeError, ReplicasLost after MAX_TRIES, ReplicasSilent if all listed
         replicas are lost, or NoChannel if none is connected and none was lost. A replica that
-        cannot load the model counts as one try.
+        refuses the call counts as one try, if another replica may answer (`ServeError.elsewhere`).
         """
         tries = _Tries(self._name)
         while True:
@@ -178,7 +191,7 @@ class ReplicaPool:
             except ReplicaLost:
                 tries.note_lost()
             except ServeError as error:
-                tries.note_refused(connection, error, self.connected)
+                tries.note_refused(connection, error, self.connections())
 
     async def call_each(self, request: ChannelRequest) -> dict[str, AnswerFrame | ServeError]:
         """Return the answers and errors by replica id, of all replicas that answer."""
@@ -219,7 +232,7 @@ class ReplicaPool:
             except ServeError as error:
                 if has_started:
                     raise
-                tries.note_refused(connection, error, self.connected)
+                tries.note_refused(connection, error, self.connections())
 
     async def _choose(
         self, request: ChannelRequest, refused: Collection[ClientConnection]

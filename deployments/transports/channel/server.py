@@ -245,20 +245,22 @@ class ServerConnection(FrameConnection):
                 reply = await unary(call.message, deadline_s)
             await self.wait_writable()
         except ServeError as error:
-            self._release(id)
-            self.send(FrameType.ERROR, id, encode_error(error))
+            self._end(id, FrameType.ERROR, encode_error(error))
         except ChannelError as error:
             log.warning("channel closed: %s", error)
             self.abort()
         except Exception as error:
             log.error("bug: a call over a channel failed", exc_info=error)
-            self._release(id)
-            self.send(FrameType.ERROR, id, encode_error(hide_details(error)))
+            self._end(id, FrameType.ERROR, encode_error(hide_details(error)))
         else:
-            self._release(id)
-            other_load = self._server.load - self._load
-            header = encode_answer(other_load, self._server.share_window(), reply.cost)
-            self.send(FrameType.ANSWER, id, header, reply.message)
+            self._end(id, FrameType.ANSWER, reply.message, reply.cost)
+
+    def _end(self, id: int, kind: FrameType, message: bytes, cost: int = 0) -> None:
+        """Release a call, then send its answer or error together with the replica's load."""
+        self._release(id)
+        other_load = self._server.load - self._load
+        header = encode_answer(other_load, self._server.share_window(), cost)
+        self.send(kind, id, header, message)
 
     async def _send_events(
         self, id: int, events: AsyncGenerator[bytes, None], unread: asyncio.Semaphore

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from deployments.errors import ServeError
-from deployments.messages import PoolRequest, PoolState
+from deployments.messages import PoolRequest, PoolState, TokenizedBatch
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.model_pool import ModelPool
@@ -36,6 +36,7 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
 
     async def tokenize_batch(message: memoryview, deadline_s: float) -> Reply:
         batch = await replica.tokenize_batch(codec.decode_call_batch(message, deadline_s))
+        _raise_refusal(batch.calls, len(batch.calls))
         return Reply(codec.encode_tokenized_batch(batch, deadline_s), len(batch.ids) // TOKEN_BYTES)
 
     async def tokenize(message: memoryview, _deadline_s: float) -> Reply:
@@ -62,20 +63,24 @@ def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Ser
     TOKENIZE_AND_INFER call is its number of characters.
     """
 
-    async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
-        batch = codec.decode_tokenized_batch(message, deadline_s)
+    async def run(batch: TokenizedBatch) -> AsyncGenerator[bytes, None]:
         async with aclosing(replica.stream(batch)) as parts:
             async for outcomes in parts:
+                _raise_refusal(outcomes.values(), len(batch.calls))
                 yield codec.encode_outcomes(outcomes)
+
+    async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
+        async with aclosing(run(codec.decode_tokenized_batch(message, deadline_s))) as parts:
+            async for part in parts:
+                yield part
 
     async def tokenize_and_infer(
         message: memoryview, deadline_s: float
     ) -> AsyncGenerator[bytes, None]:
         calls = codec.decode_call_batch(message, deadline_s)
-        tokenized = await tokenizer.tokenize_batch(calls)
-        async with aclosing(replica.stream(tokenized)) as parts:
-            async for outcomes in parts:
-                yield codec.encode_outcomes(outcomes)
+        async with aclosing(run(await tokenizer.tokenize_batch(calls))) as parts:
+            async for part in parts:
+                yield part
 
     streams: dict[int, StreamHandler] = {
         Method.INFER: infer,
@@ -109,6 +114,16 @@ def generator_service(replica: GeneratorReplica) -> Service:
         Method.MANAGE_POOL: _build_pool_handler(replica),
     }
     return Service(unary, {Method.STREAM: stream}, MAX_U32, replica.pool)
+
+
+def _raise_refusal(outcomes: Iterable[object], calls: int) -> None:
+    """Raise a refusal if every one of `calls` is refused; the client then tries another replica.
+
+    The calls share the error, so raise the one that predicts the shortest time.
+    """
+    refusals = [one for one in outcomes if isinstance(one, ServeError) and one.elsewhere]
+    if refusals and len(refusals) == calls:
+        raise min(refusals, key=lambda one: getattr(one, "needed_s", None) or 0.0)
 
 
 class HasPool(Protocol):

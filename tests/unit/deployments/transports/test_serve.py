@@ -9,7 +9,14 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.deadlines import deadline_after
-from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ServeError, UnknownToken
+from deployments.errors import (
+    EngineFailed,
+    ModelUnavailable,
+    Overloaded,
+    ReplicasLost,
+    ServeError,
+    UnknownToken,
+)
 from deployments.messages import (
     BatchKey,
     Call,
@@ -211,9 +218,7 @@ CHUNK = Chunk("text", ())
 
 
 def without_room() -> ServeError:
-    error = Overloaded("no memory for the model")
-    error.elsewhere = True
-    return error
+    return ModelUnavailable("no memory for the model")
 
 
 @pytest.mark.parametrize("failure", [without_room, unavailable, RayActorError])
@@ -224,8 +229,13 @@ async def test_stream_starts_again_on_another_replica(failure: Callable[[], Exce
     assert all(response.is_cancelled for response in handle.started)
 
 
+async def test_stream_that_a_full_queue_refuses_is_not_repeated() -> None:
+    handle = StreamingHandle(StreamResponse(Overloaded("the queue is full")))
+    assert await collect_stream(handle) == [Overloaded]
+
+
 @pytest.mark.parametrize(
-    ("failure", "error"), [(without_room, Overloaded), (unavailable, ReplicasLost)]
+    ("failure", "error"), [(without_room, ModelUnavailable), (unavailable, ReplicasLost)]
 )
 async def test_stream_ends_with_the_error_of_the_last_try(
     failure: Callable[[], Exception], error: type[ServeError]
@@ -236,7 +246,7 @@ async def test_stream_ends_with_the_error_of_the_last_try(
 
 
 @pytest.mark.parametrize(
-    ("failure", "error"), [(without_room, Overloaded), (unavailable, EngineFailed)]
+    ("failure", "error"), [(without_room, ModelUnavailable), (unavailable, EngineFailed)]
 )
 async def test_stream_that_has_started_is_not_repeated(
     failure: Callable[[], Exception], error: type[ServeError]

@@ -139,7 +139,6 @@ async def test_extra_copy_of_a_model_that_went_idle_goes_first(
 async def test_refusing_replica_is_left_out(tmp_path: Path, names: list[str]) -> None:
     async with cluster(tmp_path, 2) as (replicas, pool):
         full = ModelUnavailable("no room")
-        full.elsewhere = True
         for refusing, answering in (replicas, replicas[::-1]):
             refusing.refusal, answering.refusal = full, None
             await ask(pool, names[0])

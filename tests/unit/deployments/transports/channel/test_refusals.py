@@ -1,0 +1,140 @@
+"""Calls that a replica refuses: which replicas get them next, and how many."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from deployments.errors import EngineFailed, ModelUnavailable, Overloaded, ServeError
+from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
+from deployments.messages import CallBatch, CallOutcome, CallResult, TokenizedBatch
+from deployments.transports.channel.clients import ChannelEncoderClient
+from deployments.transports.channel.frames import MAX_U32, FrameType, Method
+from deployments.transports.channel.pool import MAX_REFUSALS, ReplicaPool
+from deployments.transports.channel.server import ChannelServer, Reply, Service
+from deployments.transports.channel.services import encoder_service
+from tests.support.channel_replicas import KEY, FakeEncoder, FakeTokenizer, Fallback, build_call
+from tests.support.channels import NODE, send, until
+from tests.support.fakes import collect_outcomes
+
+FULL = Overloaded("the queue is full")
+
+
+class RefusingReplica:
+    """Replica that raises `refusal`, if it is set. Calls with the message `b"long"` never end."""
+
+    def __init__(self, refusal: ServeError | None = None) -> None:
+        self.refusal = refusal
+        self.calls = 0
+        self.server = ChannelServer(Service({Method.INFER: self.infer}, {}, MAX_U32))
+        self.drains = False
+
+    async def infer(self, message: memoryview, _deadline_s: float) -> Reply:
+        self.calls += 1
+        if message == b"long":
+            await asyncio.Event().wait()
+        if self.drains:
+            for connection in self.server.connections:
+                connection.send(FrameType.GOAWAY)
+        if self.refusal is not None:
+            raise self.refusal
+        return Reply(b"answer")
+
+
+@asynccontextmanager
+async def pool_over(*servers: ChannelServer) -> AsyncIterator[ReplicaPool]:
+    async with AsyncExitStack() as stack:
+        pool = ReplicaPool("CpuEncoder", NODE)
+        for server in servers:
+            stack.push_async_callback(server.close, 0)
+        stack.callback(pool.close)
+        endpoints = [await server.start(NODE, "127.0.0.1") for server in servers]
+        pool.update({str(index): endpoint for index, endpoint in enumerate(endpoints)})
+        await until(lambda: pool.connected == len(servers))
+        yield pool
+
+
+async def test_full_replica_refuses_once_and_then_gets_no_calls() -> None:
+    full, free = RefusingReplica(FULL), RefusingReplica()
+    async with pool_over(full.server, free.server) as pool:
+        other = ReplicaPool("CpuEncoder", NODE)  # of another process, which filled the replica
+        other.update({"0": await full.server.start(NODE, "127.0.0.1")})
+        await until(lambda: other.connected == 1)
+        long = asyncio.create_task(send(other, b"long", cost=1_000))
+        await until(lambda: full.calls == 1)
+        for _ in range(20):
+            assert await send(pool, b"call") == b"answer"
+        assert full.calls == 2, "the error of the first call reports the load"
+        other.close()
+        long.cancel()
+
+
+async def test_refused_calls_cost_two_tries_while_all_replicas_are_full() -> None:
+    replicas = [RefusingReplica(FULL) for _ in range(4)]
+    async with pool_over(*(replica.server for replica in replicas)) as pool:
+        for _ in range(5):
+            with pytest.raises(Overloaded):
+                await send(pool, b"call")
+    assert sum(replica.calls for replica in replicas) == 5 * MAX_REFUSALS
+
+
+async def test_calls_for_a_quarantined_model_are_answered_by_another_replica() -> None:
+    health = WorkerHealth("model")
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        health.record_failure(EngineFailed("broken"))
+    with pytest.raises(ModelUnavailable) as quarantine:
+        health.admit()
+    broken, working = RefusingReplica(quarantine.value), RefusingReplica()
+    async with pool_over(broken.server, working.server) as pool:
+        for _ in range(10):
+            assert await send(pool, b"call") == b"answer"
+    assert working.calls == 10
+
+
+async def test_refusal_by_a_draining_replica_leaves_the_other_replica_a_try() -> None:
+    draining, working = RefusingReplica(FULL), RefusingReplica()
+    draining.drains = True
+    async with pool_over(draining.server, working.server) as pool:
+        (busy,) = [c for c in pool.connections() if c is not pool.connections()[0]]
+        busy.pending_cost += 1  # so that the draining replica is asked first
+        assert await send(pool, b"call") == b"answer"
+        busy.pending_cost -= 1
+    assert (draining.calls, working.calls) == (1, 1)
+
+
+class FullEncoder(FakeEncoder):
+    """Encoder that refuses the first `refused` calls of each batch."""
+
+    def __init__(self, refused: int) -> None:
+        super().__init__()
+        self.refused = refused
+        self.batches = 0
+
+    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, CallOutcome], None]:
+        self.batches += 1
+        if self.refused:
+            yield dict.fromkeys(range(min(self.refused, len(batch.calls))), FULL)
+        async for outcomes in super().stream(batch):
+            if min(outcomes) >= self.refused:
+                yield outcomes
+
+
+@pytest.mark.parametrize(("refused", "batches"), [(2, 1), (1, 0)])
+async def test_micro_batch_goes_to_another_encoder_if_all_its_calls_are_refused(
+    refused: int, batches: int
+) -> None:
+    tokenizer: Any = FakeTokenizer()
+    encoders: list[Any] = [FullEncoder(refused), FullEncoder(0)]
+    servers = [ChannelServer(encoder_service(encoder, tokenizer)) for encoder in encoders]
+    async with pool_over(*servers) as pool:
+        pool.connections()[1].pending_cost += 1  # so that the full encoder is asked first
+        client = ChannelEncoderClient(pool, pool, Fallback())
+        batch = CallBatch(KEY, (build_call("a"), build_call("b")))
+        outcomes = await collect_outcomes(client, batch)
+    assert [encoder.batches for encoder in encoders] == [1, batches]
+    answered = [isinstance(outcome, CallResult) for outcome in outcomes]
+    assert answered == [refused == 2, True], "a call that was answered is not computed again"
