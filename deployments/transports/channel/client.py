@@ -35,6 +35,9 @@ from deployments.transports.channel.frames import (
 PING_S = 2.0
 LOST_S = 5.0
 CHECK_S = 1.0
+# Seconds for which a replica's report of its load is valid. Each answer and each error carries a
+# new report. A replica that gets no calls because of an old report could not correct it.
+OTHER_LOAD_S = 5.0
 # Events of a stream that the client reads between two RENEW frames. Must be below the server's
 # STREAM_WINDOW.
 RENEW_EVENTS = 16
@@ -98,14 +101,19 @@ class ClientConnection(FrameConnection):
         self.pending_cost = 0
         self.models: set[str] = set()  # names of the models that the replica has loaded
         self._other_load = 0
+        self._other_load_s = 0.0  # loop time of the report
         self.window = 0
         self._timer: asyncio.TimerHandle | None = None
         self._checked_s = 0.0  # loop time of the last check
 
     @property
     def load(self) -> int:
-        """Cost of the calls in the replica, as far as this client knows."""
-        return self.pending_cost + self._other_load
+        """Cost of the calls in the replica, as far as this client knows.
+
+        The calls of other clients count for OTHER_LOAD_S after the last report.
+        """
+        is_recent = self._loop.time() - self._other_load_s < OTHER_LOAD_S
+        return self.pending_cost + (self._other_load if is_recent else 0)
 
     @property
     def is_usable(self) -> bool:
@@ -179,6 +187,7 @@ class ClientConnection(FrameConnection):
         elif frame.type in (FrameType.ANSWER, FrameType.ERROR):
             answer = decode_answer(frame.body)
             self._other_load, self.window = answer.other_load, answer.window
+            self._other_load_s = self._loop.time()
             if pending is not None:
                 is_error = frame.type == FrameType.ERROR
                 pending.finish(decode_error(answer.message) if is_error else answer)

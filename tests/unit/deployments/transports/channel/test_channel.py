@@ -262,6 +262,24 @@ async def test_load_of_other_clients_counts() -> None:
         task.cancel()
 
 
+async def test_load_of_other_clients_expires(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with (
+        running_replica() as replica,
+        connected_pool(replica) as other,
+        connected_pool(replica) as pool,
+    ):
+        task = asyncio.create_task(send(other, b"long", cost=100))
+        await until(lambda: replica.server.calls == 1)
+        await send(pool, b"echo")
+        (connection,) = pool.connections()
+        assert connection.load == 100
+        replica.replica.release.set()
+        await task
+        assert not pool.has_idle_replica("model"), "no later answer corrects the report"
+        monkeypatch.setattr(client_module, "OTHER_LOAD_S", 0.0)
+        assert pool.has_idle_replica("model")
+
+
 async def test_draining_replica_answers_what_it_has() -> None:
     async with running_replica() as replica, connected_pool(replica) as pool:
         task = asyncio.create_task(send(pool, b"accepted"))
