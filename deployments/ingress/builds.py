@@ -37,6 +37,7 @@ EVENT_S = 1.0  # interval between events of a watched build
 MAX_WATCH_S = 100.0  # longest stream of events; clients then reconnect
 SERVED_AFTER_S = 15.0  # time until every ingress replica finds a new model
 FAILED_FOR_S = 600.0  # wait before a request may repeat a failed build; operators need not wait
+IDLE_S = 10.0  # interval between reads of an empty queue, which other processes may fill
 ELSEWHERE_S = 2.0  # interval between reads of the queue while another process runs the builds
 STOP_S = 5.0  # time that a stopped builder has to write the record of its build
 MAX_RESTART_S = 60.0  # longest pause between two starts of a failing builder
@@ -202,7 +203,9 @@ class BuildService:
         while True:
             self._wake.clear()
             if not await asyncio.to_thread(self._queue.pending):
-                await self._wake.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(IDLE_S):
+                        await self._wake.wait()
             elif await asyncio.to_thread(self._queue.needs_builder):
                 return
             else:

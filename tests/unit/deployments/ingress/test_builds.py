@@ -229,6 +229,18 @@ async def test_builds_of_an_earlier_server_go_on(tmp_path: Path) -> None:
         assert (await http.post(f"/models/{MODEL}", json=WAITING)).status_code == 200
 
 
+async def test_build_that_another_process_leaves_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "IDLE_S", 0.005)
+    queue, builder = BuildQueue(tmp_path), FakeBuilder(seal_at_once)
+    async with serving(tmp_path, builder, BuildSettings()):
+        await asyncio.sleep(0.05)  # the server has found an empty queue
+        queue.submit(MODEL, "demo")
+        await wait_until(lambda: not queue.pending())
+    assert builder.builds == [MODEL]
+
+
 async def test_no_builder_is_started_for_builds_of_other_processes(tmp_path: Path) -> None:
     queue, builder = BuildQueue(tmp_path), FakeBuilder(seal_at_once)
     queue.submit(MODEL, "demo")
