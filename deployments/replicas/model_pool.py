@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
@@ -236,9 +237,8 @@ class ModelPool(Generic[T]):
                 await asyncio.shield(self._closing[ref])
             model = await run(self._threads, open_model, self._store, ref)
             needed = await run(self._threads, self._loader.measure, model)
-            async with self._room:
-                await self._make_room(ref, needed)
-                size = needed
+            await self._make_room(ref, needed)
+            size = needed
             loaded = await run(self._threads, self._load_model, model)
         except Exception as exception:  # noqa: BLE001  every waiting call gets the error
             self._give_back(size)
@@ -275,23 +275,29 @@ class ModelPool(Generic[T]):
     async def _make_room(self, ref: ModelRef, size: int) -> None:
         """Take `size` bytes; evict the least recently used models if needed.
 
-        Raises ModelUnavailable if pinned or leased models occupy too much. If the pinned models
-        alone occupy too much, no model is evicted.
+        Raises ModelUnavailable, and evicts nothing, if pinned or leased models occupy too much.
         """
         pinned, memory = self._pinned(), self._memory
-        is_pinned = ref in pinned
         staying = sum(e.size for each, e in self._entries.items() if each in pinned)
-        if not memory.can_take(size, staying, is_pinned=is_pinned):
+        if not memory.can_take(size, staying, is_pinned=ref in pinned):
             raise memory.build_refusal(ref, size)
         ends_s = self._clock() + ROOM_WAIT_S
-        while not memory.take(size, is_pinned=is_pinned):
-            idle = (each for each, entry in self._entries.items() if not entry.leases)
-            victim = next((each for each in idle if each not in pinned), None)
-            if victim is not None:
-                await self._evict(victim)
-                log.info("model %s evicted: %d bytes remain", victim.name, self.bytes)
-            elif not await self._wait_for_release(ends_s - self._clock()):
+        while not await self._try_to_take(ref, size, pinned):
+            if not await self._wait_for_release(ends_s - self._clock()):
                 raise memory.build_refusal(ref, size)
+
+    async def _try_to_take(self, ref: ModelRef, size: int, pinned: Collection[ModelRef]) -> bool:
+        """Take `size` bytes, if they are free or become free without the idle models."""
+        async with self._room:
+            while not self._memory.take(size, is_pinned=ref in pinned):
+                idle = [each for each, entry in self._entries.items() if not entry.leases]
+                victims = [each for each in idle if each not in pinned]
+                staying = self.bytes - sum(self._entries[each].size for each in victims)
+                if not victims or not self._memory.can_take(size, staying, is_pinned=ref in pinned):
+                    return False
+                await self._evict(victims[0])
+                log.info("model %s evicted: %d bytes remain", victims[0].name, self.bytes)
+        return True
 
     def _give_back(self, size: int) -> None:
         self._memory.give_back(size)
@@ -299,12 +305,10 @@ class ModelPool(Generic[T]):
 
     async def _wait_for_release(self, timeout_s: float) -> bool:
         self._released.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._released.wait()
-        except TimeoutError:
-            return False
-        return True
+                return await self._released.wait()
+        return False
 
     async def _evict(self, ref: ModelRef) -> None:
         entry = self._entries.pop(ref)

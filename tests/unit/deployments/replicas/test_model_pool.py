@@ -204,6 +204,24 @@ async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> No
     assert harness.present() == [0, 1]
 
 
+async def test_model_without_room_evicts_nothing_and_lets_others_load(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_pool, "ROOM_WAIT_S", 0.1)
+    harness.loader.sizes[NAMES[2]] = ROOM_FOR * SIZE
+    await harness.use(1)
+    async with harness.pool.lease(harness.refs[0]):
+        waiting = asyncio.create_task(harness.use(2))
+        await asyncio.sleep(0.01)
+        await harness.use(3)
+        assert not waiting.done(), "the other load does not wait for this one"
+        with pytest.raises(ModelUnavailable, match="pool_bytes"):
+            await waiting
+        assert harness.present() == [0, 1, 3]
+    await harness.use(2)
+    assert harness.present() == [2]
+
+
 def share_device(harness: Harness, tmp_path: Path) -> DeviceMemory:
     """Let the pool share a device that has memory for two models.
 
