@@ -24,6 +24,7 @@ from deployments.messages import EncoderTimings, Finished, ModelRef
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 from deployments.tuning.costs import TuningTarget, selected_times
+from deployments.tuning.host import read_host
 from deployments.tuning.selection import nearest_shape
 from deployments.tuning.similar_costs import find_nearest_costs
 
@@ -71,8 +72,11 @@ class PoolForecasts:
     ) -> None:
         """`pools` has a PoolManager by deployment name.
 
-        Without a PoolManager, all models of a deployment count as loaded.
+        Without a PoolManager, all models of a deployment count as loaded. Blocks, because it
+        queries the GPU of this host.
         """
+        for device in args.encoders:
+            read_host(device)  # kept for the process: later, a query would stop the event loop
         self.settings = PlacementSettings()
         self._args = args
         self._monitor = monitor

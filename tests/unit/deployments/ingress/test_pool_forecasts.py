@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -66,6 +66,18 @@ def test_first_forecasts_come_from_the_cost_table(tmp_path: Path) -> None:
     assert forecast.work_s == pytest.approx(0.001 / 2)  # two concurrent passes
     assert forecast.run_s == pytest.approx(0.001 + forecast.work_s)
     assert (forecast.queue_s, forecast.load_s, forecast.price) == (0, 0, 1.0)
+
+
+def test_gpu_is_queried_before_the_first_request_only(
+    tmp_path: Path, fake_nvidia_smi: Callable[[str], None]
+) -> None:
+    queries, store = tmp_path / "queries", tmp_path / "store"
+    fake_nvidia_smi(f"echo query >> {queries}; echo 'NVIDIA H200, 570.86.15'")
+    seal_tiny(store, EMBEDDER)
+    forecasts, model = build(store)
+    assert queries.read_text() == "query\n"
+    forecasts.start(RequestWork(model, tokens=1), GPU)
+    assert queries.read_text() == "query\n", "the request does not wait for nvidia-smi"
 
 
 def test_answers_replace_the_first_forecast(tmp_path: Path) -> None:
