@@ -28,12 +28,18 @@ class PassResult:
     forward_s: float = 0.0
 
 
+def check_unpooled(engine: EncoderEngine) -> None:
+    """Raise WrongTask if the engine returns no vectors of single tokens."""
+    if not engine.info.supports_unpooled:
+        raise WrongTask(
+            f"the {engine.info.compute_type} graph of this model returns one vector per text, none "
+            "per token. Build the model again: ONNX graphs of this release return both."
+        )
+
+
 def run_pass(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) -> PassResult:
     """Run one forward pass. Never raises: errors are in the results."""
     done = PassResult(engine.info.compute_type, started_s=time.perf_counter())
-    if unpooled and not engine.info.supports_unpooled:
-        done.results.extend([_unpooled_not_supported(engine)] * len(items))
-        return done
     done.results.extend(_compute(engine, items, unpooled))
     done.forward_s = time.perf_counter() - done.started_s
     return done
@@ -60,13 +66,6 @@ def _compute(
         *_compute(engine, items[:middle], unpooled),
         *_compute(engine, items[middle:], unpooled),
     ]
-
-
-def _unpooled_not_supported(engine: EncoderEngine) -> WrongTask:
-    return WrongTask(
-        f"the {engine.info.compute_type} graph of this model returns one vector per text, none per "
-        "token. Build the model again: ONNX graphs of this release return both."
-    )
 
 
 def _reject_nonfinite(

@@ -18,6 +18,9 @@ GUESS_S_PER_TOKEN = 5e-5
 ESTIMATE_WEIGHT_S = 0.05
 # After this many passes of a model, its predictions rest on measurements under the present load.
 MEASURED_PASSES = 20
+# Lower limit of predictions. The queue shares time in proportion to predictions, and divides by
+# them.
+MIN_PREDICTION_S = 1e-9
 
 
 def guess_item_s(_model: ModelRef, tokens: int) -> float:
@@ -44,8 +47,11 @@ class WorkPrices:
         self._rates.pop(model, None)
 
     def predict_s(self, model: ModelRef, price: float) -> float:
-        """Return the seconds that the replica needs for work of this price and no other work."""
-        return self._rates[model].predict_s(price)
+        """Return the seconds that the replica needs for work of this price and no other work.
+
+        The result is above 0.
+        """
+        return max(self._rates[model].predict_s(price), MIN_PREDICTION_S)
 
     def record(self, model: ModelRef, price: float, forward_s: float) -> None:
         """Record a pass of `price` that took `forward_s` seconds."""

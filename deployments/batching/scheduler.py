@@ -17,13 +17,8 @@ from typing import NamedTuple
 
 from deployments.batching.batches import LOOK_AHEAD, plan_batch
 from deployments.batching.calls import BatchGroup, CallOutputs, QueuedCall, QueuedItem, deliver
-from deployments.batching.passes import PassResult, run_pass
-from deployments.batching.prices import (
-    MEASURED_PASSES,
-    EstimateItem,
-    WorkPrices,
-    guess_item_s,
-)
+from deployments.batching.passes import PassResult, check_unpooled, run_pass
+from deployments.batching.prices import MEASURED_PASSES, EstimateItem, WorkPrices, guess_item_s
 from deployments.batching.recent_clients import RecentClients, Sender
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
@@ -127,14 +122,16 @@ class BatchScheduler:
     ) -> asyncio.Future[CallOutputs]:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
-        `unpooled` requests [T, W], one vector per token, from a pooling model. Without support for
-        this, the future raises WrongTask. Raises Overloaded if the replica stops, or if the queue
-        is full or too long for the deadline. Raises ModelUnavailable if the model is in quarantine.
+        `unpooled` requests [T, W], one vector per token, from a pooling model. Raises WrongTask if
+        its engine does not support this. Raises Overloaded if the replica stops, or if the queue is
+        full or too long for the deadline. Raises ModelUnavailable if the model is in quarantine.
         Items that have not started are dropped if the future is cancelled (see `clean`), or if the
         deadline passes or cannot be kept.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
+        if unpooled:  # refused before a pass, which would count as a success and as a fast one
+            check_unpooled(self._engines[model])
         prices = [self.prices.price(model, len(item.ids)) for item in items]
         price = sum(prices)
         cost = self.prices.predict_s(model, price)
@@ -375,9 +372,11 @@ class BatchScheduler:
             health.record_failure(first)
         else:
             health.record_success()
-        self._dispatch()  # first: an idle engine thread costs more than a late result
-        for item, result in zip(batch, done.results, strict=True):
-            deliver(item, result, done, len(batch))
+        try:
+            self._dispatch()  # first: an idle engine thread costs more than a late result
+        finally:
+            for item, result in zip(batch, done.results, strict=True):
+                deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
         self._token_rate.record(sum(lengths), done.forward_s / self._concurrent_passes)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.messages import ModelRef
-from tests.support.fakes import FakeEngine, ListRecorder
+from tests.support.fakes import TIMEOUT_S, FakeEngine, ListRecorder
 
 MODEL = ModelRef("fake/model", "0123456789ab")
 OTHER = ModelRef("fake/other", "0123456789ab")
@@ -36,4 +37,5 @@ async def make_loop() -> AsyncIterator[MakeLoop]:
     yield make
     for loop, engine in created:
         engine.release()
-        await loop.drain()
+        async with asyncio.timeout(TIMEOUT_S):
+            await loop.drain()

@@ -90,6 +90,19 @@ async def test_unpooled_call_fails_without_engine_support(make_loop: MakeLoop) -
     assert engine.passes == [[1]]
 
 
+async def test_refused_unpooled_calls_change_neither_predictions_nor_failures(
+    make_loop: MakeLoop,
+) -> None:
+    loop = make_loop(FakeEngine())
+    predicted_s = loop.prices.predict_s(MODEL, 1.0)
+    loop.health[MODEL].record_failure()
+    for _ in range(50):
+        with pytest.raises(WrongTask):
+            await loop.submit(MODEL, [item(1)], far_deadline(), unpooled=True)
+    assert loop.prices.predict_s(MODEL, 1.0) == predicted_s
+    assert loop.health[MODEL].is_failing
+
+
 async def test_submit_to_a_full_queue_raises_overloaded(make_loop: MakeLoop) -> None:
     loop = make_loop(FakeEngine(held=True), max_waiting_items=2)
     waiting = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]

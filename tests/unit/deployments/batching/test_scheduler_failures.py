@@ -20,6 +20,7 @@ from tests.support.fakes import (
     ScriptedEngine,
     far_deadline,
     item,
+    wait_until,
 )
 from tests.unit.deployments.batching.conftest import MODEL, MakeLoop
 
@@ -135,6 +136,32 @@ async def test_any_engine_error_fails_all_calls(
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
         await loop.drain()
     assert [type(outcome) for outcome in outcomes] == [EngineFailed, EngineFailed]
+
+
+async def test_passes_measured_as_instant_do_not_stop_the_scheduler(make_loop: MakeLoop) -> None:
+    loop = make_loop(FakeEngine())
+    for _ in range(20_000):
+        loop.prices.record(MODEL, 1.0, 0.0)
+    calls = [loop.submit(MODEL, [item(1)], far_deadline(), client=client) for client in "ab"]
+    async with asyncio.timeout(TIMEOUT_S):
+        assert [done.rows for done in await asyncio.gather(*calls)] == [[[1]], [[1]]]
+
+
+async def test_pass_is_answered_even_if_the_next_one_cannot_be_chosen(
+    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = FakeEngine(held=True)
+    loop = make_loop(engine)
+    running = loop.submit(MODEL, [item(1)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
+    waiting = loop.submit(MODEL, [item(2)], far_deadline())
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "_choose", lambda items: 1 // 0)
+        engine.release()
+        async with asyncio.timeout(TIMEOUT_S):
+            assert (await running).rows == [[1]]
+    later = loop.submit(MODEL, [item(3)], far_deadline())
+    assert [done.rows for done in await asyncio.gather(waiting, later)] == [[[2]], [[3]]]
 
 
 class BrokenRecorder:
