@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from deployments.batching.batches import LOOK_AHEAD, plan_batch
 from deployments.batching.calls import BatchGroup, CallOutputs, QueuedCall, QueuedItem, deliver
+from deployments.batching.displacement import choose_displaced
 from deployments.batching.passes import PassResult, check_unpooled, run_pass
 from deployments.batching.prices import MEASURED_PASSES, EstimateItem, WorkPrices, guess_item_s
 from deployments.batching.recent_clients import RecentClients, Sender
@@ -229,19 +230,22 @@ class BatchScheduler:
             self._safety.record_end(prediction)
 
     def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
-        """Reject the last calls of a full queue. Raises Overloaded if the new call is the last."""
-        limit = self.settings.max_waiting_items
+        """Reject the last calls of a full queue. Raises Overloaded if the new call cannot fit."""
+        limit, waiting = self.settings.max_waiting_items, len(self._queue)
+        excess = waiting + items - limit
         # Accept an oversized call when the queue is empty; it would never fit otherwise.
-        while (last := self._queue.last) is not None and len(self._queue) + items > limit:
-            error = build_overloaded(
-                f"The encoder queue is full: {len(self._queue)} items wait, the maximum is "
-                f"{limit}. Retry later.",
-                self._queue.cost,
-            )
-            ahead = self._queue.count_ahead(cost=cost, client=client, priority=priority)
-            if ahead == len(self._queue):
-                raise error
-            self._reject(last.call, error)
+        if not waiting or excess <= 0:
+            return
+        error = build_overloaded(
+            f"The encoder queue is full: {waiting} items wait, the maximum is {limit}. "
+            "Retry later.",
+            self._queue.cost,
+        )
+        ahead = self._queue.count_ahead(cost=cost, client=client, priority=priority)
+        if not (displaced := choose_displaced(self._queue, ahead, excess)):
+            raise error
+        for call in displaced:
+            self._reject(call, error)
 
     def _reject(self, call: QueuedCall, error: ServeError) -> None:
         if not call.future.done():

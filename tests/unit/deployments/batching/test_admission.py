@@ -172,6 +172,31 @@ async def test_full_queue_rejects_the_call_whose_turn_is_last() -> None:
         await asyncio.gather(loud[0], quiet)
 
 
+async def test_call_that_does_not_fit_displaces_no_other() -> None:
+    async with Busy(max_waiting_items=10) as busy:
+        urgent = busy.submit(MODEL, [item(n) for n in range(4)], far_deadline())
+        batch = [
+            busy.submit(MODEL, [item(n)], far_deadline(), client="loud", priority=1)
+            for n in range(6)
+        ]
+        with pytest.raises(Overloaded, match="queue is full"):  # only one item is behind the call
+            busy.submit(MODEL, [item(9)] * 5, far_deadline(), client="quiet", priority=1)
+        assert not any(call.done() for call in batch)
+        fits = busy.submit(MODEL, [item(9)], far_deadline(), client="quiet", priority=1)
+        assert [call.done() for call in batch] == [False] * 5 + [True]
+        busy.engine.release()
+        await asyncio.gather(urgent, *batch[:5], fits)
+
+
+async def test_full_queue_displaces_as_few_calls_as_make_room() -> None:
+    async with Busy(max_waiting_items=10) as busy:
+        loud = [busy.submit(MODEL, [item(n)] * 2, far_deadline(), client="loud") for n in range(5)]
+        quiet = busy.submit(MODEL, [item(9)] * 3, far_deadline(), client="quiet")
+        assert [call.done() for call in loud] == [False, False, False, True, True]
+        busy.engine.release()
+        await asyncio.gather(*loud[:3], quiet)
+
+
 async def test_cancelled_calls_leave_the_queue() -> None:
     async with Busy(item_s=0.5) as busy:
         gone = busy.submit(MODEL, [item(n) for n in range(50)], far_deadline())
