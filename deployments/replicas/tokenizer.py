@@ -68,6 +68,7 @@ _PartOutcome = tuple[CallPart, TokenizedTexts | ServeError]
 class _SliceResult(NamedTuple):
     outcomes: list[TokenizedTexts | ServeError]  # one per part
     elapsed_s: float
+    characters: int  # without those of expired calls
 
 
 # Memory of an open tokenizer: some bytes per byte of its file, plus a fixed number of bytes.
@@ -309,7 +310,8 @@ class TokenizerReplica:
         done = await self._in_thread(
             run, characters, client=calls[0].client, priority=calls[0].priority
         )
-        self._character_rate.record(characters, done.elapsed_s)
+        if done.characters:
+            self._character_rate.record(done.characters, done.elapsed_s)
         return done
 
     def _tokenize(
@@ -326,7 +328,7 @@ class TokenizerReplica:
         self._recorder.record(
             TokenizeRecord(model.id, elapsed_s, all_lookups - lookups, all_hits - hits)
         )
-        return _SliceResult(results, elapsed_s)
+        return _SliceResult(results, elapsed_s, _count_characters(live))
 
 
 def _build_batch(

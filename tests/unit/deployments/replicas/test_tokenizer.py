@@ -250,6 +250,18 @@ async def test_expired_call_is_not_tokenized(make_replica, tiny_store: Path) -> 
     assert [done.texts for done in log.records] == [2]
 
 
+async def test_expired_calls_do_not_change_the_measured_speed(
+    make_replica, tiny_store: Path
+) -> None:
+    replica = make_replica(TokenizeLog())
+    live = call(LONG, truncate=True)
+    late = live._replace(deadline_s=time.monotonic() - 1)
+    await replica.tokenize_batch(batch(tiny_store, live))
+    predicted_s = replica.load(backlog=1_000).queued_s
+    await replica.tokenize_batch(batch(tiny_store, late))
+    assert replica.load(backlog=1_000).queued_s == predicted_s > 0
+
+
 async def test_tokenize_record_counts_cache_hits(make_replica, tiny_store: Path) -> None:
     log = TokenizeLog()
     replica = make_replica(log)
