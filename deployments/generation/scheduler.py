@@ -22,7 +22,7 @@ from deployments.errors import (
     ServeError,
     hide_details,
 )
-from deployments.generation.admission import AdmissionQueue, DroppedJob
+from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
@@ -204,13 +204,15 @@ class GenerationLoop:
             cancelled, self._cancelled = self._cancelled, set()
             self._waiting.discard(cancelled)
             dropped = self._waiting.drop_late(self._executor.used_slots)
+        # A release may fail and so end the step. Jobs that are no longer active get no other event.
+        events = self._executor.events
+        events += [JobEvent(each.job.number, each.error) for each in dropped]
         for number in cancelled & active.keys():
             self._executor.release(active[number])
         for job in [job for job in active.values() if is_expired(job.deadline_s)]:
-            self._executor.release(job)
             error = DeadlineExceeded("the answer took longer than its time limit")
-            dropped.append(DroppedJob(job, error))
-        self._executor.events += [JobEvent(each.job.number, each.error) for each in dropped]
+            events.append(JobEvent(job.number, error))
+            self._executor.release(job)
 
     def _next_waiting(self, free_slots: int) -> Job | None:
         with self._changed:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
 
-from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
+from deployments.errors import DeadlineExceeded, EngineFailed, EngineLost, ModelUnavailable
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.messages import BeamSearchParams, GenerationOptions, SamplingParams
@@ -269,3 +270,36 @@ def test_job_failed_in_prefill_is_not_recorded_as_active(make_harness) -> None:
     harness.run_jobs(job)
     harness.loop.close()
     assert [step.active for step in harness.steps.records] == [1, 0]
+
+
+@pytest.mark.parametrize("leaving", ["cancelled", "expired"])
+def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: str) -> None:
+    class Immovable(FakeDecoder):
+        def copy(self, source, target, tokens):
+            raise EngineFailed("no kernel for copies")
+
+        def swap(self, first, second, tokens):
+            raise EngineFailed("no kernel for swaps")
+
+    held = threading.Event()
+    held.set()
+    harness = make_harness(Immovable(slots=2, held=held))
+    endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
+    first, second = (harness.job([n, 2], options=endless) for n in (1, 2))
+    waiting = harness.job([3, 4])
+    harness.loop.submit(first)
+    harness.loop.submit(second)
+    harness.collector.wait_for_tokens(second, 1)
+    held.clear()
+    harness.loop.submit(waiting)
+    waiting.deadline_s = 0.0
+    if leaving == "cancelled":
+        harness.loop.cancel(first)
+    else:
+        first.deadline_s = 0.0
+    held.set()
+    ended = [second, waiting] if leaving == "cancelled" else [first, second, waiting]
+    harness.collector.wait_until_done(*ended)
+    last = {job.number: harness.collector.events[job.number][-1] for job in ended}
+    assert isinstance(last.pop(second.number), EngineFailed)
+    assert all(isinstance(event, DeadlineExceeded) for event in last.values())
