@@ -68,9 +68,10 @@ class InProcessGenerator:
         self._preparation = RequestPreparer(opened, self._decoder.info)
         self._events = events
         self._recorders: dict[int, _TokenRecorder] = {}
+        step_settings = scheduling or SchedulingSettings()
         self._loop = GenerationLoop(
             self._decoder,
-            scheduling or SchedulingSettings(),
+            lambda: step_settings,
             self._publish,
             _NoRecords(),
             manifest.id,

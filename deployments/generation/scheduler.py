@@ -40,20 +40,21 @@ Publish = Callable[[Sequence[JobEvent]], None]
 class GenerationLoop:
     """The queue and the step loop of one decoder.
 
-    `publish` is called in the thread of the loop and in the threads that call `submit`.
+    `publish` and `read_settings` are called in the thread of the loop and in the threads that call
+    `submit`. Every step reads the settings again.
     """
 
     def __init__(
         self,
         decoder: DecoderEngine,
-        settings: SchedulingSettings,
+        read_settings: Callable[[], SchedulingSettings],
         publish: Publish,
         recorder: StepRecorder,
         model_id: str,
     ) -> None:
-        self.settings = settings
         self.health = WorkerHealth(model_id)
         self._decoder = decoder
+        self._read_settings = read_settings
         self._publish = publish
         self._recorder = recorder
         self._model_id = model_id
@@ -77,7 +78,8 @@ class GenerationLoop:
         with self._changed:
             if self._is_closing:
                 raise Overloaded("this replica is stopping; retry")
-            return self._waiting.check(demand, list(self._executor.active.values()), self.settings)
+            running = list(self._executor.active.values())
+            return self._waiting.check(demand, running, self._read_settings())
 
     def submit(self, job: Job) -> None:
         """Queue a job. It may still be dropped when later jobs are served before it.
@@ -88,7 +90,7 @@ class GenerationLoop:
         with self._changed:
             prediction = self.check(job.demand)
             self.health.admit()
-            dropped = self._waiting.push(job, prediction, self.settings)
+            dropped = self._waiting.push(job, prediction, self._read_settings())
             self._changed.notify()
         if dropped:
             self._publish([JobEvent(each.job.number, each.error) for each in dropped])
@@ -163,11 +165,12 @@ class GenerationLoop:
         active_before = len(self._executor.active)
         self._drop_jobs()
         self._executor.admit()
-        prefill = self._executor.prefill(self.settings)
+        settings = self._read_settings()
+        prefill = self._executor.prefill(settings)
         prefilled_s = time.perf_counter()
         if prefill.tokens:
             self._publish_events()  # first tokens do not wait for the decode step
-        output = self._executor.decode(self.settings)
+        output = self._executor.decode(settings)
         ended_s = time.perf_counter()
         self._ended_s = ended_s if self._executor.active else 0.0
         times = self._forecast.times

@@ -135,8 +135,6 @@ class GeneratorReplica:
     def configure(self, settings: SchedulingSettings) -> None:
         """Apply `settings` from the next step on."""
         self._settings = settings
-        for model in self.pool.models():
-            model.loop.settings = settings
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
         """Generate the whole answer. Cancelling the call releases its KV slot."""
@@ -279,7 +277,9 @@ class GeneratorReplica:
         )
         with close_on_error(decoder):
             preparer = RequestPreparer(model, info)
-        loop = GenerationLoop(decoder, self._settings, self._publish, self._recorder, model.ref.id)
+        loop = GenerationLoop(
+            decoder, lambda: self._settings, self._publish, self._recorder, model.ref.id
+        )
         if self._has_started:
             loop.start()
         return _LoadedGenerator(decoder, loop, preparer)

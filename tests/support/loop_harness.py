@@ -78,7 +78,7 @@ class LoopHarness:
         self.collector = EventCollector()
         self.steps: ListRecorder[StepRecord] = ListRecorder()
         self.loop = GenerationLoop(
-            decoder, settings, self.collector.publish, self.steps, "tiny/writer"
+            decoder, lambda: settings, self.collector.publish, self.steps, "tiny/writer"
         )
         self._model = build_model_context(decoder.context)
 

@@ -107,9 +107,10 @@ class VirtualLoop:
     ) -> None:
         self.clock = VirtualClock(patch)
         self._start_s = self.clock.now_s
+        used = settings or SchedulingSettings(max_draft_tokens=0)
         self.loop = GenerationLoop(
             TimedDecoder(self.clock, end_probability),
-            settings or SchedulingSettings(max_draft_tokens=0),
+            lambda: used,
             self._publish,
             ListRecorder(),
             "tiny/writer",

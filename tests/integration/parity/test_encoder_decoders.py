@@ -79,7 +79,7 @@ class ServedCheckpoint:
         self._news: dict[int, list[Any]] = {}
         self._changed = threading.Condition()
         self.loop = GenerationLoop(
-            decoder, SchedulingSettings(), self._publish, ListRecorder(), family
+            decoder, SchedulingSettings, self._publish, ListRecorder(), family
         )
         self.loop.start()
 

@@ -5,9 +5,12 @@ import contextlib
 import threading
 import time
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
+from deployments.artifacts.types import Device
+from deployments.config import SchedulingSettings
 from deployments.errors import (
     ArtifactMissing,
     DeadlineExceeded,
@@ -32,9 +35,11 @@ from deployments.messages import (
     SamplingParams,
     Started,
 )
+from deployments.replicas import generator
+from deployments.replicas.generator import GeneratorReplica
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import wait_until
-from tests.support.generator_replicas import OTHER, REPLY, call, complete, replica
+from tests.support.fakes import ListRecorder, wait_until
+from tests.support.generator_replicas import OTHER, REPLY, args, call, complete, replica
 
 
 async def test_complete_returns_the_concatenated_stream(store, refs) -> None:
@@ -98,6 +103,25 @@ async def test_logprobs_and_alternatives_are_returned_on_request(store, refs) ->
         assert len(token.alternatives) == 3
         assert token.alternatives[0].id == token.id, "greedy selects the most probable token"
         assert token.alternatives[0].logprob == pytest.approx(token.logprob)
+
+
+async def test_settings_apply_to_a_model_that_is_being_loaded(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpinned = args(store).model_copy(update={"models": ()})
+    running = GeneratorReplica(unpinned, Device.CPU, ListRecorder())
+    running.start()
+    finish_loading = generator._LoadedGenerator
+
+    def configure_meanwhile(*parts: Any) -> Any:
+        running.configure(SchedulingSettings(max_waiting_requests=1))
+        return finish_loading(*parts)
+
+    monkeypatch.setattr(generator, "_LoadedGenerator", configure_meanwhile)
+    endless = call(refs[DECODER], min_new_tokens=100, max_new_tokens=100)
+    outcomes = await asyncio.gather(*(running.complete(endless) for _ in range(6)))
+    await running.close()
+    assert any(isinstance(outcome, Overloaded) for outcome in outcomes)
 
 
 async def test_seed_gives_the_same_text_in_any_batch(store, refs) -> None:
