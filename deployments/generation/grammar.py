@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import re
+import time
 from collections import OrderedDict
+from math import inf
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
@@ -36,6 +39,9 @@ WHITESPACE = "[ ]?"
 ASCII_CLASSES = "ds"
 # Maximum number of cached trial results. Most clients send the same few schemas.
 MAX_TRIALS = 1_024
+# Seconds after which a grammar that exceeded its limits is tried again. The kernel may have killed
+# the trial instead, because the host had no memory left, which looks the same.
+RETRY_COSTLY_S = 60.0
 
 
 class GrammarTooCostly(InvalidField):
@@ -76,6 +82,11 @@ class Constraint:
             raise _invalid_grammar(self._matcher.get_error())
 
 
+class _CachedTrial(NamedTuple):
+    trial: Trial | None
+    expires_s: float  # time.monotonic
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer. Thread-safe."""
 
@@ -90,7 +101,7 @@ class GrammarCompiler:
         self._lock = Lock()
         self._trials = GrammarTrials(tokenizer_json, eos_token_ids)
         # Trial results by digest of the source and by limits, least recently used first.
-        self._results: OrderedDict[tuple[bytes, TrialLimits], Trial | None] = OrderedDict()
+        self._results: OrderedDict[tuple[bytes, TrialLimits], _CachedTrial] = OrderedDict()
 
     def open(self) -> None:
         """Prepare the tokenizer in advance; otherwise the first grammar would wait for it.
@@ -133,12 +144,15 @@ class GrammarCompiler:
     def _try(self, source: str, limits: TrialLimits) -> Trial | None:
         key = hashlib.sha256(source.encode("utf-8", "surrogatepass")).digest(), limits
         with self._lock:
-            if key in self._results:
+            cached = self._results.get(key)
+            if cached is not None and time.monotonic() < cached.expires_s:
                 self._results.move_to_end(key)
-                return self._results[key]
+                return cached.trial
         trial = self._trials.run(source, limits)
+        expires_s = time.monotonic() + RETRY_COSTLY_S if trial is None else inf
         with self._lock:
-            self._results[key] = trial
+            self._results[key] = _CachedTrial(trial, expires_s)
+            self._results.move_to_end(key)
             if len(self._results) > MAX_TRIALS:
                 self._results.popitem(last=False)
         return trial

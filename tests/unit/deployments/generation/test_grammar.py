@@ -3,9 +3,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import jsonschema
@@ -17,9 +18,12 @@ from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.grammar import (
     MAX_CHARACTERS,
     MAX_REASON_CHARACTERS,
+    RETRY_COSTLY_S,
     Constraint,
     GrammarCompiler,
+    GrammarTooCostly,
 )
+from deployments.generation.grammar_trials import GrammarTrials, Trial
 from deployments.messages import Grammar
 from tests.support.small_tokenizers import END, START, byte_level
 
@@ -261,6 +265,23 @@ def test_growing_grammar_is_rejected(grammar: Grammar, compiler: GrammarCompiler
     with pytest.raises(InvalidField) as raised:
         read()
     assert raised.value.field == "grammar"
+
+
+@pytest.mark.parametrize(("age_s", "runs"), [(RETRY_COSTLY_S - 1, 1), (RETRY_COSTLY_S + 1, 2)])
+def test_grammar_whose_trial_was_killed_is_tried_again_after_a_while(
+    age_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have killed the trial for lack of memory, not for its limits."""
+    trials: list[Trial | None] = [None, Trial(None, 1)]
+    monkeypatch.setattr(GrammarTrials, "run", lambda *_: trials.pop(0))
+    compiler = GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
+    with pytest.raises(GrammarTooCostly):
+        compiler.compile(regex("abc"))
+    later_s = time.monotonic() + age_s
+    monkeypatch.setattr(time, "monotonic", lambda: later_s)
+    with pytest.raises(GrammarTooCostly) if runs == 1 else nullcontext():
+        compiler.compile(regex("abc"))
+    assert len(trials) == 2 - runs
 
 
 def test_tokenizer_without_bytes_is_rejected() -> None:
