@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
-def weight_file(graph: Path) -> Path:
+def find_weight_file(graph: Path) -> Path:
     """Return where `graph` has its weights if they are not inside the graph file."""
     return graph.with_name(f"{graph.name}.data")
 
 
 def list_files(graph: Path) -> list[Path]:
     """Return `graph` and its weight file if there is one."""
-    weights = weight_file(graph)
+    weights = find_weight_file(graph)
     return [graph, weights] if weights.is_file() else [graph]
 
 
@@ -31,7 +31,7 @@ def save_graph(model: ir.Model, path: Path) -> None:
 
     tensors = [value.const_value for value in model.graph.initializers.values()]
     if sum(tensor.nbytes for tensor in tensors if tensor is not None) > MAX_GRAPH_BYTES:
-        ir.save(model, path, external_data=weight_file(path).name)
+        ir.save(model, path, external_data=find_weight_file(path).name)
         return
     # Weights of the source's weight file would otherwise stay there.
     ir.external_data.load_to_model(model)

@@ -6,13 +6,14 @@ Both are data here, so that a test compares the names with the metrics of the co
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import yaml
 
+from deployments.command_line import OK
+from deployments.console import print_json
 from deployments.metrics import PREFIX
 
 KUBERNETES_PREFIX = "ray_"  # Ray's agents put it before each name
@@ -23,7 +24,7 @@ _FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
 
 
 class Series(NamedTuple):
-    """Lines of a panel. `legend` names the label whose values distinguish the lines."""
+    """Lines of a panel. `legend` is a name, or a label in `{{}}` whose values name the lines."""
 
     expression: str
     legend: str
@@ -288,15 +289,13 @@ class _PrintCommand:
 
 class DashboardCommand(_PrintCommand):
     def run(self, arguments: argparse.Namespace) -> int:
-        json.dump(build_dashboard(arguments.prefix), sys.stdout, indent=1)
-        print()
-        return 0
+        return print_json(build_dashboard(arguments.prefix))
 
 
 class AlertsCommand(_PrintCommand):
     def run(self, arguments: argparse.Namespace) -> int:
         yaml.safe_dump(build_alerts(arguments.prefix), sys.stdout, sort_keys=False, width=100)
-        return 0
+        return OK
 
 
 DASHBOARD, ALERT_RULES = DashboardCommand(), AlertsCommand()

@@ -75,10 +75,6 @@ class FairQueue(Generic[T]):
         return self._entries[self._turn()].item if self._entries else None
 
     @property
-    def last(self) -> T | None:
-        return self._entries[-1].item if self._entries else None
-
-    @property
     def cost(self) -> float:
         """The cost of all queued items."""
         return max(self._cost, 0.0) if self._entries else 0.0

@@ -35,7 +35,7 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 def _keep_owner(path: Path, descriptor: int) -> None:
     """Give an open file owner, group and mode of `path`, so that those who read it still can.
 
-    Without the right to change the owner, all three stay.
+    Without the right to change the owner, the open file keeps its own three.
     """
     with suppress(OSError):  # no such file, or another owner's
         old = path.stat()

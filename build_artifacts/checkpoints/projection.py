@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     corrupt_file,
+    is_plain_file,
     read_field,
 )
 from build_artifacts.checkpoints.checks import check_weights
@@ -47,11 +48,11 @@ def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
     weights that do not fit `input_width`, and the errors of `check_weights`.
     """
     config = directory / CONFIG_NAME
-    path = read_field(config, "activation_function", str) or "torch.nn.modules.activation.Tanh"
-    activation = path.rpartition(".")[2]
-    if not path.startswith("torch.nn.") or activation not in _ACTIVATIONS:
+    name = read_field(config, "activation_function", str) or "torch.nn.modules.activation.Tanh"
+    activation = name.rpartition(".")[2]
+    if not name.startswith("torch.nn.") or activation not in _ACTIVATIONS:
         raise UnsupportedModel(
-            f"the Dense module `{directory.name}` has the unsupported activation `{path}`",
+            f"the Dense module `{directory.name}` has the unsupported activation `{name}`",
             hint=f"supported: {', '.join(_ACTIVATIONS)} of torch.nn",
         )
     source = read_field(config, "module_input_name", str) or _POOLED
@@ -61,11 +62,14 @@ def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
             hint="use a model that pools token vectors before it projects them",
         )
     weight, bias = _read_weights(directory)
+    path = directory / f"{_WEIGHTS}.safetensors"
     if weight.ndim != 2 or weight.shape[1] != input_width:
+        shape = list(weight.shape)
         raise corrupt_file(
-            directory / f"{_WEIGHTS}.safetensors",
-            f"`linear.weight` of shape {list(weight.shape)} does not fit {input_width} values",
+            path, f"`linear.weight` of shape {shape} does not fit {input_width} values"
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise corrupt_file(path, f"`linear.bias` has the shape {list(bias.shape)}")
     return DenseLayer(weight, bias, activation)
 
 
@@ -74,6 +78,8 @@ def _read_weights(directory: Path) -> tuple[NDArray[np.float32], NDArray[np.floa
 
     check_weights(directory, _WEIGHTS)
     path = directory / f"{_WEIGHTS}.safetensors"
+    if not is_plain_file(path):
+        raise corrupt_file(directory / CONFIG_NAME, "the weights of a Dense module are in shards")
     arrays = {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
     if "linear.weight" not in arrays:
         raise corrupt_file(path, "`linear.weight` is missing")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
@@ -19,6 +19,9 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.checkpoints.projection import DenseLayer, read_dense_layer
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 Pooling = Literal["mean", "cls", "last"]
 Similarity = Literal["cosine", "dot"]
@@ -186,11 +189,15 @@ def _read_pooling_names(config: Mapping[str, Json]) -> list[str]:
     return sorted(flag.removeprefix(_POOLING_FLAG) for flag in flags) or ["mean"]
 
 
+def is_lowercasing(tokenizer: Tokenizer) -> bool:
+    normalizer = tokenizer.normalizer
+    return normalizer is not None and normalizer.normalize_str("A") == "a"
+
+
 def _check_lowercases(weights: Path) -> None:
     from tokenizers import Tokenizer
 
-    normalizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME)).normalizer
-    if normalizer is None or normalizer.normalize_str("A") != "a":
+    if not is_lowercasing(Tokenizer.from_file(str(weights / TOKENIZER_NAME))):
         raise UnsupportedModel(
             "sentence-transformers lowercases the text before tokenization (`do_lower_case`)",
             hint=f"add a Lowercase normalizer to `{TOKENIZER_NAME}`",

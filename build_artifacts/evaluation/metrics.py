@@ -32,7 +32,7 @@ def compute_ranks(values: ArrayLike) -> NDArray[np.float64]:
     return shared[group]
 
 
-def row_products(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
+def multiply_rows(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
     """Return the dot products [N] of corresponding rows of `left` and `right`, both [N, W]."""
     a, b = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     products: NDArray[np.float64] = np.einsum("nw,nw->n", a, b)
@@ -46,7 +46,7 @@ def row_cosines(left: ArrayLike, right: ArrayLike) -> NDArray[np.float64]:
     """
     a, b = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    cosines: NDArray[np.float64] = row_products(a, b) / np.maximum(lengths, 1e-12)
+    cosines: NDArray[np.float64] = multiply_rows(a, b) / np.maximum(lengths, 1e-12)
     return cosines
 
 

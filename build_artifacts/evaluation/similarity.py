@@ -18,7 +18,7 @@ from build_artifacts.evaluation.base import (
     tokenize_texts,
 )
 from build_artifacts.evaluation.files import FileLayout, FileLocation, as_number, read_records
-from build_artifacts.evaluation.metrics import row_cosines, row_products, spearman
+from build_artifacts.evaluation.metrics import multiply_rows, row_cosines, spearman
 from deployments.messages import TokenizedItem
 
 EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"
@@ -73,7 +73,7 @@ class SimilarityEvaluation(Evaluation):
     ) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
-        self._compare = row_cosines if similarity == "cosine" else row_products
+        self._compare = row_cosines if similarity == "cosine" else multiply_rows
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """Return `spearman`, -1 to 1."""

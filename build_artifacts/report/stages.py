@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.families.pruned import load_calibration
+from build_artifacts.graph_files import list_files
 from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
@@ -134,7 +135,8 @@ def _check_revision(name: str, actual: str, built_from: str | None) -> None:
 
 
 def sum_weight_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    weights = (path for name, path in hashed_files(directory) if name.endswith(".safetensors"))
+    return sum(path.stat().st_size for path in weights)
 
 
 _RECIPES = {
@@ -281,7 +283,7 @@ class RebuiltStages:
         yield Stage(
             name=recipe.name,
             what=what,
-            size_bytes=graph.stat().st_size,
+            size_bytes=sum(file.stat().st_size for file in list_files(graph)),
             open=lambda settings: open_engine(spec, settings),
             single_pass=self._modes.single_pass,
             throughput=self._modes.throughput,

@@ -223,7 +223,8 @@ def prepare(
             f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",
             hint="the checkpoint is damaged: download or save it again",
         )
-    ReferenceOutputs(items, outputs, metadata.problem_type).write(into / REFERENCE_NAME)
+    reference_outputs = ReferenceOutputs(items, outputs, metadata.problem_type, metadata.similarity)
+    reference_outputs.write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

@@ -30,6 +30,7 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source,
 )
 from build_artifacts.checkpoints.models import first_line
+from build_artifacts.checkpoints.sentences import is_lowercasing
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
@@ -133,7 +134,7 @@ def correct_settings(weights: Path, into: Path) -> Path:
         return path
     before = tokenizer.to_str()
     _copy_settings(other, tokenizer)
-    if _lowercases(other) and not _lowercases(tokenizer):
+    if is_lowercasing(other) and not is_lowercasing(tokenizer):
         raise UnsupportedModel(
             f"`{TOKENIZER_NAME}` does not lowercase texts, and `{_CONFIG_NAME}` states "
             "`do_lower_case`",
@@ -157,22 +158,17 @@ def _has_settings_of(config: Mapping[str, Json], tokenizer: Tokenizer) -> bool:
             getattr(normalizer, own_name) == stated.get(name, default)
             for name, (own_name, default) in _BERT_SETTINGS.items()
         )
-    return not stated.get("do_lower_case") or _lowercases(tokenizer)
-
-
-def _lowercases(tokenizer: Tokenizer) -> bool:
-    normalizer = tokenizer.normalizer
-    return normalizer is not None and normalizer.normalize_str("A") == "a"
+    return not stated.get("do_lower_case") or is_lowercasing(tokenizer)
 
 
 def _copy_settings(source: Tokenizer, target: Tokenizer) -> None:
     """Copy the settings of tokenizer classes where both tokenizers have the same component."""
     names = [own_name for own_name, _ in _BERT_SETTINGS.values()] + ["add_prefix_space"]
     for part in ("normalizer", "pre_tokenizer", "post_processor"):
-        theirs, ours = getattr(source, part), getattr(target, part)
-        for name in names if type(theirs) is type(ours) else ():
-            if hasattr(theirs, name):
-                setattr(ours, name, getattr(theirs, name))
+        source_part, target_part = getattr(source, part), getattr(target, part)
+        for name in names if type(source_part) is type(target_part) else ():
+            if hasattr(source_part, name):
+                setattr(target_part, name, getattr(source_part, name))
 
 
 def _convert(weights: Path) -> Tokenizer:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.graph_files import MAX_GRAPH_BYTES, weight_file
+from build_artifacts.graph_files import MAX_GRAPH_BYTES, find_weight_file
 from build_artifacts.recipes import (
     CalibrationMethod,
     DynamicInt8,
@@ -100,7 +100,7 @@ def _quantize_graph(
 def _load_graph(graph: Path) -> onnx.ModelProto:
     import onnx
 
-    if weight_file(graph).exists():  # these quantizers serialize the whole model
+    if find_weight_file(graph).exists():  # these quantizers serialize the whole model
         raise UnsupportedModel(
             f"the float graph exceeds the {MAX_GRAPH_BYTES / 2**30:.1f} GiB of this quantizer",
             hint="use the candidates of smoothed int8",

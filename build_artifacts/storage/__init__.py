@@ -1,1 +1,1 @@
-"""Build workspaces in the store and garbage collection."""
+"""Build workspaces in the store."""

@@ -6,8 +6,8 @@
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
 If a record has a running state but no process holds its lock, its builder has crashed. The build
-then counts as queued again. A builder that is stopped returns its build to the queue itself. The
-next builder continues after the last finished step.
+then counts as queued again. A builder that its server or Ctrl-C stops returns its build to the
+queue itself. The next builder continues after the last finished step.
 """
 
 from __future__ import annotations

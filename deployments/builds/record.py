@@ -49,7 +49,7 @@ class BuildRecord(BaseModel):
 
     @property
     def crashes(self) -> int:
-        """Number of builders that ended during the build without a message."""
+        """Number of builders that were not stopped; before the next one starts, all crashed."""
         return self.attempts - self.interruptions
 
     @property

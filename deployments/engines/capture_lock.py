@@ -38,21 +38,29 @@ class CaptureLock:
         return self._share("opening")
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
+    def capture(self, *, waits: bool = True) -> Iterator[bool]:
         """Run the block alone.
 
         First wait for openings; passes go on meanwhile. Then start no pass until the block ends.
+        With `waits` False, do not wait for openings: the block then gets False and must not
+        capture.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not (self._is_captured or self.is_opening))
-            self._is_captured = True
-            self._changed.wait_for(lambda: not self._users["pass"])
+            self._changed.wait_for(
+                lambda: not self._is_captured and (not waits or not self.is_opening)
+            )
+            if self.is_opening:
+                is_alone = False
+            else:
+                is_alone = self._is_captured = True
+                self._changed.wait_for(lambda: not self._users["pass"])
         try:
-            yield
+            yield is_alone
         finally:
-            with self._changed:
-                self._is_captured = False
-                self._changed.notify_all()
+            if is_alone:
+                with self._changed:
+                    self._is_captured = False
+                    self._changed.notify_all()
 
     @contextmanager
     def _share(self, use: Literal["pass", "opening"]) -> Iterator[None]:
@@ -77,8 +85,8 @@ class _NoCaptureLock(CaptureLock):
         return nullcontext()
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
-        yield
+    def capture(self, *, waits: bool = True) -> Iterator[bool]:
+        yield True
 
 
 _OF_GPU, _OF_CPU = CaptureLock(), _NoCaptureLock()

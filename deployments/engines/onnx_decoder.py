@@ -173,7 +173,7 @@ class OnnxDecoder:
                 # to the CPU only once, when it is bound.
                 raise EngineFailed(
                     f"the graph has keys and values of {self.layout.dtype}; ONNX Runtime's "
-                    "attention on a GPU needs float16"
+                    "attention on a GPU needs float16. Build the model again"
                 )
             return DeviceKvCache(self.layout, self.session, "cuda", CUDA)
         return HostKvCache(self.layout)

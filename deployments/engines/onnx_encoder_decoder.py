@@ -50,7 +50,7 @@ class OnnxEncoderDecoder(OnnxDecoder):
         if uses_gpu(spec.options, hardware):
             raise EngineFailed(
                 f"{spec.path.name}: encoder-decoder models run on the CPU only, because their KV "
-                "cache is in host memory"
+                "cache is in host memory. Build the model again"
             )
         self._config: EncoderDecoderConfig = config
         self._encoder: ort.InferenceSession | None = open_bare_session(

@@ -227,7 +227,10 @@ class TorchDecoder:
                 return partial(step, *key)
             other = next(iter(self._captured.values()), None)
             with translate_errors(self.info.compute_type):
-                self._captured[key] = _capture(partial(step, *key), other, self._lock)
+                captured = _capture(partial(step, *key), other, self._lock)
+            if captured is None:
+                return partial(step, *key)
+            self._captured[key] = captured
         return self._captured[key].replay
 
 
@@ -264,8 +267,11 @@ def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
 def _capture(
     step: Callable[[], None], other: _CapturedStep | None, lock: CaptureLock
-) -> _CapturedStep:
+) -> _CapturedStep | None:
     """Capture `step`, which must be repeatable: it also runs several times for warm-up.
+
+    Return None if another model is being opened, and `other` is not None: only the first capture,
+    when the decoder starts, waits for openings.
 
     Calls are sequential and leave nothing in the memory pool, so all steps of a decoder share one.
     `other` is a captured step of the same decoder, if there is one. A pool is shared only by
@@ -282,12 +288,12 @@ def _capture(
         torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     pool = None if other is None else other.graph.pool()
-    with (
-        lock.capture(),
+    with lock.capture(waits=other is None) as is_alone:
+        if not is_alone:
+            return None
         # With "thread_local", threads of libraries that do not know the lock end no capture.
-        torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-    ):
-        step()
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            step()
     return _CapturedStep(graph, stream)
 
 

@@ -214,7 +214,10 @@ class BeamSearchJob(Job):
         text: str = model.tokenizer.decode(list(ids), skip_special_tokens=True)
         detokenizer = Detokenizer(model.tokenizer)
         tokens = tuple(
-            Token(token, detokenizer.push(token), special=model.is_special(token)) for token in ids
+            Token(token, "", special=True)
+            if model.is_special(token)
+            else Token(token, detokenizer.push(token))
+            for token in ids
         )
         reason = FinishReason.END if is_end else FinishReason.LENGTH
         return Chunk(text, tokens, Finished(reason, len(ids), self.times.timings()))

@@ -302,8 +302,10 @@ class SamplingJob(Job):
         return Token(token, added, logprob, special, alternatives, raw_bytes)
 
     def _build_alternative(self, id_: int, logprob: float, token: int, added: str) -> TopLogprob:
-        text = added if id_ == token else token_text(self._model.tokenizer, id_)
         special = self._model.is_special(id_)
+        # `added` of a special token is empty, which would not name the token.
+        is_named = id_ == token and not special
+        text = added if is_named else token_text(self._model.tokenizer, id_)
         return TopLogprob(id_, text, logprob, special, self._find_raw_bytes(id_, text))
 
     def _find_raw_bytes(self, token: int, text: str) -> bytes | None:

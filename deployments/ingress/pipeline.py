@@ -234,7 +234,7 @@ class RequestPipeline:
                 self.admission.generations.release(len(plan.calls), plan.client)
                 if stream.started:
                     context.compute = stream.started[0].compute_type
-                # A client that leaves early pays for what it was sent.
+                # Also of a stream that ends early or fails: its client may have read the tokens.
                 ended = (*stream.finished, *stream.unfinished)
                 context.timings = combine_timings(stream.started, ended, plan.candidates)
                 if len(stream.finished) == len(plan.calls) and not stream.ended_early:

@@ -43,7 +43,7 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
         versions = [_find_removable(store, model_id, selector, configured)]
         directory /= versions[0]
     # A build of a version that the store lacks would bring a removed model back.
-    if selector is None and is_being_built(store, model_id):
+    if selector is None and _is_being_built(store, model_id):
         raise _being_built(model_id)
     with _without_builds(store, model_id, versions):
         if selector is None and not BuildQueue(store).forget(model_id):
@@ -58,6 +58,15 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
     if selector is None:
         forget(store, model_id)
     return versions
+
+
+def _is_being_built(store: Path, model_id: str) -> bool:
+    try:
+        return is_being_built(store, model_id)
+    except OSError as exc:
+        raise StoreNotWritable(
+            f"cannot read the builds of the store {store}: {exc.strerror or exc}"
+        ) from exc
 
 
 def _find_versions(store: Path, model_id: str) -> list[str]:

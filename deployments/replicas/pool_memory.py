@@ -9,7 +9,7 @@ from deployments.messages import ModelRef
 from deployments.replicas.device_memory import DeviceMemory
 
 # Memory that ONNX Runtime's arena keeps after a pass of 1,024 tokens (measured: MiniLM, hidden size
-# 384). Larger passes return their memory. On a GPU an fp16 pass of 2,048 tokens has as many bytes.
+# 384). Larger passes return their memory. On a GPU an fp16 pass of 2,048 tokens needs as many.
 ARENA_BYTES_PER_PASS = 40_000_000
 
 

@@ -61,6 +61,7 @@ def _digest(model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecip
     digest.update(repr((reads, model.config._attn_implementation)).encode())
     for layer in metadata.projection:
         digest.update(f"{layer}".encode() + layer.weight.tobytes())
+        digest.update(b"" if layer.bias is None else layer.bias.tobytes())
     for name, tensor in model.state_dict().items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.float().numpy().tobytes())

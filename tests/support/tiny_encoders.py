@@ -101,6 +101,9 @@ _OWN_SIZES: dict[str, dict[str, object]] = {
     "modernbert": {"local_attention": 8, "global_attn_every_n_layers": 2,
                    "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3},
     "qwen3": {"num_key_value_heads": 1, "head_dim": 16},
+    # As in EmbeddingGemma: attention in both directions, local and global.
+    "gemma3_text": {"num_key_value_heads": 1, "head_dim": 16, "use_bidirectional_attention": True,
+                    "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "big_bird": {"attention_type": "original_full"},
 }  # fmt: skip
 

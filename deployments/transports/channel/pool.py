@@ -106,6 +106,7 @@ class _Tries:
         self.refused: set[ClientConnection] = set()
         self._name = name
         self._count = 0
+        self._full = 0  # refusals by full replicas
 
     def note_lost(self) -> None:
         """Count a lost replica. Raises ReplicasLost after MAX_TRIES."""
@@ -126,9 +127,15 @@ class _Tries:
         """
         self.refused.add(connection)
         self._count += 1
-        is_full = isinstance(error, Overloaded) and len(self.refused) >= MAX_REFUSALS
-        has_other = any(one.is_usable and one not in self.refused for one in connections)
-        if not error.elsewhere or is_full or self._count >= MAX_TRIES or not has_other:
+        is_full = isinstance(error, Overloaded)
+        self._full += is_full
+        # Under overload, a refusal at once is better than a wait for credit.
+        has_other = any(
+            one.is_usable and one not in self.refused and (one.has_credit or not is_full)
+            for one in connections
+        )
+        is_last = self._count >= MAX_TRIES or self._full >= MAX_REFUSALS
+        if not error.elsewhere or is_last or not has_other:
             raise error
 
 

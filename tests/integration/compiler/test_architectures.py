@@ -76,6 +76,7 @@ CASES = (
     ArchitectureCase("mpnet", ModelHead.VECTOR, EMBED, sdpa=False, layers=2),
     ArchitectureCase("mobilebert", ModelHead.MASKS, FILL),
     ArchitectureCase("modernbert", ModelHead.MASKS, FILL, layers=2),
+    ArchitectureCase("gemma3_text", ModelHead.VECTOR, EMBED, layers=2),
     ArchitectureCase("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls", layers=2),
     ArchitectureCase(
         "qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"

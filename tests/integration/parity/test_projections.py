@@ -25,7 +25,7 @@ from tests.support.tiny_encoders import HIDDEN, write_dense
 INPUTS = 60
 TOLERANCE = 1e-5
 WIDTH = 24  # of the last Dense module
-LEAST_INT8_COSINE = 0.98
+MIN_INT8_COSINE = 0.98
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ async def test_int8_vectors_are_close_in_cosine(
     async with model.serving("int8") as app:
         answers = np.array(await app.mixed(texts, {"normalize": True}))
     cosines = (answers * expected / np.linalg.norm(expected, axis=1, keepdims=True)).sum(axis=1)
-    assert cosines.min() >= LEAST_INT8_COSINE
+    assert cosines.min() >= MIN_INT8_COSINE
 
 
 def test_torch_program_holds_the_projection(

@@ -107,7 +107,6 @@ def test_cost_is_that_of_the_queued_items() -> None:
     assert queue.cost_ahead(cost=1.0, client="c", priority=1) == 5.0
     queue.take_first()
     assert queue.cost == 8.0
-    assert queue.last == "batch"
 
 
 @pytest.mark.parametrize("seed", range(5))

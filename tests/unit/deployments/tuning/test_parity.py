@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,6 +93,14 @@ def test_several_scores_of_a_regression_are_compared_as_a_vector() -> None:
     others = np.where(expected == expected.max(axis=1, keepdims=True), expected, -expected)
     result = compare(expected, others, head=ModelHead.LABELS, problem_type="regression")
     assert any(reason.startswith("mean cosine") for reason in result.reasons)
+
+
+def test_lengths_of_vectors_that_are_compared_by_dot_product_count() -> None:
+    expected = create_rows(16)
+    reference = replace(create_reference(expected), similarity="dot")
+    for factor, passes in ((1.0, True), (1.05, True), (1.5, False)):
+        longer = expected * np.float32(factor)
+        assert compare_outputs(reference, longer, longer, GATE, ModelHead.VECTOR).passed is passes
 
 
 def test_one_bad_vector_fails() -> None:
@@ -244,9 +253,9 @@ def test_parity_result_round_trips_through_json() -> None:
 )
 def test_reference_round_trips_through_its_file(expected: list[Floats], tmp_path: Path) -> None:
     items = tuple(build_item(range(n + 2), second_segment_start=n) for n in range(len(expected)))
-    ReferenceOutputs(items, tuple(expected), "multi_label").write(tmp_path / "reference.npz")
+    ReferenceOutputs(items, tuple(expected), "multi_label", "dot").write(tmp_path / "reference.npz")
     read = ReferenceOutputs.read(tmp_path / "reference.npz")
-    assert read.problem_type == "multi_label"
+    assert (read.problem_type, read.similarity) == ("multi_label", "dot")
     assert [i.ids.tolist() for i in read.items] == [i.ids.tolist() for i in items]
     assert [i.second_segment_start for i in read.items] == [i.second_segment_start for i in items]
     assert {i.ids.dtype for i in read.items} == {np.dtype(np.int32)}
