@@ -170,7 +170,7 @@ class DecodeRequest(NamedTuple):
     skip_special: bool  # omit special tokens
     client: str = ""
     priority: int = 0
-    trim_special: bool = False  # omit those that the tokenizer adds before and after a text
+    trim_special: bool = False  # omit padding, and those before and after a text
 
 
 class CallResult(NamedTuple):

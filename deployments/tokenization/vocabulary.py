@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,8 @@ from tokenizers.models import Unigram
 from deployments.errors import UnknownToken
 from deployments.messages import TextTokens
 from deployments.tokenization.encodings import open_tokenizer
+
+_PADDING = ("[PAD]", "<pad>")
 
 
 class TokenVocabulary:
@@ -71,6 +73,7 @@ class TokenInspector:
         encoding = self._tokenizer.encode("a")
         before = len(list(takewhile(bool, encoding.special_tokens_mask)))
         after = len(list(takewhile(bool, reversed(encoding.special_tokens_mask))))
+        self._padding = {self._tokenizer.token_to_id(token) for token in _PADDING}
         self._before = encoding.ids[:before]
         self._after = encoding.ids[len(encoding.ids) - after :]
 
@@ -88,7 +91,8 @@ class TokenInspector:
     ) -> tuple[str, ...]:
         """Decode each sequence of token ids. Raises UnknownToken for an id above the largest.
 
-        `trim_special` omits the special tokens that the tokenizer adds before and after a text.
+        `trim_special` omits padding at both ends, and the special tokens that the tokenizer adds
+        before and after a text.
         """
         for sequence in sequences:
             unknown = max(sequence, default=0)
@@ -101,6 +105,9 @@ class TokenInspector:
 
     def _trim(self, sequence: Sequence[int]) -> list[int]:
         ids = list(sequence)
+        while ids and ids[-1] in self._padding:
+            ids.pop()
+        ids = list(dropwhile(self._padding.__contains__, ids))
         if self._before and ids[: len(self._before)] == self._before:
             ids = ids[len(self._before) :]
         if self._after and ids[-len(self._after) :] == self._after:

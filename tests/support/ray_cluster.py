@@ -56,7 +56,8 @@ class Cluster:
         """Start the launcher and wait until it prints `serving on`."""
         with self.output.open("wb") as log:
             self._launcher = subprocess.Popen(
-                self.command(),
+                # Tests under `nohup` ignore the signal, and the launcher would ignore it too.
+                ["env", "--default-signal=HUP", *self.command()],
                 cwd=REPOSITORY,
                 env=self._environment,
                 stdout=log,

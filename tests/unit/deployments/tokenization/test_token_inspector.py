@@ -42,8 +42,10 @@ def test_trimmed_texts_keep_special_tokens_between_the_ends(inspector: TokenInsp
     (tokens,) = inspector.tokens(["good [MASK] film"], special=True)
     start, *inner, end = tokens.ids.tolist()
     sequences = [[start, *inner, end], inner, [start, *inner], [*inner, end], [start, start, end]]
+    (padding,) = inspector.tokens(["[PAD]"], special=False)[0].ids.tolist()
+    sequences += [[start, *inner, end, padding, padding], [padding, start, *inner, end]]
     texts = inspector.texts(sequences, skip_special=False, trim_special=True)
-    assert texts == (*["good [MASK] film"] * 4, "[CLS]")
+    assert texts == (*["good [MASK] film"] * 4, "[CLS]", *["good [MASK] film"] * 2)
 
 
 def test_texts_rejects_ids_beyond_the_vocabulary(inspector: TokenInspector) -> None:
