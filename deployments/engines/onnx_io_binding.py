@@ -177,7 +177,7 @@ class IoBindingEngine:
         self,
         session: ort.InferenceSession,
         buffers: _Buffers,
-        lock: AbstractContextManager[None],
+        lock: AbstractContextManager[object],
     ) -> NDArray[np.float32]:
         with lock:
             for name, value in buffers.inputs.items():

@@ -317,7 +317,7 @@ def scaled_cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
     It is 2 a*b / (a*a + b*b): a length that is 20 % longer lowers it by 1.6 %.
     """
     pairs = [(x.astype(np.float64), y.astype(np.float64)) for x, y in zip(a, b, strict=True)]
-    return np.array([2 * (x @ y) / max(x @ x + y @ y, 1e-12) for x, y in pairs])
+    return np.array([2 * float(x @ y) / max(float(x @ x + y @ y), 1e-12) for x, y in pairs])
 
 
 def correlation(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:

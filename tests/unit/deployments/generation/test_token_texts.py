@@ -110,7 +110,7 @@ def test_whole_characters_and_special_tokens_have_no_bytes_of_their_own() -> Non
     for token in (word, last):
         assert {each.raw_bytes for each in (token, *token.alternatives)} == {None}
     assert [each.text for each in word.alternatives] == ["b", END]
-    assert [each.text for each in last.alternatives] == [last.text, "b"]
+    assert (last.text, [each.text for each in last.alternatives]) == ("", [END, "b"])
 
 
 def test_tokens_without_log_probabilities_have_no_bytes() -> None:
