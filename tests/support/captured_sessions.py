@@ -40,9 +40,9 @@ class RecordedLock(CaptureLock):
         return getattr(self._held, "use", FREE)
 
     @contextmanager
-    def capture(self) -> Iterator[None]:
-        with super().capture(), self._holding("capture"):
-            yield
+    def capture(self, *, waits: bool = True) -> Iterator[bool]:
+        with super().capture(waits=waits) as is_alone, self._holding("capture"):
+            yield is_alone
 
     @contextmanager
     def _share(self, use: Any) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -233,10 +234,15 @@ def test_captures_of_a_decoder_share_a_stream_of_their_own(
     first, other = (
         torch_decoder._capture(lambda: held.append(lock.held), None, lock) for _ in "ab"
     )
+    assert first is not None
+    assert other is not None
     torch_decoder._capture(lambda: held.append(lock.held), first, lock)
     assert streams == [first.stream, other.stream, first.stream]
     assert first.stream is not other.stream
     assert held == ["opening", "opening", "opening", "capture"] * 3
+    with lock.open_model(), ThreadPoolExecutor(1) as executor:
+        late = executor.submit(torch_decoder._capture, lambda: None, first, lock).result(5)
+    assert late is None, "a step must not wait for a model that another thread opens"
 
 
 def test_full_slot_may_take_part_in_decode(open_rows: OpenRows) -> None:

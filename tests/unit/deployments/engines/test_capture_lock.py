@@ -68,6 +68,19 @@ def test_nothing_starts_during_a_capture(threads: ThreadPoolExecutor, use: str) 
     other.leave()
 
 
+def test_capture_that_does_not_wait_gives_way_to_an_opening(threads: ThreadPoolExecutor) -> None:
+    lock = CaptureLock()
+    opening = Holder(threads, lock.open_model)
+    opening.wait_until_inside()
+    with lock.capture(waits=False) as is_alone:
+        assert not is_alone
+        with lock.run_pass():
+            pass
+    opening.leave()
+    with lock.capture(waits=False) as is_alone:
+        assert is_alone
+
+
 def test_capture_waits_for_running_passes_and_keeps_new_ones_back(
     threads: ThreadPoolExecutor,
 ) -> None:

@@ -95,6 +95,14 @@ async def test_calls_for_a_quarantined_model_are_answered_by_another_replica() -
     assert working.calls == 10
 
 
+async def test_free_replica_answers_beside_a_full_and_a_failing_one() -> None:
+    full, failing = RefusingReplica(FULL), RefusingReplica(ModelUnavailable("it keeps failing"))
+    free = RefusingReplica()
+    async with pool_over(full.server, failing.server, free.server) as pool:
+        for _ in range(20):
+            assert await send(pool, b"call") == b"answer"
+
+
 async def test_refusal_by_a_draining_replica_leaves_the_other_replica_a_try() -> None:
     draining, working = RefusingReplica(FULL), RefusingReplica()
     draining.drains = True
