@@ -40,14 +40,9 @@ class SafetyFactor:
         self.value = MIN_FACTOR
 
     def record_end(self, prediction: Prediction) -> None:
-        """Learn from a job that ends now."""
+        """Learn from a job that ends now, or that is dropped now because it is late."""
         if prediction.is_informative:
             self._step(TARGET_SHARE if self._is_late(prediction) else TARGET_SHARE - 1)
-
-    def record_late(self, prediction: Prediction) -> None:
-        """Learn from a job that is dropped now because it cannot end before its deadline."""
-        if prediction.is_informative:
-            self._step(TARGET_SHARE)
 
     def record_abandoned(self, prediction: Prediction) -> None:
         """Learn from a job that ends now without an answer, if it is late already."""

@@ -102,14 +102,9 @@ class AdmissionQueue:
         return self._jobs.take_first()
 
     def record_end(self, number: int) -> None:
-        """Update the safety factor at the end of a job with an answer."""
+        """Update the safety factor at the end of a job, whether it was answered or dropped."""
         if (prediction := self._predictions.pop(number, None)) is not None:
             self._safety.record_end(prediction)
-
-    def record_error(self, number: int) -> None:
-        """Update the safety factor at the end of a job with an error."""
-        if (prediction := self._predictions.pop(number, None)) is not None:
-            self._safety.record_abandoned(prediction)
 
     def discard(self, numbers: Iterable[int]) -> None:
         """Forget the predictions of jobs by number. Remove these jobs if they still wait."""
@@ -141,7 +136,7 @@ class AdmissionQueue:
                 )
                 dropped.append(DroppedJob(job, error))
         for each in dropped:
-            self._safety.record_late(self._predictions[each.job.number])
+            self.record_end(each.job.number)
         self.discard(each.job.number for each in dropped)
         return dropped
 

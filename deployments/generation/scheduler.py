@@ -233,10 +233,8 @@ class GenerationLoop:
             if finished is not None:
                 is_cut = finished.reason is FinishReason.LENGTH
                 self._forecast.lengths.record(finished.generated_tokens, is_cut=is_cut)
+            if finished is not None or isinstance(payload, ServeError):
                 with self._changed:
                     self._waiting.record_end(number)
-            elif isinstance(payload, ServeError):
-                with self._changed:
-                    self._waiting.record_error(number)
         if events:
             self._publish(events)

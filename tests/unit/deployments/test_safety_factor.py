@@ -52,9 +52,3 @@ def test_abandoned_job_teaches_only_if_it_is_late(elapsed_s: float, is_learned: 
     factor = SafetyFactor()
     factor.record_abandoned(Prediction(5.0, 10.0, deadline_after(10.0 - elapsed_s)))
     assert (factor.value > MIN_FACTOR) == is_learned
-
-
-def test_job_dropped_before_it_is_late_counts_as_late() -> None:
-    factor = SafetyFactor()
-    factor.record_late(Prediction(5.0, 10.0, deadline_after(9.0)))
-    assert factor.value > MIN_FACTOR

@@ -8,12 +8,11 @@ import pytest
 
 from deployments.config import SchedulingSettings
 from deployments.deadlines import deadline_after
-from deployments.errors import Overloaded
 from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand
 from deployments.generation.lengths import INITIAL_TOKENS, MAX_ANSWERS, AnswerLengths
-from deployments.safety_factor import MIN_FACTOR, Prediction
+from deployments.safety_factor import Prediction
 
 
 def demand(new_tokens: int = 100, prompt: int = 0, generated: int = 0, minimum: int = 0) -> Demand:
@@ -116,16 +115,10 @@ def test_slow_measurement_is_bounded_by_those_over_fewer_slots() -> None:
 
 
 def queue_job(queue: AdmissionQueue, number: int, client: str = "", **options: int) -> None:
-    deadline_s = deadline_after(1.0)
     job: Any = SimpleNamespace(
-        number=number,
-        demand=demand(**options),
-        deadline_s=deadline_s,
-        client=client,
-        priority=0,
-        slot_count=1,
+        number=number, demand=demand(**options), client=client, priority=0, slot_count=1
     )
-    queue.push(job, Prediction(0.5, 1.0, deadline_s), SchedulingSettings())
+    queue.push(job, Prediction(0.0, 1.0, deadline_after(1.0)), SchedulingSettings())
 
 
 def test_jobs_queued_before_the_first_measurement_keep_their_turn() -> None:
@@ -151,15 +144,3 @@ def test_waiting_jobs_take_the_sum_of_their_prices(*, is_measured: bool) -> None
         queue_job(queue, number, **work)
     expected_s = sum(forecast.price(demand(**work)) for work in works) if is_measured else 0.0
     assert queue.predict_s() == pytest.approx(expected_s)
-
-
-def test_dropped_job_raises_the_safety_factor_and_a_failed_one_does_not_lower_it() -> None:
-    queue = AdmissionQueue(measured(), 2)
-    queue_job(queue, 0, new_tokens=10_000)
-    (dropped,) = queue.drop_late(1)
-    assert isinstance(dropped.error, Overloaded), "its deadline has not passed"
-    factor = queue._safety.value
-    assert factor > MIN_FACTOR
-    queue_job(queue, 1)
-    queue.record_error(1)
-    assert queue._safety.value == factor
