@@ -3,45 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cluster.access import check_access, use_key_file
+from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.progress import StartError
 
+DEFAULT_LIMITS = ClientLimits()
 
-@dataclass(slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpSettings:
+    """Options of the command line."""
+
+    config: Path
+    run_dir: Path  # logs, lock and session id; each cluster needs its own directory
+    host: str | None = None  # None: from the config
+    port: int | None = None  # None: from the config
+    metrics_host: str = METRICS_HOST
+    metrics_port: int | None = None  # None: 9101 if it is free, else a free port
+    key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
+    no_auth: bool = False  # serve other hosts without keys
+    connections_per_client: int = DEFAULT_LIMITS.connections
+    max_requests: int = DEFAULT_LIMITS.requests
+    num_gpus: int | None = None  # None: GPUs that an installed engine can use
+    start_timeout_s: float = 180.0
+
+
 class ServedConfig:
-    """A config file and the options of the command line that replace settings of it."""
+    """The config file of `settings`, with the options of the command line applied."""
 
-    file: Path
-    metrics_host: str
-    host: str | None = None  # None: from the file
-    port: int | None = None  # None: from the file
-    key_file: Path | None = None  # None: from the file
-    no_auth: bool = False
-    _text: str = field(default="", init=False)
-    _last: dict[str, Any] = field(default_factory=dict, init=False)
+    def __init__(self, settings: UpSettings) -> None:
+        self._settings = settings
+        self._text = ""
+        self._last: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
         """Lint and read the file. Later reads keep host and port of the first.
 
         Raises StartError if the file has problems, or opens the server to other hosts without keys.
         """
-        reject_problems(self.file)
-        text = self.file.read_text(encoding="utf-8")
+        settings = self._settings
+        reject_problems(settings.config)
+        text = settings.config.read_text(encoding="utf-8")
         config: dict[str, Any] = yaml.safe_load(text)
         http = config.setdefault("http_options", {})
-        host = http["host"] = self.host or http.get("host", "127.0.0.1")
-        port = http["port"] = int(http.get("port", 8000)) if self.port is None else self.port
-        if self.key_file is not None:
-            use_key_file(config, self.key_file)
-        for opened in (host, self.metrics_host):
-            check_access(config, opened, no_auth=self.no_auth)
-        self.host, self.port, self._text, self._last = host, port, text, config
+        http["host"] = settings.host or http.get("host", "127.0.0.1")
+        http["port"] = int(http.get("port", 8000)) if settings.port is None else settings.port
+        if self._last:  # HAProxy listens where it started
+            http |= {name: self._last["http_options"][name] for name in ("host", "port")}
+        if settings.key_file is not None:
+            use_key_file(config, settings.key_file)
+        for opened in (http["host"], settings.metrics_host):
+            check_access(config, opened, no_auth=settings.no_auth)
+        self._text, self._last = text, config
         return config
 
     def refresh(self, report: Callable[[str], None]) -> dict[str, Any]:
@@ -51,7 +70,7 @@ class ServedConfig:
         deployed. If the file has problems now, report them and return what was read last.
         """
         try:
-            if self.file.read_text(encoding="utf-8") != self._text:
+            if self._settings.config.read_text(encoding="utf-8") != self._text:
                 self.read()
         except (OSError, UnicodeDecodeError, StartError) as error:
             report(f"{error}\nserving the config that was read before")

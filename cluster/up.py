@@ -20,7 +20,6 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,33 +48,19 @@ from cluster.processes import (
 from cluster.progress import StartError, StartupProgress, notify_systemd
 from cluster.ray_host import RayHost
 from cluster.serve_config import read_args
-from cluster.served_config import ServedConfig, move_behind_edge
+from cluster.served_config import (
+    DEFAULT_LIMITS,
+    ServedConfig,
+    UpSettings,
+    move_behind_edge,
+)
 from deployments.builds.process import HUB_OFFLINE_VARIABLE
 from deployments.command_line import count_from_zero, positive_count, positive_seconds
 from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
-DEFAULT_LIMITS = ClientLimits()
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by address that listens on all interfaces
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpSettings:
-    """Options of the command line."""
-
-    config: Path
-    run_dir: Path  # logs, lock and session id; each cluster needs its own directory
-    host: str | None = None  # None: from the config
-    port: int | None = None  # None: from the config
-    metrics_host: str = METRICS_HOST
-    metrics_port: int | None = None  # None: 9101 if it is free, else a free port
-    key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
-    no_auth: bool = False  # serve other hosts without keys
-    connections_per_client: int = DEFAULT_LIMITS.connections
-    max_requests: int = DEFAULT_LIMITS.requests
-    num_gpus: int | None = None  # None: GPUs that an installed engine can use
-    start_timeout_s: float = 180.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -198,14 +183,7 @@ def serve_until_stopped(settings: UpSettings) -> int:
     progress = StartupProgress()
     run_dir = settings.run_dir
     progress.report(f"checking {settings.config}")
-    served = ServedConfig(
-        file=settings.config,
-        host=settings.host,
-        port=settings.port,
-        metrics_host=settings.metrics_host,
-        key_file=settings.key_file,
-        no_auth=settings.no_auth,
-    )
+    served = ServedConfig(settings)
     http = served.read()["http_options"]
     host, port = http["host"], http["port"]
     with lock_run_directory(run_dir):

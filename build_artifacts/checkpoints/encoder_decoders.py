@@ -109,8 +109,8 @@ def load_generation_settings(weights: Path, config: TransformersConfig) -> Gener
     with config_errors(path.name):
         if path.name == GENERATION_CONFIG_NAME:
             return GenerationConfig.from_pretrained(weights)
-        # `config` has the token ids that config.json omits, but no settings: transformers removes
-        # them from its configs.
+        # transformers drops generation settings from its configs, so read them from the file. It
+        # adds the token ids that the file omits.
         return GenerationConfig.from_model_config(config.to_dict() | read_object(path))
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cluster.progress import StartError
-from cluster.served_config import ServedConfig, move_behind_edge
+from cluster.served_config import ServedConfig, UpSettings, move_behind_edge
 from tests.support.checked_configs import create_config
 
 
@@ -26,7 +26,7 @@ def write(directory: Path, changes: dict[str, Any] | None = None) -> Path:
 
 
 def served(file: Path, **options: Any) -> ServedConfig:
-    return ServedConfig(file=file, metrics_host="127.0.0.1", **options)
+    return ServedConfig(UpSettings(config=file, run_dir=file.parent, **options))
 
 
 @pytest.mark.parametrize(

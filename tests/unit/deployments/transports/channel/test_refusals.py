@@ -98,7 +98,7 @@ async def test_calls_for_a_quarantined_model_are_answered_by_another_replica() -
 async def test_free_replica_answers_beside_a_full_and_a_failing_one() -> None:
     full, failing = RefusingReplica(FULL), RefusingReplica(ModelUnavailable("it keeps failing"))
     free = RefusingReplica()
-    async with pool_over(full.server, failing.server, free.server) as pool:
+    async with pool_over(failing.server, full.server, free.server) as pool:
         for _ in range(20):
             assert await send(pool, b"call") == b"answer"
 
