@@ -131,7 +131,7 @@ def pull_model(arguments: argparse.Namespace) -> int:
         with copy_stderr() as stream:
             pull_or_follow(queue, model_id, stream)
     except KeyboardInterrupt:
-        # Cancel the build only if nobody else asked for it and no server runs it.
+        # Cancel the build only if no other process asked for it and no server runs it.
         if not (is_new and queue.forget(model_id)):
             print(f"{model_id} stays in the queue: others may wait for it", file=sys.stderr)
         raise
