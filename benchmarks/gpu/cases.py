@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,10 @@ class CaseResult:
 
 
 def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
-    """Run a case. Every exception becomes a result, so that the other cases still run."""
+    """Run a case. Every exception becomes a result, so that the other cases still run.
+
+    Print the traceback of a failure to stderr.
+    """
     started_s = time.monotonic()
     values: Mapping[str, Any] = {}
     state: State = "passed"
@@ -128,8 +132,10 @@ def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
         state, reason = "unsupported", error.message
     except ServeError as error:
         state, reason = "failed", error.message
+        traceback.print_exc()
     except Exception as error:  # noqa: BLE001  engines, torch and transformers share no base class
         state, reason = "failed", f"{type(error).__name__}: {error}"
+        traceback.print_exc()
     return CaseResult(
         part=part,
         case=case.name,

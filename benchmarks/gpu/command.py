@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,7 +48,7 @@ Without the project's environment, with torch for CUDA and transformers: python3
 Each part runs in a process of its own, at most {MAX_PART_SECONDS:.0f} s. Results are written after
 every case, and the same command continues until nothing is left. A case is `passed`, `rejected` by
 the accuracy gate, `unsupported` by the compiler, `blocked` by a missing package, or `failed`; the
-last two run again.
+last two run again. Tracebacks are in a .log beside the results.
 CONTRIBUTING.md, "A GPU for an hour": what to take to a machine without network, and how the
 results get into docs/performance.md."""
 
@@ -101,7 +100,8 @@ def run(arguments: argparse.Namespace) -> int:
     path = out if out.suffix == ".json" else out / _FILE_NAMES[target.is_cuda]
     metadata = start_run("gpu", arguments.command_line, arguments.seed)
     results = GpuResults.read_or_start(path, metadata)
-    plan = _CasePlan(target, arguments.cases)
+    log = path.with_suffix(".log")
+    plan = _CasePlan(target, arguments.cases, log)
     end_s = time.monotonic() + (arguments.seconds or float("inf"))
     for part in arguments.parts:
         left_s = end_s - time.monotonic()
@@ -118,12 +118,16 @@ def run(arguments: argparse.Namespace) -> int:
         _print_results(results, path)
     open_cases = plan.count_open(arguments.parts, results)
     log_progress(f"{open_cases} cases are left: run it again" if open_cases else "nothing is left")
-    return FAILED if any(result.state == "failed" for result in results.cases.values()) else OK
+    if any(result.state == "failed" for result in results.cases.values()):
+        log_progress(f"tracebacks of failed cases: {log}")
+        return FAILED
+    return OK
 
 
 class _CasePlan(NamedTuple):
     target: Target
     pattern: str
+    log: Path  # receives what the workers print
 
     def cases(self, part: str) -> list[Case]:
         """Return the selected cases of a part."""
@@ -149,7 +153,7 @@ class _CasePlan(NamedTuple):
         # A failed case ends the worker process. The remaining cases run in a new worker.
         while names and (left_s := end_s - time.monotonic()) > 0:
             tried = False
-            for result in run_worker(part, names, self.target, left_s):
+            for result in run_worker(part, names, self.target, left_s, self.log):
                 reason = f": {result.reason}" if result.reason else ""
                 log_progress(f"  {result.seconds:6.1f} s  {result.case} {result.state}{reason}")
                 names, tried = [name for name in names if name != result.case], True
@@ -158,9 +162,12 @@ class _CasePlan(NamedTuple):
                 return
 
 
-def run_worker(part: str, names: list[str], target: Target, seconds: float) -> Iterator[CaseResult]:
+def run_worker(
+    part: str, names: list[str], target: Target, seconds: float, log: Path
+) -> Iterator[CaseResult]:
     """Run the cases `names` of `part` in a worker process, and yield their results.
 
+    Append what the process prints to the file `log`: tracebacks, and warnings of libraries.
     After `seconds`, kill the process. A case that was running then counts as failed if it was the
     first one; otherwise it gets no result and can run again. A case that was running when the
     process ended by itself counts as failed. Cases that did not start get no result. Raises
@@ -168,10 +175,12 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]
+    log.parent.mkdir(parents=True, exist_ok=True)
     with (
-        tempfile.TemporaryFile("w+", errors="replace") as log,
-        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=log) as process,
+        log.open("a+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=errors) as process,
     ):
+        start = errors.tell()
         assert process.stdout is not None
         is_late = Event()
 
@@ -196,8 +205,8 @@ def run_worker(part: str, names: list[str], target: Target, seconds: float) -> I
         finally:
             timer.cancel()
             process.kill()
-        log.seek(0)
-        last_line = (log.read().strip().splitlines() or [""])[-1]
+        errors.seek(start)
+        last_line = (errors.read().strip().splitlines() or [""])[-1]
     if running is not None and (not is_late.is_set() or not results):
         elapsed_s = time.monotonic() - started_s
         yield CaseResult(

@@ -34,9 +34,10 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def run_worker(
-        part: str, cases: list[str], target: Target, seconds: float
+        part: str, cases: list[str], target: Target, seconds: float, log: Path
     ) -> Iterator[CaseResult]:
         assert 0 < seconds <= 480
+        assert log.suffix == ".log"
         for case in cases[:-1]:
             names.append(case)
             yield CaseResult(
@@ -73,7 +74,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run_cases(names: list[str], path: Path, seconds: float = 60.0) -> dict[str, CaseResult]:
     """Run `names` as the remaining cases of a part; return the results by name."""
     part = GpuPart("scripted", lambda _: [Case(name, lambda _: {}) for name in names])
-    plan = command._CasePlan(Target(is_cuda=False), "*")
+    plan = command._CasePlan(Target(is_cuda=False), "*", path.with_suffix(".log"))
     results = GpuResults.read_or_start(path, RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "PARTS", {"device": part})
@@ -89,6 +90,7 @@ def test_crash_fails_one_case_and_the_others_continue(tmp_path: Path) -> None:
         "last": "passed",
     }
     assert found["crash"].reason == "its process ended with 3: CUDA error 700"
+    assert (tmp_path / "out.log").read_text() == "CUDA error 700\n"
 
 
 @pytest.mark.usefixtures("scripted")
