@@ -263,8 +263,16 @@ GPU_FP16 = CandidateRecipe(
     precision="fp16",
     source=ExportRecipe(dtype="float16", fusions="cuda"),
 )
-# On a GPU, padding costs less than kernel launches, so few shapes suffice.
-_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
+# Shapes of CUDA graphs, up to the `max_batch_tokens` of the GPU encoder in serve_config.yaml.
+# Capturing one takes milliseconds. All graphs of a model share their memory.
+_BUCKETS = tuple(
+    (items, tokens)
+    for items in (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    for tokens in (32, 64, 128, 256, 512)
+    if items * tokens <= 16_384
+)
+# Few shapes for candidates that compile half a minute or longer for each of them.
+_FEW_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
 # The graph of GPU_FP16 with IO binding per shape. CUDA captures one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
 GPU_FP16_TENSORRT = replace(
@@ -272,16 +280,19 @@ GPU_FP16_TENSORRT = replace(
     name="gpu-fp16-tensorrt",
     source=ExportRecipe(dtype="float16", opset=18),
     options=EngineOptions(
-        providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"), buckets=_BUCKETS
+        providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"), buckets=_FEW_BUCKETS
     ),
 )
 GPU_FP16_TORCH = replace(
-    GPU_FP16, name="gpu-fp16-torch", source=TorchProgramRecipe(dtype="float16"), engine="torch"
+    GPU_FP16_BOUND,
+    name="gpu-fp16-torch",
+    source=TorchProgramRecipe(dtype="float16"),
+    engine="torch",
 )
 GPU_FP16_COMPILED = replace(
     GPU_FP16_TORCH,
     name="gpu-fp16-compiled",
-    options=EngineOptions(compile=True, buckets=_BUCKETS),
+    options=EngineOptions(compile=True, buckets=_FEW_BUCKETS),
 )
 
 # Measured with SmolLM2-135M-Instruct from a Q4_1 file (fp32 perplexity 30.5). int8 per token: 97 %

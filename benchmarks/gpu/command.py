@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,7 +24,7 @@ import orjson
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
 from benchmarks.common.report import REPOSITORY, log_progress, start_run
-from benchmarks.gpu.cases import Case, CaseResult, Target
+from benchmarks.gpu.cases import Case, CaseResult, Target, index_by_name
 from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
 from deployments.command_line import FAILED, OK, positive_count, positive_seconds
@@ -60,7 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="PART",
         help=f"default: all; {', '.join(PARTS)}",
     )  # fmt: skip
-    parser.add_argument("--cases", default="*", metavar="PATTERN", help="such as '*/gpu-fp16*'")
+    parser.add_argument(
+        "--cases", nargs="+", default=["*"], metavar="PATTERN",
+        help="such as '*/gpu-fp16*'; cases run in the order of the patterns",
+    )  # fmt: skip
     parser.add_argument("--dry", action="store_true", help="tiny models on this CPU")
     parser.add_argument("--list", action="store_true", help="list parts and cases, run nothing")
     parser.add_argument(
@@ -126,12 +129,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 class _CasePlan(NamedTuple):
     target: Target
-    pattern: str
+    patterns: Sequence[str]
     log: Path  # receives what the workers print
 
     def cases(self, part: str) -> list[Case]:
-        """Return the selected cases of a part."""
-        return [c for c in PARTS[part].cases(self.target) if fnmatchcase(c.name, self.pattern)]
+        """Return the selected cases of a part, in the order of the patterns."""
+        cases = PARTS[part].cases(self.target)
+        selected = (c for p in self.patterns for c in cases if fnmatchcase(c.name, p))
+        return list(index_by_name(selected).values())
 
     def count_open(self, parts: Iterable[str], results: GpuResults) -> int:
         """Count the selected cases without a result for the device of `target`."""

@@ -26,7 +26,8 @@ def translate_errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as exc:
-        raise EngineFailed(f"{name}: {exc}") from exc
+        # Failed assertions of torch have no message.
+        raise EngineFailed(f"{name}: {str(exc) or type(exc).__name__}") from exc
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

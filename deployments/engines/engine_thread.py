@@ -1,8 +1,8 @@
 """One thread for all calls of an engine.
 
-CUDA graphs belong to the thread that captured them: ONNX Runtime keeps them in a context per
-thread, torch.compile too (pytorch issue 123177). Another thread would capture each graph again, in
-other memory. Concurrent passes of one engine on a GPU would not be faster.
+ONNX Runtime keeps CUDA graphs in a context per thread: another thread would capture each graph
+again, in other memory. Concurrent passes of one engine on a GPU would not be faster, and would need
+buffers of their own.
 """
 
 from __future__ import annotations

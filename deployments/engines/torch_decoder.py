@@ -20,14 +20,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
-from deployments.engines.capture_lock import CaptureLock, find_capture_lock
+from deployments.engines.capture_lock import find_capture_lock
 from deployments.engines.decoder import (
     DecoderInfo,
     DecoderSpec,
@@ -35,6 +35,7 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
+from deployments.engines.torch_capture import CapturedCall, capture
 from deployments.engines.torch_devices import (
     missing_torch_device,
     return_cached_memory,
@@ -53,7 +54,6 @@ _INPUTS = ("input_ids", "lengths", "wanted")
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; the next have 512, 1024, ...
 _COMPILER = "inductor"
-_WARM_UP_STEPS = 3  # before a capture, because libraries allocate memory in their first calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +67,8 @@ class _LoadedDecoder:
     lengths: torch.Tensor  # [slots]
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
     logits: torch.Tensor  # [slots, V], output of a decode step
+    # [slots, V] on the host. A GPU copies to pinned memory several times as fast as to other memory.
+    host_logits: torch.Tensor
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:
         """Return views of the first `kv_length` tokens of slots `first` to `end` - 1.
@@ -86,14 +88,6 @@ class _LoadedDecoder:
         self.logits[:slots].copy_(logits[:, 0])
 
 
-class _CapturedStep(NamedTuple):
-    graph: torch.cuda.CUDAGraph
-    stream: torch.cuda.Stream  # of the capture
-
-    def replay(self) -> None:
-        self.graph.replay()
-
-
 class TorchDecoder:
     """Decoder engine for one torch module.
 
@@ -110,7 +104,7 @@ class TorchDecoder:
         is_capturable = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
         self._captures = self._device == _CUDA and is_capturable
         self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
-        self._captured: dict[tuple[int, int], _CapturedStep] = {}  # by (slots, kv_length)
+        self._captured: dict[tuple[int, int], CapturedCall] = {}  # by (slots, kv_length)
         self._loaded: _LoadedDecoder | None = None
         with translate_errors(spec.path.name), self._lock.open_model():
             self._loaded = self._load(spec, hardware)
@@ -144,7 +138,9 @@ class TorchDecoder:
             run_step = self._find_step(slots, 1 + int(lengths.max()))
             with self._running():
                 run_step()
-                return _to_host(loaded.logits[:slots])
+                # Copies of CUDA tensors to the host wait until the data is there.
+                logits = loaded.host_logits[:slots].copy_(loaded.logits[:slots])
+                return np.asarray(logits.numpy())
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
         """Raise EngineFailed, because MatMuls round differently for several tokens."""
@@ -203,6 +199,7 @@ class TorchDecoder:
             lengths=int_zeros(slots),
             first=int_zeros(1),
             logits=zeros((slots, spec.vocabulary)),
+            host_logits=torch.zeros((slots, spec.vocabulary), pin_memory=self._device == _CUDA),
         )
 
     @contextmanager
@@ -227,7 +224,9 @@ class TorchDecoder:
                 return partial(step, *key)
             other = next(iter(self._captured.values()), None)
             with translate_errors(self.info.compute_type):
-                captured = _capture(partial(step, *key), other, self._lock)
+                # Only the first capture, when the decoder starts, waits for openings.
+                waits = other is None
+                captured = capture(partial(step, *key), other, self._lock, waits=waits)
             if captured is None:
                 return partial(step, *key)
             self._captured[key] = captured
@@ -257,44 +256,12 @@ def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     """Compile `module` for any number of slots and tokens.
 
     torch compiles at the first step, and once more for a single slot. CUDA graphs of torch.compile
-    are not used, because they belong to one thread. `_capture` records the CUDA graphs instead.
+    are not used, because they belong to one thread. `capture` records the CUDA graphs instead.
     """
     import torch
 
     compiled: Callable[..., torch.Tensor] = torch.compile(module, dynamic=True, backend=_COMPILER)
     return compiled
-
-
-def _capture(
-    step: Callable[[], None], other: _CapturedStep | None, lock: CaptureLock
-) -> _CapturedStep | None:
-    """Capture `step`, which must be repeatable: it also runs several times for warm-up.
-
-    Return None if another model is being opened, and `other` is not None: only the first capture,
-    when the decoder starts, waits for openings.
-
-    Calls are sequential and leave nothing in the memory pool, so all steps of a decoder share one.
-    `other` is a captured step of the same decoder, if there is one. A pool is shared only by
-    captures on one stream. Without `stream`, torch would use one stream for all decoders.
-    """
-    import torch
-
-    with lock.open_model():  # a compiled step is compiled now
-        stream = torch.cuda.Stream() if other is None else other.stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(_WARM_UP_STEPS):
-                step()
-        torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    pool = None if other is None else other.graph.pool()
-    with lock.capture(waits=other is None) as is_alone:
-        if not is_alone:
-            return None
-        # With "thread_local", threads of libraries that do not know the lock end no capture.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            step()
-    return _CapturedStep(graph, stream)
 
 
 def _to_host(logits: torch.Tensor) -> NDArray[np.float32]:

@@ -1,13 +1,14 @@
 """The engine torch: encoder programs in half precision with fused attention, and decoders.
 
-Compiled code and CUDA graphs belong to the thread that created them, so an encoder engine uses one
-thread (engine_thread.py).
+On a GPU, an encoder captures a CUDA graph for each of its buckets (torch_capture.py). The CUDA
+graphs of torch.compile are not used: their trees are state of a thread, which no thread but the
+first to compile has, so that a second compiled model could not be opened (pytorch issue 123177).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +21,7 @@ from deployments.engines.base import (
     GraphSpec,
     translate_errors,
 )
-from deployments.engines.capture_lock import find_capture_lock
+from deployments.engines.capture_lock import CaptureLock, find_capture_lock
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.engine_thread import EngineThread
 from deployments.engines.forward_pass import Batch, Outputs
@@ -33,6 +34,7 @@ from deployments.engines.graph_io import (
     smallest_fitting,
     split,
 )
+from deployments.engines.torch_capture import CapturedCall, capture
 from deployments.engines.torch_devices import (
     missing_torch_device,
     return_cached_memory,
@@ -48,12 +50,50 @@ _CUDA = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class _LoadedProgram:
+class _Program:
     """An encoder program on the device."""
 
-    inputs: tuple[str, ...]  # in the order of the parameters
     module: Callable[..., torch.Tensor]
-    in_buckets: Callable[..., torch.Tensor]  # for shapes of buckets; compiled if requested
+    inputs: tuple[str, ...]  # in the order of the parameters
+    device: str
+
+    def to_tensors(self, arrays: dict[str, NDArray[np.int64]]) -> list[torch.Tensor]:
+        import torch
+
+        return [torch.from_numpy(arrays[name]).to(self.device) for name in self.inputs]
+
+    def compute(self, arrays: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        return _to_host(self.module(*self.to_tensors(arrays)).float())
+
+
+class _CapturedShape:
+    """A program for the shape of one bucket, as a CUDA graph with tensors at fixed addresses."""
+
+    def __init__(
+        self, program: _Program, bucket: Bucket, other: _CapturedShape | None, lock: CaptureLock
+    ) -> None:
+        """Capture, or compile and capture. `other` is another shape of the same engine."""
+        self._program = program
+        self._tensors = program.to_tensors(empty_arrays(program.inputs, bucket))
+        self._output: torch.Tensor | None = None
+        same_engine = None if other is None else other._captured
+        captured = capture(self._call, same_engine, lock, waits=True)
+        assert captured is not None  # it waited until it was alone
+        self._captured: CapturedCall = captured
+
+    def compute(self, arrays: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
+        import torch
+
+        for name, tensor in zip(self._program.inputs, self._tensors, strict=True):
+            tensor.copy_(torch.from_numpy(arrays[name]))
+        self._captured.replay()
+        assert self._output is not None
+        return _to_host(self._output)
+
+    def _call(self) -> None:
+        # The output of the capture lies in the memory that all shapes share. It is read before
+        # another shape runs, because an engine has one thread.
+        self._output = self._program.module(*self._tensors).float()
 
 
 class TorchEngine:
@@ -68,72 +108,76 @@ class TorchEngine:
         self._head, self._mask_token = spec.head, spec.mask_token
         self._device = _CUDA if uses_cuda(settings) else "cpu"
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
-        self._loaded: _LoadedProgram | None = None
+        self._program: _Program | None = None
+        # Programs by bucket: captured on a GPU, compiled if the options say so.
+        self._in_buckets: dict[Bucket, _Program | _CapturedShape] = {}
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")
         self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
         self._thread = EngineThread("torch")
         try:
             with translate_errors(spec.path.name):
-                self._loaded = self._thread.call(self._load, spec, settings)
+                self._program = self._thread.call(self._load, spec, settings)
         except EngineFailed:
             self.close()
             raise
 
     def run(self, batch: Batch) -> Outputs:
-        loaded = self._loaded
-        if loaded is None:
+        program = self._program
+        if program is None:
             raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        feeds = build_feeds(batch, loaded.inputs, self._mask_token)
+        feeds = build_feeds(batch, program.inputs, self._mask_token)
         with translate_errors(self.info.compute_type):
-            raw = self._thread.call(self._pass, loaded, feeds)
+            raw = self._thread.call(self._pass, program, feeds)
         return Outputs(split(self._head, raw, batch, feeds.mask_counts))
 
     def close(self) -> None:
         self._thread.close()
         with self._lock.run_pass():
-            self._loaded = None
+            self._program = None
+            self._in_buckets.clear()
             return_cached_memory(self._device)
 
-    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _LoadedProgram:
+    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _Program:
         import torch
 
         torch.set_num_threads(settings.intra_op_threads)
         with self._lock.open_model():
             module = read_program(spec.path, self._device)
-        inputs = input_names(module)
-        if not spec.options.compile:
-            return _LoadedProgram(inputs, module, module)
-        # Beyond this number of compiled shapes, torch runs uncompiled code without a warning.
-        limit = max(torch._dynamo.config.recompile_limit, len(self._buckets) + 1)
-        torch._dynamo.config.recompile_limit = limit
-        compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
+        program = _Program(module, input_names(module), self._device)
+        in_buckets = program
+        if spec.options.compile:
+            # Beyond this number of compiled shapes, torch runs uncompiled code without a warning.
+            limit = max(torch._dynamo.config.recompile_limit, len(self._buckets) + 1)
+            torch._dynamo.config.recompile_limit = limit
+            in_buckets = replace(program, module=torch.compile(module, dynamic=False))
+        with torch.inference_mode():
+            self._prepare_buckets(in_buckets, is_compiled=spec.options.compile)
+        return program
+
+    def _prepare_buckets(self, program: _Program, *, is_compiled: bool) -> None:
+        """Capture the program for every bucket on a GPU. The first call of each shape compiles."""
+        last: _CapturedShape | None = None
         for bucket in self._buckets:
-            arrays = empty_arrays(inputs, bucket)
-            # CUDA graphs of torch.compile need three passes per shape: compile, capture, replay.
-            for lock in (self._lock.open_model(), self._lock.capture(), self._lock.run_pass()):
-                with lock:
-                    self._compute(compiled, inputs, arrays)
-        return _LoadedProgram(inputs, module, compiled)
+            if self._device == _CUDA:
+                self._in_buckets[bucket] = last = _CapturedShape(program, bucket, last, self._lock)
+                continue
+            self._in_buckets[bucket] = program
+            if is_compiled:
+                program.compute(empty_arrays(program.inputs, bucket))
 
-    def _pass(self, loaded: _LoadedProgram, feeds: Feeds) -> NDArray[np.float32]:
-        bucket = smallest_fitting(self._buckets, feeds)
-        with self._lock.run_pass():
-            if bucket is None:
-                return self._compute(loaded.module, loaded.inputs, feeds.arrays)
-            return self._compute(loaded.in_buckets, loaded.inputs, pad(feeds, bucket))
-
-    def _compute(
-        self,
-        module: Callable[..., torch.Tensor],
-        inputs: tuple[str, ...],
-        arrays: dict[str, NDArray[np.int64]],
-    ) -> NDArray[np.float32]:
+    def _pass(self, program: _Program, feeds: Feeds) -> NDArray[np.float32]:
         import torch
 
-        with torch.inference_mode():
-            tensors = [torch.from_numpy(arrays[name]).to(self._device) for name in inputs]
-            return np.asarray(module(*tensors).float().cpu().numpy())
+        bucket = smallest_fitting(self._buckets, feeds)
+        with self._lock.run_pass(), torch.inference_mode():
+            if bucket is None:
+                return program.compute(feeds.arrays)
+            return self._in_buckets[bucket].compute(pad(feeds, bucket))
+
+
+def _to_host(output: torch.Tensor) -> NDArray[np.float32]:
+    return np.asarray(output.cpu().numpy())
 
 
 def open_torch_decoder(

@@ -74,7 +74,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run_cases(names: list[str], path: Path, seconds: float = 60.0) -> dict[str, CaseResult]:
     """Run `names` as the remaining cases of a part; return the results by name."""
     part = GpuPart("scripted", lambda _: [Case(name, lambda _: {}) for name in names])
-    plan = command._CasePlan(Target(is_cuda=False), "*", path.with_suffix(".log"))
+    plan = command._CasePlan(Target(is_cuda=False), ["*"], path.with_suffix(".log"))
     results = GpuResults.read_or_start(path, RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "PARTS", {"device": part})

@@ -1,0 +1,58 @@
+"""CUDA graphs of torch: one launch replays all kernels of a call.
+
+The kernels of a small call take less time than their launches from Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from deployments.engines.capture_lock import CaptureLock
+
+if TYPE_CHECKING:
+    import torch
+
+_WARM_UP_CALLS = 3  # before a capture, because libraries allocate memory in their first calls
+
+
+class CapturedCall(NamedTuple):
+    """The CUDA graph of a call. Any thread may replay it."""
+
+    graph: torch.cuda.CUDAGraph
+    stream: torch.cuda.Stream  # of the capture
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+def capture(
+    call: Callable[[], None], other: CapturedCall | None, lock: CaptureLock, *, waits: bool
+) -> CapturedCall | None:
+    """Capture `call`, which must be repeatable: it also runs several times for warm-up.
+
+    Its inputs and outputs are tensors at fixed addresses. If `waits` is False, return None while
+    another model is being opened.
+
+    The calls of an engine are sequential and leave nothing in the memory pool, so all its graphs
+    share one. `other` is another captured call of the same engine, if there is one. A pool is
+    shared only by captures on one stream. Without `stream`, torch would use one for all engines.
+    """
+    import torch
+
+    with lock.open_model():  # a compiled module is compiled now
+        stream = torch.cuda.Stream() if other is None else other.stream
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP_CALLS):
+                call()
+        torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    pool = None if other is None else other.graph.pool()
+    with lock.capture(waits=waits) as is_alone:
+        if not is_alone:
+            return None
+        # With "thread_local", threads of libraries that do not know the lock end no capture.
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            call()
+    return CapturedCall(graph, stream)
