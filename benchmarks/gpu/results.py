@@ -81,7 +81,13 @@ class GpuResults:
 
 def build_tables(cases: Sequence[CaseResult]) -> list[Table]:
     """Build the tables of docs/performance.md. Figures come from GPU runs, never from dry runs."""
-    on_gpu = [case for case in cases if case.device == "cuda"]
+    order = [
+        (name, case.name)
+        for name, part in PARTS.items()
+        for case in part.cases(Target(is_cuda=True))
+    ]
+    by_name = {(case.part, case.case): case for case in cases if case.device == "cuda"}
+    on_gpu = [by_name[name] for name in order if name in by_name]
     figures = (
         _parity_table([c for c in on_gpu if c.part in ("encoder-parity", "decoder-parity")]),
         _latency_table(_passed(on_gpu, "encoder-latency")),
@@ -149,17 +155,22 @@ def _parity_table(cases: Sequence[CaseResult]) -> Table:
 
 
 def _latency_table(cases: Sequence[CaseResult]) -> Table:
-    rows = [
-        (
-            result.case,
-            shape["shape"],
-            f"{shape['mean_ms']:.3f} ± {shape['deviation_ms']:.3f}",
-            format_number(shape["items_per_s"]),
-        )
-        for result in cases
-        for shape in result.values["shapes"]
-    ]
-    return Table("latency", ("engine", "shape", "ms", "items/s"), rows)
+    """Build a row per engine and number of items, with a column per number of tokens."""
+    rows: dict[tuple[str, int], dict[int, str]] = {}
+    for result in cases:
+        for timing in result.values["shapes"]:
+            items, count = map(int, timing["shape"].split("x"))
+            row = rows.setdefault((result.case, items), {})
+            row[count] = f"{timing['mean_ms']:.2f} ± {timing['deviation_ms']:.2f}"
+    tokens = sorted({count for row in rows.values() for count in row})
+    return Table(
+        "latency",
+        ("engine", "items", *(f"{count} tokens" for count in tokens)),
+        [
+            (engine, str(items), *(row.get(count, "-") for count in tokens))
+            for (engine, items), row in rows.items()
+        ],
+    )
 
 
 def _large_table(cases: Sequence[CaseResult]) -> Table:
@@ -194,13 +205,14 @@ def _streams_table(cases: Sequence[CaseResult]) -> Table:
                 system,
                 streams,
                 format_number(values["total_tokens_per_s"]),
+                _number(values.get("tokens_per_s"), 0),
                 step,
                 _number(values.get("late_to_early_step"), 2),
                 _number(values.get("prefill_tokens_per_s"), 0),
             )
         )
-    columns = ("model", "system", "streams", "tokens/s", "step ms", "late/early step",
-               "prefill tokens/s")  # fmt: skip
+    columns = ("model", "system", "streams", "tokens/s", "after prefill", "step ms",
+               "late/early step", "prefill tokens/s")  # fmt: skip
     return Table("streams", columns, rows)
 
 

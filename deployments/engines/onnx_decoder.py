@@ -221,14 +221,13 @@ class _BoundCall:
         is_prefill: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """Each run writes into `logits` [slots, n, V] the logits of the last n of the `tokens`."""
+        """Each run computes the logits of the last n of the `tokens`. `logits` is [slots, n, V]."""
         self.slots = slots
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache
         self._options = graph_options(graph)
         self.ids = np.zeros((len(slots), tokens), np.int64)
         self.mask = np.zeros((len(slots), decoder.info.context), np.int64)
-        self._logits = logits
         self._logits_from = np.array([tokens - logits.shape[1]], np.int64)
         self._is_prefill = np.array(is_prefill)
         self._send = (
@@ -239,7 +238,7 @@ class _BoundCall:
         bind_array(self._binding, self._logits_from, LOGITS_FROM)
         if decoder.has_prefill_branch:
             bind_array(self._binding, self._is_prefill, IS_PREFILL)
-        self._receive = kv_cache.bind_output(self._binding, "logits", self._logits)
+        self._receive = kv_cache.bind_output(self._binding, "logits", logits)
         kv_cache.bind(self._binding, slots.start, slots.stop)
 
     def run(self, session: ort.InferenceSession) -> Logits:
@@ -247,5 +246,4 @@ class _BoundCall:
         for send in self._send:
             send()
         session.run_with_iobinding(self._binding, self._options)
-        self._receive()
-        return self._logits.astype(np.float32, copy=False)
+        return self._receive().astype(np.float32, copy=False)

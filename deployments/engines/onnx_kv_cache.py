@@ -61,8 +61,10 @@ def _parse_dtype(output: ort.NodeArg) -> np.dtype[np.generic]:
     return np.dtype(_DTYPES[output.type])
 
 
-# Copies an input or an output between host and device, before or after a call.
-Transfer = Callable[[], object]
+# Copies an input from the host to the device, before a call.
+SendInput = Callable[[], object]
+# Returns an output on the host, after a call. The next call may overwrite it.
+ReceiveOutput = Callable[[], NDArray[np.generic]]
 
 
 class KvCache(Protocol):
@@ -72,14 +74,14 @@ class KvCache(Protocol):
         """Bind slots `first` to `end` - 1 as inputs and outputs of a call, in place."""
         ...
 
-    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
+    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> SendInput:
         """Bind an input. The returned function copies `values` to the buffer of the input."""
         ...
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
-    ) -> Transfer:
-        """Bind an output. The returned function copies the buffer of the output to `values`."""
+    ) -> ReceiveOutput:
+        """Bind an output with the shape and type of `values`, a buffer that it may use."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -107,15 +109,15 @@ class HostKvCache:
         for name, array in zip(self.names, self.arrays, strict=True):
             bind_array(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
 
-    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
+    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> SendInput:
         bind_array(binding, values, name)
-        return _transfer_nothing
+        return _send_nothing
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
-    ) -> Transfer:
+    ) -> ReceiveOutput:
         binding.bind_output(name, *_describe_array(values))
-        return _transfer_nothing
+        return lambda: values
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         copy_slot(self.arrays, source, target, tokens)
@@ -140,8 +142,8 @@ def _describe_array(array: NDArray[np.generic]) -> tuple[object, ...]:
     return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
 
 
-def _transfer_nothing() -> None:
-    """Do nothing: on the host a call reads and writes the bound arrays themselves."""
+def _send_nothing() -> None:
+    """Do nothing: on the host a call reads the bound array itself."""
 
 
 def copy_slot(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
@@ -188,17 +190,17 @@ class DeviceKvCache:
             binding.bind_input(f"past_key_values.{name}", *memory)
             binding.bind_output(f"present.{name}", *memory)
 
-    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> Transfer:
+    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> SendInput:
         buffer = self._allocate(values.shape, values.dtype.type)
         binding.bind_ortvalue_input(name, buffer)
         return partial(buffer.update_inplace, values)
 
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
-    ) -> Transfer:
+    ) -> ReceiveOutput:
         buffer = self._allocate(values.shape, values.dtype.type)
         binding.bind_ortvalue_output(name, buffer)
-        return lambda: np.copyto(values, buffer.numpy())
+        return lambda: np.asarray(buffer.numpy())
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy all tokens of a slot."""

@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
@@ -39,6 +38,7 @@ from deployments.engines.torch_capture import CapturedCall, capture
 from deployments.engines.torch_devices import (
     missing_torch_device,
     return_cached_memory,
+    to_host,
     uses_cuda,
 )
 from deployments.engines.torch_program import input_names, read_module
@@ -67,7 +67,7 @@ class _LoadedDecoder:
     lengths: torch.Tensor  # [slots]
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
     logits: torch.Tensor  # [slots, V], output of a decode step
-    # [slots, V] on the host. A GPU copies to pinned memory several times as fast as to other memory.
+    # [slots, V] on the host. A GPU copies to pinned memory several times as fast.
     host_logits: torch.Tensor
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:
@@ -122,7 +122,7 @@ class TorchDecoder:
             values = ([list(ids)], [start], list(indices))
             inputs = (torch.tensor(value, device=self._device) for value in values)
             logits = loaded.module(*inputs, loaded.kv_arrays(slot, slot + 1, kv_length))[0]
-            return _to_host(logits if all_logits else logits[0])
+            return to_host(logits if all_logits else logits[0])
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         import torch
@@ -262,7 +262,3 @@ def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 
     compiled: Callable[..., torch.Tensor] = torch.compile(module, dynamic=True, backend=_COMPILER)
     return compiled
-
-
-def _to_host(logits: torch.Tensor) -> NDArray[np.float32]:
-    return np.asarray(logits.cpu().numpy())

@@ -6,9 +6,16 @@ import os
 import shutil
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineTarget
+
+if TYPE_CHECKING:
+    import torch
 
 
 def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> str | None:
@@ -40,6 +47,11 @@ def _missing_build_tool() -> str | None:
 
 def uses_cuda(hardware: HardwareSettings) -> bool:
     return any("CUDA" in provider for provider in hardware.providers)
+
+
+def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """Return an fp32 tensor as an array. Waits until its device has computed it."""
+    return np.asarray(tensor.cpu().numpy())
 
 
 def return_cached_memory(device: str) -> None:

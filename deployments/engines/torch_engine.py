@@ -38,6 +38,7 @@ from deployments.engines.torch_capture import CapturedCall, capture
 from deployments.engines.torch_devices import (
     missing_torch_device,
     return_cached_memory,
+    to_host,
     uses_cuda,
 )
 from deployments.engines.torch_program import input_names, read_program
@@ -50,7 +51,7 @@ _CUDA = "cuda"
 
 
 @dataclass(frozen=True, slots=True)
-class _Program:
+class _DeviceProgram:
     """An encoder program on the device."""
 
     module: Callable[..., torch.Tensor]
@@ -63,14 +64,18 @@ class _Program:
         return [torch.from_numpy(arrays[name]).to(self.device) for name in self.inputs]
 
     def compute(self, arrays: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
-        return _to_host(self.module(*self.to_tensors(arrays)).float())
+        return to_host(self.module(*self.to_tensors(arrays)).float())
 
 
 class _CapturedShape:
     """A program for the shape of one bucket, as a CUDA graph with tensors at fixed addresses."""
 
     def __init__(
-        self, program: _Program, bucket: Bucket, other: _CapturedShape | None, lock: CaptureLock
+        self,
+        program: _DeviceProgram,
+        bucket: Bucket,
+        other: _CapturedShape | None,
+        lock: CaptureLock,
     ) -> None:
         """Capture, or compile and capture. `other` is another shape of the same engine."""
         self._program = program
@@ -88,7 +93,7 @@ class _CapturedShape:
             tensor.copy_(torch.from_numpy(arrays[name]))
         self._captured.replay()
         assert self._output is not None
-        return _to_host(self._output)
+        return to_host(self._output)
 
     def _call(self) -> None:
         # The output of the capture lies in the memory that all shapes share. It is read before
@@ -108,9 +113,9 @@ class TorchEngine:
         self._head, self._mask_token = spec.head, spec.mask_token
         self._device = _CUDA if uses_cuda(settings) else "cpu"
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
-        self._program: _Program | None = None
+        self._program: _DeviceProgram | None = None
         # Programs by bucket: captured on a GPU, compiled if the options say so.
-        self._in_buckets: dict[Bucket, _Program | _CapturedShape] = {}
+        self._in_buckets: dict[Bucket, _DeviceProgram | _CapturedShape] = {}
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")
         self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
@@ -138,13 +143,13 @@ class TorchEngine:
             self._in_buckets.clear()
             return_cached_memory(self._device)
 
-    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _Program:
+    def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _DeviceProgram:
         import torch
 
         torch.set_num_threads(settings.intra_op_threads)
         with self._lock.open_model():
             module = read_program(spec.path, self._device)
-        program = _Program(module, input_names(module), self._device)
+        program = _DeviceProgram(module, input_names(module), self._device)
         in_buckets = program
         if spec.options.compile:
             # Beyond this number of compiled shapes, torch runs uncompiled code without a warning.
@@ -155,7 +160,7 @@ class TorchEngine:
             self._prepare_buckets(in_buckets, is_compiled=spec.options.compile)
         return program
 
-    def _prepare_buckets(self, program: _Program, *, is_compiled: bool) -> None:
+    def _prepare_buckets(self, program: _DeviceProgram, *, is_compiled: bool) -> None:
         """Capture the program for every bucket on a GPU. The first call of each shape compiles."""
         last: _CapturedShape | None = None
         for bucket in self._buckets:
@@ -166,7 +171,7 @@ class TorchEngine:
             if is_compiled:
                 program.compute(empty_arrays(program.inputs, bucket))
 
-    def _pass(self, program: _Program, feeds: Feeds) -> NDArray[np.float32]:
+    def _pass(self, program: _DeviceProgram, feeds: Feeds) -> NDArray[np.float32]:
         import torch
 
         bucket = smallest_fitting(self._buckets, feeds)
@@ -174,10 +179,6 @@ class TorchEngine:
             if bucket is None:
                 return program.compute(feeds.arrays)
             return self._in_buckets[bucket].compute(pad(feeds, bucket))
-
-
-def _to_host(output: torch.Tensor) -> NDArray[np.float32]:
-    return np.asarray(output.cpu().numpy())
 
 
 def open_torch_decoder(

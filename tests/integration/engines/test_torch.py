@@ -157,27 +157,53 @@ def test_close_stops_the_thread(written: Written) -> None:
     engine.close()
 
 
-def test_passes_that_compile_hold_the_lock_for_openings_and_captures(
-    written: Written, monkeypatch: pytest.MonkeyPatch
+class ReplayedShape:
+    """A fake of a captured call: it repeats the computation on the CPU, in its recorded tensors."""
+
+    def __init__(
+        self,
+        call: Callable[[], None],
+        other: ReplayedShape | None,
+        lock: RecordedLock,
+        *,
+        waits: bool,
+    ) -> None:
+        self.call, self.other, self.replays = call, other, 0
+        assert waits, "an encoder captures its shapes before it serves"
+        call()
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.call()
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+@pytest.mark.parametrize("head", [ModelHead.VECTOR, ModelHead.TOKENS, ModelHead.MASKS])
+def test_buckets_are_captured_and_replayed(
+    head: ModelHead, compiles: bool, written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """torch.compile compiles in the first pass of a shape, and captures its CUDA graph next."""
-    lock, held = RecordedLock(), []
+    compiled: list[Callable[..., Any]] = []
 
     def compile_(module: Callable[..., Any], **_: object) -> Callable[..., Any]:
-        def run(*inputs: Any) -> Any:
-            held.append(lock.held)
-            return module(*inputs)
+        compiled.append(module)
+        return module
 
-        return run
-
-    monkeypatch.setattr(torch_engine, "find_capture_lock", lambda *, is_gpu: lock)
     monkeypatch.setattr(torch, "compile", compile_)
-    spec = spec_of(TORCH, written(TORCH, ModelHead.VECTOR))
-    spec = replace(spec, options=EngineOptions(compile=True, buckets=((1, 4), (2, 8))))
+    monkeypatch.setattr(torch_engine, "capture", ReplayedShape)
+    monkeypatch.setattr(torch_engine, "uses_cuda", lambda _: True)
+    monkeypatch.setattr(torch_engine, "_CUDA", "cpu")
+    options = EngineOptions(buckets=((1, 4), (2, 16), (4, 16)), compile=compiles)
+    spec = replace(spec_of(TORCH, written(TORCH, head), head), options=options)
     with closing(open_engine(spec, SETTINGS)) as engine:
-        assert held == ["opening", "capture", "pass"] * 2
-        engine.run(collate([item(1)]))
-    assert held[6:] == ["pass"]
+        assert isinstance(engine, TorchEngine)
+        check(engine, head, ITEMS[:1])
+        check(engine, head, ITEMS[:3])
+        check(engine, head, ITEMS[1:3])
+        check(engine, head, ITEMS)  # larger than every bucket
+        shapes = [shape._captured for shape in engine._in_buckets.values()]
+    assert [shape.other for shape in shapes] == [None, *shapes[:-1]], "they share their memory"
+    assert sum(shape.replays for shape in shapes) >= 2
+    assert len(compiled) == compiles
 
 
 def test_closed_engine_returns_the_memory_that_torch_keeps(

@@ -28,6 +28,7 @@ from deployments.engines.decoder_factory import (  # noqa: E402
     open_decoder,
     select_candidate,
 )
+from deployments.engines.torch_capture import capture  # noqa: E402
 from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.engines.torch_program import write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
@@ -165,14 +166,17 @@ def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: P
 class Replayed:
     """A fake of a captured step that repeats the computation on the CPU."""
 
-    def __init__(self, step: Callable[[], None], other: Replayed | None, _lock: object) -> None:
+    def __init__(
+        self, step: Callable[[], None], other: Replayed | None, _lock: object, *, waits: bool
+    ) -> None:
         self.replay, self.other = step, other
+        assert waits == (other is None), "only the first capture waits for openings"
 
 
 def test_steps_are_captured_by_slots_and_kv_length(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_decoder, "_capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
     plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
@@ -193,7 +197,7 @@ def test_steps_run_uncaptured_while_a_model_is_opened(
     """A capture waits for the opening, which may take a minute, and the answers must go on."""
     lock = CaptureLock()
     monkeypatch.setattr(torch_decoder, "find_capture_lock", lambda *, is_gpu: lock)
-    monkeypatch.setattr(torch_decoder, "_capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
     plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
@@ -231,17 +235,15 @@ def test_captures_of_a_decoder_share_a_stream_of_their_own(
     monkeypatch.setattr(torch.cuda, "stream", nullcontext)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock)
     monkeypatch.setattr(torch.cuda, "graph", graph)
-    first, other = (
-        torch_decoder._capture(lambda: held.append(lock.held), None, lock) for _ in "ab"
-    )
+    first, other = (capture(lambda: held.append(lock.held), None, lock, waits=True) for _ in "ab")
     assert first is not None
     assert other is not None
-    torch_decoder._capture(lambda: held.append(lock.held), first, lock)
+    capture(lambda: held.append(lock.held), first, lock, waits=False)
     assert streams == [first.stream, other.stream, first.stream]
     assert first.stream is not other.stream
     assert held == ["opening", "opening", "opening", "capture"] * 3
     with lock.open_model(), ThreadPoolExecutor(1) as executor:
-        late = executor.submit(torch_decoder._capture, lambda: None, first, lock).result(5)
+        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(5)
     assert late is None, "a step must not wait for a model that another thread opens"
 
 

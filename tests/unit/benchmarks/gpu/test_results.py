@@ -120,7 +120,9 @@ def test_tables_hold_the_figures() -> None:
     )
     steps = [{"slots": 1, "first_s": 0.5, "next_s": 0.001}]
     cases = [
-        result("gpu-fp16", "encoder-latency", values={"shapes": [shape]}),
+        result(
+            "gpu-fp16", "encoder-latency", values={"shapes": [{**shape, "shape": "1x128"}, shape]}
+        ),
         result("gpu-fp16", "bert-large", values={"shapes": [large]}),
         result("1b/gpu-fp16/32", "streams", values={"total_tokens_per_s": 4000.0, **TIMING}),
         result("1b/transformers-static/1", "streams", values={"total_tokens_per_s": 90.0}),
@@ -128,9 +130,13 @@ def test_tables_hold_the_figures() -> None:
         result("llama/gpu-int4", "decoder-parity", state="rejected", reason="perplexity"),
     ]
     tables = {table.name: table for table in build_tables(cases)}
-    assert tables["latency"].rows == [("gpu-fp16", "32x384", "2.000 ± 0.100", "5,000")]
+    assert tables["latency"].columns == ("engine", "items", "128 tokens", "384 tokens")
+    assert tables["latency"].rows == [
+        ("gpu-fp16", "1", "2.00 ± 0.10", "-"),
+        ("gpu-fp16", "32", "-", "2.00 ± 0.10"),
+    ]
     assert tables["bert-large"].rows[0][-2:] == ("50.0%", "56.6%")
-    assert [row[3] for row in tables["streams"].rows] == ["4,000", "90"]
+    assert [row[3] for row in tables["streams"].rows] == ["90", "4,000"]
     assert tables["memory"].rows[0][-1] == "500.0 / 1.0"
     assert tables["parity"].rows[0][1] == "rejected"
 

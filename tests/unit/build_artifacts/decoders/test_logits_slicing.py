@@ -53,6 +53,22 @@ def test_slice_returns_trailing_logits(plain: Path, first: int) -> None:
     np.testing.assert_allclose(sliced, expected[:, first:], atol=1e-5)
 
 
+def test_logits_of_lower_precision_are_cast_once(plain: Path) -> None:
+    model = onnx.load(plain)
+    model.graph.node[-1].output[0] = "wide"
+    model.graph.node.append(
+        helper.make_node("Cast", ["wide"], ["logits"], "narrow", to=TensorProto.FLOAT16)
+    )
+    (logits,) = (value for value in model.graph.output if value.name == "logits")
+    logits.type.tensor_type.elem_type = TensorProto.FLOAT16
+    onnx.save(model, plain)
+    expected = logits_of(plain)
+    slice_logits(plain, "Tiny")
+    cast = logits_of(plain, logits_from=np.array([0]))
+    assert (expected.dtype, cast.dtype) == (np.float16, np.float32)
+    np.testing.assert_array_equal(cast, expected)
+
+
 def test_slice_precedes_scaled_head(plain: Path) -> None:
     model = onnx.load(plain)
     head = model.graph.node[-1]
