@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from benchmarks.gpu import decoders, device, encoders, suite
+from benchmarks.gpu import decoders, device, encoders, server, suite
 from benchmarks.gpu.cases import Case, Target
 
 
@@ -28,6 +28,7 @@ PARTS: Mapping[str, GpuPart] = {
         "GPU candidates of decoders against fp32 torch", decoders.parity_cases
     ),
     "suite": GpuPart("the GPU tests of the suite", suite.suite_cases),
+    "server": GpuPart("answers of a server with GPU replicas", server.server_cases),
     "encoder-latency": GpuPart(
         "latency of 1 to 64 items of 32 to 512 tokens, MiniLM's shape", encoders.latency_cases
     ),

@@ -1,0 +1,200 @@
+"""Answers of a server with GPU replicas: alone, in a crowd, and beside answers of the CPU."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import yaml
+from numpy.typing import NDArray
+
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import Client, ServerAddress, model_path
+from benchmarks.common.report import REPOSITORY
+from benchmarks.gpu.cases import Bench, Case, Target
+from benchmarks.gpu.checkpoints import MINILM, SMALL_LLAMA, TINY_BERT, write_bert, write_llama
+from build_artifacts.recipes import CPU_FP32, DECODER_FP16, DECODER_INT8, GPU_FP16, QUICK
+from deployments.artifacts.types import Device, TaskName
+from deployments.tuning.parity import cosines
+
+_ENCODER, _GENERATOR = "gpu/encoder", "gpu/generator"
+_TEXTS, _NEW_TOKENS = 32, 32
+_MIN_COSINE = 0.999
+# Products over different numbers of slots round differently, which may change near-ties.
+_MIN_SAME_ANSWERS = 0.9
+_PREFERRED_PORT = 8600
+_START_S = 120.0  # for a GPU replica, which starts at the first request
+
+
+class _Call(NamedTuple):
+    model: str
+    parameters: Mapping[str, Any]
+
+    def body(self, text: str, device: Device) -> bytes:
+        options = {"use_cache": False, "wait_for_model": True}
+        if device is Device.GPU:
+            options |= {"use_gpu": True, "require_gpu": True}
+        return orjson.dumps({"inputs": text, "parameters": self.parameters, "options": options})
+
+
+_EMBED = _Call(_ENCODER, {})
+_GENERATE = _Call(
+    _GENERATOR,
+    {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "return_full_text": False},
+)
+
+
+def server_cases(_target: Target) -> list[Case]:
+    return [Case("answers", _compare_answers)]
+
+
+def _compare_answers(bench: Bench) -> Mapping[str, Any]:
+    """Build two models with random weights, serve them, and compare their answers."""
+    import ray  # noqa: F401  a server needs it; without it the case is blocked
+
+    from benchmarks.servers.processes import ServerCommand, run_server
+    from cluster.processes import find_free_port
+
+    store = bench.once("server/store", lambda root: _build_models(bench, root))
+    config = _write_config(bench.target, store, bench.scratch / "serve_config.yaml")
+    port = find_free_port(_PREFERRED_PORT, 0)
+    own_gpu = () if bench.target.is_cuda else ("--num-gpus", "1")  # Ray counts it, nothing uses it
+    paths = (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
+    command = ServerCommand(
+        name="hundredfold",
+        arguments=[
+            *(sys.executable, "-m", "hundredfold", "serve", str(config)),
+            *("--host", "127.0.0.1", "--port", str(port), *own_gpu),
+        ],
+        port=port,
+        ready_path="/ready",
+        environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
+    with run_server(command, bench.scratch / "logs", REPOSITORY) as server:
+        return compare_answers(server.address, bench.target.seed)
+
+
+def _build_models(bench: Bench, root: Path) -> Path:
+    from build_artifacts.families.base import BuildBudget
+    from build_artifacts.pipeline import BuildRequest, build
+    from build_artifacts.progress import BuildProgress
+
+    target, store = bench.target, root / "store"
+    # A dry run opens the GPU candidates on the CPU, where the first ones suffice.
+    dry = replace(QUICK, candidates=(CPU_FP32, GPU_FP16), decoders=(DECODER_INT8, DECODER_FP16))
+    for model, task in ((_ENCODER, TaskName.FEATURE_EXTRACTION), (_GENERATOR, None)):
+        checkpoint = root / model.replace("/", "-")
+        checkpoint.mkdir()
+        if task is None:
+            write_llama(checkpoint, SMALL_LLAMA, target.seed)
+        else:
+            write_bert(checkpoint, target.choose(MINILM, TINY_BERT), task, target.seed)
+        request = BuildRequest(
+            ref=str(checkpoint),
+            store=store,
+            id=model,
+            task=task,
+            recipe=target.choose(QUICK, dry),
+            budget=BuildBudget(tune_seconds=target.choose(5.0, 0.0)),
+        )
+        build(request, BuildProgress(io.StringIO()))
+    return store
+
+
+def _write_config(target: Target, store: Path, path: Path) -> Path:
+    from cluster.default_config import find_config
+
+    content = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
+    arguments = content["applications"][0]["args"]
+    arguments["store"] = str(store)
+    arguments["models"] = [{"id": id_, "version": "latest"} for id_ in (_ENCODER, _GENERATOR)]
+    if not target.is_cuda:
+        for kind in ("encoders", "generators"):
+            arguments[kind]["gpu"]["providers"] = ["CPUExecutionProvider"]
+    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:
+    """Send texts to the GPU, one after the other and all at once, then to the CPU.
+
+    Raises BenchmarkError if a GPU replica does not start, or if other hardware answers.
+    """
+    texts = _draw_texts(seed)
+    alone, crowd, cpu = (_to_vectors(round_) for round_ in _ask(address, _EMBED, texts))
+    in_crowd, on_cpu = cosines(alone, crowd), cosines(alone, cpu)
+    texts_alone, texts_crowd, texts_cpu = _ask(address, _GENERATE, texts)
+    same_in_crowd, same_on_cpu = (
+        float(np.mean([one == other for one, other in zip(texts_alone, others, strict=True)]))
+        for others in (texts_crowd, texts_cpu)
+    )
+    reasons = []
+    if in_crowd.min() < _MIN_COSINE:
+        reasons.append(f"an embedding changes in a crowd: cosine {in_crowd.min():.4f}")
+    if same_in_crowd < _MIN_SAME_ANSWERS:
+        reasons.append(f"only {same_in_crowd:.0%} of the answers stay the same in a crowd")
+    return {
+        "texts": len(texts),
+        "crowd_cosine_worst": float(in_crowd.min()),
+        "cpu_cosine_worst": float(on_cpu.min()),
+        "same_answers_in_crowd": same_in_crowd,
+        "same_answers_on_cpu": same_on_cpu,
+        "reasons": reasons,
+    }
+
+
+def _ask(address: ServerAddress, call: _Call, texts: Sequence[str]) -> list[list[Any]]:
+    """Return the answers of the GPU to each text alone, in a crowd, and those of the CPU."""
+
+    def send(text: str, device: Device) -> Any:
+        with Client(address) as client:
+            answer = client.post(model_path(call.model), call.body(text, device))
+        if not (answer.compute_type or "").startswith(str(device)):
+            raise BenchmarkError(
+                f"`{answer.compute_type}` answered a request for the {device}",
+                hint="`hundredfold doctor` says what uses the GPU",
+            )
+        return answer.value
+
+    _wait_until_answered(lambda: send(texts[0], Device.GPU))
+    alone = [send(text, Device.GPU) for text in texts]
+    with ThreadPoolExecutor(len(texts)) as threads:
+        crowd = list(threads.map(lambda text: send(text, Device.GPU), texts))
+    return [alone, crowd, [send(text, Device.CPU) for text in texts]]
+
+
+def _wait_until_answered(send: Callable[[], object]) -> None:
+    """Repeat a request until a GPU replica has started. Raises its last error after _START_S."""
+    deadline_s = time.monotonic() + _START_S
+    while True:
+        try:
+            send()
+        except BenchmarkError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(1.0)
+        else:
+            return
+
+
+def _draw_texts(seed: int) -> list[str]:
+    """Return texts of 20 to 300 characters, which fit into the contexts of both models."""
+    from build_artifacts.search.probes import PROBES
+
+    rng = np.random.default_rng(seed)
+    probes = [probe for probe in PROBES if probe.strip()]  # the server refuses empty texts
+    lengths = rng.integers(20, 300, _TEXTS).tolist()
+    return [" ".join(rng.permutation(probes))[:length].strip() for length in lengths]
+
+
+def _to_vectors(answers: Sequence[Any]) -> list[NDArray[np.float32]]:
+    return [np.ravel(np.asarray(answer, dtype=np.float32)) for answer in answers]
