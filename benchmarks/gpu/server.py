@@ -35,7 +35,7 @@ _PREFERRED_PORT = 8600
 _START_S = 120.0  # for a GPU replica, which starts at the first request
 
 
-class _Call(NamedTuple):
+class _ModelCall(NamedTuple):
     model: str
     parameters: Mapping[str, Any]
 
@@ -46,8 +46,8 @@ class _Call(NamedTuple):
         return orjson.dumps({"inputs": text, "parameters": self.parameters, "options": options})
 
 
-_EMBED = _Call(_ENCODER, {})
-_GENERATE = _Call(
+_EMBED = _ModelCall(_ENCODER, {})
+_GENERATE = _ModelCall(
     _GENERATOR,
     {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "return_full_text": False},
 )
@@ -152,7 +152,7 @@ def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:
     }
 
 
-def _ask(address: ServerAddress, call: _Call, texts: Sequence[str]) -> list[list[Any]]:
+def _ask(address: ServerAddress, call: _ModelCall, texts: Sequence[str]) -> list[list[Any]]:
     """Return the answers of the GPU to each text alone, in a crowd, and those of the CPU."""
 
     def send(text: str, device: Device) -> Any:
