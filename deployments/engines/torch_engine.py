@@ -79,7 +79,8 @@ class _CapturedShape:
     ) -> None:
         """Capture, or compile and capture. `other` is another shape of the same engine."""
         self._program = program
-        self._tensors = program.to_tensors(empty_arrays(program.inputs, bucket))
+        with lock.open_model():
+            self._tensors = program.to_tensors(empty_arrays(program.inputs, bucket))
         self._output: torch.Tensor | None = None
         same_engine = None if other is None else other._captured
         captured = capture(self._call, same_engine, lock, waits=True)

@@ -192,6 +192,15 @@ def test_buckets_are_captured_and_replayed(
     monkeypatch.setattr(torch_engine, "capture", ReplayedShape)
     monkeypatch.setattr(torch_engine, "uses_cuda", lambda _: True)
     monkeypatch.setattr(torch_engine, "_CUDA", "cpu")
+    lock, held = RecordedLock(), []
+    monkeypatch.setattr(torch_engine, "find_capture_lock", lambda *, is_gpu: lock)
+    to_tensors = torch_engine._DeviceProgram.to_tensors
+
+    def allocate(program: Any, arrays: Any) -> Any:
+        held.append(lock.held)
+        return to_tensors(program, arrays)
+
+    monkeypatch.setattr(torch_engine._DeviceProgram, "to_tensors", allocate)
     options = EngineOptions(buckets=((1, 4), (2, 16), (4, 16)), compile=compiles)
     spec = replace(spec_of(TORCH, written(TORCH, head), head), options=options)
     with closing(open_engine(spec, SETTINGS)) as engine:
@@ -204,6 +213,8 @@ def test_buckets_are_captured_and_replayed(
     assert [shape.other for shape in shapes] == [None, *shapes[:-1]], "they share their memory"
     assert sum(shape.replays for shape in shapes) >= 2
     assert len(compiled) == compiles
+    assert held[:3] == ["opening"] * 3, "an allocation would end the capture of another engine"
+    assert set(held[3:]) == {"pass"}
 
 
 def test_closed_engine_returns_the_memory_that_torch_keeps(
