@@ -129,12 +129,9 @@ class CandidateSearch(Generic[R, S]):
         host, the search stops after one accepted graph, because an evaluation takes minutes.
         """
         is_here = has_device(device)
-        recipes = self.build.candidates(device)
-        limit = 1
-        if is_here:
-            limit = len(recipes) if self.build.measures_all(device) else self.keep
+        limit = self.keep if is_here else 1
         end_s = time.monotonic() + self.seconds
-        ranking = self.build.rank(device) if is_here else Ranking(recipes)
+        ranking = self.build.rank(device) if is_here else Ranking(self.build.candidates(device))
         accepted: list[EvaluatedCandidate[R, S]] = []
         for recipe in ranking.recipes:
             names = [candidate.recipe.name for candidate in accepted]

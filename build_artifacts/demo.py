@@ -26,6 +26,7 @@ from build_artifacts.recipes import (
     DECODER_FP16_TORCH,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
+    GPU_FP16_BOUND,
     GPU_FP16_TORCH,
     QUICK,
     BuildRecipe,
@@ -84,7 +85,9 @@ def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
     """Add the GPU candidates, which only a GPU host can measure. The build keeps the fastest."""
     decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
     return replace(
-        recipe, candidates=(*recipe.candidates, GPU_FP16_TORCH), decoders=tuple(decoders)
+        recipe,
+        candidates=(*recipe.candidates, GPU_FP16_BOUND, GPU_FP16_TORCH),
+        decoders=tuple(decoders),
     )
 
 

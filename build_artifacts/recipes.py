@@ -333,11 +333,10 @@ DECODER_GPU_NF4_BNB = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
 )
 
-# The fastest candidates on the hosts measured so far: a build takes a minute. A host without a GPU
-# tries only the first of the GPU candidates.
+# The fastest candidates on the hosts measured so far: a build takes a minute.
 QUICK = BuildRecipe(
-    candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, GPU_FP16_BOUND),
-    decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16, DECODER_FP16_TORCH),
+    candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16),
+    decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
 # All candidates: a build takes minutes and finds the fastest graph for this host.

@@ -163,10 +163,6 @@ class ModelBuild(ABC, Generic[R, S]):
         """Return the candidates in the order of evaluation. A family may rank them by speed."""
         return Ranking(self.candidates(device))
 
-    def measures_all(self, _device: Device) -> bool:
-        """Whether `package` measures all accepted graphs of a device, and keeps the fastest."""
-        return False
-
     @abstractmethod
     def package(
         self, accepted: Sequence[EvaluatedCandidate[R, S]], identity: ArtifactIdentity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -171,16 +170,12 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
             parity=found.parity, scores=scores, reasons=found.reasons, samples=samples
         )
 
-    def measures_all(self, device: Device) -> bool:
-        # Which engine is the fastest on a GPU differs from model to model.
-        return device is Device.GPU and self.context.budget.tune_seconds > 0
-
     def package(
         self, accepted: Sequence[DecoderCandidate], identity: ArtifactIdentity
     ) -> ArtifactContents:
         throughput = self._measure(accepted)
         by_rank = sorted(accepted, key=lambda c: _rank(throughput.get(c.recipe.name)))
-        ranked = keep_fastest(drop_slower_compiled(by_rank), self.context.recipe.keep)
+        ranked = drop_slower_compiled(by_rank)
         weights = self.context.weights
         report = self._build_report(accepted, throughput)
         return ArtifactContents(
@@ -252,17 +247,6 @@ def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCand
         if is_first or not candidate.recipe.run.compile:
             kept.append(candidate)
     return kept
-
-
-def keep_fastest(ranked: Sequence[DecoderCandidate], count: int) -> list[DecoderCandidate]:
-    """Keep the first `count` candidates of each device."""
-    kept: Counter[Device] = Counter()
-    fastest = []
-    for candidate in ranked:
-        kept[candidate.recipe.device] += 1
-        if kept[candidate.recipe.device] <= count:
-            fastest.append(candidate)
-    return fastest
 
 
 def _directory(candidate: DecoderCandidate) -> str:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from build_artifacts import accuracy_gate
 from build_artifacts.accuracy_gate import CandidateSearch
-from build_artifacts.families.base import BuildBudget
 from build_artifacts.families.decoder import DecoderBuild
-from build_artifacts.recipes import FULL, QUICK, BuildRecipe, DecoderRecipe
+from build_artifacts.recipes import FULL, DecoderRecipe
 from deployments.artifacts.types import Device
 from tests.support.prepared_build import RecordingRunner
 
@@ -23,13 +21,9 @@ CPU_RECIPES = [recipe for recipe in FULL.decoders if recipe.device is Device.CPU
 class Candidates:
     """Fake decoder build that only lists and ranks candidates."""
 
+    context = type("Context", (), {"recipe": FULL})
     candidates = DecoderBuild.candidates
     rank = DecoderBuild.rank
-    measures_all = DecoderBuild.measures_all
-
-    def __init__(self, recipe: BuildRecipe, tune_seconds: float) -> None:
-        budget = BuildBudget(tune_seconds=tune_seconds)
-        self.context = SimpleNamespace(recipe=recipe, budget=budget)
 
 
 class Accepted:
@@ -58,16 +52,10 @@ def runner(tmp_path: Path) -> RecordingRunner:
 
 
 def select(
-    runner: RecordingRunner,
-    gate: Any,
-    seconds: float,
-    device: Device = Device.CPU,
-    *,
-    recipe: BuildRecipe = FULL,
-    tune_seconds: float = 60.0,
+    runner: RecordingRunner, gate: Any, seconds: float, device: Device = Device.CPU
 ) -> list[DecoderRecipe]:
-    build: Any = Candidates(recipe, tune_seconds)
-    search = CandidateSearch[Any, Any](runner.steps, build, gate, recipe.keep, seconds)
+    build: Any = Candidates()
+    search = CandidateSearch[Any, Any](runner.steps, build, gate, FULL.keep, seconds)
     return [candidate.recipe for candidate in search.select_for(device)]
 
 
@@ -117,24 +105,4 @@ def test_search_without_a_gpu_accepts_one_graph_for_it(
     monkeypatch.setattr(accuracy_gate, "has_device", lambda device: is_here)
     gate = SlowGate(*(recipe for recipe in FULL.decoders if recipe.name in rejected))
     selected = select(runner, gate, 60, Device.GPU)
-    assert [recipe.name for recipe in selected] == expected
-
-
-@pytest.mark.parametrize(
-    ("device", "tune_seconds", "expected"),
-    [
-        (Device.GPU, 60.0, ["gpu-fp16", "gpu-fp16-torch"]),
-        (Device.GPU, 0.0, ["gpu-fp16"]),  # unmeasured, the order of the recipes decides
-        (Device.CPU, 60.0, ["cpu-int8"]),
-    ],
-)
-def test_quick_search_on_a_gpu_measures_all_engines(
-    runner: RecordingRunner,
-    monkeypatch: pytest.MonkeyPatch,
-    device: Device,
-    tune_seconds: float,
-    expected: list[str],
-) -> None:
-    monkeypatch.setattr(accuracy_gate, "has_device", lambda device: True)
-    selected = select(runner, SlowGate(), 60, device, recipe=QUICK, tune_seconds=tune_seconds)
     assert [recipe.name for recipe in selected] == expected
