@@ -263,16 +263,17 @@ GPU_FP16 = CandidateRecipe(
     precision="fp16",
     source=ExportRecipe(dtype="float16", fusions="cuda"),
 )
-# Shapes of CUDA graphs, up to the `max_batch_tokens` of the GPU encoder in serve_config.yaml.
-# Capturing one takes milliseconds. All graphs of a model share their memory.
+# Shapes of CUDA graphs. Larger batches run as they are: they gain little from a graph, and padding
+# would cost more. The largest comes first, because the memory of its intermediate results serves
+# all others.
 _BUCKETS = tuple(
     (items, tokens)
-    for items in (1, 2, 4, 8, 16, 32, 64, 128, 256)
-    for tokens in (32, 64, 128, 256, 512)
-    if items * tokens <= 16_384
+    for tokens in (512, 256, 128, 64, 32)
+    for items in (128, 64, 32, 16, 8, 4, 2, 1)
+    if items * tokens <= 4_096
 )
-# Few shapes for candidates that compile half a minute or longer for each of them.
-_FEW_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
+# Shapes of candidates that compile half a minute or longer for each of them.
+_COMPILED_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
 # The graph of GPU_FP16 with IO binding per shape. CUDA captures one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
 GPU_FP16_TENSORRT = replace(
@@ -280,7 +281,7 @@ GPU_FP16_TENSORRT = replace(
     name="gpu-fp16-tensorrt",
     source=ExportRecipe(dtype="float16", opset=18),
     options=EngineOptions(
-        providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"), buckets=_FEW_BUCKETS
+        providers=("TensorrtExecutionProvider", "CUDAExecutionProvider"), buckets=_COMPILED_BUCKETS
     ),
 )
 GPU_FP16_TORCH = replace(
@@ -292,7 +293,7 @@ GPU_FP16_TORCH = replace(
 GPU_FP16_COMPILED = replace(
     GPU_FP16_TORCH,
     name="gpu-fp16-compiled",
-    options=EngineOptions(compile=True, buckets=_FEW_BUCKETS),
+    options=EngineOptions(compile=True, buckets=_COMPILED_BUCKETS),
 )
 
 # Measured with SmolLM2-135M-Instruct from a Q4_1 file (fp32 perplexity 30.5). int8 per token: 97 %

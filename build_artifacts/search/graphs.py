@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import (
     CandidateRecipe,
@@ -29,6 +30,7 @@ from build_artifacts.steps.rewrite import largest_difference, rewrite
 from build_artifacts.steps.sensitivity import rank_by_sensitivity
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.artifacts.manifest import EngineOptions
+from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.engines import GraphSpec
 from deployments.tuning.costs import Shape
@@ -37,6 +39,7 @@ from deployments.tuning.measure import build_batch
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
+_MAX_MASK_ITEMS = 8  # items of the largest buckets of a mask filler on a GPU
 # Maximum change of an output by rewrites, as a share of the largest output. A rewritten graph runs
 # other kernels, which sum in another order.
 _MAX_REWRITE_DIFFERENCE = 1e-3
@@ -162,16 +165,24 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
         device=recipe.device,
         precision=recipe.precision,
         engine=recipe.engine,
-        options=_limit_buckets(recipe.options, prepared.metadata.max_tokens),
+        options=_fit_buckets(recipe, prepared.metadata),
         head=prepared.metadata.head,
         mask_token=prepared.metadata.mask_token,
         host_folder=graph.parent,  # caches engine files: a build opens a candidate several times
     )
 
 
-def _limit_buckets(options: EngineOptions, max_tokens: int) -> EngineOptions:
-    buckets = {(items, min(tokens, max_tokens)): None for items, tokens in options.buckets}
-    return options.model_copy(update={"buckets": tuple(buckets)})
+def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
+    """Limit the buckets of a recipe to what the model can use."""
+    # On a GPU each bucket keeps its output: of a mask filler a row of the vocabulary per item, a
+    # megabyte for XLM-RoBERTa.
+    is_large = recipe.device is Device.GPU and metadata.head is ModelHead.MASKS
+    buckets = {
+        (items, min(tokens, metadata.max_tokens)): None
+        for items, tokens in recipe.options.buckets
+        if not is_large or items <= _MAX_MASK_ITEMS
+    }
+    return recipe.options.model_copy(update={"buckets": tuple(buckets)})
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:

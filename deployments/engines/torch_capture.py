@@ -34,9 +34,10 @@ def capture(
     Its inputs and outputs are tensors at fixed addresses. If `waits` is False, return None while
     another model is being opened.
 
-    The calls of an engine are sequential and leave nothing in the memory pool, so all its graphs
-    share one. `other` is another captured call of the same engine, if there is one. A pool is
-    shared only by captures on one stream. Without `stream`, torch would use one for all engines.
+    The calls of an engine are sequential and leave at most their outputs in the memory pool, so all
+    its graphs share one. `other` is another captured call of the same engine, if there is one. A
+    pool is shared only by captures on one stream. Without `stream`, torch would use one for all
+    engines.
     """
     import torch
 

@@ -97,8 +97,7 @@ class _CapturedShape:
         return to_host(self._output)
 
     def _call(self) -> None:
-        # The output of the capture lies in the memory that all shapes share. It is read before
-        # another shape runs, because an engine has one thread.
+        # The output keeps its memory, so that no other shape of the engine writes there.
         self._output = self._program.module(*self._tensors).float()
 
 
