@@ -263,16 +263,16 @@ GPU_FP16 = CandidateRecipe(
     precision="fp16",
     source=ExportRecipe(dtype="float16", fusions="cuda"),
 )
-# Shapes of CUDA graphs. Larger batches run as they are: they gain little from a graph, and padding
-# would cost more. The largest comes first, because the memory of its intermediate results serves
-# all others.
+# Shapes of CUDA graphs. A batch above 4,096 tokens runs without one: it would gain little, and
+# padding it would cost more. The largest shape is captured first, because the smaller ones then
+# reuse the memory of its intermediate results.
 _BUCKETS = tuple(
     (items, tokens)
     for tokens in (512, 256, 128, 64, 32)
     for items in (128, 64, 32, 16, 8, 4, 2, 1)
     if items * tokens <= 4_096
 )
-# Shapes of candidates that compile half a minute or longer for each of them.
+# Shapes of CUDA graphs of compiled candidates, which take half a minute or longer per shape.
 _COMPILED_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
 # The graph of GPU_FP16 with IO binding per shape. CUDA captures one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from benchmarks.common.report import REPOSITORY
 from benchmarks.gpu.cases import Bench, Case, Target
 from benchmarks.gpu.checkpoints import MINILM, SMALL_LLAMA, TINY_BERT, write_bert, write_llama
 from build_artifacts.recipes import CPU_FP32, DECODER_FP16, DECODER_INT8, GPU_FP16, QUICK
+from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device, TaskName
 from deployments.tuning.parity import cosines
 
@@ -31,7 +30,6 @@ _TEXTS, _NEW_TOKENS = 32, 32
 _MIN_COSINE = 0.999
 # Products over different numbers of slots round differently, which may change near-ties.
 _MIN_SAME_ANSWERS = 0.9
-_PREFERRED_PORT = 8600
 _START_S = 120.0  # for a GPU replica, which starts at the first request
 
 
@@ -61,25 +59,17 @@ def _compare_answers(bench: Bench) -> Mapping[str, Any]:
     """Build two models with random weights, serve them, and compare their answers."""
     import ray  # noqa: F401  a server needs it; without it the case is blocked
 
-    from benchmarks.servers.processes import ServerCommand, run_server
-    from cluster.processes import find_free_port
+    from benchmarks.servers.own_server import build_serve_command
+    from benchmarks.servers.processes import run_server
 
     store = bench.once("server/store", lambda root: _build_models(bench, root))
-    config = _write_config(bench.target, store, bench.scratch / "serve_config.yaml")
-    port = find_free_port(_PREFERRED_PORT, 0)
-    own_gpu = () if bench.target.is_cuda else ("--num-gpus", "1")  # Ray counts it, nothing uses it
-    paths = (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
-    command = ServerCommand(
-        name="hundredfold",
-        arguments=[
-            *(sys.executable, "-m", "hundredfold", "serve", str(config)),
-            *("--host", "127.0.0.1", "--port", str(port), *own_gpu),
-        ],
-        port=port,
-        ready_path="/ready",
-        environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-    )
-    with run_server(command, bench.scratch / "logs", REPOSITORY) as server:
+    models = dict.fromkeys((_ENCODER, _GENERATOR), LATEST_NAME)
+    directory = bench.scratch / "server"
+    # Ray counts this GPU in a dry run, whose replicas run on the CPU.
+    options = () if bench.target.is_cuda else ("--num-gpus", "1")
+    config = _read_config(bench.target)
+    command = build_serve_command(config, store, models, directory, *options)
+    with run_server(command, directory, REPOSITORY) as server:
         return compare_answers(server.address, bench.target.seed)
 
 
@@ -110,18 +100,14 @@ def _build_models(bench: Bench, root: Path) -> Path:
     return store
 
 
-def _write_config(target: Target, store: Path, path: Path) -> Path:
+def _read_config(target: Target) -> dict[str, Any]:
     from cluster.default_config import find_config
 
-    content = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
-    arguments = content["applications"][0]["args"]
-    arguments["store"] = str(store)
-    arguments["models"] = [{"id": id_, "version": "latest"} for id_ in (_ENCODER, _GENERATOR)]
+    content: dict[str, Any] = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
     if not target.is_cuda:
         for kind in ("encoders", "generators"):
-            arguments[kind]["gpu"]["providers"] = ["CPUExecutionProvider"]
-    path.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    return path
+            content["applications"][0]["args"][kind]["gpu"]["providers"] = ["CPUExecutionProvider"]
+    return content
 
 
 def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:

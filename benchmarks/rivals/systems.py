@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,18 +9,15 @@ import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.common.report import REPOSITORY
 from benchmarks.rivals.apis import Api, completion_api, hugging_face_api
 from benchmarks.rivals.catalog import OFFLINE, Rival
 from benchmarks.rivals.environments import Environment, current_environment, open_environment
 from benchmarks.rivals.materials import Materials
-from benchmarks.rivals.results import OURS
+from benchmarks.servers.own_server import PREFERRED_PORT, build_serve_command
 from benchmarks.servers.processes import ServerCommand
-from cluster.default_config import CONFIG_NAME
 from cluster.processes import find_free_port
 
 PORT_PLACES = {"port": 8601, "port_2": 8602, "port_3": 8603}  # placeholder -> preferred port
-OUR_PORT = 8600
 
 
 def open_rival_environment(rival: Rival, parent: Path) -> Environment:
@@ -41,7 +37,7 @@ def build_rival_command(
 
     Raises ServeError if a file cannot be prepared.
     """
-    ports = {place: find_free_port(port, OUR_PORT) for place, port in PORT_PLACES.items()}
+    ports = {place: find_free_port(port, PREFERRED_PORT) for place, port in PORT_PLACES.items()}
     own = {"python": str(environment.python), "bin": str(environment.python.parent)}
     own |= {place: str(port) for place, port in ports.items()}
     places = _Places(own, materials)
@@ -80,24 +76,10 @@ def build_our_command(
     """
     try:
         content = yaml.safe_load(config.read_text(encoding="utf-8"))
-        settings = content["applications"][0]["args"]
+        content["applications"][0]["args"]["store"] = str(store)
     except (OSError, yaml.YAMLError, LookupError, TypeError) as exc:
         raise BenchmarkError(
             f"`{config}` is no Serve config: {exc!r}", hint="name one with --config FILE"
         ) from exc
-    settings["store"] = str(store.resolve())
-    settings["models"] = [
-        {"id": model.manifest.id, "version": model.manifest.version} for model in models
-    ]
-    directory.mkdir()
-    written = directory / CONFIG_NAME
-    written.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
-    port = find_free_port(OUR_PORT, 0)
-    command = [sys.executable, "-m", "hundredfold", "serve", str(written)]
-    return ServerCommand(
-        name=OURS,
-        arguments=[*command, "--host", "127.0.0.1", "--port", str(port)],
-        port=port,
-        ready_path="/ready",
-        environment={"PYTHONPATH": str(REPOSITORY)},
-    )
+    versions = {model.manifest.id: model.manifest.version for model in models}
+    return build_serve_command(content, store, versions, directory)

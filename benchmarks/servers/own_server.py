@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
@@ -49,6 +53,34 @@ class Server:
                     hint="look at the logs in /tmp/ray/session_latest/logs",
                 )
             await asyncio.sleep(POLL_S)
+
+
+def build_serve_command(
+    config: dict[str, Any], store: Path, models: Mapping[str, str], directory: Path, *options: str
+) -> ServerCommand:
+    """Write `config` with only `models` of `store`, versions by id, to `directory`.
+
+    Return the command that serves it, with further `options` of `hundredfold serve`.
+    """
+    arguments = config["applications"][0]["args"]
+    arguments["store"] = str(store.resolve())
+    arguments["models"] = [{"id": id_, "version": version} for id_, version in models.items()]
+    directory.mkdir()
+    written = directory / CONFIG_NAME
+    written.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    port = find_free_port(PREFERRED_PORT, 0)
+    # An environment without an installation has its packages on PYTHONPATH.
+    paths = (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
+    return ServerCommand(
+        name="hundredfold",
+        arguments=[
+            *(sys.executable, "-m", "hundredfold", "serve", str(written)),
+            *("--host", "127.0.0.1", "--port", str(port), *options),
+        ],
+        port=port,
+        ready_path="/ready",
+        environment={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )
 
 
 @contextmanager

@@ -174,8 +174,8 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
 
 def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
     """Limit the buckets of a recipe to what the model can use."""
-    # On a GPU each bucket keeps its output: of a mask filler a row of the vocabulary per item, a
-    # megabyte for XLM-RoBERTa.
+    # On a GPU each bucket keeps its output in memory. A mask filler's output has a row of the size
+    # of the vocabulary per item: a megabyte for XLM-RoBERTa.
     is_large = recipe.device is Device.GPU and metadata.head is ModelHead.MASKS
     buckets = {
         (items, min(tokens, metadata.max_tokens)): None

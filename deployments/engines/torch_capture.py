@@ -53,7 +53,8 @@ def capture(
     with lock.capture(waits=waits) as is_alone:
         if not is_alone:
             return None
-        # With "thread_local", threads of libraries that do not know the lock end no capture.
+        # "thread_local": CUDA calls of other threads, such as a library's own, do not end the
+        # capture. Those threads do not take the lock.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             call()
     return CapturedCall(graph, stream)

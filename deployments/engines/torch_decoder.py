@@ -67,7 +67,8 @@ class _LoadedDecoder:
     lengths: torch.Tensor  # [slots]
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
     logits: torch.Tensor  # [slots, V], output of a decode step
-    # [slots, V] on the host. A GPU copies to pinned memory several times as fast.
+    # [slots, V], a copy of `logits` on the host. It is pinned, because a GPU copies to other memory
+    # through a buffer.
     host_logits: torch.Tensor
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:

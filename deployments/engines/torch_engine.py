@@ -114,7 +114,7 @@ class TorchEngine:
         self._device = _CUDA if uses_cuda(settings) else "cpu"
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
         self._program: _DeviceProgram | None = None
-        # Programs by bucket: captured on a GPU, compiled if the options say so.
+        # By bucket: CUDA graphs on a GPU, else the program, compiled if `options.compile`.
         self._in_buckets: dict[Bucket, _DeviceProgram | _CapturedShape] = {}
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")

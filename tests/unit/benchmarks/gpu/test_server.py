@@ -13,7 +13,7 @@ ADDRESS = ServerAddress("127.0.0.1", 1)
 
 
 class FakeClient:
-    """A client whose server answers with the length of the text, from the requested device."""
+    """A client whose server answers with the path, on the requested device or always on `gpu`."""
 
     gpu = "gpu-fp16"
     calls: ClassVar[list[str]] = []
@@ -45,7 +45,7 @@ def test_each_text_is_asked_alone_in_a_crowd_and_on_the_cpu(
     monkeypatch.setattr(FakeClient, "calls", [])
     rounds = server._ask(ADDRESS, server._EMBED, ["one", "two"])
     assert rounds == [["/models/gpu/encoder"] * 2] * 3
-    # The first request waits for the replica.
+    # One request more than texts: it is repeated until a GPU replica has started.
     assert FakeClient.calls == ["gpu"] * 5 + ["cpu"] * 2
 
 

@@ -1,0 +1,40 @@
+"""Buckets of GPU graphs: what a recipe lists, and what of it a model gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from build_artifacts.recipes import GPU_FP16_BOUND, OPENVINO_INT8, CandidateRecipe
+from build_artifacts.search.graphs import build_graph_spec
+from deployments.artifacts.types import ModelHead
+
+
+def buckets_of(
+    recipe: CandidateRecipe, head: ModelHead, max_tokens: int = 512
+) -> tuple[tuple[int, int], ...]:
+    metadata = SimpleNamespace(head=head, max_tokens=max_tokens, mask_token=None)
+    prepared: Any = SimpleNamespace(metadata=metadata)
+    return build_graph_spec(recipe, Path("graph.onnx"), prepared).options.buckets
+
+
+def test_largest_shape_of_a_gpu_is_captured_first() -> None:
+    areas = [items * tokens for items, tokens in buckets_of(GPU_FP16_BOUND, ModelHead.VECTOR)]
+    assert areas[0] == max(areas) == 4_096
+
+
+def test_mask_filler_on_a_gpu_has_buckets_of_few_items() -> None:
+    assert max(items for items, _ in buckets_of(GPU_FP16_BOUND, ModelHead.VECTOR)) == 128
+    assert max(items for items, _ in buckets_of(GPU_FP16_BOUND, ModelHead.MASKS)) == 8
+    on_cpu = buckets_of(OPENVINO_INT8, ModelHead.MASKS)
+    assert on_cpu == buckets_of(OPENVINO_INT8, ModelHead.VECTOR)
+
+
+@pytest.mark.parametrize("recipe", [GPU_FP16_BOUND, OPENVINO_INT8], ids=lambda recipe: recipe.name)
+def test_buckets_end_at_the_longest_text_and_are_listed_once(recipe: CandidateRecipe) -> None:
+    buckets = buckets_of(recipe, ModelHead.VECTOR, max_tokens=100)
+    assert max(tokens for _, tokens in buckets) == 100
+    assert len(set(buckets)) == len(buckets)
