@@ -1,4 +1,4 @@
-"""Names of the HTTP headers that the ingress reads, and of one that it writes for HAProxy."""
+"""Names of the HTTP headers that the ingress reads, or exchanges with HAProxy (cluster/edge)."""
 
 from __future__ import annotations
 
@@ -20,5 +20,7 @@ OPTION_HEADERS = {
 # JavaScript client the second. Both also send their default timeout, so any other deadline of the
 # request has priority.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-# Marks the refusal of a request because of a queue. HAProxy counts and removes it (cluster/edge).
+# Marks the refusal of a request because of a queue. HAProxy counts and removes it.
 REFUSAL_HEADER = "x-queue-refusal"
+# Arrival of a request in milliseconds since the epoch, from the HAProxy of the same host.
+ARRIVAL_HEADER = "x-arrival-ms"

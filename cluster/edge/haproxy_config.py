@@ -17,6 +17,7 @@ from pathlib import Path
 from deployments.errors import ServeError
 from deployments.request_headers import (
     ADDRESS_HEADER,
+    ARRIVAL_HEADER,
     KEY_HEADERS,
     OPTION_HEADERS,
     REFUSAL_HEADER,
@@ -43,12 +44,15 @@ HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
 # Table of similar requests. The key is a digest of address, path and headers, because the headers
-# include API keys. An entry counts refusals in the last second and requests in flight. It also has
-# two values of the last refusal: its `Retry-After`, and the number of requests in flight then.
+# include API keys. An entry counts requests in flight, and refusals in the last second and in the
+# last five. It also has two values: the last `Retry-After`, and the limit of requests in flight.
 _REFUSALS = """
 backend refusals
-    stick-table type binary len 20 size 64k expire 10s store gpc0_rate(1s),conn_cur,gpt(2)
+    stick-table type binary len 20 size 64k expire 10s store \
+gpc0_rate(1s),gpc1_rate(5s),conn_cur,gpt(2)
 """
+# The time when the whole request has arrived, or the first part of a long body.
+_SET_ARRIVAL = f"    http-request set-header {ARRIVAL_HEADER} %[date(0,ms)]\n"
 
 
 class UnknownTemplate(ServeError):
@@ -66,9 +70,9 @@ class ClientLimits:
     # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
     # busy replica, without priorities and predictions, even if their clients have disconnected.
     requests: int = 512
-    # On one host only: if the ingress refuses more similar requests than this in a second, HAProxy
-    # limits how many of them are in flight. A refusal costs about 1 ms of CPU time in the ingress
-    # and nearly none in HAProxy.
+    # On one host only: refusals of similar requests per second above which HAProxy lets none
+    # through that the ingress would refuse too. A refusal costs about 1 ms of CPU time in the
+    # ingress and nearly none in HAProxy.
     refusals: int = 20
     head_s: float = 10.0  # time limit for a request's head, including the wait for its first byte
     # Time limit for a body up to 15 KB, or for the first 15 KB of a longer body. The ingress then
@@ -159,7 +163,10 @@ def edit_for_host(
             # The ingress decodes paths and ignores slashes at their end.
             _frontend(paths, limits) + _deny(f"if {{ path,url_dec,rtrim(/) {metrics} }}"),
         ),
-        (r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + _limit_refusals(limits.refusals)),
+        (
+            r"^backend (?!default_backend\n)\S+\n",
+            r"\g<0>" + _limit_refusals(limits.refusals) + _SET_ARRIVAL,
+        ),
     )
     return edit(_apply(edits, text), paths.errors, limits) + _REFUSALS
 
@@ -216,26 +223,36 @@ def _limit_refusals(refusals: int) -> str:
 
     The ingress marks its refusals with REFUSAL_HEADER. A marked refusal sets the limit of similar
     requests in flight to the number that the ingress had accepted at that time. The limit applies
-    above `refusals` marked refusals per second. From a quarter of this rate on, one request above
-    the limit may be in flight, which tests whether the ingress accepts more now. HAProxy's
-    own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
+    for five seconds after the last marked refusal. Above `refusals` of them per second it is
+    strict. Below this rate one more request may be in flight, which tests whether the ingress
+    accepts more now. Below a quarter of the rate every fourth answer raises the limit by one, so
+    that it does not end with a burst. HAProxy's own refusals carry the last `Retry-After` of the
+    ingress in place of RETRY_AFTER_S.
     """
     headers = (f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)
     similar = "|".join(("%[var(sess.client)]", "%[path]", *headers))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
     repeated = "{ var(txn.repeated) -m bool }"
+    # The limit counts the refused request, and sc1_conn_cur the new one. Equal numbers mean that as
+    # many other requests are in flight as the ingress had accepted at the refusal.
+    is_full = "{ sc1_conn_cur,sub(txn.limit) ge 0 }"
+    is_above = "{ sc1_conn_cur,sub(txn.limit) gt 0 }"
+    applies = "{ sc1_gpc1_rate gt 0 }"
+    is_rare = f"{{ sc1_gpc0_rate le {refusals // 4} }}"
     return (
         f'    http-request set-var-fmt(txn.similar) "{similar}"\n'
         "    http-request track-sc1 var(txn.similar),sha1 table refusals if METH_POST\n"
-        # `refused_at` counts the refused request, and sc1_conn_cur the new one. Equal numbers mean
-        # that as many other requests are in flight as the ingress had accepted at the refusal.
-        "    http-request set-var(txn.refused_at) sc_get_gpt(1,1)\n"
+        "    http-request set-var(txn.limit) sc_get_gpt(1,1)\n"
         "    http-request set-var(txn.repeated) bool(true)"
-        f" if {{ sc1_gpc0_rate gt {refusals} }} {{ sc1_conn_cur,sub(txn.refused_at) ge 0 }}\n"
+        f" if {is_full} {{ sc1_gpc0_rate gt {refusals} }}\n"
         "    http-request set-var(txn.repeated) bool(true)"
-        f" if {{ sc1_gpc0_rate gt {refusals // 4} }} {{ sc1_conn_cur,sub(txn.refused_at) gt 0 }}\n"
+        f" if {is_above} {applies}\n"
         f"    http-request deny deny_status 429 if {repeated}\n"
+        "    http-response set-var(txn.limit) sc_get_gpt(1,1)\n"
+        "    http-response sc-set-gpt(1,1) var(txn.limit),add(1)"
+        f" if {{ status 200 }} {is_full} {applies} {is_rare} {{ rand(4) eq 0 }}\n"
         f"    http-response sc-inc-gpc0(1) if {marked}\n"
+        f"    http-response sc-inc-gpc1(1) if {marked}\n"
         f"    http-response sc-set-gpt(0,1) res.fhdr(retry-after) if {marked}\n"
         f"    http-response sc-set-gpt(1,1) sc1_conn_cur if {marked}\n"
         f"    http-response del-header {REFUSAL_HEADER}\n"

@@ -25,10 +25,11 @@ from cluster.edge.supervisor import Edge
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.local import LocalPorts, find_haproxy, local_environment
 from cluster.processes import open_listener
-from deployments.request_headers import REFUSAL_HEADER
+from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.ray_cluster import free_port
 
 APP = "http-app"
+HOLD = b"hold"  # body of requests to `/places` whose responses wait
 
 T = TypeVar("T")
 
@@ -42,10 +43,11 @@ class Backend(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _BackendHandler)
         self.seen: list[str] = []
+        self.arrivals_ms: list[list[str]] = []  # arrival headers of each request in `seen`
         self.left = threading.Event()  # set when a client disconnects from `/slow`
         self.retry_after = "7"  # `retry-after` header of rejections
-        self.places = threading.BoundedSemaphore(4)  # `/places` accepts 4 requests at a time
-        self.answers = threading.Semaphore(0)  # each `/places` response waits for one release
+        self.places = threading.Semaphore(4)  # `/places` accepts 4 requests at a time
+        self.answers = threading.Semaphore(0)  # each response to a HOLD waits for one release
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
     @property
@@ -66,6 +68,7 @@ class _BackendHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         size = int(self.headers["content-length"])
         self.server.seen.append(self.path)
+        self.server.arrivals_ms.append(self.headers.get_all(ARRIVAL_HEADER, []))
         body = self.rfile.read(size)
         if self.path == "/die" or (
             self.path == "/die-once" and self.server.seen.count(self.path) == 1
@@ -90,7 +93,8 @@ class _BackendHandler(BaseHTTPRequestHandler):
         if not self.server.places.acquire(blocking=False):
             self._refuse()
             return
-        self.server.answers.acquire(timeout=20)
+        if body == HOLD:
+            self.server.answers.acquire(timeout=20)
         self.server.places.release()
         self._answer(body)
 

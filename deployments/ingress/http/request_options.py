@@ -17,6 +17,7 @@ from deployments.config import Compute
 from deployments.deadlines import deadline_after
 from deployments.errors import InvalidField
 from deployments.ingress.http.api import build_schema
+from deployments.ingress.http.arrivals import CURRENT_WAIT_S
 from deployments.ingress.http.bodies import BODY_KEY
 from deployments.messages import PRIORITIES, Priority
 from deployments.request_headers import OPTION_HEADERS, SDK_TIMEOUT_HEADERS
@@ -70,8 +71,8 @@ class RequestOptions(BaseModel):
         return timeout_s if self.deadline_ms is None else min(timeout_s, self.deadline_ms / 1000)
 
     def start_deadline(self, timeout_s: float) -> float:
-        """Return the deadline of a request that starts now."""
-        return deadline_after(self.limit_timeout(timeout_s))
+        """Return the deadline of the current request, which starts now, after its wait."""
+        return deadline_after(self.limit_timeout(timeout_s) - CURRENT_WAIT_S.get())
 
 
 NO_OPTIONS = RequestOptions()

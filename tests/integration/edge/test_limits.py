@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import socket
 import tempfile
+import time
+from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,8 +17,8 @@ import httpx
 import pytest
 
 from cluster.edge.haproxy_config import ClientLimits
-from deployments.request_headers import REFUSAL_HEADER
-from tests.support.edge_harness import EdgeHarness, run_harness
+from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
+from tests.support.edge_harness import HOLD, EdgeHarness, run_harness
 from tests.support.ray_cluster import wait_for
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
@@ -161,17 +163,44 @@ def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> 
     """Each answer makes room for one more request, even directly after many refusals."""
     with run_edge(ClientLimits(refusals=5)) as edge, ThreadPoolExecutor(5) as pool:
         answers = edge.backend.answers
-        accepted = [pool.submit(edge.post, "/places") for _ in range(4)]
-        wait_for(lambda: edge.backend.seen.count("/places") == 4, 5)
-        with httpx.Client(base_url=edge.url, timeout=20) as client:
-            refused = {client.post("/places", content=b"text").status_code for _ in range(20)}
+        accepted = fill_places(edge, pool)
         answers.release()
         wait_for(lambda: any(each.done() for each in accepted), 5)
         accepted.append(pool.submit(edge.post, "/places"))
         answers.release(4)
         statuses = [each.result().status_code for each in accepted]
-    assert refused == {429}
     assert statuses == [200] * 5
+
+
+def test_limit_of_refused_requests_rises_with_answers() -> None:
+    """A second without refusals lets one more request through, not all that wait.
+
+    Every fourth answer raises the limit by one, at random.
+    """
+    with run_edge(ClientLimits(refusals=5)) as edge, ThreadPoolExecutor(20) as pool:
+        answers = edge.backend.answers
+        held = fill_places(edge, pool)
+        time.sleep(2.2)  # none of the refusals is in the last second any more
+        edge.backend.places.release(100)
+        held += [pool.submit(edge.post, "/places", HOLD) for _ in range(12)]
+        wait_for(lambda: sum(each.done() for each in held) == 11, 5)
+        assert {each.result().status_code for each in held if each.done()} == {429}
+        answers.release()
+        wait_for(lambda: sum(each.done() for each in held) == 12, 5)
+        assert {edge.post("/places").status_code for _ in range(80)} == {200}
+        held += [pool.submit(edge.post, "/places", HOLD) for _ in range(2)]
+        answers.release(6)
+        assert Counter(each.result().status_code for each in held) == {200: 7, 429: 11}
+
+
+def fill_places(edge: EdgeHarness, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
+    """Send the four requests that `/places` accepts and holds, then twenty that are refused."""
+    held = [pool.submit(edge.post, "/places", HOLD) for _ in range(4)]
+    wait_for(lambda: edge.backend.seen.count("/places") == 4, 5)
+    with httpx.Client(base_url=edge.url, timeout=20) as client:
+        refused = {client.post("/places", content=b"text").status_code for _ in range(20)}
+    assert refused == {429}
+    return held
 
 
 def test_repeated_refusal_has_the_last_retry_after_of_its_kind() -> None:
@@ -191,6 +220,14 @@ def test_repeated_refusal_has_the_last_retry_after_of_its_kind() -> None:
 def test_refusals_for_other_reasons_are_not_counted() -> None:
     with run_edge(ClientLimits(refusals=5)) as edge:
         assert {edge.post("/limited").text for _ in range(30)} == {"limited"}
+
+
+def test_replica_gets_the_time_of_arrival(edge: EdgeHarness) -> None:
+    """The time in the sockets of a busy replica counts against deadlines. Clients cannot set it."""
+    before_s = time.time()
+    edge.post(headers={ARRIVAL_HEADER: "1"})
+    (arrived_ms,) = edge.backend.arrivals_ms[-1]
+    assert before_s - 0.1 <= int(arrived_ms) / 1000 <= time.time()
 
 
 def test_request_of_a_lost_replica_is_repeated(edge: EdgeHarness) -> None:

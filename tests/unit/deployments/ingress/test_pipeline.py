@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from deployments.errors import EngineFailed, Overloaded, build_overloaded
 from deployments.ingress.request_log import select_log_level
 from deployments.ingress.response_cache import STRING_BYTES, response_bytes
 from deployments.messages import BatchKey, CallBatch, CallResult, ModelRef
+from deployments.request_headers import ARRIVAL_HEADER
 from deployments.tasks.token_classification import TokenClassification
 from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
@@ -329,3 +331,12 @@ async def test_deadline_of_the_client_ends_its_request(tiny_store: Path) -> None
         response = await http.post(EMBED, json=body)
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
     assert encoder.cancelled == 1
+
+
+async def test_wait_before_the_ingress_counts_against_the_deadline(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        for waited_s, status in ((0.1, 200), (61, 504)):
+            arrived_ms = round((time.time() - waited_s) * 1000)
+            headers = {ARRIVAL_HEADER: str(arrived_ms), "x-request-timeout-ms": "60000"}
+            response = await http.post(EMBED, json={"inputs": f"{waited_s}"}, headers=headers)
+            assert response.status_code == status
