@@ -271,7 +271,7 @@ class BatchSettings(_Settings):
     max_batch_items: int = Field(32, ge=1)
     # Milliseconds of a forward pass that the items of one client may fill while several clients
     # send.
-    client_pass_ms: float = Field(4.0, gt=0)
+    client_pass_ms: float = Field(2.0, gt=0)
     # Fixed cost of one more pass, as the number of padding tokens that take the same time.
     pass_overhead_tokens: int = Field(16, ge=0)
     prefetch_from_items: int = Field(8, ge=1)  # queued items from which a pass is prepared ahead
