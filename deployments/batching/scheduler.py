@@ -307,9 +307,8 @@ class BatchScheduler:
         """Return how many items one client may have in a pass.
 
         While several clients send, the limit is half of the items that the client with the fewest
-        items usually has in the replica. That client then does not wait for passes that take
-        longer than its own items, and the passes of equal clients stay large. The limit is at
-        least the number of items that are predicted to run in `client_pass_ms`.
+        items usually has in the replica, or what is predicted to run in `client_pass_ms`. A quiet
+        client then waits for short passes only, and the passes of equal clients stay large.
         """
         fewest = self._clients.find_fewest_items(time.perf_counter())
         if fewest is None:
@@ -321,10 +320,11 @@ class BatchScheduler:
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
 
-        A prefetched pass starts the moment a thread is free, even while the event loop is busy
-        with results. With few waiting items, prefetching would only split a batch.
+        A prefetched pass starts the moment a thread is free. With few waiting items it would split
+        a batch; with several clients it would delay the items that a quiet one sends meanwhile.
         """
-        is_prefetching = self.waiting_items >= self.settings.prefetch_from_items
+        waits = self.waiting_items >= self.settings.prefetch_from_items
+        is_prefetching = waits and self._clients.find_fewest_items(time.perf_counter()) is None
         return self._concurrent_passes + is_prefetching
 
     def _start(self, group: BatchGroup, batch: list[QueuedItem]) -> None:

@@ -236,6 +236,24 @@ async def test_one_client_fills_a_part_of_a_pass_while_several_send() -> None:
     assert 20 in busy.later_passes[1]
 
 
+@pytest.mark.parametrize(("clients", "prefetched"), [(["a", "a"], 2), (["a", "b"], 0)])
+async def test_pass_is_prefetched_for_a_lone_client_only(
+    clients: list[str], prefetched: int
+) -> None:
+    """A prefetched pass would take the place of items that a quiet client sends meanwhile."""
+    busy = Busy(max_batch_items=2, prefetch_from_items=4)
+    calls = [busy.submit(MODEL, [item(0)], far_deadline(), client=clients[0])]
+    await wait_until(lambda: bool(busy.engine.passes))
+    for client in clients:
+        items = [item(n) for n in range(1, 5)]
+        calls.append(busy.submit(MODEL, items, far_deadline(), client=client))
+    await asyncio.sleep(0.01)
+    assert busy.scheduler.waiting_items == 8 - prefetched
+    busy.engine.release()
+    await asyncio.gather(*calls)
+    await busy.scheduler.drain()
+
+
 async def test_equal_clients_fill_half_of_their_items() -> None:
     busy = Busy(item_s=3e-3, max_batch_items=32)
     calls = [
