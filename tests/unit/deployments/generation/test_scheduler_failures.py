@@ -281,7 +281,13 @@ def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: 
         def swap(self, first, second, tokens):
             raise EngineFailed("no kernel for swaps")
 
-    held = threading.Event()
+    class ReportingEvent(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            if not self.is_set():
+                reached.set()
+            return super().wait(timeout)
+
+    reached, held = threading.Event(), ReportingEvent()
     held.set()
     harness = make_harness(Immovable(slots=2, held=held))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
@@ -292,6 +298,7 @@ def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: 
     harness.collector.wait_for_tokens(second, 1)
     held.clear()
     harness.loop.submit(waiting)
+    assert reached.wait(timeout=10)  # the loop looks at deadlines between steps
     waiting.deadline_s = 0.0
     if leaving == "cancelled":
         harness.loop.cancel(first)
