@@ -275,6 +275,12 @@ def test_job_failed_in_prefill_is_not_recorded_as_active(make_harness) -> None:
 @pytest.mark.parametrize("leaving", ["cancelled", "expired"])
 def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: str) -> None:
     class Immovable(FakeDecoder):
+        def prefill(self, row, ids, start, *, all_logits=False):
+            logits = super().prefill(row, ids, start, all_logits=all_logits)
+            if len(self.parts) == 2:
+                held.clear()  # the next decode call, with both jobs, waits
+            return logits
+
         def copy(self, source, target, tokens):
             raise EngineFailed("no kernel for copies")
 
@@ -283,22 +289,21 @@ def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: 
 
     class ReportingEvent(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
-            if not self.is_set():
-                reached.set()
+            if not self.is_set() and len(decoder.parts) == 2:
+                is_waiting.set()
             return super().wait(timeout)
 
-    reached, held = threading.Event(), ReportingEvent()
-    held.set()
-    harness = make_harness(Immovable(slots=2, held=held))
+    is_waiting, held = threading.Event(), ReportingEvent()
+    decoder = Immovable(slots=2, held=held)
+    harness = make_harness(decoder)
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
     first, second = (harness.job([n, 2], options=endless) for n in (1, 2))
     waiting = harness.job([3, 4])
     harness.loop.submit(first)
     harness.loop.submit(second)
-    harness.collector.wait_for_tokens(second, 1)
-    held.clear()
+    held.set()
+    assert is_waiting.wait(timeout=10)
     harness.loop.submit(waiting)
-    assert reached.wait(timeout=10)  # the loop looks at deadlines between steps
     waiting.deadline_s = 0.0
     if leaving == "cancelled":
         harness.loop.cancel(first)
