@@ -70,9 +70,9 @@ class ClientLimits:
     # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
     # busy replica, without priorities and predictions, even if their clients have disconnected.
     requests: int = 512
-    # On one host only: refusals of similar requests per second above which HAProxy lets none
-    # through that the ingress would refuse too. A refusal costs about 1 ms of CPU time in the
-    # ingress and nearly none in HAProxy.
+    # On one host only: above this many refusals of similar requests per second, HAProxy lets no
+    # request through to test whether the ingress accepts more. A refusal costs about 1 ms of CPU
+    # time in the ingress and nearly none in HAProxy.
     refusals: int = 20
     head_s: float = 10.0  # time limit for a request's head, including the wait for its first byte
     # Time limit for a body up to 15 KB, or for the first 15 KB of a longer body. The ingress then

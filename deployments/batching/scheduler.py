@@ -307,8 +307,8 @@ class BatchScheduler:
         """Return how many items one client may have in a pass.
 
         While several clients send, the limit is half of the items that the client with the fewest
-        items usually has in the replica, or what is predicted to run in `client_pass_ms`. A quiet
-        client then waits for short passes only, and the passes of equal clients stay large.
+        items usually has in the replica, or what is predicted to run in `client_pass_ms` if that is
+        more. A quiet client waits for short passes only, and the passes of equal clients are large.
         """
         fewest = self._clients.find_fewest_items(time.perf_counter())
         if fewest is None:
@@ -324,7 +324,7 @@ class BatchScheduler:
         a batch; with several clients it would delay the items that a quiet one sends meanwhile.
         """
         waits = self.waiting_items >= self.settings.prefetch_from_items
-        is_prefetching = waits and self._clients.find_fewest_items(time.perf_counter()) is None
+        is_prefetching = waits and not self._clients.has_several(time.perf_counter())
         return self._concurrent_passes + is_prefetching
 
     def _start(self, group: BatchGroup, batch: list[QueuedItem]) -> None:

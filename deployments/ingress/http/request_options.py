@@ -71,7 +71,7 @@ class RequestOptions(BaseModel):
         return timeout_s if self.deadline_ms is None else min(timeout_s, self.deadline_ms / 1000)
 
     def start_deadline(self, timeout_s: float) -> float:
-        """Return the deadline of the current request, which starts now, after its wait."""
+        """Return the deadline of the current request, whose time began CURRENT_WAIT_S ago."""
         return deadline_after(self.limit_timeout(timeout_s) - CURRENT_WAIT_S.get())
 
 

@@ -44,6 +44,8 @@ def test_client_counts_for_a_while_after_its_last_call() -> None:
     clients.end(QUIET, 1)
     clients.start(LOUD, 1, 2 * RECENT_S)
     assert clients.find_fewest_items(RECENT_S) == 1
+    assert clients.has_several(RECENT_S)
+    assert not clients.has_several(2 * RECENT_S)
     assert clients.find_fewest_items(2 * RECENT_S) is None
     clients.start(QUIET, 3, 2 * RECENT_S)
     assert clients.find_fewest_items(2 * RECENT_S) == 3, "its former calls are forgotten"
