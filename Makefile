@@ -12,9 +12,8 @@ SERVE_OPTIONS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) \
 NO_GPU ?=
 NO_GPU_OPTION := $(if $(NO_GPU),--no-gpu)
 VARIANT := $(if $(NO_GPU),-cpu)
-CORES := $(shell nproc)
-# Unit tests use one more, because some wait. Integration tests pin each worker to a core.
-WORKERS ?= $(shell expr $(CORES) + 1)
+# One more than cores, because some tests wait.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 PIP_INSTALL := -m pip install --disable-pip-version-check --progress-bar on
 PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 # Without cached bytecode, each of the thousand processes of the tests compiles every module again.
@@ -37,7 +36,7 @@ test-fast: .venv/dev-ready$(VARIANT)
 test: .venv/dev-ready$(VARIANT) .venv-clients/ready
 	@mkdir -p build; nice -n 19 $(BIN)/python -m tests.support.served_models >build/models.log 2>&1 &
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
-	$(BIN)/python -m pytest tests/integration -n $(CORES) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest tests/end_to_end
 
 lint: .venv/dev-ready$(VARIANT)

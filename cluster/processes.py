@@ -33,6 +33,8 @@ SESSION_NAME = "session.json"
 SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
+STOP_POLL_S = 0.1
+CONTROLLER_NAME = "ray::ServeContr"  # of Serve's controller; the kernel keeps 15 characters
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 PORTS = range(1, 1 << 16)
 
@@ -128,7 +130,9 @@ class ChildProcesses:
 
         Return the names of processes that are still alive.
         """
-        self._end("serve", signal.SIGINT, SERVE_STOP_S)
+        # Serve has stopped when its controller has ended. `serve run` would go on waiting, because
+        # Ray repeats the call that it ended in.
+        self._end("serve", signal.SIGINT, SERVE_STOP_S, lambda: not self._has_controller())
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         kill_remaining(self._session)
         remaining = sorted(self.names())
@@ -136,13 +140,25 @@ class ChildProcesses:
             (self.run_dir / SESSION_NAME).unlink(missing_ok=True)
         return remaining
 
-    def _end(self, name: str, number: signal.Signals, timeout_s: float) -> None:
+    def _has_controller(self) -> bool:
+        return any(name.startswith(CONTROLLER_NAME) for name in self.names())
+
+    def _end(
+        self,
+        name: str,
+        number: signal.Signals,
+        timeout_s: float,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Send a signal to a child. Wait until it ends or `is_over`, at most `timeout_s`."""
         process = self._processes.get(name)
         if process is None:
             return
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+        with suppress(ProcessLookupError):
             process.send_signal(number)
-            process.wait(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        while process.poll() is None and not is_over() and time.monotonic() < deadline_s:
+            time.sleep(STOP_POLL_S)
 
 
 def start_session(

@@ -53,7 +53,7 @@ def label_axes(
     else:
         axes.set_ylim(bottom=0)
     axes.grid(axis="y", alpha=0.3)
-    if legend:
+    if legend and axes.get_legend_handles_labels()[1]:  # matplotlib warns of an empty legend
         axes.legend(fontsize="small")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
@@ -43,9 +42,8 @@ def shared_exports() -> Iterator[SharedExports]:
 def _forked_model_builder() -> Iterator[None]:
     """Run onnxruntime-genai's model builder in forks that skip seconds of imports.
 
-    Builds of the end-to-end tests do not use this: they run it in a new process, like users.
+    The models of the end-to-end tests do not use this: their builds start a new process, as for
+    users.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        forked = SimpleNamespace(run=forked_programs.run)
-        patch.setattr("build_artifacts.decoders.builder.subprocess", forked)
+    with forked_programs.fork_model_builder():
         yield

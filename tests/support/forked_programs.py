@@ -10,10 +10,14 @@ import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import pytest
 
 PROCESSES = get_context("forkserver")
 # Package of the model builder. On import, the package adds its own directory to sys.path.
@@ -33,6 +37,14 @@ PROCESSES.set_forkserver_preload(
     ]
 )
 _PYTHON_MODULE = (sys.executable, "-m")
+
+
+@contextmanager
+def fork_model_builder() -> Iterator[None]:
+    """Run onnxruntime-genai's model builder in forks within the block."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("build_artifacts.decoders.builder.subprocess", SimpleNamespace(run=run))
+        yield
 
 
 def run(

@@ -28,6 +28,7 @@ from deployments.engines.decoder_factory import open_decoder  # noqa: E402
 from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder  # noqa: E402
 from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
+from tests.support import forked_programs  # noqa: E402
 from tests.support.decoder_programs import WHOLE, whole_spec  # noqa: E402
 from tests.support.tiny_decoders import tiny_llama  # noqa: E402
 
@@ -110,7 +111,10 @@ def test_rejected_call_does_not_affect_the_next(sharded: TensorParallelDecoder) 
     np.testing.assert_array_equal(sharded.prefill(0, PROMPT, 0), expected)
 
 
-def test_killed_process_ends_all_and_is_reported(spec: DecoderSpec) -> None:
+def test_killed_process_ends_all_and_is_reported(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_parallel_decoder, "_PROCESSES", forked_programs.PROCESSES)
     decoder = TensorParallelDecoder(spec, SETTINGS, slots=2, context=64)
     processes = [psutil.Process(worker.process.pid) for worker in decoder._workers]
     decoder.prefill(0, PROMPT, 0)

@@ -40,6 +40,37 @@ for line in sys.stdin:
         print(*children.stop(), flush=True)
 """
 
+# `serve run` and its controller. After Ctrl-C the controller ends, and `serve run` goes on waiting,
+# although the launcher would give it ten minutes.
+STOP_WITH_CONTROLLER = """
+import os, sys
+from pathlib import Path
+from cluster import processes
+
+processes.SERVE_STOP_S = 600
+serve = '''
+import signal, subprocess, sys, time
+rename = "open('/proc/self/comm', 'w').write('ray::ServeContr'); print(flush=True); input()"
+command = [sys.executable, "-c", rename]
+pipe = subprocess.PIPE
+controller = subprocess.Popen(command, stdin=pipe, stdout=pipe)
+controller.stdout.readline()
+def stop(*_):
+    time.sleep(0.3)  # for the last requests
+    print("finished", flush=True)
+    controller.communicate(b"end")
+signal.signal(signal.SIGINT, stop)
+print("started", flush=True)
+while True:
+    time.sleep(60)
+'''
+children = processes.ChildProcesses(Path(sys.argv[1]))
+children.start("serve", [sys.executable, "-c", serve], dict(os.environ))
+while not (children.run_dir / "serve.log").read_text():
+    pass
+print(children.stop())
+"""
+
 
 class Launcher:
     """A launcher as a child process, with its run directory."""
@@ -88,6 +119,19 @@ def test_stop_kills_descendants_of_children_and_spares_the_edge(
     assert launcher.ask("stop") == []
     assert launcher.members() == [launcher.edge]
     assert not (tmp_path / "session.json").exists()
+
+
+@pytest.mark.timeout(60)
+def test_stop_waits_for_the_controller_and_not_for_serve(tmp_path: Path) -> None:
+    stopped = subprocess.run(
+        [sys.executable, "-c", STOP_WITH_CONTROLLER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        check=True,
+    )
+    assert stopped.stdout == "[]\n"
+    assert (tmp_path / "serve.log").read_text() == "started\nfinished\n"
 
 
 def test_stopped_child_is_found(launcher: Launcher) -> None:
