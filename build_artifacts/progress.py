@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
+
+from deployments.progress_console import ProgressConsole
 
 _REFRESH_HZ = 2.0
 _BAR_WIDTH = 10  # characters
@@ -56,7 +57,7 @@ class BuildProgress:
         self, stream: TextIO, read_percent: Callable[[], int | None] = lambda: None
     ) -> None:
         is_terminal = stream.isatty()
-        self._console = Console(file=stream, force_terminal=is_terminal, color_system=None)
+        self._console = ProgressConsole(file=stream, force_terminal=is_terminal, color_system=None)
         self._progress = Progress(
             TextColumn("{task.description:<42.42} step {task.completed:.0f},", markup=False),
             TimeElapsedColumn(),

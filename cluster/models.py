@@ -49,7 +49,7 @@ class ActionCommand:
             raise BadSetting(
                 f"`{error['loc'][-1]}`: {error['msg']}, not {error['input']!r}"
             ) from exc
-        configured = _read_configured(find_config(arguments.config))
+        configured = dict(_list_configured(find_config(arguments.config)))
         entry = self.action.run(arguments.store, arguments.name, given, configured)
         if arguments.json:
             return print_json(entry.model_dump(mode="json"))
@@ -65,8 +65,10 @@ class RemoveCommand:
         _add_common(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        configured = _read_configured(find_config(arguments.config))
-        removed = removal.remove(arguments.store, arguments.name, configured)
+        models = _list_configured(find_config(arguments.config))
+        removed = removal.remove(
+            arguments.store, arguments.name, dict(models), _list_versions(models)
+        )
         if arguments.json:
             return print_json({"name": arguments.name, "versions": removed})
         print(f"removed {arguments.name}: {', '.join(removed) or 'the record of its build'}")
@@ -88,8 +90,9 @@ class CollectCommand:
         _add_common(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
-        configured = _read_configured(find_config(arguments.config))
-        found = garbage.find_garbage(arguments.store, arguments.keep, configured)
+        models = _list_configured(find_config(arguments.config))
+        keep = [*arguments.keep, *_list_versions(models)]
+        found = garbage.find_garbage(arguments.store, keep, dict(models))
         if not arguments.json:
             print(garbage.describe(found))
         elif found.items and not arguments.yes:
@@ -136,8 +139,8 @@ def describe(entry: ModelEntry) -> list[str]:
     return lines
 
 
-def _read_configured(config: Path) -> dict[str, str]:
-    """Return the versions that a Serve config names, by model id. Raises BadSetting."""
+def _list_configured(config: Path) -> list[tuple[str, str]]:
+    """Return id and version of the models of all applications in a config. Raises BadSetting."""
     try:
         document = read_document(config.read_text(encoding="utf-8")).value
     except (OSError, UnicodeDecodeError, UnreadableConfig) as exc:
@@ -146,11 +149,16 @@ def _read_configured(config: Path) -> dict[str, str]:
         raise BadSetting(f"`{config}` has no application of this project; name a Serve config")
     listed = (args.get("models") for args in applications)
     models = (model for each in listed if isinstance(each, list) for model in each)
-    return {
-        str(model.get("id")): str(model.get("version", LATEST_NAME))
+    return [
+        (str(model.get("id")), str(model.get("version", LATEST_NAME)))
         for model in models
         if isinstance(model, dict)
-    }
+    ]
+
+
+def _list_versions(models: list[tuple[str, str]]) -> list[str]:
+    """List the configured versions, `id@version`: applications may name several of one model."""
+    return [f"{model}@{version}" for model, version in models if version != LATEST_NAME]
 
 
 def _is_confirmed() -> bool:

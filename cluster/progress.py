@@ -12,11 +12,11 @@ import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 
-from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from deployments.errors import ServeError
+from deployments.progress_console import ProgressConsole
 
 
 class StartError(ServeError):
@@ -47,7 +47,7 @@ class StartupProgress:
 
     def __init__(self) -> None:
         self._started_s = time.monotonic()
-        self._console = Console(stderr=True, color_system=None)
+        self._console = ProgressConsole(stderr=True, color_system=None)
         self._waiting = ""
 
     def report(self, text: str) -> None:

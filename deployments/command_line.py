@@ -1,13 +1,15 @@
 """Trees of subcommands with lazy imports, error hints and exit codes, and types for numbers.
 
-Exit codes of every command: 0 success; 1 the command failed and printed the reason; 2 the command
-line is wrong; 130 interrupted.
+Exit codes of every command: 0 success; 1 the command failed and printed the reason, or the reader
+of its output has gone, as `head` does; 2 the command line is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import select
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ from typing import Protocol, TypeAlias
 from deployments.errors import ServeError
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+STDOUT = 1  # file descriptor
 
 # Packages of this project. Any other module that is missing belongs to a pip extra.
 _OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
@@ -78,7 +81,9 @@ class Program:
             arguments = self.build_parser([spec] if spec else []).parse_args(argv)
             arguments.command_line = f"{self.name} {shlex.join(argv)}"
             run: Callable[[argparse.Namespace], int] = arguments.run_command
-            return run(arguments)
+            code = run(arguments)
+            sys.stdout.flush()
+            return code
         except ServeError as error:
             return print_error(error.message, getattr(error, "hint", ""))
         except ModuleNotFoundError as error:
@@ -88,6 +93,12 @@ class Program:
             return print_error(f"`{error.name}` is not installed", hint)
         except KeyboardInterrupt:
             return print_error("interrupted", code=INTERRUPTED)
+        except BrokenPipeError:
+            if _has_reader(STDOUT):
+                raise
+            # Python writes to stdout once more at its end, which would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+            return FAILED
 
     def build_parser(self, loaded: Iterable[CommandSpec] | None = None) -> argparse.ArgumentParser:
         """Return the argparse tree, with the arguments of the `loaded` commands (None: all)."""
@@ -115,6 +126,13 @@ def show_activity(text: str) -> Iterator[Callable[[str], None]]:
     console = Console(file=sys.stderr, force_terminal=True)
     with console.status(text) as status:
         yield lambda text: status.update(text)
+
+
+def _has_reader(descriptor: int) -> bool:
+    """Return False if the descriptor is a pipe whose reader has gone."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def print_error(message: str, hint: str = "", *, code: int = FAILED) -> int:

@@ -26,11 +26,14 @@ from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid,
 from deployments.files import write_atomically
 
 LATEST_NAME = "latest"
+PLAN_NAME = "plan.json"  # file in the store, with a lock beside it
 HOSTS_NAME = "hosts"
 BUILDING_NAME = ".building"
 
 # One optional organization, then a name; never a leading dot or dash. See `is_model_id`.
 _MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
+# Names of files have at most 255 bytes; those of temporary files add up to 50 to a model's id.
+MAX_ID_BYTES = 200
 VERSION = re.compile(r"[0-9a-f]{12}")
 # Name of the directory of a build. The names of its lock and its log add a suffix.
 _BUILD_NAME = re.compile(rf"(?P<model>.+)--(?P<version>{VERSION.pattern})")
@@ -40,8 +43,14 @@ _SCRATCH_PREFIX = ".scratch-"
 
 def is_model_id(text: str) -> bool:
     """Whether a model of the store can have this id."""
-    # `--` separates the organization from the name in the name of a directory.
-    return bool(_MODEL_ID.fullmatch(text)) and ".." not in text and "--" not in text
+    return (
+        bool(_MODEL_ID.fullmatch(text))
+        and ".." not in text
+        # `--` separates the organization from the name in the name of a directory.
+        and "--" not in text
+        and len(text.encode()) <= MAX_ID_BYTES
+        and text not in (PLAN_NAME, f"{PLAN_NAME}.lock")
+    )
 
 
 def model_directory(store: Path, model_id: str) -> Path:
@@ -214,15 +223,21 @@ def publish(
     """Rename `staged` to its directory in the store. If `is_latest`, let `latest` name the version.
 
     The caller holds the lock of the build. An existing version is renamed away first, so the
-    version is missing for the instant between the two renames.
+    version is missing for the instant between the two renames. It is deleted last.
     """
     target = model_directory(store, model_id) / version
     target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        remove_atomically(target, building_directory(store))
-    staged.rename(target)
+    former = _rename_away(target, building_directory(store)) if target.exists() else None
+    try:
+        staged.rename(target)
+    except BaseException:
+        if former is not None:
+            former.rename(target)
+        raise
     if is_latest:
         set_latest(store, model_id, version)
+    if former is not None:
+        shutil.rmtree(former, ignore_errors=True)
     return target
 
 
@@ -237,9 +252,11 @@ def remove_atomically(directory: Path, building: Path) -> None:
     If the process is killed after the rename, the next build deletes the remaining files. Raises
     OSError if the directory cannot be renamed; then the directory is unchanged.
     """
-    renamed = building / f"{_SCRATCH_PREFIX}{uuid.uuid4().hex}"
-    directory.rename(renamed)
-    shutil.rmtree(renamed, ignore_errors=True)
+    shutil.rmtree(_rename_away(directory, building), ignore_errors=True)
+
+
+def _rename_away(directory: Path, building: Path) -> Path:
+    return directory.rename(building / f"{_SCRATCH_PREFIX}{uuid.uuid4().hex}")
 
 
 def create_scratch(building: Path) -> Path:

@@ -2,7 +2,7 @@
 
 <store>/.builds/<organization>--<name>.json   BuildRecord of a model
 <store>/.builds/<organization>--<name>.lock   held by the process that builds it
-<store>/.builds/drain.lock                    held by the process that runs the queued builds
+<store>/.builds/.drain.lock                   held by the process that runs the queued builds
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
 If a record has a running state but no process holds its lock, its builder has crashed. The build
@@ -32,7 +32,7 @@ from deployments.files import write_atomically
 log = logging.getLogger("ray.serve.hundredfold")
 
 QUEUE_NAME = ".builds"
-DRAIN_LOCK_NAME = "drain.lock"
+DRAIN_LOCK_NAME = ".drain.lock"  # no model id starts with a dot
 MAX_CRASHES = 3  # builders that may crash during a build before it fails
 MAX_QUEUED = 16  # maximum number of builds that wait or run
 HISTORY_BYTES = 64 << 10  # bytes that are read from the end of history.jsonl

@@ -51,13 +51,16 @@ def read_key_file(path: Path) -> KeyFile:
 def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
     """Replace the contents of the file with `change(contents)`. A missing file counts as empty.
 
-    Concurrent changes take turns. Raises BadSetting if the file is invalid or cannot be written.
+    Concurrent changes take turns. A link is followed: servers watch the file behind it. Raises
+    BadSetting if the file is invalid or cannot be written.
     """
     try:
+        path = path.resolve()
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(path.with_name(f"{path.name}.lock"), lambda _: None):
             changed = change(read_key_file(path) if path.exists() else KeyFile())
             content = changed.model_dump_json(indent=1, exclude_defaults=True) + "\n"
             write_atomically(path, content.encode(), mode=0o600)
-    except OSError as exc:
-        raise BadSetting(f"cannot write the key file `{path}`: {exc.strerror}") from exc
+    except (OSError, RuntimeError) as exc:  # RuntimeError: a circular link
+        reason = getattr(exc, "strerror", None) or exc
+        raise BadSetting(f"cannot write the key file `{path}`: {reason}") from exc

@@ -30,6 +30,7 @@ from pathlib import Path
 from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
 from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import (
+    VERSION,
     build_path,
     building_directory,
     find_abandoned_scratch,
@@ -54,6 +55,7 @@ from deployments.plan.resolution import (
     NO_VERSIONS,
     SEPARATOR,
     list_rollback_versions,
+    resolve_selector,
     split_name,
 )
 
@@ -180,15 +182,13 @@ class Garbage:
 def find_garbage(
     store: Path, keep: Collection[str] = (), configured: Mapping[str, str] = NO_VERSIONS
 ) -> Garbage:
-    """Find everything removable, except the versions in `keep`, written `id@version`.
+    """Find everything removable, except the versions in `keep`: `id@version` or `id@alias`.
 
-    Raises BadSetting if an item of `keep` names no version or if the plan is invalid,
-    StoreNotWritable if the store cannot be read.
+    Raises BadSetting if an item of `keep` names no version or if the plan is invalid, UnknownModel
+    if it names an unknown alias, StoreNotWritable if the store cannot be read.
     """
-    for ref in keep:
-        if not split_name(ref)[1]:
-            raise BadSetting(f"`{ref}` names no version; write `ID@VERSION`")
-    retained, now_s, building = frozenset(keep), time.time(), building_directory(store)
+    retained = frozenset(_resolve_kept(store, ref) for ref in keep)
+    now_s, building = time.time(), building_directory(store)
     items: list[GarbageItem] = []
     with _store_errors(store, "read"):
         plan = read_plan(store)
@@ -201,6 +201,17 @@ def find_garbage(
             items += orphan_logs(building, now_s)
             items += abandoned_scratch(building)
     return Garbage(store, retained, configured, tuple(items))
+
+
+def _resolve_kept(store: Path, name: str) -> str:
+    """Return `id@version`. A whole version need not exist, but what looks like none must be one."""
+    model_id, selector = split_name(name)
+    if not selector:
+        raise BadSetting(f"`{name}` names no version; write `ID@VERSION`")
+    if VERSION.fullmatch(selector):
+        return name
+    entry = read_plan(store).find(model_id)
+    return f"{model_id}@{resolve_selector(store, entry, model_id, selector)}"
 
 
 def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:

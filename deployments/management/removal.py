@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from deployments.artifacts.locks import try_exclusive_lock
 from deployments.artifacts.store import (
+    LATEST_NAME,
     build_path,
     building_directory,
     is_being_built,
     lock_path,
     model_directory,
     remove_atomically,
+    resolve_version,
+    set_latest,
 )
 from deployments.builds.queue import BuildQueue
-from deployments.errors import ManifestInvalid, ModelInUse, StoreNotWritable, UnknownModel
+from deployments.errors import (
+    ArtifactMissing,
+    ManifestInvalid,
+    ModelInUse,
+    StoreNotWritable,
+    UnknownModel,
+)
 from deployments.plan.changes import forget
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import (
@@ -28,19 +37,24 @@ from deployments.plan.resolution import (
 )
 
 
-def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) -> list[str]:
+def remove(
+    store: Path,
+    name: str,
+    configured: Mapping[str, str] = NO_VERSIONS,
+    keep: Collection[str] = (),
+) -> list[str]:
     """Remove a model (`id`) with all its versions, plan and builds, or a single `id@version`.
 
     Replicas answer their current requests and then forget the model. Returns the removed versions.
-    `configured` maps model ids to the versions that the configuration names. Raises UnknownModel,
-    StoreNotWritable or ModelInUse. A model is in use while it is being built, and a version while
-    requests that do not name it explicitly need it.
+    `configured` maps model ids to the versions that the configuration names; `keep` has further
+    ones, `id@version`. Raises UnknownModel, StoreNotWritable or ModelInUse. A model is in use while
+    it is being built, and a version while requests that do not name it explicitly need it.
     """
     model_id, selector = split_name(name)
     versions = _find_versions(store, model_id)
     directory = model_directory(store, model_id)
     if selector is not None:
-        versions = [_find_removable(store, model_id, selector, configured)]
+        versions = [_find_removable(store, model_id, selector, configured, keep)]
         directory /= versions[0]
     # A build of a version that the store lacks would bring a removed model back.
     if selector is None and _is_being_built(store, model_id):
@@ -51,10 +65,10 @@ def remove(store: Path, name: str, configured: Mapping[str, str] = NO_VERSIONS) 
         try:
             if versions:
                 remove_atomically(directory, building_directory(store))
+            if selector is not None:
+                _update_latest(store, model_id)
         except OSError as exc:
-            raise StoreNotWritable(
-                f"cannot remove {name} from the store {store}: {exc.strerror or exc}"
-            ) from exc
+            raise _not_removable(store, model_id, exc) from exc
     if selector is None:
         forget(store, model_id)
     return versions
@@ -90,10 +104,29 @@ def _without_builds(store: Path, model_id: str, versions: Iterable[str]) -> Iter
     with ExitStack() as stack:
         for version in versions:
             lock = lock_path(build_path(store, model_id, version))
-            lock.parent.mkdir(exist_ok=True)
-            if not stack.enter_context(try_exclusive_lock(lock)):
+            try:
+                lock.parent.mkdir(exist_ok=True)
+                is_free = stack.enter_context(try_exclusive_lock(lock))
+            except OSError as exc:
+                raise _not_removable(store, model_id, exc) from exc
+            if not is_free:
                 raise _being_built(model_id)
         yield
+
+
+def _update_latest(store: Path, model_id: str) -> None:
+    """Let `latest` name the newest version if the version that it named was removed."""
+    try:
+        resolve_version(store, model_id, LATEST_NAME)
+    except ArtifactMissing:
+        if versions := sealed_versions(store, model_id):
+            set_latest(store, model_id, versions[0])
+
+
+def _not_removable(store: Path, model_id: str, error: OSError) -> StoreNotWritable:
+    return StoreNotWritable(
+        f"cannot remove {model_id} from the store {store}: {error.strerror or error}"
+    )
 
 
 def _being_built(model_id: str) -> ModelInUse:
@@ -101,7 +134,11 @@ def _being_built(model_id: str) -> ModelInUse:
 
 
 def _find_removable(
-    store: Path, model_id: str, selector: str, configured: Mapping[str, str]
+    store: Path,
+    model_id: str,
+    selector: str,
+    configured: Mapping[str, str],
+    keep: Collection[str],
 ) -> str:
     """Return the version that `selector` names.
 
@@ -114,6 +151,8 @@ def _find_removable(
     uses = [f"the alias `{alias}`" for alias, named in entry.aliases.items() if named == version]
     if version == resolve_name(store, plan, model_id, configured).version:
         uses.append("requests that name no version")
+    if f"{model_id}@{version}" in keep:
+        uses.append("the configuration")
     if version in entry.splits:
         uses.append("a split")
     if entry.shadow is not None and entry.shadow.version == version:

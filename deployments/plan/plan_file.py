@@ -10,14 +10,13 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deployments.artifacts.locks import exclusive_lock
+from deployments.artifacts.store import PLAN_NAME
 from deployments.errors import BadSetting
 from deployments.files import write_atomically
 from deployments.plan.plan import ModelPlan, Plan
 from deployments.watched_file import WatchedFile
 
 log = logging.getLogger("ray.serve.hundredfold")
-
-PLAN_NAME = "plan.json"
 
 
 def read_plan(store: Path) -> Plan:

@@ -19,7 +19,7 @@ from build_artifacts.pulls import build_first_demo_model, drain, pull
 from deployments.artifacts.locks import exclusive_lock
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
-from deployments.builds.queue import MAX_CRASHES, BuildQueue
+from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
 from tests.support.ray_cluster import wait_for
 from tests.support.tiny_encoders import tiny_checkpoint
@@ -128,7 +128,7 @@ def test_pull_waits_for_the_process_that_builds(
 def test_second_drain_leaves_the_queue_to_the_first(tmp_path: Path) -> None:
     queue = BuildQueue(tmp_path)
     queue.submit(MODEL, "/nowhere")
-    with exclusive_lock(queue.directory / "drain.lock", lambda _: None):
+    with exclusive_lock(queue.directory / DRAIN_LOCK_NAME, lambda _: None):
         assert not drain(queue, io.StringIO())
         assert main(["drain", "--store", str(tmp_path)]) == 3
     assert len(queue.pending()) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,6 +157,32 @@ def test_publish_replaces_existing_version(tmp_path: Path) -> None:
     assert (directory / "graphs" / "cpu-int8.onnx").read_bytes() == b"second"
     ArtifactManifest.read(directory)
     assert list((store / BUILDING_NAME).iterdir()) == []
+
+
+def test_former_version_is_deleted_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deletion of gigabytes takes seconds and can be interrupted."""
+    store = tmp_path / "store"
+    (store / BUILDING_NAME).mkdir(parents=True)
+    publish(staged(tmp_path / "one", b"first"), store, "tiny/model", VERSION)
+
+    def interrupt(_path: Path, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        publish(staged(tmp_path / "two", b"second"), store, "tiny/model", VERSION)
+    assert resolve_version(store, "tiny/model", LATEST_NAME) == VERSION
+    directory = store / "tiny--model" / VERSION
+    assert (directory / "graphs" / "cpu-int8.onnx").read_bytes() == b"second"
+
+
+def test_failed_publication_keeps_the_former_version(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / BUILDING_NAME).mkdir(parents=True)
+    directory = publish(staged(tmp_path / "one", b"first"), store, "tiny/model", VERSION)
+    with pytest.raises(FileNotFoundError):
+        publish(tmp_path / "absent", store, "tiny/model", VERSION)
+    assert (directory / "graphs" / "cpu-int8.onnx").read_bytes() == b"first"
 
 
 TOOLS = {"torch": "2", "onnxruntime": "1"}

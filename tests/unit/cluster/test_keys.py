@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.keys import parse_expiry
-from deployments.errors import BadSetting
+from deployments.errors import BadSetting, Unauthorized
 from deployments.keys.key_file import read_key_file
 from deployments.keys.key_ring import KeyRing
 from hundredfold.__main__ import main
@@ -33,6 +33,25 @@ def test_add_prints_a_key_that_works(path: Path, capsys: pytest.CaptureFixture[s
     assert caller.name == "alice"
     assert not caller.may_use_model("other/model")
     assert read_key_file(path).keys[0].limits.requests_per_minute == 60
+
+
+def test_key_is_revoked_through_a_link(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    link = path.parent.parent / "linked.json"
+    link.symlink_to(path)
+    assert run("add", "alice", path=link) == 0
+    key = capsys.readouterr().out.strip()
+    assert KeyRing(path).authenticate(key).name == "alice"
+    assert run("revoke", "alice", path=link) == 0
+    assert link.is_symlink()
+    with pytest.raises(Unauthorized):
+        KeyRing(path).authenticate(key)
+
+
+def test_link_to_itself_is_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.parent.mkdir()
+    path.symlink_to(path)
+    assert run("add", "alice", path=path) == 1
+    assert "cannot write the key file" in capsys.readouterr().err
 
 
 def test_json_of_all_commands(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from deployments.artifacts.store import model_directory
+from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.plan.plan_file import read_plan
 from hundredfold.__main__ import main
 from tests.support.artifacts import seal_tiny_version
@@ -31,11 +31,11 @@ def run(store: Path, *words: str) -> int:
     return main(["models", *words, "--store", str(store)])
 
 
-def write_config(path: Path, version: str) -> Path:
-    """Write a Serve config that names a version of MODEL."""
-    args = {"models": [{"id": MODEL, "version": version}]}
-    application = {"import_path": "deployments.app:build_app", "args": args}
-    path.write_text(json.dumps({"applications": [application]}))
+def write_config(path: Path, *versions: str) -> Path:
+    """Write a Serve config with an application for each version of MODEL."""
+    listed = [{"models": [{"id": MODEL, "version": version}]} for version in versions]
+    applications = [{"import_path": "deployments.app:build_app", "args": args} for args in listed]
+    path.write_text(json.dumps({"applications": applications}))
     return path
 
 
@@ -113,6 +113,17 @@ def test_gc_keeps_the_version_of_the_configuration(store: Path, tmp_path: Path) 
     config = write_config(tmp_path / "own.yaml", OLD)
     assert run(store, "gc", "--yes", "--config", str(config)) == 0
     assert list_sealed(store) == {OLD, LATER}
+
+
+def test_versions_of_all_applications_stay(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seal_tiny_version(store, MODEL, LATER)
+    config = write_config(tmp_path / "own.yaml", OLD, NEW, LATEST_NAME)
+    assert run(store, "gc", "--yes", "--config", str(config)) == 0
+    assert run(store, "rm", f"{MODEL}@{OLD}", "--config", str(config)) == 1
+    assert "is used by the configuration" in capsys.readouterr().err
+    assert list_sealed(store) == {OLD, NEW, LATER}
 
 
 def test_gc_rejects_an_unreadable_configuration(

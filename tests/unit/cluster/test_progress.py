@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import socket
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,21 @@ def test_progress_is_plain_lines_on_stderr_of_a_pipe(
         "waiting for b",
     ]
     assert "\033" not in captured.err
+
+
+def test_progress_goes_on_after_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start must not end, and its server stay unwatched, because `2>&1 | head` has ended."""
+    monkeypatch.setattr("cluster.progress.POLL_S", 0)
+    reader, writer = os.pipe()
+    os.close(reader)
+    states = iter(["waiting for a", "waiting for b", None])
+    # Closing the file writes once more.
+    with suppress(BrokenPipeError), os.fdopen(writer, "w", buffering=1) as stderr:
+        monkeypatch.setattr(sys, "stderr", stderr)
+        progress = StartupProgress()
+        progress.wait(lambda: next(states), lambda: None, 60)
+        progress.report("serving")
+    assert next(states, "all states were read") == "all states were read"
 
 
 def test_wait_ends_with_the_failure(capsys: pytest.CaptureFixture[str]) -> None:

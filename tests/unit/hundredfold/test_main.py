@@ -124,3 +124,15 @@ def test_completion_knows_the_subcommands(shell: str, capsys: pytest.CaptureFixt
     script = capsys.readouterr().out
     assert "verify" in script
     assert "--search-seconds" in script
+
+
+COMPLETION = (sys.executable, "-m", "hundredfold", "completion", "bash")
+
+
+def test_reader_that_has_gone_gets_no_traceback() -> None:
+    with subprocess.Popen(COMPLETION, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == b""
+    assert command.returncode == 1

@@ -64,8 +64,13 @@ def test_run_returns_the_memory_or_the_error(trials: GrammarTrials) -> None:
     ids=["quick", "full", "memory"],
 )
 def test_trial_beyond_its_limits_is_killed(
-    processes: Processes, trials: GrammarTrials, limits: TrialLimits
+    processes: Processes,
+    trials: GrammarTrials,
+    limits: TrialLimits,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # A trial of low priority waits for tests that run on the same core.
+    monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 120.0)
     assert trials.run(COSTLY, limits) is None
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "the next one runs"
     (server,) = processes.servers()
@@ -117,7 +122,7 @@ def test_trial_that_starts_late_ends_in_time(
         server.resume()
         with pytest.raises(Overloaded, match="within 2 s"):
             running.result()
-        assert time.monotonic() - started_s < 2.7
+        assert time.monotonic() - started_s < 2.9
 
 
 OWNER = """

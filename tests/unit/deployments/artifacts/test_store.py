@@ -45,6 +45,9 @@ NO_MODEL_IDS = [
     "a..b",
     "../a",
     "a/",
+    f"org/{'x' * 197}",  # the directory's name would leave no room for those of temporary files
+    "plan.json",
+    "plan.json.lock",
 ]
 
 

@@ -238,6 +238,12 @@ def test_queue_has_one_drainer(queue: BuildQueue) -> None:
         assert (first, second) == (True, False)
 
 
+def test_model_named_like_a_lock_can_be_built(queue: BuildQueue) -> None:
+    queue.submit("drain", SOURCE)
+    with queue.drain_lock(), queue.claim("drain") as claim:
+        assert claim is not None
+
+
 def test_builder_is_needed_for_what_nobody_builds(queue: BuildQueue) -> None:
     assert not queue.needs_builder()
     queue.submit(MODEL, SOURCE)

@@ -16,7 +16,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import BUILDING_NAME, set_latest
-from deployments.errors import BadSetting
+from deployments.errors import BadSetting, UnknownModel
 from deployments.management.garbage import (
     ABANDONED_AFTER_S,
     Garbage,
@@ -148,6 +148,14 @@ def test_gc_keeps_pinned_versions(store: Path) -> None:
     assert names(find_garbage(store, keep=[f"{MODEL}@{OLD}", f"{MODEL}@latest"])) == []
     with pytest.raises(BadSetting, match="`org/model` names no version"):
         find_garbage(store, keep=["org/model"])
+
+
+def test_gc_keeps_the_version_of_an_alias_and_refuses_unknown_ones(store: Path) -> None:
+    changes.set_alias(store, MODEL, "tested", OLD)
+    changes.set_alias(store, MODEL, "other", NEW)
+    assert names(find_garbage(store, keep=[f"{MODEL}@tested"])) == []
+    with pytest.raises(UnknownModel, match=f"has no version `{OLD[:7]}`"):
+        find_garbage(store, keep=[f"{MODEL}@{OLD[:7]}"])
 
 
 @pytest.mark.parametrize("content", [b"", b"v2\n", b"\xff\xfe"])

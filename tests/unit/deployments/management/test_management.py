@@ -9,7 +9,13 @@ import pytest
 
 from deployments.artifacts.locks import exclusive_lock
 from deployments.artifacts.manifest import MANIFEST_NAME
-from deployments.artifacts.store import build_path, lock_path, model_directory
+from deployments.artifacts.store import (
+    LATEST_NAME,
+    build_path,
+    lock_path,
+    model_directory,
+    resolve_version,
+)
 from deployments.builds.queue import BuildQueue
 from deployments.errors import InvalidField, ModelInUse, StoreNotWritable, UnknownModel
 from deployments.management.actions import ACTIONS
@@ -17,6 +23,7 @@ from deployments.management.listing import ModelEntry, describe_model
 from deployments.management.removal import remove
 from deployments.plan.plan_file import PLAN_NAME, read_plan
 from tests.support.artifacts import GRAPH_NAME, seal_tiny_version
+from tests.support.ordinary_rights import ordinary_rights
 
 MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
 
@@ -132,6 +139,19 @@ def test_removed_model_leaves_nothing(store: Path) -> None:
 def test_unused_version_is_removed_alone(store: Path) -> None:
     assert remove(store, f"{MODEL}@{OLD}") == [OLD]
     assert list(facts(describe_model(store, MODEL))) == [NEW]
+
+
+def test_latest_names_the_newest_version_that_is_left(store: Path) -> None:
+    act(store, "promote", f"{MODEL}@{OLD}")
+    assert remove(store, f"{MODEL}@{NEW}") == [NEW]
+    assert resolve_version(store, MODEL, LATEST_NAME) == OLD
+
+
+def test_store_without_rights_to_change_it_is_named(public_directory: Path) -> None:
+    for version in (OLD, NEW):
+        seal_tiny_version(public_directory, MODEL, version)
+    with ordinary_rights(), pytest.raises(StoreNotWritable, match="cannot remove acme/tiny"):
+        remove(public_directory, f"{MODEL}@{OLD}")
 
 
 def test_version_in_use_stays(store: Path) -> None:
