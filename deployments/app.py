@@ -169,6 +169,8 @@ class Tokenizer(_ChannelHooks):
         try:
             return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
         except ServeError as error:
+            if not batch.calls:  # only loads the model
+                raise
             # Ray Serve passes the result directly to the encoder, which returns the errors in it
             # to the ingress, one per call. An exception would fail the encoder's call as a whole.
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)

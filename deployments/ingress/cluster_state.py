@@ -102,11 +102,10 @@ class ClusterMonitor:
             for kind, name in required.items()
             if not self.snapshot.running.get(name)
         ]
-        age_s = time.monotonic() - self._applied_s
-        if age_s > MAX_AGE_S:
+        if self.age_s > MAX_AGE_S:
             missing.append(
-                f"the state of the cluster is {age_s:.0f} s old, the maximum is {MAX_AGE_S:.0f} s: "
-                "Ray Serve's controller does not answer"
+                f"the state of the cluster is {self.age_s:.0f} s old, the maximum is "
+                f"{MAX_AGE_S:.0f} s: Ray Serve's controller does not answer"
             )
         return missing
 
@@ -129,6 +128,11 @@ class ClusterMonitor:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 await self.refresh()
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the latest status was read."""
+        return time.monotonic() - self._applied_s
 
     async def _refresh(self) -> None:
         try:

@@ -97,17 +97,20 @@ class ResponseCache(Generic[V]):
 
         Callers share if key and `variant` are equal. `compute` ends at the deadline of the caller
         that started it. A later caller waits until its own deadline. If the shared computation
-        fails with DeadlineExceeded or Overloaded before then, the later caller computes again. A
+        fails with DeadlineExceeded or Overloaded before then, the later caller computes again, but
+        it shares at most one refusal: each repeat of a crowd would be refused in turn. A
         computation is cancelled when no caller waits for it any more.
         """
         flight_key = (key, variant)
+        was_refused = False
         while (flight := self._in_flight.get(flight_key)) is not None:
             try:
                 async with enforce_deadline(deadline_s, "the request exceeded its deadline"):
                     return await self._join(flight_key, flight)
-            except (DeadlineExceeded, Overloaded):
-                if is_expired(deadline_s):
+            except (DeadlineExceeded, Overloaded) as error:
+                if was_refused or is_expired(deadline_s):
                     raise
+                was_refused = isinstance(error, Overloaded)
         task = asyncio.ensure_future(self._compute(key, flight_key, compute()))
         flight = _SharedComputation(task, waiters=0)
         self._in_flight[flight_key] = flight

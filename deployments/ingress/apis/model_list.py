@@ -53,7 +53,9 @@ async def build_model_list(
 
 def parse_limit(query: Mapping[str, str]) -> int:
     text = query.get("limit", str(PAGE_MODELS))
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_PAGE_MODELS):
+    # Python refuses to parse thousands of digits.
+    is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PAGE_MODELS))
+    if not (is_short_number and 1 <= int(text) <= MAX_PAGE_MODELS):
         raise InvalidField(f"`limit` must be an integer from 1 to {MAX_PAGE_MODELS}", field="limit")
     return int(text)
 

@@ -42,6 +42,9 @@ LONE_CALL_CHARACTERS = 1_000
 CHARACTERS_PER_TOKEN = 4
 # Assumed tokens of an answer whose `max_new_tokens` is higher or missing. Few answers reach such
 # limits.
+# Maximum beams that a cost counts. Replicas refuse more beams than they have KV slots, but until
+# then such a call would take all the credit of its channel.
+MAX_BEAMS = 64
 LONG_ANSWER_TOKENS = 512
 LOAD_TIMEOUT_S = 120.0  # for a micro-batch without calls, which only loads its model
 
@@ -207,7 +210,7 @@ def _count_tokens(call: GenerationCall) -> int:
     prompt_tokens = length if isinstance(prompt, tuple) else length // CHARACTERS_PER_TOKEN
     limit = options.max_new_tokens
     tokens = LONG_ANSWER_TOKENS if limit is None else min(limit, LONG_ANSWER_TOKENS)
-    beams = 1 if options.beam_search is None else options.beam_search.num_beams
+    beams = 1 if options.beam_search is None else min(options.beam_search.num_beams, MAX_BEAMS)
     return max(prompt_tokens + beams * tokens, 1)
 
 

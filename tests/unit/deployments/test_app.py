@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import yaml
 
 from cluster.default_config import find_config
-from deployments.app import build_app
+from deployments.app import Tokenizer, build_app
+from deployments.artifacts.types import Device
+from deployments.deadlines import deadline_after
+from deployments.errors import ModelUnavailable
+from deployments.messages import BatchKey, Call, CallBatch, ModelRef, Truncation
 
 
 @pytest.mark.parametrize(("cores", "replicas"), [(1, 1), (2, 1), (7, 1), (8, 2), (64, 16)])
@@ -15,3 +22,19 @@ def test_ingress_replicas_follow_from_the_cores(
     (application,) = yaml.safe_load(find_config(None).read_text())["applications"]
     ingress = build_app(application["args"])
     assert ingress._bound_deployment.num_replicas == replicas
+
+
+class UnopenedTokenizer:
+    async def tokenize_batch(self, _batch: CallBatch) -> None:
+        raise ModelUnavailable("the tokenizer does not open")
+
+
+async def test_tokenizer_returns_errors_to_calls_and_raises_those_of_loads() -> None:
+    """The probe of a new version sends an empty batch, which has no call for an error."""
+    deployment: Any = SimpleNamespace(_replica=UnopenedTokenizer())
+    key = BatchKey(ModelRef("org/model", ""), task="", device=Device.CPU, long=False)
+    call = Call(("a text",), ("inputs",), None, Truncation.REFUSE, deadline_after(60))
+    answer = await Tokenizer.tokenize_batch(deployment, CallBatch(key, (call,)))
+    assert [type(error) for error in answer.calls] == [ModelUnavailable]
+    with pytest.raises(ModelUnavailable):
+        await Tokenizer.tokenize_batch(deployment, CallBatch(key, ()))

@@ -58,6 +58,23 @@ async def test_cold_start_at_the_deadline_reports_a_loading_model(
             raise DeadlineExceeded("too late")
 
 
+async def test_late_requests_share_the_state_of_a_running_replica(model: RegisteredModel) -> None:
+    reads = 0
+
+    def read() -> ClusterSnapshot:
+        nonlocal reads
+        reads += 1
+        return ClusterSnapshot({"CpuEncoder": 1})
+
+    warm = ClusterMonitor({Device.CPU: EncoderSettings()}, read)
+    await warm.refresh()
+    for _ in range(10):
+        with pytest.raises(DeadlineExceeded):
+            async with limit_cold_start(warm, model, Device.CPU, WAIT_S):
+                raise DeadlineExceeded("too late")
+    assert reads == 1
+
+
 async def test_cold_start_passes_other_timeouts_on(model: RegisteredModel) -> None:
     with pytest.raises(TimeoutError):
         async with limit_cold_start(monitor(running=0, running_later=0), model, Device.CPU, WAIT_S):

@@ -120,6 +120,21 @@ async def test_failure_is_raised_for_all_requests_and_not_cached(make_cache: Mak
     assert await cache.compute_once("key", working, far_deadline()) == "better"
 
 
+async def test_crowd_of_equal_requests_is_refused_together(make_cache: MakeCache) -> None:
+    cache, begun = make_cache(), 0
+
+    async def refuse() -> str:
+        nonlocal begun
+        begun += 1
+        await asyncio.sleep(0)
+        raise Overloaded("full")
+
+    requests = [cache.compute_once("key", refuse, far_deadline()) for _ in range(50)]
+    outcomes = await asyncio.gather(*requests, return_exceptions=True)
+    assert {type(outcome) for outcome in outcomes} == {Overloaded}
+    assert begun == 2
+
+
 async def test_cancelled_request_does_not_affect_the_others(make_cache: MakeCache) -> None:
     cache, compute = make_cache(), Computation()
     leaving, staying = (

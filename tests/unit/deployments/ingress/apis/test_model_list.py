@@ -206,7 +206,7 @@ async def test_five_thousand_models_are_listed_by_a_hundred(tmp_path: Path) -> N
     assert len(document) < 1_000_000
 
 
-@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many"])
+@pytest.mark.parametrize("limit", ["0", "1001", "-1", "many", "9" * 5_000])
 async def test_invalid_limit_is_named(limit: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         response = await http.get("/models", params={"limit": limit})

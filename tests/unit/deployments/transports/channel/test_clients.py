@@ -224,6 +224,7 @@ def limited(prompt: Prompt, tokens: int | None, **options: Any) -> GenerationCal
         pytest.param(limited("", None), LONG_ANSWER_TOKENS, id="no limit"),
         pytest.param(limited("", 10**9), LONG_ANSWER_TOKENS, id="high limit"),
         pytest.param(limited("", 20, beam_search=BeamSearchParams(3)), 60, id="beams"),
+        pytest.param(limited("", 20, beam_search=BeamSearchParams(10**7)), 1_280, id="many beams"),
         pytest.param(limited("", 0), 1, id="nothing"),
     ],
 )
