@@ -43,6 +43,11 @@ HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # long for a request, it is too long for similar requests, unless their bodies differ in model or
 # size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
+# Table of the POST requests in flight, by backend.
+_REQUESTS = """
+backend requests
+    stick-table type string len 64 size 64 expire 1h store conn_cur
+"""
 # Table of similar requests. The key is a digest of address, path and headers, because the headers
 # include API keys. An entry counts requests in flight, and refusals in the last second and in the
 # last five. It also has two values: the last `Retry-After`, and the limit of requests in flight.
@@ -134,7 +139,7 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
         (r"^    http-request return status 404 .*\n", _deny("")),
         (r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + _limit_requests(limits.requests)),
     )
-    return _apply(edits, text)
+    return _apply(edits, text) + _REQUESTS
 
 
 def edit_for_host(
@@ -211,10 +216,13 @@ def _limit_requests(requests: int) -> str:
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
     return (
+        # `be_conn` would also count GET requests, which are never refused.
+        "    http-request track-sc2 be_name table requests if METH_POST\n"
         f"    http-request set-var(txn.max_requests) nbsrv,mul({requests})\n"
         "    http-request set-var(txn.max_share) var(txn.max_requests),mul(3),div(4)\n"
-        f"{deny} {{ be_conn,sub(txn.max_requests) gt 0 }}\n"
-        f"{deny} {{ be_conn,sub(txn.max_share) gt 0 }} {{ sc0_conn_cur,sub(txn.max_share) gt 0 }}\n"
+        f"{deny} {{ sc2_conn_cur,sub(txn.max_requests) gt 0 }}\n"
+        f"{deny} {{ sc2_conn_cur,sub(txn.max_share) gt 0 }}"
+        " { sc0_conn_cur,sub(txn.max_share) gt 0 }\n"
     )
 
 

@@ -63,6 +63,9 @@ class _BackendHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
+        if self.path == "/slow":
+            self.server.seen.append(self.path)
+            self._wait_until_left()
         self._answer(self.path.encode())
 
     def do_POST(self) -> None:

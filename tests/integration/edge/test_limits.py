@@ -136,6 +136,15 @@ def test_requests_in_flight_are_limited_and_shared() -> None:
         wait_for(lambda: edge.post().status_code == 200, 5)
 
 
+def test_get_requests_take_no_place() -> None:
+    with run_edge(ClientLimits(requests=2)) as edge, ExitStack() as stack:
+        for count in range(3):
+            peer = stack.enter_context(connect(edge))
+            peer.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
+            wait_for(partial(has_seen_slow, edge, count + 1), 5)
+        assert edge.post().status_code == 200
+
+
 def test_refusals_are_repeated_for_similar_requests_only() -> None:
     """Requests are similar if address, path and certain headers, such as the API key, are equal.
 
