@@ -63,7 +63,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
             port: describe_port_owner(port) for host, port in addresses if _is_taken(host, port)
         },
         http_port=http_port,
-        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # HAProxy raises the soft limit
         shared_bytes=_free_bytes(_SHARED_MEMORY),
         can_keep_cores_awake=os.access(LATENCY_DEVICE, os.W_OK) if halts_idle_cores() else None,
         schedules_sessions=schedules_sessions(),

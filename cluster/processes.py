@@ -35,6 +35,9 @@ RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 STOP_POLL_S = 0.1
 CONTROLLER_NAME = "ray::ServeContr"  # of Serve's controller; the kernel keeps 15 characters
+# Bytes of a path. Ray Serve's admin socket is below it, in a directory named by the id of the node:
+# 56 characters, a slash, `/admin.sock`.
+MAX_PRIVATE_PATH = 107 - 68
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 PORTS = range(1, 1 << 16)
 
@@ -49,11 +52,14 @@ def kill_previous_run(run_dir: Path) -> int:
 def private_directory(run_dir: Path) -> Iterator[Path]:
     """Create an empty, private directory for the sockets of a run. Remove it afterwards.
 
-    It is not in the run directory, whose path may be long: the path of a socket has at most 107
-    characters.
+    It is neither in the run directory nor below a long `$TMPDIR`, because the path of a socket has
+    at most 107 characters.
     """
-    name = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
-    path = Path(tempfile.gettempdir()) / f"hundredfold-{os.getuid()}-{name}"
+    digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
+    name = f"hundredfold-{os.getuid()}-{digest}"
+    path = Path(tempfile.gettempdir()) / name
+    if len(os.fsencode(path)) > MAX_PRIVATE_PATH:
+        path = Path("/tmp") / name
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(mode=0o700)
     descriptor = os.open(path, os.O_DIRECTORY)

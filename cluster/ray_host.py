@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -163,12 +164,26 @@ def bin_path(name: str) -> str:
 def ensure_token(environment: dict[str, str]) -> None:
     """Create the token file of Ray's control ports if it is missing, and set its mode to 0600.
 
-    Do nothing if `environment` contains the token.
+    Do nothing if `environment` contains the token. A file that `environment` names must exist, and
+    keeps its mode. Raises StartError if there is no token.
     """
     if "RAY_AUTH_TOKEN" in environment:
         return
-    token = Path(environment.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    if not token.exists():
-        command = [bin_path("ray"), "get-auth-token", "--generate"]
-        subprocess.run(command, env=environment, check=True, capture_output=True, umask=0o077)
-    token.chmod(0o600)
+    if named := environment.get("RAY_AUTH_TOKEN_PATH"):
+        if not os.access(named, os.R_OK):
+            raise StartError(f"$RAY_AUTH_TOKEN_PATH names `{named}`, which cannot be read")
+        return
+    try:
+        token = Path.home() / ".ray" / "auth_token"
+        if not token.exists():
+            command = [bin_path("ray"), "get-auth-token", "--generate"]
+            subprocess.run(
+                command, env=environment, check=True, capture_output=True, text=True, umask=0o077
+            )
+        token.chmod(0o600)
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as exc:  # RuntimeError: no home
+        lines = (getattr(exc, "stderr", None) or str(exc)).strip().splitlines()
+        raise StartError(
+            f"cannot create the token of Ray's control ports: {lines[-1]}",
+            hint="set $HOME to a directory that you may write to, or $RAY_AUTH_TOKEN_PATH",
+        ) from exc

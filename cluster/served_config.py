@@ -12,6 +12,7 @@ import yaml
 from cluster.access import check_access, use_key_file
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.progress import StartError
+from cluster.serve_config import find_applications
 
 DEFAULT_LIMITS = ClientLimits()
 
@@ -75,6 +76,23 @@ class ServedConfig:
         except (OSError, UnicodeDecodeError, StartError) as error:
             report(f"{error}\nserving the config that was read before")
         return self._last
+
+
+def find_prefix(config: dict[str, Any]) -> str:
+    """Return the path below which clients find the server, without a slash at its end.
+
+    Raises StartError if no client could reach it.
+    """
+    for application in find_applications(config):
+        if application.ours:
+            prefix = application.raw.get("route_prefix", "/")
+            if prefix is None:
+                raise StartError(
+                    "`route_prefix` of the application is null, so no client could reach it",
+                    hint="set it to `/`",
+                )
+            return str(prefix).rstrip("/")
+    return ""
 
 
 def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:

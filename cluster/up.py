@@ -52,6 +52,7 @@ from cluster.served_config import (
     DEFAULT_LIMITS,
     ServedConfig,
     UpSettings,
+    find_prefix,
     move_behind_edge,
 )
 from deployments.builds.process import HUB_OFFLINE_VARIABLE
@@ -216,7 +217,8 @@ def serve_at_edge(
         progress=progress,
     )
     config = served.refresh(progress.report)
-    url = client_url(config["http_options"]["host"], config["http_options"]["port"])
+    http = config["http_options"]
+    url = client_url(http["host"], http["port"]) + find_prefix(config)
     try:
         host.start()
         host.wait_until_ready(url, edge)

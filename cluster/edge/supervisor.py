@@ -140,6 +140,7 @@ class Edge:
                 text = config.read_text(encoding="utf-8")
                 admin_socket = find_admin_socket(text)
                 await self._apply(text)
+                await self._listen(admin_socket, self._relay)
             except (ServeError, OSError) as error:
                 self._report(f"HAProxy keeps its configuration: {error}")
                 writer.write(str(error).encode())
@@ -147,7 +148,6 @@ class Edge:
                 previous, self._attached = self._attached, attached
                 if previous is not None:
                     previous.writer.close()
-                await self._listen(admin_socket, self._relay)
                 await reader.read()  # returns when the attached process ends
                 self._detach(attached, admin_socket)
         writer.close()

@@ -198,9 +198,7 @@ def _run_build(request: dict[str, object]) -> int:
         None: lambda: None,
         "the export": lambda: setattr(graphs, "export", _interrupt_self),
         "before publishing": lambda: setattr(pipeline, "publish", kill_self),
-        "before the rename": lambda: setattr(
-            store, "remove_atomically", _then_die(store.remove_atomically)
-        ),
+        "before the rename": lambda: setattr(store, "_rename_away", _then_die(store._rename_away)),
         "after the rename": lambda: setattr(store, "set_latest", kill_self),
         "before cleaning": lambda: setattr(workspace, "_clean_up", kill_self),
         "while cleaning": lambda: setattr(workspace, "remove_atomically", _half_dispose),

@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,6 +188,18 @@ def test_start_is_found_behind_a_name_with_parentheses() -> None:
         now_ticks = time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK")
         found = ProcessSession.of(started.pid).started_ticks
         assert found == pytest.approx(now_ticks, abs=1000)
+
+
+def test_private_directory_has_a_short_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of Ray Serve's admin socket below it must not exceed that of a socket."""
+    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/{'x' * 40}")
+    with private_directory(tmp_path) as directory:
+        assert directory.parent == Path("/tmp")
+        with socket.socket(socket.AF_UNIX) as admin:
+            (directory / ("a" * 56)).mkdir()
+            admin.bind(f"{directory}/{'a' * 56}/admin.sock")
 
 
 def test_private_directory_is_locked_against_cleaners_and_removed(tmp_path: Path) -> None:

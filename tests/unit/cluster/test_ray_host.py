@@ -11,7 +11,7 @@ import pytest
 
 from cluster.local import LocalPorts
 from cluster.progress import StartError, StartupProgress
-from cluster.ray_host import RayHost
+from cluster.ray_host import RayHost, ensure_token
 
 NOWHERE = "http://127.0.0.1:9"  # nothing serves the discard port
 
@@ -90,3 +90,23 @@ def test_end_of_ray_restarts_both(host: RayHost, children: RecordedChildren) -> 
     with pytest.raises(StartError):
         host.restart(NOWHERE, SimpleNamespace(is_attached=True))
     assert children.events[:3] == ["kill", "start ray", "start serve"]
+
+
+def test_named_token_keeps_its_mode_and_must_be_readable(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    environment = {"RAY_AUTH_TOKEN_PATH": str(token)}
+    with pytest.raises(StartError, match="which cannot be read"):
+        ensure_token(environment)
+    token.write_text("secret")
+    token.chmod(0o440)
+    ensure_token(environment)
+    assert token.stat().st_mode & 0o777 == 0o440
+
+
+def test_home_without_rights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "file"
+    home.touch()
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(StartError, match="cannot create the token") as raised:
+        ensure_token({"HOME": str(home), "PATH": "/usr/bin"})
+    assert "$HOME" in raised.value.hint

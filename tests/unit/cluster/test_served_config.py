@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cluster.progress import StartError
-from cluster.served_config import ServedConfig, UpSettings, move_behind_edge
+from cluster.served_config import ServedConfig, UpSettings, find_prefix, move_behind_edge
 from tests.support.checked_configs import create_config
 
 
@@ -96,3 +96,16 @@ def test_replicas_behind_the_edge_listen_on_loopback() -> None:
     behind = move_behind_edge(config)
     assert behind == {**config, "http_options": {"host": "127.0.0.1", "port": 8000}}
     assert config["http_options"]["host"] == "::"
+
+
+@pytest.mark.parametrize(("route", "prefix"), [("/", ""), ("/api", "/api"), ("/api/", "/api")])
+def test_clients_find_the_server_below_its_prefix(route: str, prefix: str) -> None:
+    other = {"import_path": "shop:app", "route_prefix": "/shop"}
+    config = create_config({"applications.0.route_prefix": route})
+    config["applications"].insert(0, other)
+    assert find_prefix(config) == prefix
+
+
+def test_application_without_a_route_is_refused() -> None:
+    with pytest.raises(StartError, match="no client could reach it"):
+        find_prefix(create_config({"applications.0.route_prefix": None}))
