@@ -63,7 +63,12 @@ def encode_chat_stream(stream: GenerationStream, body: ChatBody) -> AsyncGenerat
 def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
     """Build a parser for the offered tools; None if the request offers no tools."""
     tools = offered_tools(body)
-    return ToolCallParser(frozenset(tool.function.name for tool in tools)) if tools else None
+    if not tools:
+        return None
+    return ToolCallParser(
+        frozenset(tool.function.name for tool in tools),
+        is_parallel=body.parallel_tool_calls is not False,
+    )
 
 
 def build_choice(
@@ -92,9 +97,12 @@ def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> Fi
 
 
 def build_tool_call(call: FunctionCall) -> ResponseToolCall:
-    """Build a tool call with a new id. The client's message with the result refers to this id."""
+    """Build a tool call with a new id. The client's message with the result refers to this id.
+
+    The chat templates of Mistral's models accept nine letters or digits only.
+    """
     return ResponseToolCall(
-        id=f"call_{uuid.uuid4().hex[:24]}",
+        id=uuid.uuid4().hex[:9],
         type="function",
         function={"name": call.name, "arguments": call.arguments},
     )

@@ -146,7 +146,8 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
     # Several tokens may have the same text. Keep the most likely of them, which comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
-        is_chosen = alternative.id == token.id and not token.special
+        # `tokens` has the same text, which is empty for a special token.
+        is_chosen = alternative.id == token.id
         text = token.text if is_chosen else name_alternative(alternative)
         top.setdefault(text, clamp_logprob(alternative.logprob))
     top.setdefault(token.text, clamp_logprob(token.logprob))

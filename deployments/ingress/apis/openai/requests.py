@@ -104,6 +104,8 @@ def parse_completion_request(
     body: CompletionBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
     """Parse a body of `/v1/completions`. Raises InvalidField or EmptyInput."""
+    if body.suffix:
+        raise InvalidField("`suffix` is not supported; omit it", field="suffix")
     prompts = parse_prompts(body.prompt)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and (not body.echo or body.stream):

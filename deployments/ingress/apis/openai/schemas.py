@@ -66,6 +66,7 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]] | None))
     ] = None
+    suffix: str | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = None
@@ -141,6 +142,7 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
+    parallel_tool_calls: bool | None = None
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None

@@ -47,6 +47,7 @@ class ToolCallParser:
     """
 
     names: frozenset[str]
+    is_parallel: bool = True  # False: only the first of several calls counts
     _prefixes: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -85,7 +86,9 @@ class ToolCallParser:
             else:
                 calls += parsed
             start = following
-        return (end, tuple(calls)) if calls else (len(text), ())
+        if not calls:
+            return len(text), ()
+        return end, tuple(calls if self.is_parallel else calls[:1])
 
     def _find_mark(self, text: str, start: int) -> int:
         """Return where, from `start` on, a marked call may begin; else the length."""

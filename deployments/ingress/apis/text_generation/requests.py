@@ -180,9 +180,10 @@ def parse_options(parameters: GenerateParameters, *, streams: bool) -> Generatio
 
 def parse_sampling(parameters: GenerateParameters) -> SamplingParams:
     """Return greedy decoding (temperature 0), unless a parameter requests sampling."""
-    temperature, penalty = parameters.temperature, parameters.repetition_penalty
-    if temperature is None:
-        temperature = 1.0 if parameters.samples else 0.0
+    penalty = parameters.repetition_penalty
+    temperature = 0.0
+    if parameters.samples:
+        temperature = 1.0 if parameters.temperature is None else parameters.temperature
     return SamplingParams(
         temperature=temperature,
         top_k=parameters.top_k,

@@ -73,10 +73,12 @@ class GenerateParameters(BaseModel):
         """Whether tokens are sampled: `do_sample` is true or a sampling parameter is set.
 
         A set parameter overrides `do_sample: false`, as in text-generation-inference: older
-        clients always send `do_sample: false`.
+        clients always send `do_sample: false`. A temperature of 1 changes nothing, so it does not
+        count.
         """
-        values = (self.temperature, self.top_k, self.top_p, self.typical_p, self.min_p)
-        return bool(self.do_sample) or any(value is not None for value in values)
+        values = (self.top_k, self.top_p, self.typical_p, self.min_p)
+        is_heated = self.temperature not in (None, 1.0)
+        return bool(self.do_sample) or is_heated or any(value is not None for value in values)
 
     @property
     def includes_details(self) -> bool:

@@ -116,6 +116,7 @@ async def test_limits_and_missing_fields_are_named(
     ("error", "status", "code", "param"),
     [
         ({"prompt": None}, 400, "invalid_field", "prompt"),
+        ({"suffix": "after"}, 400, "invalid_field", "suffix"),
         ({"prompt": ""}, 400, "empty_input", "prompt"),
         ({"prompt": []}, 400, "empty_input", "prompt"),
         ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),

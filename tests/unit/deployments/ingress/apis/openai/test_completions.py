@@ -178,3 +178,8 @@ async def test_stop_string_ends_the_text(writing_store: Path) -> None:
     assert harness.call.options.stop == ("\n", ".")
     assert not harness.call.options.include_stop_string
     assert body["choices"][0]["finish_reason"] == "stop"
+
+
+def test_chosen_special_token_has_one_name() -> None:
+    token = Token(2, "", -0.1, True, (TopLogprob(2, "<|im_end|>", -0.1), TopLogprob(3, "a", -3)))
+    assert build_top_logprobs(token) == {"": -0.1, "a": -3}

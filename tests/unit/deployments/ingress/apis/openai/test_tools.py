@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,20 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
     (call,) = choice["message"]["tool_calls"]
-    assert call.pop("id").startswith("call_")
+    assert re.fullmatch("[a-z0-9]{9}", call.pop("id")), "the form that Mistral's templates accept"
     assert call["type"] == "function"
     assert call["function"]["name"] == "weather"
     assert orjson.loads(call["function"]["arguments"]) == {"city": "Rome"}
+
+
+async def test_only_the_first_of_several_calls_counts_if_the_client_asks(
+    writing_store: Path,
+) -> None:
+    text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"
+    for is_parallel, count in ((None, 2), (True, 2), (False, 1)):
+        sent = {**TOOLS, "parallel_tool_calls": is_parallel}
+        body = (await script_text(writing_store, text).post(CHAT, sent)).json()
+        assert len(body["choices"][0]["message"]["tool_calls"]) == count
 
 
 @pytest.mark.parametrize(
@@ -190,7 +201,7 @@ async def test_stream_has_a_call_in_one_delta(text: str, writing_store: Path) ->
     assert first["delta"] == {"role": "assistant", "content": ""}
     (call,) = called["delta"]["tool_calls"]
     assert (call["index"], call["type"]) == (0, "function")
-    assert call["id"].startswith("call_")
+    assert len(call["id"]) == 9
     assert orjson.loads(call["function"]["arguments"]) == {"city": "Rome"}
     assert (last["delta"], last["finish_reason"]) == ({}, "tool_calls")
 
