@@ -196,7 +196,7 @@ def test_scaling_down_loses_no_request(cluster: Cluster, doubled: dict[str, Any]
             wait_for(lambda: bool(cluster.draining("CpuGenerator")), 60)
             drained_s = time.monotonic()
 
-    clients = ClientCounts(long_streams=2, long_tokens=3_000)
+    clients = ClientCounts(long_streams=2, long_tokens=6_000)
     scene = watch(cluster, fault, lambda: is_settled(cluster, 1), clients)
     require_right(list(scene.observations))
     assert all(one.ended_s > drained_s for one in scene.of("long stream"))
