@@ -17,7 +17,7 @@ _GIGABYTE = 1e9
 # Memory of a server with the demo models, including Ray and all replicas.
 MIN_MEMORY_BYTES = int(4 * _GIGABYTE)
 MIN_STORE_BYTES = int(3 * _GIGABYTE)  # demo models + largest workspace of their builds
-MIN_OPEN_FILES = 8_500  # HAProxy: two for each of 4,096 connections; it does not start with less
+MIN_OPEN_FILES = 8_500  # HAProxy: two for each of 4,096 connections, and some more
 MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store that the launcher sets
 _REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
 
@@ -146,22 +146,8 @@ def _check_packages(host: HostDescription) -> Finding:
 def _check_store(host: HostDescription) -> Finding:
     store = host.store
     found = f"{store.path}, {store.models} models, {_gigabytes(store.free_bytes)} free"
-    if not store.models and not store.is_writable:
-        return Finding(
-            "store", "problem", found, "there is nothing to serve, and this user cannot build here",
-            "give the directory to this user, or name another with $HUNDREDFOLD_STORE",
-        )  # fmt: skip
-    if not store.models and store.free_bytes < MIN_STORE_BYTES:
-        return Finding(
-            "store", "problem", found,
-            f"there is nothing to serve, and builds need up to {_gigabytes(MIN_STORE_BYTES)}",
-            "free space, or name another directory with $HUNDREDFOLD_STORE",
-        )  # fmt: skip
     if not store.models:
-        return Finding(
-            "store", "note", found, "there is nothing to serve yet",
-            "run `hundredfold demo` or `hundredfold build MODEL`",
-        )  # fmt: skip
+        return _check_empty_store(store, found)
     if not store.is_writable:
         return Finding(
             "store", "note", found, "read-only: replicas serve, and neither tune nor build"
@@ -173,6 +159,24 @@ def _check_store(host: HostDescription) -> Finding:
             "remove old versions with `hundredfold models gc`",
         )  # fmt: skip
     return Finding("store", "ok", found, "models are served, built and tuned here")
+
+
+def _check_empty_store(store: StoreDescription, found: str) -> Finding:
+    if not store.is_writable:
+        return Finding(
+            "store", "problem", found, "there is nothing to serve, and this user cannot build here",
+            "give the directory to this user, or name another with $HUNDREDFOLD_STORE",
+        )  # fmt: skip
+    if store.free_bytes < MIN_STORE_BYTES:
+        return Finding(
+            "store", "problem", found,
+            f"there is nothing to serve, and builds need up to {_gigabytes(MIN_STORE_BYTES)}",
+            "free space, or name another directory with $HUNDREDFOLD_STORE",
+        )  # fmt: skip
+    return Finding(
+        "store", "note", found, "there is nothing to serve yet",
+        "run `hundredfold demo` or `hundredfold build MODEL`",
+    )  # fmt: skip
 
 
 def _check_ports(host: HostDescription) -> Finding:
@@ -194,7 +198,7 @@ def _check_limits(host: HostDescription) -> Finding:
     if host.open_files < MIN_OPEN_FILES:
         return Finding(
             "limits", "problem", found,
-            f"HAProxy does not start with less than {MIN_OPEN_FILES}",
+            f"HAProxy needs about {MIN_OPEN_FILES}, two per connection, or does not start",
             "raise the hard limit: `ulimit -Hn 65536` as root, LimitNOFILE in the systemd unit, or "
             "`--ulimit nofile=65536` of the container",
         )  # fmt: skip

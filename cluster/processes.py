@@ -35,8 +35,8 @@ RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 STOP_POLL_S = 0.1
 CONTROLLER_NAME = "ray::ServeContr"  # of Serve's controller; the kernel keeps 15 characters
-# Bytes of a path. Ray Serve's admin socket is below it, in a directory named by the id of the node:
-# 56 characters, a slash, `/admin.sock`.
+# Maximum bytes of the path of a run's private directory. The path of a socket has at most 107, and
+# Ray Serve adds 68: a slash, the id of the node with 56 characters, and `/admin.sock`.
 MAX_PRIVATE_PATH = 107 - 68
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 PORTS = range(1, 1 << 16)
@@ -136,8 +136,8 @@ class ChildProcesses:
 
         Return the names of processes that are still alive.
         """
-        # Serve has stopped when its controller has ended. `serve run` would go on waiting, because
-        # Ray repeats the call that it ended in.
+        # Serve has stopped once its controller has ended. `serve run` does not notice: Ray repeats
+        # its last call to the controller without an end.
         self._end("serve", signal.SIGINT, SERVE_STOP_S, lambda: not self._has_controller())
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         kill_remaining(self._session)

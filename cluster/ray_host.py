@@ -182,8 +182,8 @@ def ensure_token(environment: dict[str, str]) -> None:
             )
         token.chmod(0o600)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as exc:  # RuntimeError: no home
-        lines = (getattr(exc, "stderr", None) or str(exc)).strip().splitlines()
+        reason = (getattr(exc, "stderr", "") or "").strip() or str(exc)
         raise StartError(
-            f"cannot create the token of Ray's control ports: {lines[-1]}",
+            f"cannot create the token of Ray's control ports: {reason.splitlines()[-1]}",
             hint="set $HOME to a directory that you may write to, or $RAY_AUTH_TOKEN_PATH",
         ) from exc

@@ -222,8 +222,8 @@ def publish(
 ) -> Path:
     """Rename `staged` to its directory in the store. If `is_latest`, let `latest` name the version.
 
-    The caller holds the lock of the build. An existing version is renamed away first, so the
-    version is missing for the instant between the two renames. It is deleted last.
+    The caller holds the lock of the build. An existing version is renamed away first and deleted
+    last, so the version is missing only for the instant between the two renames.
     """
     target = model_directory(store, model_id) / version
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ reader never sees a partial change. A Kubernetes secret mounted as a file works 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -55,12 +56,11 @@ def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
     BadSetting if the file is invalid or cannot be written.
     """
     try:
-        path = path.resolve()
+        path = Path(os.path.realpath(path))  # unlike `resolve`, accepts a circular link
         path.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(path.with_name(f"{path.name}.lock"), lambda _: None):
             changed = change(read_key_file(path) if path.exists() else KeyFile())
             content = changed.model_dump_json(indent=1, exclude_defaults=True) + "\n"
             write_atomically(path, content.encode(), mode=0o600)
-    except (OSError, RuntimeError) as exc:  # RuntimeError: a circular link
-        reason = getattr(exc, "strerror", None) or exc
-        raise BadSetting(f"cannot write the key file `{path}`: {reason}") from exc
+    except OSError as exc:
+        raise BadSetting(f"cannot write the key file `{path}`: {exc.strerror}") from exc

@@ -187,11 +187,11 @@ def find_garbage(
     Raises BadSetting if an item of `keep` names no version or if the plan is invalid, UnknownModel
     if it names an unknown alias, StoreNotWritable if the store cannot be read.
     """
-    retained = frozenset(_resolve_kept(store, ref) for ref in keep)
     now_s, building = time.time(), building_directory(store)
     items: list[GarbageItem] = []
     with _store_errors(store, "read"):
         plan = read_plan(store)
+        retained = frozenset(_resolve_kept(store, plan, name) for name in keep)
         for model in filter(is_own_directory, list_model_directories(store)):
             planned = _planned_versions(plan, model, configured)
             items += _versions(model, retained, planned)
@@ -203,15 +203,15 @@ def find_garbage(
     return Garbage(store, retained, configured, tuple(items))
 
 
-def _resolve_kept(store: Path, name: str) -> str:
-    """Return `id@version`. A whole version need not exist, but what looks like none must be one."""
+def _resolve_kept(store: Path, plan: Plan, name: str) -> str:
+    """Return `id@version` for `id@version`, which need not exist, or for `id@alias`, which must."""
     model_id, selector = split_name(name)
     if not selector:
         raise BadSetting(f"`{name}` names no version; write `ID@VERSION`")
     if VERSION.fullmatch(selector):
         return name
-    entry = read_plan(store).find(model_id)
-    return f"{model_id}@{resolve_selector(store, entry, model_id, selector)}"
+    version = resolve_selector(store, plan.find(model_id), model_id, selector)
+    return f"{model_id}@{version}"
 
 
 def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:

@@ -42,8 +42,8 @@ for line in sys.stdin:
         print(*children.stop(), flush=True)
 """
 
-# `serve run` and its controller. After Ctrl-C the controller ends, and `serve run` goes on waiting,
-# although the launcher would give it ten minutes.
+# A program in place of `serve run` that goes on after its controller has ended. The launcher gives
+# it ten minutes, so a launcher that waits for it exceeds the time limit of the test.
 STOP_WITH_CONTROLLER = """
 import os, sys
 from pathlib import Path

@@ -48,12 +48,13 @@ def test_progress_goes_on_after_its_reader(monkeypatch: pytest.MonkeyPatch) -> N
     reader, writer = os.pipe()
     os.close(reader)
     states = iter(["waiting for a", "waiting for b", None])
-    # Closing the file writes once more.
-    with suppress(BrokenPipeError), os.fdopen(writer, "w", buffering=1) as stderr:
-        monkeypatch.setattr(sys, "stderr", stderr)
-        progress = StartupProgress()
-        progress.wait(lambda: next(states), lambda: None, 60)
-        progress.report("serving")
+    stderr = os.fdopen(writer, "w", buffering=1)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    progress = StartupProgress()
+    progress.wait(lambda: next(states), lambda: None, 60)
+    progress.report("serving")
+    with suppress(BrokenPipeError):  # closing flushes what was not written
+        stderr.close()
     assert next(states, "all states were read") == "all states were read"
 
 
