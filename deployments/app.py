@@ -27,6 +27,7 @@ from deployments.config import (
     TokenizerUserConfig,
 )
 from deployments.errors import ServeError
+from deployments.garbage_collection import collect_rarely
 from deployments.idle_cores import IdleCores
 from deployments.ingress.apis.context import ModelServices
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
@@ -91,7 +92,7 @@ from deployments.transports.channel.clients import (
     ChannelPoolManager,
     ChannelTokenizerClient,
 )
-from deployments.transports.channel.hooks import ReplicaChannel, open_pool
+from deployments.transports.channel.replica_channel import ReplicaChannel, open_pool
 from deployments.transports.channel.services import (
     ENCODER_SPREAD,
     GENERATOR_SPREAD,
@@ -116,6 +117,7 @@ from deployments.transports.serve import (
 
 def prepare_replica() -> None:
     """Bind gRPC to the node's address only; log at INFO even if the config silences Ray Serve."""
+    collect_rarely()
     bind_grpc_to_node()
     logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
 

@@ -1,1 +1,1 @@
-"""Clients of the other deployments: over channels or Ray Serve handles, or in process for tests."""
+"""Clients of the other deployments, over channels or Ray Serve handles."""

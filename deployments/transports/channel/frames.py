@@ -144,8 +144,8 @@ def _unpack(header: struct.Struct, body: bytes) -> tuple[int, ...]:
 class FrameParser:
     """Parser that cuts a byte stream into frames. It joins the parts of a long frame only once."""
 
-    def __init__(self, max_body_bytes: int = MAX_HANDSHAKE_BYTES) -> None:
-        self.max_body_bytes = max_body_bytes
+    def __init__(self) -> None:
+        self.max_body_bytes = MAX_HANDSHAKE_BYTES
         self._chunks: list[bytes] = []
         self._held = 0  # bytes in the chunks
         self._needed = _FRAME.size  # minimum of `_held` for the next frame to be complete

@@ -1,4 +1,4 @@
-"""Methods that Ray Serve calls in a replica: metadata, health check, shutdown of the channel."""
+"""Both ends of channels inside Ray Serve: a replica's server, and the ingress's connections."""
 
 from __future__ import annotations
 
