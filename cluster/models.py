@@ -32,7 +32,8 @@ class ActionCommand:
     action: Action
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("name", help=NAME_HELP)
+        help_text = NAME_HELP if self.action.takes_version else "model id"
+        parser.add_argument("name", help=help_text)
         for name, field in self.action.arguments.model_fields.items():
             if field.is_required():
                 parser.add_argument(name, type=_find_type(field), help=field.description)

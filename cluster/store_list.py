@@ -20,6 +20,7 @@ from deployments.console import add_json_option, format_table, print_json
 from deployments.errors import ArtifactError, BadSetting
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import list_refused
 
 _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
 
@@ -32,6 +33,7 @@ class StoreEntry:
     version: str
     is_latest: bool
     aliases: tuple[str, ...]  # aliases in the plan
+    refused: str  # why requests get another version in place of this one; otherwise empty
     manifest: ArtifactManifest | ArtifactError  # ArtifactError: the version is damaged
 
     def to_json(self) -> dict[str, object]:
@@ -40,6 +42,7 @@ class StoreEntry:
             "version": self.version,
             "is_latest": self.is_latest,
             "aliases": list(self.aliases),
+            "refused": self.refused,
         }
         if isinstance(self.manifest, ArtifactError):
             return value | {"error": self.manifest.message}
@@ -95,9 +98,16 @@ def _describe(store: Path, plan: Plan, directory: Path) -> StoreEntry:
         manifest = ArtifactManifest.read(directory)
     except ArtifactError as exc:
         manifest = exc
-    named = plan.find(model_id).aliases
-    aliases = tuple(alias for alias, each in named.items() if each == version)
-    return StoreEntry(model_id, version, version == _latest(store, model_id), aliases, manifest)
+    entry = plan.find(model_id)
+    is_refused = version in list_refused(store, model_id, entry)
+    return StoreEntry(
+        model_id,
+        version,
+        is_latest=version == _latest(store, model_id),
+        aliases=tuple(alias for alias, each in entry.aliases.items() if each == version),
+        refused=entry.refused[version].reason if is_refused else "",
+        manifest=manifest,
+    )
 
 
 def _latest(store: Path, model_id: str) -> str | None:
@@ -120,7 +130,10 @@ def _rows(entry: StoreEntry) -> Iterator[tuple[str, ...]]:
         return
     source = manifest.source
     origin = source.ref + (f" + {source.adapter}" if source.adapter else "")
-    first = (entry.id, version, ", ".join(manifest.tasks))
+    if entry.refused:
+        yield entry.id, version, "refused", "", "", "", entry.refused
+        version = ""
+    first = (entry.id if version else "", version, ", ".join(manifest.tasks))
     for candidate in manifest.candidates:
         size = f"{manifest.count_bytes(candidate) / 1e6:.1f}"
         yield *first, candidate.name, size, _parity(candidate), origin

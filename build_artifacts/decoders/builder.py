@@ -40,9 +40,19 @@ def run_builder(
         *("--execution_provider", _PROVIDERS[device]),
         *("--extra_options", "hf_token=false", "hf_remote=false", *options),
     ]
-    done = subprocess.run(
-        command, env=os.environ | _OFFLINE, capture_output=True, text=True, check=False
-    )
+    alive, held = os.pipe()  # the program ends with the other end of the pipe: with this process
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | _OFFLINE,
+            stdin=alive,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(alive)
+        os.close(held)
     failure = None
     if done.returncode:
         failure = (done.stderr.strip().splitlines() or [f"it ended with {done.returncode}"])[-1]

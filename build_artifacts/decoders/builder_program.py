@@ -11,6 +11,8 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
+from deployments.background_process import end_with_standard_input
+
 _BUILDER = "onnxruntime_genai.models.builder"
 _EPSILON, _OTHER_EPSILONS = "rms_norm_eps", ("layer_norm_eps", "norm_eps")
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
@@ -18,6 +20,8 @@ _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 def main() -> None:
     from transformers import AutoConfig
+
+    end_with_standard_input()
 
     load_config = AutoConfig.from_pretrained
 

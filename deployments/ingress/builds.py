@@ -71,8 +71,9 @@ class BuildService:
     async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
         """Queue a build for an operator, even if the last build of the model just failed.
 
-        Raises Forbidden if `builds.allow_pull` is false or the key does not permit the model,
-        InvalidField if the server has no compiler, the id is invalid or `source` gives no id,
+        The key must permit the model and the default id of `source`: a model of its own must not
+        be a copy of a foreign one. Raises Forbidden if it does not or if `builds.allow_pull` is
+        false, InvalidField if the server has no compiler or `model_id` or `source` is invalid,
         Overloaded if the build queue is full, and StoreNotWritable.
         """
         if not self.settings.allow_pull:
@@ -83,8 +84,10 @@ class BuildService:
                 "another host",
                 field="source",
             )
-        model_id = model_id or default_model_id(source)
-        current_caller().require_model(model_id)
+        own_id = default_model_id(source)
+        model_id = model_id or own_id
+        for each in (own_id, model_id):
+            current_caller().require_model(each)
         try:
             await self._submit(model_id, source)
         except ManifestInvalid as error:

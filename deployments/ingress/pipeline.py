@@ -122,6 +122,7 @@ class RequestPipeline:
             items = len(resolved.inputs.texts)
             work = RequestWork.of_texts(resolved.model, resolved.characters, items)
             with self.admission.items.hold(items, resolved.client):
+                context.sent_tokens = work.tokens
                 try:
                     result, from_cache = await self._execute(resolved, work)
                 except Overloaded:
@@ -200,6 +201,7 @@ class RequestPipeline:
         with span.close_on_error() as context:
             plan = await self._plan_generation(request, context)
             self.admission.reserve_generations(len(plan.calls), plan.client)
+            context.sent_tokens = plan.work.tokens
             end_work = self._forecasts.start(plan.work, plan.device)
             try:
                 completions = await self._generators.complete(plan)
@@ -226,6 +228,7 @@ class RequestPipeline:
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
             plan = await self._plan_generation(request, context)
             self.admission.reserve_generations(len(plan.calls), plan.client)
+            context.sent_tokens = plan.work.tokens
             end_work = self._forecasts.start(plan.work, plan.device)
 
             def end(stream: GenerationStream, status: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
-from deployments.errors import ServeError, missing_model
+from deployments.errors import DeadlineExceeded, ServeError, missing_model
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
 from deployments.messages import EncoderTimings, ModelRef
@@ -26,6 +26,8 @@ SLOW_REQUEST_S = 1.0
 MAX_LINES_PER_S = 20
 # Status in the record of a request whose client disconnects before the end. Never sent.
 CLIENT_CLOSED_REQUEST = 499
+# Statuses of requests without an answer that have used a replica nevertheless.
+UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
 
 
 NO_TIMINGS = EncoderTimings()
@@ -42,6 +44,7 @@ class RequestContext:
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
     timings: EncoderTimings = NO_TIMINGS
+    sent_tokens: float = 0.0  # estimated tokens of the work that was sent to a replica
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)
 
@@ -124,6 +127,8 @@ def _record(
     recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
 ) -> None:
     tokens = context.timings.tokens
+    if not tokens and status in UNFINISHED:
+        tokens = round(context.sent_tokens)
     # Requests without tokens, such as refusals, must not lower the expected tokens per request.
     if context.caller.meter is not None and tokens:
         context.caller.meter.use_tokens(tokens)

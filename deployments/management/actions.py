@@ -57,12 +57,16 @@ class ChangedModel(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A change of one model's plan, by `hundredfold models NAME` or `POST /models/{id}/NAME`."""
+    """A change of one model's plan, by `hundredfold models NAME` or `POST /models/{id}/NAME`.
+
+    Unless `takes_version`, a name with a version or an alias is an error: it would change nothing.
+    """
 
     name: str
     summary: str
     arguments: type[Arguments]
     change: Callable[[ChangedModel, Any], object]
+    takes_version: bool = True
 
     def run(
         self,
@@ -79,6 +83,10 @@ class Action:
         the change, or StoreNotWritable if the plan cannot be read or written.
         """
         model_id, selector = split_name(name)
+        if selector is not None and not self.takes_version:
+            raise InvalidField(
+                f"`{self.name}` takes no version; name the model alone: {model_id}", field="model"
+            )
         try:
             model = ChangedModel(store, model_id, selector or LATEST_NAME, configured)
             self.change(model, arguments)
@@ -113,6 +121,7 @@ ACTIONS: Mapping[str, Action] = {
             "Undo the last promotion",
             NoArguments,
             lambda model, _: changes.rollback(model.store, model.id, model.configured),
+            takes_version=False,
         ),
         Action(
             "split",
@@ -135,12 +144,14 @@ ACTIONS: Mapping[str, Action] = {
             "Keep a model in the memory of the replicas",
             NoArguments,
             lambda model, _: changes.set_pinned(model.store, model.id, pinned=True),
+            takes_version=False,
         ),
         Action(
             "unpin",
             "Let the replicas forget a model while it is unused",
             NoArguments,
             lambda model, _: changes.set_pinned(model.store, model.id, pinned=False),
+            takes_version=False,
         ),
     )
 }

@@ -1,7 +1,8 @@
 """Changes of the plan by operators. Each function returns the new plan.
 
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
-the store has no such version. All functions raise BadSetting if the plan cannot be read or written.
+the store has no such version, BadSetting if it is an alias of a refused version. All functions
+raise BadSetting if the plan cannot be read or written.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deployments.artifacts.manifest import sealed_ns
-from deployments.artifacts.store import LATEST_NAME, model_directory
+from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
 from deployments.errors import BadSetting
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
 from deployments.plan.plan_file import change_model_plan
@@ -35,7 +36,7 @@ def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
         raise BadSetting(str(exc)) from exc
 
     def change(entry: ModelPlan) -> ModelPlan:
-        return _move(entry, alias, resolve_selector(store, entry, model_id, selector))
+        return _move(entry, alias, _resolve(store, entry, model_id, selector))
 
     return change_model_plan(store, model_id, change)
 
@@ -62,7 +63,7 @@ def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
     """Let a version answer all requests that name no version, and end splits and the shadow."""
 
     def change(entry: ModelPlan) -> ModelPlan:
-        version = resolve_selector(store, entry, model_id, selector)
+        version = _resolve(store, entry, model_id, selector)
         refused = {k: v for k, v in entry.refused.items() if k != version}
         return _replace(_move(entry, STABLE, version), splits={}, shadow=None, refused=refused)
 
@@ -99,7 +100,7 @@ def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan
     """Let a version answer `percent` of the requests that name no version; 0 ends the split."""
 
     def change(entry: ModelPlan) -> ModelPlan:
-        version = resolve_selector(store, entry, model_id, selector)
+        version = _resolve(store, entry, model_id, selector)
         splits = {k: v for k, v in entry.splits.items() if k != version}
         return _replace(entry, splits={**splits, version: percent} if percent else splits)
 
@@ -113,7 +114,7 @@ def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Pla
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
-        version = resolve_selector(store, entry, model_id, selector)
+        version = _resolve(store, entry, model_id, selector)
         shadow = {"version": version, "percent": percent} if percent else None
         return _replace(entry, shadow=shadow)
 
@@ -150,6 +151,21 @@ def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
 def forget(store: Path, model_id: str) -> Plan:
     """Remove a model from the plan, for example because it is removed from the store."""
     return change_model_plan(store, model_id, lambda _: None)
+
+
+def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+    """Resolve as for requests, but never to another version in place of a refused one.
+
+    An operator who promotes `latest` means the newest version, not the newest that works.
+    """
+    version = resolve_selector(store, entry, model_id, selector)
+    named = resolve_version(store, model_id, entry.aliases.get(selector, selector))
+    if named != version:
+        raise BadSetting(
+            f"`{selector}` of {model_id} is {named}, which is refused: "
+            f"{entry.refused[named].reason}. Name the version to use it nevertheless"
+        )
+    return version
 
 
 def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import orjson
@@ -76,3 +77,27 @@ class AsgiClient:
         if len(self.messages) >= self._max_messages:
             await asyncio.Event().wait()
         self.messages.append(message)
+
+
+@asynccontextmanager
+async def lifespan(app: ASGIApp) -> AsyncIterator[None]:
+    """Run the lifespan of an application during the block."""
+    stop = asyncio.Event()
+    started = asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        if started.is_set():
+            await stop.wait()
+            return {"type": "lifespan.shutdown"}
+        return {"type": "lifespan.startup"}
+
+    async def send(_message: object) -> None:
+        started.set()
+
+    task = asyncio.ensure_future(app({"type": "lifespan"}, receive, send))
+    await started.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        await task

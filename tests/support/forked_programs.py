@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -48,14 +49,24 @@ def fork_model_builder() -> Iterator[None]:
 
 
 def run(
-    command: Sequence[str], *, env: Mapping[str, str], capture_output: bool, text: bool, check: bool
+    command: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdin: int,
+    capture_output: bool,
+    text: bool,
+    check: bool,
 ) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE ...` in a fork. Arguments and result are those of `subprocess.run`."""
     assert (tuple(command[:2]), capture_output, text, check) == (_PYTHON_MODULE, True, True, False)
-    with TemporaryDirectory() as directory:
+    with (
+        TemporaryDirectory() as directory,
+        Connection(os.dup(stdin), writable=False) as standard_input,
+    ):
         outputs = [Path(directory, name) for name in ("stdout", "stderr")]
         process = PROCESSES.Process(
-            target=_run_module, args=(command[2:], dict(env), [str(path) for path in outputs])
+            target=_run_module,
+            args=(command[2:], dict(env), standard_input, [str(path) for path in outputs]),
         )
         process.start()
         process.join()
@@ -64,9 +75,15 @@ def run(
     return subprocess.CompletedProcess(command, process.exitcode, stdout, stderr)
 
 
-def _run_module(arguments: Sequence[str], env: Mapping[str, str], outputs: Sequence[str]) -> None:
+def _run_module(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    standard_input: Connection,
+    outputs: Sequence[str],
+) -> None:
     os.environ.clear()
     os.environ.update(env)
+    os.dup2(standard_input.fileno(), 0)
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = list(arguments)

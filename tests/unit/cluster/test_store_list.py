@@ -32,6 +32,18 @@ def test_list_has_the_aliases_of_the_plan(tmp_path: Path) -> None:
     assert "000000000002 * canary" in table(entries)
 
 
+def test_refused_version_is_listed_with_the_reason(tmp_path: Path) -> None:
+    for version in ("000000000001", "000000000002"):
+        seal_tiny_version(tmp_path, "acme/tiny", version)
+    changes.refuse(tmp_path, "acme/tiny", "000000000002", "its graph does not open")
+    old, new = list_versions(tmp_path)
+    assert (old.refused, new.to_json()["refused"]) == ("", "its graph does not open")
+    _, refused, candidate, *_ = table([new]).splitlines()
+    assert "000000000002 *  refused" in refused
+    assert refused.endswith("its graph does not open")
+    assert "000000000002" not in candidate
+
+
 def test_ls_of_empty_store_prints_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "ls", "--store", str(tmp_path / "none")]) == 0
     assert "hundredfold demo" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from deployments.ingress.admission import Admission
 from deployments.ingress.apis.context import Scrape
 from deployments.ingress.cluster_state import ClusterMonitor, ReplicaTarget
 from deployments.ingress.request_log import RequestContext
+from deployments.keys.caller import current_caller
 from deployments.metrics import PREFIX
 from deployments.records import RequestRecord
 
@@ -195,6 +196,13 @@ class LiveStatisticsReader:
             }
             for name, running in snapshot.running.items()
         }
+
+
+def permitted_statistics(statistics: LiveStatistics) -> LiveStatistics:
+    """Leave out the models that the caller's key does not permit."""
+    may_use = current_caller().may_use_model
+    models = [model for model in statistics["models"] if may_use(model["id"])]
+    return {**statistics, "models": models}
 
 
 def _describe_scaling(replicas: ReplicaTarget | None) -> ScalingFigures | None:

@@ -13,6 +13,7 @@ from deployments.ingress.apis.operations.live_statistics import (
     LiveStatistics,
     LiveStatisticsReader,
     RecentRequests,
+    permitted_statistics,
 )
 from deployments.ingress.apis.operations.usage import KeyUsage, read_usage
 from deployments.ingress.http.api import Access, Operation, build_schema
@@ -103,7 +104,7 @@ class OperationsRoutes:
         return json_response(body, status=503 if missing else 200)
 
     async def stats(self, request: Request) -> Response:
-        return json_response(await self._live_statistics.read())
+        return json_response(permitted_statistics(await self._live_statistics.read()))
 
     async def metrics(self, request: Request) -> Response:
         return PlainTextResponse(await self._scrape_metrics(), media_type=EXPOSITION_TYPE)

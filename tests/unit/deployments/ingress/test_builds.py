@@ -20,10 +20,9 @@ from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildClaim, B
 from deployments.builds.record import BuildState
 from deployments.config import BuildSettings, IngressUserConfig
 from deployments.ingress import builds
-from deployments.ingress.http.application import HttpApplication
 from deployments.keys.key import Scope
 from deployments.records import RequestRecord
-from tests.support.asgi_client import AsgiClient
+from tests.support.asgi_client import AsgiClient, lifespan
 from tests.support.fake_builds import FakeBuilder, Killed, fail, seal_at_once
 from tests.support.fakes import ListRecorder, RecordingEncoder, wait_until
 from tests.support.in_process import InProcess
@@ -65,29 +64,6 @@ async def serving(
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             yield http
-
-
-@asynccontextmanager
-async def lifespan(app: HttpApplication) -> AsyncIterator[None]:
-    stop = asyncio.Event()
-    started = asyncio.Event()
-
-    async def receive() -> dict[str, str]:
-        if started.is_set():
-            await stop.wait()
-            return {"type": "lifespan.shutdown"}
-        return {"type": "lifespan.startup"}
-
-    async def send(_message: object) -> None:
-        started.set()
-
-    task = asyncio.create_task(app({"type": "lifespan"}, receive, send))
-    await started.wait()
-    try:
-        yield
-    finally:
-        stop.set()
-        await task
 
 
 def read_events(text: str) -> list[dict[str, object]]:
@@ -339,6 +315,21 @@ async def test_key_pulls_only_models_that_it_permits(tmp_path: Path) -> None:
         allowed = await http.post(f"/models/{MODEL}", json=WAITING, headers=bearer(key))
         assert allowed.status_code == 200
     assert BuildQueue(store).read("other/tiny") is None
+
+
+@pytest.mark.parametrize("source", ["other/tiny", "/models/tiny", "pypi:tiny/model.onnx"])
+async def test_key_copies_no_foreign_source_to_a_model_that_it_permits(
+    tmp_path: Path, source: str
+) -> None:
+    key_file = tmp_path / "keys.json"
+    key = add_key(key_file, scopes=(Scope.ADMIN,), models=("acme/*",))
+    async with serving(tmp_path / "store", FakeBuilder(seal_at_once), key_file=key_file) as http:
+        body = {"source": source, "id": MODEL}
+        refused = await http.post("/models", json=body, headers=bearer(key))
+        assert (refused.status_code, refused.json()["code"]) == (403, "permission_denied")
+        body = {"source": "acme/other", "id": MODEL}
+        allowed = await http.post("/models", json=body, headers=bearer(key))
+        assert allowed.status_code == 200
 
 
 async def test_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:

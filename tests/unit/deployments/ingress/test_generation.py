@@ -24,12 +24,15 @@ from deployments.errors import (
 )
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.keys.caller import Caller, set_current_caller
+from deployments.keys.key import KeyLimits
+from deployments.keys.limits import KeyMeter
 from deployments.messages import GenerationCall, GenerationOptions, ModelRef
 from deployments.plan import changes
 from deployments.request_headers import ADDRESS_HEADER
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.fakes import wait_until
+from tests.support.fakes import FakeClock, wait_until
 from tests.support.generation_harness import ASKED, GenerationHarness, build_request, seeded
 from tests.support.generators import COMPUTE_TYPE, ScriptedGeneratorClient, ScriptedReply
 
@@ -158,6 +161,21 @@ async def test_error_names_the_index_of_the_prompt(writing_store: Path) -> None:
             await ask(build_request(prompt="long"))
         assert raised.value.field == "prompt"
     assert harness.statuses == [422] * 4
+
+
+async def test_abandoned_answer_uses_tokens_of_the_key(writing_store: Path) -> None:
+    meter = KeyMeter("alice", KeyLimits(tokens_per_minute=6_000), FakeClock())
+    set_current_caller(Caller("alice", meter=meter))
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True))
+    metered = meter.enter(1)
+    request = build_request(choices=2, options=GenerationOptions(max_new_tokens=50))
+    asking = asyncio.ensure_future(harness.pipeline.complete(request))
+    await wait_until(lambda: harness.generator.open == 2)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    metered.release()
+    assert (b"x-ratelimit-remaining-tokens", b"400") in meter.enter(1).headers
 
 
 async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:

@@ -108,6 +108,9 @@ def test_split_shadow_alias_and_pin_are_told(store: Path) -> None:
         ("alias", MODEL, {"alias": "Not An Alias"}, InvalidField),
         ("alias", MODEL, {"alias": "gone", "remove": True}, InvalidField),
         ("pin", "no/such", {}, UnknownModel),
+        ("pin", f"{MODEL}@{OLD}", {}, InvalidField),
+        ("unpin", f"{MODEL}@{OLD}", {}, InvalidField),
+        ("rollback", f"{MODEL}@{OLD}", {}, InvalidField),
     ],
 )
 def test_impossible_changes_say_why(

@@ -253,6 +253,20 @@ def test_refused_promotion_serves_the_version_before(store: Path) -> None:
     assert default_version(store) == NEWEST, "a promotion gives it another chance"
 
 
+def test_operator_who_names_a_refused_version_by_an_alias_gets_no_other(store: Path) -> None:
+    changes.refuse(store, MODEL, NEW, "its graph does not open")
+    before = read_plan(store)
+    for change in (
+        lambda: changes.promote(store, MODEL, "latest"),
+        lambda: changes.set_split(store, MODEL, "latest", 10),
+        lambda: changes.set_shadow(store, MODEL, "latest", 10),
+        lambda: changes.set_alias(store, MODEL, "canary", "latest"),
+    ):
+        with pytest.raises(BadSetting, match=f"{NEW}, which is refused: its graph does not open"):
+            change()
+    assert read_plan(store) == before
+
+
 def test_only_version_is_served_although_it_is_refused(tmp_path: Path) -> None:
     seal_version(tmp_path, NEW, 1)
     changes.refuse(tmp_path, MODEL, NEW, "its graph does not open")

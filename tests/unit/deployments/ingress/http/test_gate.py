@@ -203,8 +203,9 @@ async def test_refusal_reads_no_body(tiny_store: Path, key_file: Path) -> None:
 
 
 async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_file: Path) -> None:
-    headers = bearer(add_key(key_file, models=(EMBEDDER,)))
+    headers, other = bearer(add_key(key_file, models=(EMBEDDER,))), bearer(add_key(key_file, "b"))
     async with keyed(tiny_store, key_file).client() as http:
+        await http.post(f"/models/{CLASSIFIER}", json={"inputs": "a"}, headers=other)
         http.headers.update(headers)
         allowed = await http.post(EMBED, json={"inputs": "a"})
         assert allowed.status_code == 200
@@ -220,6 +221,9 @@ async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_fi
         assert (await http.get(f"/models/{CLASSIFIER}")).status_code == 403
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == [EMBEDDER]
+        # The requests of all keys, but not the names of their models.
+        stats = (await http.get("/stats")).json()
+        assert [model["id"] for model in stats["models"]] == [EMBEDDER]
         # /predict defaults to the first classifier that the key permits, but this key permits none.
         refused = await http.post("/predict", json={"inputs": "a"})
         assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field")
