@@ -78,9 +78,10 @@ class _Route(NamedTuple):
     def default(self) -> RegisteredModel:
         return self.models[self.traffic.version]
 
-    def select(self, client: Callable[[], str]) -> RegisteredModel:
-        version = select_version(self.traffic, client()) if self.traffic.splits else None
-        return self.models[version or self.traffic.version]
+    def select(self, client: Callable[[], str] | None) -> RegisteredModel:
+        if client is None or not self.traffic.splits:
+            return self.default
+        return self.models[select_version(self.traffic, client())]
 
 
 class ModelRegistry:
@@ -138,11 +139,12 @@ class ModelRegistry:
         """The configured version of each model id."""
         return self._configured
 
-    def find(self, name: str, client: Callable[[], str] = str) -> RegisteredModel:
+    def find(self, name: str, client: Callable[[], str] | None = None) -> RegisteredModel:
         """Return the model that answers requests for `name`, an `id` or `id@selector`.
 
         `client` returns the name of the client; it is called only if the plan splits the requests.
-        Raises UnknownModel for an unknown name, or an ArtifactError if the version is not usable.
+        None ignores splits. Raises UnknownModel for an unknown name, or an ArtifactError if the
+        version is not usable.
         """
         route = self._routes.get(name)
         if route is None or route.expires_s <= self._clock():
@@ -193,11 +195,14 @@ class ModelRegistry:
         self._plan.reload()
         self._routes = {name: route._replace(expires_s=0.0) for name, route in self._routes.items()}
 
-    def open_models(self) -> Iterator[RegisteredModel]:
-        """Yield the usable models of the configuration, in the order of the configuration."""
+    def open_models(self, client: Callable[[], str] | None = None) -> Iterator[RegisteredModel]:
+        """Yield the usable models of the configuration, in the order of the configuration.
+
+        `client` has the meaning of `find`.
+        """
         for model_id in self._configured:
             with suppress(ArtifactError):
-                yield self.find(model_id)
+                yield self.find(model_id, client)
 
     def pinned(self) -> list[RegisteredModel]:
         """Return the models that replicas keep loaded: configured models and pins of the plan."""

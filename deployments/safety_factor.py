@@ -12,8 +12,8 @@ TARGET_SHARE = 0.95
 # job in time decreases it. The factor therefore settles where TARGET_SHARE of the jobs are in time.
 LATE_STEP = 0.04
 MIN_FACTOR, MAX_FACTOR = 1.2, 1.6
-# Jobs whose prediction is below this share of the time until their deadline are ignored: they say
-# nothing about overload.
+# Jobs whose prediction is below this share of the time until their deadline are ignored, and so are
+# jobs that arrive after their deadline: they say nothing about overload here.
 MIN_TIME_SHARE = 0.25
 
 
@@ -26,7 +26,7 @@ class Prediction(NamedTuple):
 
     @property
     def is_informative(self) -> bool:
-        return self.seconds >= MIN_TIME_SHARE * self.left_s
+        return self.left_s > 0 and self.seconds >= MIN_TIME_SHARE * self.left_s
 
 
 class SafetyFactor:

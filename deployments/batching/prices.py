@@ -53,10 +53,10 @@ class WorkPrices:
         """
         return max(self._rates[model].predict_s(price), MIN_PREDICTION_S)
 
-    def record(self, model: ModelRef, price: float, forward_s: float) -> None:
-        """Record a pass of `price` that took `forward_s` seconds."""
+    def record(self, model: ModelRef, price: float, thread_s: float) -> None:
+        """Record a pass of `price` that took `thread_s` seconds of engine threads."""
         self.passes[model] += 1
-        self._rates[model].record(price, forward_s / self._concurrent_passes)
+        self._rates[model].record(price, thread_s / self._concurrent_passes)
 
     def _estimated_rate(self) -> WorkRate:
         rate = WorkRate()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+
+from deployments.messages import Sender
 
 RECENT_S = 1.0  # a client is recent for this many seconds after its last call
 WEIGHT = 0.1  # weight of a new call in the moving average `usual_items` of the client
-
-Sender: TypeAlias = tuple[str, int]  # client and priority
 
 
 @dataclass(slots=True)

@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 from deployments.batching.batches import LOOK_AHEAD, plan_batch
 from deployments.batching.calls import BatchGroup, CallOutputs, QueuedCall, QueuedItem, deliver
+from deployments.batching.deadline_admission import DeadlineAdmission
 from deployments.batching.displacement import choose_displaced
 from deployments.batching.passes import PassResult, check_unpooled, run_pass
 from deployments.batching.prices import MEASURED_PASSES, EstimateItem, WorkPrices, guess_item_s
-from deployments.batching.recent_clients import RecentClients, Sender
+from deployments.batching.recent_clients import RecentClients
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
@@ -34,9 +35,9 @@ from deployments.errors import (
 from deployments.fair_queue import FairQueue
 from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
-from deployments.messages import ModelRef, TokenizedItem
+from deployments.messages import ModelRef, Sender, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
-from deployments.safety_factor import Prediction, SafetyFactor
+from deployments.safety_factor import Prediction
 from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -64,9 +65,9 @@ WINDOW_PASSES = 8
 class BatchScheduler:
     """Queues items fairly between clients and runs them in batches on engine threads.
 
-    A token budget limits each batch. A call is accepted if it can end before its deadline. All
-    methods must be called from one event loop. `engines` may change at any time and from any
-    thread: a pass keeps the engine with which it started.
+    A token budget limits each batch. A call is refused if the queue is full, or if it would end
+    after its deadline behind waiting calls; an empty queue accepts every call. Use from one event
+    loop. `engines` may change at any time, in any thread: a pass keeps the engine of its start.
     """
 
     def __init__(
@@ -90,10 +91,10 @@ class BatchScheduler:
         self._running_s = 0.0  # predicted seconds of the passes that run
         self._meter = BusyMeter(concurrent_passes)
         self._token_rate = WorkRate()  # s per token, over all models and with all threads
-        self._safety = SafetyFactor()
         self.prices = WorkPrices(concurrent_passes, estimate_item)
         self._draining = False
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
+        self._admission = DeadlineAdmission(self._queue)
         self._is_cleaning = False
         self._clients = RecentClients()
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
@@ -136,7 +137,8 @@ class BatchScheduler:
         prices = [self.prices.price(model, len(item.ids)) for item in items]
         price = sum(prices)
         cost = self.prices.predict_s(model, price)
-        prediction = self._check_deadline(cost, deadline_s, client, priority)
+        sender = (client, priority)
+        prediction = self._admission.predict(cost, deadline_s, sender, self._running_s)
         health = self.health.get(model)
         if health is None:
             health = self.health[model] = WorkerHealth(model.id)
@@ -155,7 +157,6 @@ class BatchScheduler:
             measured_at=self.prices.passes[model] + MEASURED_PASSES,
         )
         now_s, rate = time.perf_counter(), cost / price
-        sender = (client, priority)
         self._clients.start(sender, len(items), now_s)
         call.future.add_done_callback(partial(self._end, sender, len(items), prediction))
         for index, (tokens, item_price) in enumerate(zip(items, prices, strict=True)):
@@ -185,31 +186,6 @@ class BatchScheduler:
             await asyncio.sleep(0.01)
         self._pool.shutdown()
 
-    def _check_deadline(
-        self, cost: float, deadline_s: float, client: str, priority: int
-    ) -> Prediction:
-        """Predict the end of a call. Raises Overloaded if the predicted end is after the deadline.
-
-        An empty queue accepts every call, because a retry would not start sooner.
-        """
-        left_s = remaining_s(deadline_s)
-        if not self._queue or left_s < 0:  # an expired call is dropped when its turn comes
-            return Prediction(0.0, left_s, deadline_s)
-        prediction = Prediction(self._running_s + self._queue.cost + cost, left_s, deadline_s)
-        if not prediction.is_informative:  # not even with the whole queue ahead of the call
-            return prediction
-        ahead_s = self._queue.cost_ahead(cost=cost, client=client, priority=priority)
-        prediction = prediction._replace(seconds=self._running_s + ahead_s + cost)
-        needed_s = self._safety.value * prediction.seconds
-        if needed_s > left_s:
-            raise build_overloaded(
-                f"The request would take about {needed_s:.1f} s, its deadline is in {left_s:.1f} "
-                f"s: {len(self._queue)} texts wait. Retry later.",
-                needed_s - left_s,
-                needed_s,
-            )
-        return prediction
-
     def _end(
         self,
         sender: Sender,
@@ -217,17 +193,8 @@ class BatchScheduler:
         prediction: Prediction,
         done: asyncio.Future[CallOutputs],
     ) -> None:
-        """Update the safety factor after a call.
-
-        The ingress cancels a call at its deadline, so a cancelled call may be a late one.
-        """
         self._clients.end(sender, items)
-        if not prediction.is_informative:
-            return
-        if done.cancelled() or done.exception() is not None:
-            self._safety.record_abandoned(prediction)
-        else:
-            self._safety.record_end(prediction)
+        self._admission.record_end(prediction, done)
 
     def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
         """Reject the last calls of a full queue. Raises Overloaded if the new call cannot fit."""
@@ -347,13 +314,17 @@ class BatchScheduler:
             with health.running(padded_tokens):
                 return run_pass(engine, items, group.unpooled)
 
+        # A pass on all cores leaves no time for others.
+        threads = self._concurrent_passes if lone.engine is not None else 1
+
+        def finish(done: PassResult) -> None:
+            self._finish(group.model, batch, cost, done, threads)
+
         if lone.is_brief:
-            self._finish(group.model, batch, cost, run())
+            finish(run())
             return
         running = asyncio.get_running_loop().run_in_executor(self._pool, run)
-        running.add_done_callback(
-            lambda done: self._finish(group.model, batch, cost, done.result())
-        )
+        running.add_done_callback(lambda done: finish(done.result()))
 
     def _plan_if_alone(self, group: BatchGroup, items: list[TokenizedItem]) -> LonePass:
         if self._busy or self._queue or group.unpooled:
@@ -362,8 +333,14 @@ class BatchScheduler:
         return self._plan_lone_pass(group.model, len(items), longest)
 
     def _finish(
-        self, model: ModelRef, batch: list[QueuedItem], cost: float, done: PassResult
+        self,
+        model: ModelRef,
+        batch: list[QueuedItem],
+        cost: float,
+        done: PassResult,
+        threads: int,
     ) -> None:
+        """`threads` is how many engine threads the pass kept from other passes."""
         self._busy -= 1
         self._running_s -= cost
         self._meter.end()
@@ -383,8 +360,9 @@ class BatchScheduler:
                 deliver(item, result, done, len(batch))
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
-        self._token_rate.record(sum(lengths), done.forward_s / self._concurrent_passes)
-        self.prices.record(model, sum(item.price for item in batch), done.forward_s)
+        thread_s = threads * done.forward_s
+        self._token_rate.record(sum(lengths), thread_s / self._concurrent_passes)
+        self.prices.record(model, sum(item.price for item in batch), thread_s)
         self._recorder.record(
             ForwardPassRecord(
                 model=model.id,

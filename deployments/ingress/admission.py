@@ -34,7 +34,7 @@ class Admission:
 
         Raises TooManyItems or InputTooLong.
         """
-        check_count(inputs.many, len(inputs.texts), self.limits.items)
+        check_count(inputs.many, len(inputs.texts) - inputs.extra, self.limits.items)
         return check_total_length(
             limit_text_length(inputs, self.limits.item_chars), self.limits.request_chars
         )

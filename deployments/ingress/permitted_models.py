@@ -30,7 +30,8 @@ class PermittedModels:
 
     def open_models(self) -> Iterator[RegisteredModel]:
         may_use = current_caller().may_use_model
-        return (model for model in self._registry.open_models() if may_use(model.ref.id))
+        models = self._registry.open_models(self._identify_client)
+        return (model for model in models if may_use(model.ref.id))
 
     def pinned(self) -> list[RegisteredModel]:
         """Return the models that replicas keep in memory, without regard to the caller."""

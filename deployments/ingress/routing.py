@@ -27,6 +27,7 @@ from deployments.messages import (
     CallOutcome,
     CallResult,
     ModelRef,
+    Sender,
     count_characters,
 )
 from deployments.transports.base import EncoderClient
@@ -46,6 +47,10 @@ class PendingCall:
     outcome: asyncio.Future[CallOutcome]
     sent: _Sent | None = None
     characters: int = 0  # characters of the call while it waits; 0 once it is sent
+
+    @property
+    def sender(self) -> Sender:
+        return self.call.client, self.call.priority
 
     def settle(self, outcome: CallOutcome | Exception) -> None:
         """Set the outcome, unless it is set or the caller left.
@@ -133,7 +138,13 @@ class MicroBatchRouter:
         return submit
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
-        """Send one micro-batch. If the hop fails, its calls without an outcome get the error."""
+        """Send one micro-batch. If the hop fails, its calls without an outcome get the error.
+
+        Calls whose callers left while the micro-batch was collected are not sent.
+        """
+        calls = [pending for pending in calls if not pending.outcome.done()]
+        if not calls:
+            return
         # No caller waits longer than the latest deadline. Without this limit, micro-batches for an
         # encoder that never starts would remain after their callers have left.
         deadline_s = max(pending.call.deadline_s for pending in calls)
@@ -215,25 +226,26 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
 
 
 class BatchSlots:
-    """Queue before @serve.batch, with `max_concurrent_batches` slots per client (`Call.client`).
+    """Queue before @serve.batch, with `max_concurrent_batches` slots per sender.
 
-    Until a micro-batch is answered, it takes one slot of every client that has a call in it. So no
-    client waits for the slots of another.
+    A sender is a client with one priority. Until a micro-batch is answered, it takes one slot of
+    every sender that has a call in it. So no client waits for the slots of another, and no
+    interactive call for those of a batch job.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots are taken would become batches of one call. They wait here instead, and enter together
     when a slot is free. Once enough calls for a whole micro-batch wait, they enter without a free
     slot. They then wait in the replicas, whose queues are fair to clients.
 
-    If `batch_wait_timeout_s` is 0, a call that finds the slots of all clients free is sent at once.
+    If `batch_wait_timeout_s` is 0, a call that finds the slots of all senders free is sent at once.
     Collecting it would take @serve.batch 64 µs, and no other call could join it.
     """
 
     def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
         self._send = send
         self._settings = settings
-        self._taken: Counter[str] = Counter()  # taken slots by client
-        self._waiting: defaultdict[str, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._taken: Counter[Sender] = Counter()  # taken slots
+        self._waiting: defaultdict[Sender, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, calls: list[PendingCall]) -> list[None]:
@@ -242,8 +254,8 @@ class BatchSlots:
         @serve.batch delivers all results of a batch together. If this function awaited them, each
         call would wait for the last call of its batch. `_send` sets the outcome of each call.
         """
-        clients = self._take_slots(calls)
-        task = asyncio.get_running_loop().create_task(self._run(calls, clients))
+        senders = self._take_slots(calls)
+        task = asyncio.get_running_loop().create_task(self._run(calls, senders))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return [None] * len(calls)
@@ -253,41 +265,41 @@ class BatchSlots:
         if not self._taken and self._settings.batch_wait_timeout_s == 0:
             await self._run([call], self._take_slots([call]))
             return
-        client = call.call.client
-        if self._taken[client] >= self._settings.max_concurrent_batches:
+        sender = call.sender
+        if self._taken[sender] >= self._settings.max_concurrent_batches:
             entered = asyncio.get_running_loop().create_future()
-            waiting = self._waiting[client]
+            waiting = self._waiting[sender]
             waiting.append(entered)
             if len(waiting) >= self._settings.max_batch_size:
-                self._admit(client)
+                self._admit(sender)
             try:
                 await entered
             except asyncio.CancelledError:
                 if not entered.cancelled():  # admitted, but the caller left: admit the next calls
-                    self._admit(client)
+                    self._admit(sender)
                 raise
         await collect(call)
 
-    def _take_slots(self, calls: Sequence[PendingCall]) -> frozenset[str]:
-        """Take a slot for each client of a micro-batch, and return the clients."""
-        clients = frozenset(pending.call.client for pending in calls)
-        self._taken.update(clients)
-        return clients
+    def _take_slots(self, calls: Sequence[PendingCall]) -> frozenset[Sender]:
+        """Take a slot for each sender of a micro-batch, and return the senders."""
+        senders = frozenset(pending.sender for pending in calls)
+        self._taken.update(senders)
+        return senders
 
-    async def _run(self, calls: list[PendingCall], clients: frozenset[str]) -> None:
-        """Send a micro-batch, then free the slots of its clients."""
+    async def _run(self, calls: list[PendingCall], senders: frozenset[Sender]) -> None:
+        """Send a micro-batch, then free the slots of its senders."""
         try:
             await self._send(calls)
         finally:
-            for client in clients:
-                self._taken[client] -= 1
-                if not self._taken[client]:
-                    del self._taken[client]
-                self._admit(client)
+            for sender in senders:
+                self._taken[sender] -= 1
+                if not self._taken[sender]:
+                    del self._taken[sender]
+                self._admit(sender)
 
-    def _admit(self, client: str) -> None:
-        """Admit waiting calls of a client, at most as many as fit into one micro-batch."""
-        waiting = self._waiting.get(client)
+    def _admit(self, sender: Sender) -> None:
+        """Admit waiting calls of a sender, at most as many as fit into one micro-batch."""
+        waiting = self._waiting.get(sender)
         if waiting is None:
             return
         admitted = 0
@@ -297,4 +309,4 @@ class BatchSlots:
                 entered.set_result(None)
                 admitted += 1
         if not waiting:
-            del self._waiting[client]
+            del self._waiting[sender]

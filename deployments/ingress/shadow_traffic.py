@@ -126,11 +126,15 @@ class ShadowTraffic:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Return whether two values of a task are equal within MIN_COSINE and MAX_DIFFERENCE."""
+    """Return whether two values of a task are equal within MIN_COSINE and MAX_DIFFERENCE.
+
+    Of entries with scores, such as labels, the order may differ: two near ties may change places.
+    """
     if isinstance(first, np.ndarray):
         return isinstance(second, np.ndarray) and _is_parallel(first, second)
     if isinstance(first, float):
         return isinstance(second, float | int) and abs(first - second) <= MAX_DIFFERENCE
+    first, second = _index_scores(first), _index_scores(second)
     if isinstance(first, Mapping):
         same_keys = isinstance(second, Mapping) and first.keys() == second.keys()
         return same_keys and all(agree(first[key], second[key]) for key in first)
@@ -138,6 +142,22 @@ def agree(first: Any, second: Any) -> bool:
         same_length = isinstance(second, Sequence) and len(first) == len(second)
         return same_length and all(map(agree, first, second))
     return bool(first == second)
+
+
+def _index_scores(value: Any) -> Any:
+    """Map what each entry names, such as a label or a span, to its score; return others as is."""
+    if isinstance(value, Mapping) and "labels" in value:  # zero-shot classification
+        scores = zip(value["labels"], value["scores"], strict=True)
+        return {("sequence",): value["sequence"], **dict(scores)}
+    if isinstance(value, Sequence) and value and _has_score(value[0]):
+        return {
+            tuple(v for k, v in entry.items() if k != "score"): entry["score"] for entry in value
+        }
+    return value
+
+
+def _has_score(entry: Any) -> bool:
+    return isinstance(entry, Mapping) and "score" in entry
 
 
 def _is_parallel(first: np.ndarray, second: np.ndarray) -> bool:

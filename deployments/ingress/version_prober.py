@@ -7,12 +7,17 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from deployments.errors import ArtifactError, EngineFailed, ServeError
+from deployments.health import MIN_QUARANTINE_S
 from deployments.messages import ModelRef
 from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 PROBE_TIMEOUT_S = 120.0  # to load and test a version; after a timeout it is tried again
+# Seconds until the second trial of a version that failed. Files that cannot be read and memory that
+# cannot be allocated look like a damaged version, but may pass. Replicas repeat the error of a
+# failed load for MIN_QUARANTINE_S.
+RETRY_S = MIN_QUARANTINE_S + 0.5
 # Maximum seconds that a request waits for the trial. Afterwards the request uses the new version,
 # although the result of the trial is not known.
 MAX_WAIT_S = 10.0
@@ -22,7 +27,7 @@ class VersionProber:
     """Prober that lets a replica load and test a new version while the former version answers.
 
     Requests for a name without a former version wait for the trial. A version that cannot be loaded
-    is marked as refused in `plan.json` of the store, so that no process uses it. After other
+    twice is marked as refused in `plan.json` of the store, so that no process uses it. After other
     errors, such as a full queue, the version is tried again.
     """
 
@@ -58,7 +63,7 @@ class VersionProber:
     async def _try(self, model: RegisteredModel) -> bool:
         try:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self._load(model)
+                await self._load_twice(model)
         except (ArtifactError, EngineFailed) as error:
             log.error("version %s gets no requests: %s", model.ref.name, error.message)
             return await self._refuse(model.ref, error)
@@ -68,6 +73,14 @@ class VersionProber:
             log.info("version %s passes its probe", model.ref.name)
             self._registry.accept(model.ref)
         return False
+
+    async def _load_twice(self, model: RegisteredModel) -> None:
+        try:
+            await self._load(model)
+        except (ArtifactError, EngineFailed) as error:
+            log.warning("version %s is tried once more: %s", model.ref.name, error.message)
+            await asyncio.sleep(RETRY_S)
+            await self._load(model)
 
     async def _refuse(self, ref: ModelRef, error: ServeError) -> bool:
         try:

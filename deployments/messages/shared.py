@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 
 class ModelRef(NamedTuple):
@@ -30,3 +30,4 @@ class Truncation(StrEnum):
 # Messages between processes contain the index in PRIORITIES.
 Priority = Literal["interactive", "batch"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+Sender: TypeAlias = tuple[str, int]  # a client, and the index of a priority

@@ -59,8 +59,8 @@ from deployments.tuning.rounds import TuningRounds
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Up to this number of output values, a call is decoded on the event loop, in a few milliseconds.
-INLINE_VALUES = 1 << 18
+# A call whose decoding takes longer by its task's prediction is decoded in a thread.
+INLINE_DECODE_S = 2.5e-3
 # Limit of the values of one call's token vectors: 16 MB, three times that as JSON.
 MAX_TOKEN_VALUES = 1 << 22
 # Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
@@ -251,8 +251,9 @@ class EncoderReplica:
             vocabulary=loaded.vocabulary,
         )
         try:
-            decode = partial(TASKS[batch.key.task].decode, context, call.options)
-            is_long = sum(row.size for row in done.rows) > INLINE_VALUES
+            task = TASKS[batch.key.task]
+            is_long = task.predict_decode_s(context, call.options) > INLINE_DECODE_S
+            decode = partial(task.decode, context, call.options)
             value = await asyncio.to_thread(decode) if is_long else decode()
         except ServeError as error:
             return error

@@ -19,13 +19,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
-from deployments.errors import ModelUnavailable, ServeError, hide_details
-from deployments.health import MAX_QUARANTINE_S, MIN_QUARANTINE_S
+from deployments.errors import ServeError
 from deployments.messages import LoadedModel, ModelRef, PoolRequest, PoolState
 from deployments.native_heap import return_free_memory
 from deployments.registry import RegisteredModel, open_model
 from deployments.replicas.call_rate import CallRate
 from deployments.replicas.device_memory import DeviceMemory
+from deployments.replicas.failed_loads import FailedLoads
 from deployments.replicas.pool_memory import PoolMemory
 from deployments.thread_priority import lower_priority
 
@@ -37,7 +37,6 @@ LOADING_THREADS = 4
 # Seconds that a load waits until calls end whose models occupy the memory. Then the load fails, and
 # the ingress tries another replica, which may have free memory.
 ROOM_WAIT_S = 1.0
-MAX_FAILURES = 1_000  # limit of the failed loads whose errors are kept
 
 
 class ModelLoader(NamedTuple, Generic[T]):
@@ -74,7 +73,7 @@ class ModelPool(Generic[T]):
         self._entries: OrderedDict[ModelRef, _PoolEntry[T]] = OrderedDict()
         self._loading: dict[ModelRef, _Loading] = {}
         self._closing: dict[ModelRef, asyncio.Future[None]] = {}
-        self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
+        self._failures = FailedLoads(clock)
         self._room = asyncio.Lock()  # held by a load while it evicts models
         self._released = asyncio.Event()
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_priority)
@@ -135,7 +134,7 @@ class ModelPool(Generic[T]):
                 self._memory.give_back(size)
                 raise
         except ServeError as error:
-            self._note_failure(ref, error)
+            self._failures.add(ref, error)
             raise
         self._add(ref, loaded, size)
 
@@ -143,7 +142,7 @@ class ModelPool(Generic[T]):
         """Load models in the background, unless they are loaded or have just failed to load."""
         for ref in refs:
             is_here = ref in self._entries or ref in self._loading
-            if not is_here and self._recall_failure(ref) is None:
+            if not is_here and self._failures.find(ref) is None:
                 self._start_load(ref)
 
     async def unload(self, ref: ModelRef) -> bool:
@@ -207,8 +206,8 @@ class ModelPool(Generic[T]):
         """Load the model or join its load, and lease it. Raises the ServeError of a failed load."""
         loading = self._loading.get(ref)
         if loading is None:
-            if (failure := self._recall_failure(ref)) is not None:
-                raise copy.copy(failure.error)  # a shared exception object collects tracebacks
+            if (failure := self._failures.find(ref)) is not None:
+                raise failure
             loading = self._start_load(ref)
         loading.waiters += 1
         try:
@@ -242,13 +241,13 @@ class ModelPool(Generic[T]):
             loaded = await run(self._threads, self._load_model, model)
         except Exception as exception:  # noqa: BLE001  every waiting call gets the error
             self._give_back(size)
-            return self._note_failure(ref, exception)
+            return self._failures.add(ref, exception)
         except asyncio.CancelledError:
             self._give_back(size)
             raise
         finally:
             del self._loading[ref]
-        self._failures.pop(ref, None)
+        self._failures.forget(ref)
         self._add(ref, loaded, size, leases=loading.waiters)
         loading.is_done = True
         elapsed_s = time.perf_counter() - started_s
@@ -287,17 +286,24 @@ class ModelPool(Generic[T]):
                 raise memory.build_refusal(ref, size)
 
     async def _try_to_take(self, ref: ModelRef, size: int, pinned: Collection[ModelRef]) -> bool:
-        """Take `size` bytes, if they are free or become free without the idle models."""
+        """Take `size` bytes, if they are free or become free without the idle models.
+
+        A pinned model may exceed the limit, but idle models make room for it as long as there are
+        any. Otherwise the former versions of a model would stay forever.
+        """
+        memory, is_pinned = self._memory, ref in pinned
         async with self._room:
-            while not self._memory.take(size, is_pinned=ref in pinned):
+            while True:
                 idle = [each for each, entry in self._entries.items() if not entry.leases]
                 victims = [each for each in idle if each not in pinned]
+                may_take = memory.has_room(size) or not victims
+                if may_take and memory.take(size, is_pinned=is_pinned):
+                    return True
                 staying = self.bytes - sum(self._entries[each].size for each in victims)
-                if not victims or not self._memory.can_take(size, staying, is_pinned=ref in pinned):
+                if not victims or not memory.can_take(size, staying, is_pinned=is_pinned):
                     return False
                 await self._evict(victims[0])
                 log.info("model %s evicted: %d bytes remain", victims[0].name, self.bytes)
-        return True
 
     def _give_back(self, size: int) -> None:
         self._memory.give_back(size)
@@ -325,26 +331,6 @@ class ModelPool(Generic[T]):
         finally:
             del self._closing[ref]
             self._give_back(entry.size)
-
-    def _recall_failure(self, ref: ModelRef) -> _Failure | None:
-        failure = self._failures.get(ref)
-        return failure if failure is not None and self._clock() < failure.ends_s else None
-
-    def _note_failure(self, ref: ModelRef, exception: Exception) -> ServeError:
-        """Keep the error of a failed load. Each failure doubles the time until the next attempt."""
-        error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
-        error.elsewhere = True
-        if isinstance(exception, ModelUnavailable):
-            return error  # not kept: memory may become free at any moment
-        is_known = isinstance(exception, ServeError)
-        log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
-        previous = self._failures.pop(ref, None)
-        wait_s = MIN_QUARANTINE_S if previous is None else 2 * previous.wait_s
-        wait_s = min(wait_s, MAX_QUARANTINE_S)
-        self._failures[ref] = _Failure(error, wait_s, self._clock() + wait_s)
-        if len(self._failures) > MAX_FAILURES:
-            self._failures.popitem(last=False)
-        return error
 
 
 class ModelLease(Generic[T]):
@@ -392,9 +378,3 @@ class _Loading:
     def __init__(self) -> None:
         self.waiters = 0
         self.is_done = False  # True: each waiting call has a lease
-
-
-class _Failure(NamedTuple):
-    error: ServeError
-    wait_s: float
-    ends_s: float  # end of the wait, on the pool's clock

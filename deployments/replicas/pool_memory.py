@@ -9,7 +9,8 @@ from deployments.messages import ModelRef
 from deployments.replicas.device_memory import DeviceMemory
 
 # Memory that ONNX Runtime's arena keeps after a pass of 1,024 tokens (measured: MiniLM, hidden size
-# 384). Larger passes return their memory. On a GPU an fp16 pass of 2,048 tokens needs as many.
+# 384). Larger passes return their memory. On a GPU an fp16 pass of 2,048 tokens needs as many
+# bytes.
 ARENA_BYTES_PER_PASS = 40_000_000
 
 
@@ -41,9 +42,13 @@ class PoolMemory:
         self.bytes = 0
         self._device = device_memory
 
+    def has_room(self, size: int) -> bool:
+        """Whether `size` more bytes are within `max_bytes`."""
+        return self.bytes + size <= self.max_bytes
+
     def take(self, size: int, *, is_pinned: bool) -> bool:
         """Count `size` more bytes as used if that many are free. Return whether they were."""
-        if not is_pinned and self.bytes + size > self.max_bytes:
+        if not is_pinned and not self.has_room(size):
             return False
         if self._device is not None and not self._device.claim(size):
             return False

@@ -293,10 +293,12 @@ class TokenizerReplica:
     ) -> _SliceResult:
         """Tokenize one slice.
 
-        Run on the event loop if the slice is short and the tokenizers are free, else on the thread.
+        Run on the event loop if the slice is short and the tokenizers are open and free, else on
+        the thread.
         """
         calls = [part.call for part in parts]
-        if characters <= INLINE_CHARACTERS and self._tokenizers_in_use.acquire(blocking=False):
+        is_short = characters <= INLINE_CHARACTERS and tokenizer.is_open_for(calls)
+        if is_short and self._tokenizers_in_use.acquire(blocking=False):
             try:
                 with self._meter.running():
                     return self._tokenize(tokenizer, model, calls)
@@ -308,7 +310,10 @@ class TokenizerReplica:
                 return self._tokenize(tokenizer, model, calls)
 
         done = await self._in_thread(
-            run, characters, client=calls[0].client, priority=calls[0].priority
+            run,
+            characters,
+            client=calls[0].client,
+            priority=min(call.priority for call in calls),
         )
         if done.characters:
             self._character_rate.record(done.characters, done.elapsed_s)

@@ -33,6 +33,9 @@ if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
 
 T = TypeVar("T")
 
+# Time of `decode` per output value, most of it in numpy.
+_VALUE_S = 1e-8
+
 
 @dataclass(frozen=True, slots=True)
 class TaskInput:
@@ -44,6 +47,7 @@ class TaskInput:
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
     many: str = "inputs"  # request path for the error about too many items
+    extra: int = 0  # texts that are no items of `many`, such as the one that all are compared with
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,10 @@ class Task(Protocol):
         ServeError for errors that show only after tokenization, such as a text without a mask.
         """
         ...
+
+    def predict_decode_s(self, context: DecodeContext, options: Any) -> float:
+        """Predict the time of `decode`. A long one runs in a thread, so that other calls go on."""
+        return _VALUE_S * sum(row.size for row in context.rows)
 
 
 class TextParameters(BaseModel):

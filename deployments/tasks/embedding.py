@@ -125,6 +125,7 @@ class SentenceSimilarity(Task):
             options=None,
             truncation=params.truncation,
             many="inputs.sentences",
+            extra=1,
         )
 
     def decode(self, context: DecodeContext, options: None) -> list[float]:

@@ -94,6 +94,7 @@ class TextRanking(Task):
             options=options,
             truncation=params.truncation,
             many=TEXTS_PATH,
+            extra=1,
         )
 
     def decode(self, context: DecodeContext, options: RankingOptions) -> list[RankedText]:

@@ -36,6 +36,9 @@ from deployments.tasks.inputs import (
 if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
+# Time of `decode` per token.
+_TOKEN_S = 4e-6
+
 Strategy = Literal["none", "simple", "first", "average", "max"]
 Entities = list[TokenEntity] | list[EntityGroup]
 ScoredWindow = tuple[TokenizedItem, TokenOffsets, NDArray[np.float32]]  # logits [T, W]
@@ -103,6 +106,10 @@ class TokenClassification(Task):
             for text, own in zip(options.texts, windows, strict=True)
         ]
         return answers[0] if options.single else answers
+
+    def predict_decode_s(self, context: DecodeContext, options: EntityOptions) -> float:
+        tokens = sum(len(item.ids) for item in context.items)
+        return super().predict_decode_s(context, options) + _TOKEN_S * tokens
 
 
 def _check_stride(stride: int | None, strategy: Strategy, max_tokens: int) -> None:

@@ -54,6 +54,10 @@ class CachingTokenizer:
         """The number of cache look-ups and the number of hits so far."""
         return self._cache.lookups, self._cache.hits
 
+    def is_open_for(self, calls: Sequence[Call]) -> bool:
+        """Whether `tokenize` can start at once, without reading a file for up to a second."""
+        return self._windowing is not None or all(call.windowing is None for call in calls)
+
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokenize every text of every call, special tokens included.
 

@@ -21,6 +21,9 @@ from deployments.tuning.host import Host, read_engine_versions, read_host
 log = logging.getLogger("ray.serve.hundredfold")
 
 
+QUANTIZED: frozenset[Precision] = frozenset({"int8", "int4", "nf4"})
+
+
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -69,12 +72,25 @@ class Cost(_Frozen):
     rounds: int = Field(ge=1)
 
 
+def rounding_of(candidate: str, precision: Precision) -> str:
+    """Identify how a candidate rounds: candidates with the same rounding give the same outputs.
+
+    Graphs of one float precision do. Each quantized graph has scales and exceptions of its own, so
+    two of them differ from each other as much as from fp32.
+    """
+    return candidate if precision in QUANTIZED else precision
+
+
 class VariantCosts(_Frozen):
     """Costs of one variant: a row of the cost table."""
 
     variant: Variant
     precision: Precision
     costs: tuple[Cost, ...]
+
+    @property
+    def rounding(self) -> str:
+        return rounding_of(self.variant.candidate, self.precision)
 
     def by_shape(self) -> dict[Shape, float]:
         """Return the median milliseconds by shape."""
@@ -149,8 +165,8 @@ def _find_mismatch(table: CostTable, target: TuningTarget) -> str | None:
     if table.providers != settings.providers:
         measured, current = _join(table.providers), _join(settings.providers)
         return f"it was measured on {measured}, the encoder has {current}"
-    if len({sealed[name].precision for name in selected}) > 1:
-        return "its selected variants differ in precision"
+    if len({rounding_of(name, sealed[name].precision) for name in selected}) > 1:
+        return "its selected variants round differently"
     installed = read_engine_versions(candidate.engine for candidate in target.candidates)
     if installed != table.engines:
         measured, current = _join(table.engines.values()), _join(installed.values())

@@ -231,15 +231,15 @@ def _read_times(one_thread: TuningTarget, all_cores: TuningTarget) -> _LoneTimes
     usual, second = read_costs(one_thread), read_costs(all_cores)
     if usual is None:
         return None
-    # If the second session had another precision, the answer would depend on the load.
-    is_same = second is not None and _precisions(second) == _precisions(usual)
+    # If the second session rounded differently, the answer would depend on the load.
+    is_same = second is not None and _roundings(second) == _roundings(usual)
     all_cores_costs = selected_costs(second) if second is not None and is_same else {}
     return _LoneTimes(selected_costs(usual), all_cores_costs)
 
 
-def _precisions(table: CostTable) -> frozenset[str]:
+def _roundings(table: CostTable) -> frozenset[str]:
     selected = set(table.selected_variants())
-    return frozenset(row.precision for row in table.rows if row.variant in selected)
+    return frozenset(row.rounding for row in table.rows if row.variant in selected)
 
 
 def measure_graphs(target: TuningTarget) -> int:

@@ -1,6 +1,6 @@
-"""Price of an item: its estimated share of the time of a pass with a full batch.
+"""Price of an item in seconds of one engine thread, from cost tables.
 
-The estimates come from cost tables.
+It is the time of a full pass of the item's length, divided among the items of this pass.
 """
 
 from __future__ import annotations

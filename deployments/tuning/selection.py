@@ -2,7 +2,7 @@
 
 Every selected variant is one more graph in memory. The selection is therefore the smallest set of
 variants that is within a tolerance of the fastest variant at every shape. All variants of a set
-have the same precision, because the output must not depend on the batch.
+have the same rounding, because the output must not depend on the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
     for count in range(1, min(MAX_VARIANTS, len(rows)) + 1):
         sets = [
             members
-            for members in _combine_one_precision(rows, count)
+            for members in _combine_one_rounding(rows, count)
             if _is_near_best([times[i] for i in members], best)
         ]
         if sets:
@@ -47,11 +47,11 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
     return tuple((shape, rows[i].variant) for shape, i in fastest)
 
 
-def _combine_one_precision(rows: Sequence[VariantCosts], count: int) -> list[tuple[int, ...]]:
+def _combine_one_rounding(rows: Sequence[VariantCosts], count: int) -> list[tuple[int, ...]]:
     return [
         members
         for members in combinations(range(len(rows)), count)
-        if len({rows[i].precision for i in members}) == 1
+        if len({rows[i].rounding for i in members}) == 1
     ]
 
 
@@ -62,7 +62,7 @@ def _find_nearly_best(
     excesses = {
         members: _mean_excess([times[i] for i in members], best)
         for count in range(1, MAX_VARIANTS + 1)
-        for members in _combine_one_precision(rows, count)
+        for members in _combine_one_rounding(rows, count)
     }
     limit = min(excesses.values()) + TOLERANCE
     near = [members for members, excess in excesses.items() if excess <= limit]

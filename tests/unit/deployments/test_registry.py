@@ -123,6 +123,16 @@ def test_split_is_served_to_its_clients(tmp_path: Path) -> None:
     assert answers == {client: serve(client) for client in answers}
 
 
+def test_split_changes_neither_pins_nor_listed_models(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model")
+    seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", old.name)
+    changes.set_split(tmp_path, "tiny/model", NEW, 99)
+    registry = ModelRegistry(tmp_path, build_settings("tiny/model"))
+    assert [model.ref.version for model in registry.pinned()] == [old.name]
+    assert [model.ref.version for model in registry.open_models()] == [old.name]
+
+
 def test_split_to_a_damaged_version_is_left_out(tmp_path: Path) -> None:
     old = seal_tiny(tmp_path, "tiny/model")
     new = seal_tiny_version(tmp_path, "tiny/model", NEW)

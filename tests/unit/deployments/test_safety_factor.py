@@ -47,6 +47,13 @@ def test_jobs_far_from_their_deadline_teach_nothing() -> None:
     assert factor.value == MIN_FACTOR
 
 
+def test_job_that_arrives_after_its_deadline_teaches_nothing() -> None:
+    factor = SafetyFactor()
+    factor.record_end(Prediction(0.0, -0.1, deadline_after(-0.1)))
+    factor.record_abandoned(Prediction(0.0, -0.1, deadline_after(-0.2)))
+    assert factor.value == MIN_FACTOR
+
+
 @pytest.mark.parametrize(("elapsed_s", "is_learned"), [(4.0, False), (9.9, True)])
 def test_abandoned_job_teaches_only_if_it_is_late(elapsed_s: float, is_learned: bool) -> None:
     factor = SafetyFactor()

@@ -270,6 +270,32 @@ async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
     await loop.drain()
 
 
+@pytest.mark.parametrize("uses_all_cores", [False, True])
+async def test_lone_pass_counts_with_all_threads_that_it_uses(uses_all_cores: bool) -> None:
+    class Engine(FakeEngine):
+        def run(self, batch: Batch) -> Outputs:
+            time.sleep(0.02)
+            return super().run(batch)
+
+    records: ListRecorder[ForwardPassRecord] = ListRecorder()
+    loop = BatchScheduler(
+        {MODEL: Engine()},
+        BatchSettings(),
+        concurrent_passes=2,
+        recorder=records,
+        plan_lone_pass=lambda _model, _items, _tokens: LonePass(
+            Engine() if uses_all_cores else None
+        ),
+        estimate_item=lambda _model, _tokens: 0.02,
+    )
+    for _ in range(20):
+        await loop.submit(MODEL, [item(1)], far_deadline())
+    pass_s = sum(record.forward_s for record in records.records) / len(records.records)
+    share = 1 if uses_all_cores else 0.5
+    assert loop.prices.predict_s(MODEL, 0.02) == pytest.approx(share * pass_s, rel=0.2)
+    await loop.drain()
+
+
 async def test_brief_lone_pass_runs_on_the_event_loop() -> None:
     threads: list[int] = []
 

@@ -109,7 +109,7 @@ async def test_body_without_strict_json_object_is_malformed(
         (EMBED, {"inputs": ["a"] * 5}, 422, "too_many_items", "inputs"),
         (
             COMPARE,
-            {"inputs": {"source_sentence": "a", "sentences": ["b"] * 4}},
+            {"inputs": {"source_sentence": "a", "sentences": ["b"] * 5}},
             422,
             "too_many_items",
             "inputs.sentences",

@@ -46,9 +46,10 @@ def collect_by_turn(
             group, queue[:] = queue[:], []
             await slots.start(group)
 
-    async def submit(text: str, client: str = "") -> CallOutcome:
+    async def submit(text: str, client: str = "", priority: int = 0) -> CallOutcome:
+        call = Call((text,), ("inputs",), None, Truncation.REFUSE, far_deadline())
         pending = PendingCall(
-            Call((text,), ("inputs",), None, Truncation.REFUSE, far_deadline(), client=client),
+            call._replace(client=client, priority=priority),
             asyncio.get_running_loop().create_future(),
         )
         await slots.submit(collect, pending)
@@ -86,6 +87,19 @@ async def test_client_does_not_wait_for_the_slots_of_another() -> None:
     encoder.release.set()
     await asyncio.gather(*calls)
     assert encoder.sent[2:] == [["loud", "loud", "quiet"]], "they enter together"
+
+
+async def test_interactive_call_does_not_wait_for_the_slots_of_a_batch_job() -> None:
+    encoder = HeldEncoder()
+    submit = collect_by_turn(encoder.send, max_batch_size=8)
+    calls = []
+    for priority in (1, 1, 1, 0):
+        calls.append(asyncio.ensure_future(submit("text", "alice", priority)))
+        await asyncio.sleep(0)
+    await wait_until(lambda: len(encoder.sent) == 2)
+    encoder.release.set()
+    await asyncio.gather(*calls)
+    assert encoder.sizes == [1, 1, 2]
 
 
 async def test_full_micro_batch_does_not_wait_for_a_slot() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from deployments.artifacts import manifest
 from deployments.artifacts.store import model_directory
 from deployments.config import GeneratorSettings
 from deployments.ingress.shadow_traffic import agree
@@ -35,6 +37,7 @@ BODY = {"inputs": "good film", "options": {"use_cache": False}}
 def _look_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.registry.REFRESH_S", 0.0)
     monkeypatch.setattr("deployments.watched_file.CHECK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("deployments.ingress.version_prober.RETRY_S", 0.01)
 
 
 @pytest.fixture
@@ -152,6 +155,28 @@ async def test_version_that_fails_its_probe_stays_out(
             assert await ask(http) == old, "a new process reads the refusal from the plan"
 
 
+async def test_version_that_fails_for_a_moment_is_tried_again(
+    tmp_path: Path, old: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.failed_loads.MIN_QUARANTINE_S", 0.0)
+    monkeypatch.setattr("deployments.replicas.failed_loads.MAX_QUARANTINE_S", 0.0)
+    damaged = iter([True])
+    check = manifest.check_file
+
+    def check_file(directory: Path, *arguments: object) -> None:
+        if directory.name == NEW and next(damaged, False):
+            raise OSError(errno.EIO, "Input/output error")
+        check(directory, *arguments)
+
+    monkeypatch.setattr(manifest, "check_file", check_file)
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        assert await ask(http) == old
+        seal_tiny_version(tmp_path, EMBEDDER, NEW)
+        assert await ask_until(http, NEW) == {old}
+    assert next(damaged, None) is None, "it was damaged once"
+    assert not read_plan(tmp_path).find(EMBEDDER).refused
+
+
 @pytest.mark.parametrize("damage", ["graph", "digest", "manifest"])
 @pytest.mark.parametrize("is_configured", [False, True])
 async def test_version_that_no_name_had_before_is_tried_at_its_first_request(
@@ -237,6 +262,18 @@ async def test_split_has_its_share_and_each_client_one_version(tmp_path: Path, o
     assert first.count(NEW) / len(clients) == pytest.approx(0.10, abs=0.035)
 
 
+async def test_split_holds_for_requests_without_a_model(tmp_path: Path, old: str) -> None:
+    seal_tiny_version(tmp_path, EMBEDDER, NEW)
+    changes.promote(tmp_path, EMBEDDER, old)
+    changes.set_split(tmp_path, EMBEDDER, NEW, 50)
+    clients = [f"10.0.0.{number}" for number in range(60)]
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        named = [await ask(http, client=client) for client in clients]
+        unnamed = [await ask(http, url="/", client=client) for client in clients]
+    assert unnamed == named
+    assert set(named) == {old, NEW}
+
+
 async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str) -> None:
     seal_tiny_version(tmp_path, EMBEDDER, NEW)
     changes.promote(tmp_path, EMBEDDER, old)
@@ -255,6 +292,10 @@ async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str)
         assert await ask(http) == old
 
 
+TIED = [{"label": "A", "score": 0.501}, {"label": "B", "score": 0.499}]
+ZERO_SHOT = {"sequence": "text", "labels": ["A", "B"], "scores": [0.501, 0.499]}
+
+
 @pytest.mark.parametrize(
     ("first", "second", "do_agree"),
     [
@@ -264,6 +305,11 @@ async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str)
         ([{"label": "A", "score": 0.9}], [{"label": "A", "score": 0.88}], True),
         ([{"label": "A", "score": 0.9}], [{"label": "B", "score": 0.9}], False),
         ([{"label": "A", "score": 0.9}], [], False),
+        (TIED, TIED[::-1], True),
+        ([TIED], [TIED[::-1]], True),
+        (ZERO_SHOT, ZERO_SHOT | {"labels": ["B", "A"]}, True),
+        (ZERO_SHOT, ZERO_SHOT | {"labels": ["B", "C"]}, False),
+        (ZERO_SHOT, ZERO_SHOT | {"scores": [0.6, 0.4]}, False),
         ({"a": 1.0}, {"b": 1.0}, False),
         ("text", "text", True),
     ],

@@ -150,6 +150,28 @@ async def test_batch_is_cancelled_when_all_its_callers_have_left() -> None:
     await wait_until(lambda: encoder.cancelled == 1)
 
 
+async def test_call_whose_caller_left_while_it_was_collected_is_not_sent() -> None:
+    encoder = EchoEncoder()
+    collected: list[PendingCall] = []
+
+    def batcher(send: SendMicroBatch, _settings: MicroBatchSettings) -> Submit:
+        async def submit(pending: PendingCall) -> None:
+            collected.append(pending)
+            if len(collected) == 3:
+                await send(collected)
+
+        return submit
+
+    route = router(encoder, batcher)
+    calls = [asyncio.ensure_future(route.run(SHORT, call(text))) for text in "ab"]
+    await wait_until(lambda: len(collected) == 2)
+    calls[0].cancel()
+    await asyncio.gather(calls[0], return_exceptions=True)
+    assert (await route.run(SHORT, call("c"))).value == "c"
+    assert encoder.lists == [["b", "c"]]
+    assert (await calls[1]).value == "b"
+
+
 async def test_expired_call_fails_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
         await router(HangingEncoder()).run(SHORT, call("a", deadline_s=time.monotonic() - 1))

@@ -350,6 +350,15 @@ async def test_pinned_models_load_beyond_the_bound(harness: Harness) -> None:
     assert harness.pool.bytes == 5 * SIZE
 
 
+async def test_pinned_models_evict_idle_ones_before_they_exceed_the_bound(harness: Harness) -> None:
+    for ref in harness.refs:  # as if each were the next version of one pinned model
+        harness.pinned = {ref}
+        harness.pool.keep(harness.pinned)
+        await wait_until(lambda ref=ref: ref in harness.pool)
+        assert harness.pool.bytes <= ROOM_FOR * SIZE
+    assert harness.present() == [3, 4, 5]
+
+
 async def test_changes_and_facts_are_reported(harness: Harness) -> None:
     changes: list[tuple[str, bool]] = []
     harness.pool.on_change = lambda ref, is_loaded: changes.append((ref.id, is_loaded))

@@ -27,12 +27,14 @@ from deployments.messages import (
     Text,
     TokenizedCall,
     Truncation,
+    Windowing,
 )
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
 from deployments.tokenization.slices import SLICE_CHARACTERS
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
+from deployments.tokenization.windows import WindowTokenizer
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
 from tests.support.fakes import TIMEOUT_S, TokenizeLog, far_deadline, wait_until
 
@@ -197,6 +199,25 @@ async def test_short_batch_is_tokenized_on_the_event_loop(make_replica, tiny_sto
     await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     assert recorder.recorded[0] == threading.main_thread().name
     assert recorder.recorded[1].startswith("tokenizer")
+
+
+async def test_tokenizer_of_windows_is_opened_on_the_thread(
+    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    class Opened(WindowTokenizer):
+        def __init__(self, directory: Path, max_tokens: int) -> None:
+            threads.append(threading.current_thread().name)
+            super().__init__(directory, max_tokens)
+
+    monkeypatch.setattr("deployments.tokenization.tokenizer.WindowTokenizer", Opened)
+    replica = make_replica(TokenizeLog())
+    with_windows = call("a b")._replace(windowing=Windowing(stride=0))
+    for _ in range(2):
+        await replica.tokenize_batch(batch(tiny_store, with_windows))
+    assert len(threads) == 1
+    assert threads[0] != threading.main_thread().name
 
 
 async def test_cache_settings_apply_to_a_running_replica(make_replica, tiny_store: Path) -> None:

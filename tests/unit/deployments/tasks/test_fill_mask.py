@@ -11,6 +11,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Call, TokenizedItem, Truncation
+from deployments.replicas.encoder import INLINE_DECODE_S
 from deployments.tasks import fill_mask
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.fill_mask import FillMask, FillMaskOptions
@@ -102,6 +103,21 @@ def mask_decoder(
 
 def token_texts(proposals: list[dict[str, Any]]) -> list[str]:
     return [proposal["token_str"] for proposal in proposals]
+
+
+def test_many_predictions_of_one_mask_are_predicted_to_take_long(
+    directory: Path, manifest: ArtifactManifest
+) -> None:
+    def predict_s(top_k: int, **parameters: Any) -> float:
+        text = "[MASK] " + "food " * 30
+        parsed = TASK.parse(text, {"top_k": top_k, **parameters}, manifest)
+        wide = manifest.model_copy(update={"output_width": 30_000})
+        rows, items = [np.zeros((1, 30_000), np.float32)], tokenize(directory, text)
+        context = DecodeContext(rows=rows, items=items, token_offsets=(), manifest=wide)
+        return TASK.predict_decode_s(context, parsed.options)
+
+    assert predict_s(5) < INLINE_DECODE_S < 0.3 < predict_s(30_000)
+    assert predict_s(30_000, targets=["food"]) < INLINE_DECODE_S
 
 
 def test_proposal_has_score_token_and_filled_text(

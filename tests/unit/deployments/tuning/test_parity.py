@@ -31,8 +31,8 @@ def create_rows(width: int, seed: int = 0) -> Floats:
     return np.random.default_rng(seed).normal(size=(100, width)).astype(np.float32)
 
 
-def create_ragged_rows(width: int, seed: int = 0) -> list[Floats]:
-    rng = np.random.default_rng(seed)
+def create_ragged_rows(width: int) -> list[Floats]:
+    rng = np.random.default_rng(0)
     return [rng.normal(size=(n, width)).astype(np.float32) for n in RAGGED]
 
 

@@ -1,0 +1,60 @@
+"""Predicted ends of encoder calls: a call that would end after its deadline is refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+
+from deployments.batching.calls import CallOutputs, QueuedItem
+from deployments.deadlines import remaining_s
+from deployments.errors import build_overloaded
+from deployments.fair_queue import FairQueue
+from deployments.messages import Sender
+from deployments.safety_factor import Prediction, SafetyFactor
+
+
+class DeadlineAdmission:
+    """Predicts when new calls of a queue would end, and learns how far predictions are wrong."""
+
+    def __init__(self, queue: FairQueue[QueuedItem]) -> None:
+        """The costs in `queue` are predicted seconds of the replica."""
+        self._queue = queue
+        self._safety = SafetyFactor()
+
+    def predict(
+        self, cost: float, deadline_s: float, sender: Sender, running_s: float
+    ) -> Prediction:
+        """Predict the end of a call. Raises Overloaded if the predicted end is after the deadline.
+
+        `cost` and `running_s` are the predicted seconds of the call and of the running passes. An
+        empty queue accepts every call, because a retry would not start sooner.
+        """
+        left_s, queue = remaining_s(deadline_s), self._queue
+        if not queue or left_s < 0:  # an expired call is dropped when its turn comes
+            return Prediction(0.0, left_s, deadline_s)
+        prediction = Prediction(running_s + queue.cost + cost, left_s, deadline_s)
+        if not prediction.is_informative:  # not even with the whole queue ahead of the call
+            return prediction
+        client, priority = sender
+        ahead_s = queue.cost_ahead(cost=cost, client=client, priority=priority)
+        prediction = prediction._replace(seconds=running_s + ahead_s + cost)
+        needed_s = self._safety.value * prediction.seconds
+        if needed_s > left_s:
+            raise build_overloaded(
+                f"The request would take about {needed_s:.1f} s, its deadline is in {left_s:.1f} "
+                f"s: {len(queue)} texts wait. Retry later.",
+                needed_s - left_s,
+                needed_s,
+            )
+        return prediction
+
+    def record_end(self, prediction: Prediction, done: asyncio.Future[CallOutputs]) -> None:
+        """Learn from a call that ended.
+
+        The ingress cancels a call at its deadline, so a cancelled call may be a late one.
+        """
+        if not prediction.is_informative:
+            return
+        if done.cancelled() or done.exception() is not None:
+            self._safety.record_abandoned(prediction)
+        else:
+            self._safety.record_end(prediction)

@@ -1,0 +1,57 @@
+"""Failed loads of models: the error is repeated for a while, so that they keep no thread busy."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+from deployments.errors import ModelUnavailable, ServeError, hide_details
+from deployments.health import MAX_QUARANTINE_S, MIN_QUARANTINE_S
+from deployments.messages import ModelRef
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+MAX_FAILURES = 1_000  # limit of the failed loads whose errors are kept
+
+
+class FailedLoads:
+    """Errors of the failed loads of one pool. Each failure doubles the wait for the next try."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
+
+    def find(self, ref: ModelRef) -> ServeError | None:
+        """Return the error of the last load, or None once it may be tried again."""
+        failure = self._failures.get(ref)
+        if failure is None or self._clock() >= failure.ends_s:
+            return None
+        return copy.copy(failure.error)  # a shared exception object collects tracebacks
+
+    def add(self, ref: ModelRef, exception: Exception) -> ServeError:
+        """Keep the error of a failed load; return the error for clients."""
+        error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
+        error.elsewhere = True
+        if isinstance(exception, ModelUnavailable):
+            return error  # not kept: memory may become free at any moment
+        is_known = isinstance(exception, ServeError)
+        log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
+        previous = self._failures.pop(ref, None)
+        wait_s = MIN_QUARANTINE_S if previous is None else 2 * previous.wait_s
+        wait_s = min(wait_s, MAX_QUARANTINE_S)
+        self._failures[ref] = _Failure(error, wait_s, self._clock() + wait_s)
+        if len(self._failures) > MAX_FAILURES:
+            self._failures.popitem(last=False)
+        return error
+
+    def forget(self, ref: ModelRef) -> None:
+        self._failures.pop(ref, None)
+
+
+class _Failure(NamedTuple):
+    error: ServeError
+    wait_s: float
+    ends_s: float
