@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
 
+from build_artifacts.build_devices import has_device
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.families.base import (
     Attempt,
@@ -18,7 +19,6 @@ from build_artifacts.families.base import (
     Ranking,
     S,
 )
-from build_artifacts.search.screening_settings import has_device
 from build_artifacts.storage.workspace import StepRunner, describe_search_timeout
 from deployments.artifacts.types import Device
 

@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from build_artifacts.build_devices import engine_settings, has_device
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.decoders.generation_report import (
@@ -17,6 +18,7 @@ from build_artifacts.decoders.generation_report import (
 )
 from build_artifacts.demo import ALL_DEMO_MODELS, DEMO_MODELS, build_demo_model
 from build_artifacts.demo_variants import build_demo_variants
+from build_artifacts.encoders.preparation import cached_dequantize
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
@@ -41,8 +43,6 @@ from build_artifacts.report.values import (
     ReportRequest,
     read_conditions,
 )
-from build_artifacts.search.preparation import cached_dequantize
-from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace

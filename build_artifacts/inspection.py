@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.search.screening_settings import engine_settings
+from build_artifacts.build_devices import engine_settings
 from deployments.artifacts.manifest import (
     MANIFEST_NAME,
     REFERENCE_NAME,

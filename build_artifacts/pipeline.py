@@ -13,6 +13,7 @@ from build_artifacts.accuracy_gate import select_graphs
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.encoders.preparation import cached_dequantize, cached_merge
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
 from build_artifacts.families import find_family
@@ -20,7 +21,6 @@ from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import FULL, BuildRecipe, artifact_version
-from build_artifacts.search.preparation import cached_dequantize, cached_merge
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import (

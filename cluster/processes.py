@@ -34,6 +34,7 @@ SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 STOP_POLL_S = 0.1
+KILL_TIMEOUT_S = 10.0
 CONTROLLER_NAME = "ray::ServeContr"  # of Serve's controller; the kernel keeps 15 characters
 # Maximum bytes of the path of a run's private directory. The path of a socket has at most 107, and
 # Ray Serve adds 68: a slash, the id of the node with 56 characters, and `/admin.sock`.
@@ -247,14 +248,14 @@ def _read_started_ticks(pid: int) -> int:
     return int(status.rpartition(b")")[2].split()[19])
 
 
-def kill_remaining(session: ProcessSession, *, timeout_s: float = 10.0) -> int:
+def kill_remaining(session: ProcessSession) -> int:
     """Kill the members of `session`. Return the number of killed processes.
 
-    Repeat until none remains or `timeout_s` has passed, because a supervisor may start processes
-    before it is killed.
+    Repeat until none remains or KILL_TIMEOUT_S have passed, because a supervisor may start
+    processes before it is killed.
     """
     killed: set[int] = set()
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + KILL_TIMEOUT_S
     while remaining := list(session.members()):
         for process in remaining:
             with contextlib.suppress(psutil.Error):

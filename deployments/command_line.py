@@ -20,7 +20,7 @@ from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
 
-OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+OK, FAILED, INTERRUPTED = 0, 1, 130
 STDOUT = 1  # file descriptor
 
 # Packages of this project. Any other module that is missing belongs to a pip extra.

@@ -77,7 +77,8 @@ class EncoderSettings(HardwareSettings):
     """Engine settings of an encoder."""
 
     concurrent_passes: int = Field(1, ge=1)  # forward passes in parallel
-    # Tuning of models that have no measurements for this host.
+    # For models without measurements for this kind of host. background: measure them while serving,
+    # at the lowest priority. off: use the measurements of a similar host or the default candidate.
     tune: Literal["background", "off"] = "background"
     tune_seconds: float = Field(60.0, gt=0)  # measuring time per model and number of threads
     # Memory limit of second copies of graphs, in bytes; 0: no copies. A copy runs a forward pass

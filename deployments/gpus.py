@@ -86,20 +86,18 @@ class VisibleGpu:
     memory_bytes: int
 
 
-def read_visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[VisibleGpu, ...]:
+def read_visible_gpus() -> tuple[VisibleGpu, ...]:
     """Return the GPUs that CUDA shows to this process.
 
     Return () if nvidia-smi does not list all of them with their memory, as for MIG instances.
     """
-    found = query_visible_gpus("memory.total", environment)
+    found = query_visible_gpus("memory.total")
     if not all(memory.isdecimal() for memory in found.values()):
         return ()
     return tuple(VisibleGpu(uuid, int(memory) * MEBIBYTE) for uuid, memory in found.items())
 
 
-def query_visible_gpus(
-    fields: str, environment: Mapping[str, str] = os.environ
-) -> Mapping[str, str]:
+def query_visible_gpus(fields: str) -> Mapping[str, str]:
     """Return `fields` of the GPUs that CUDA shows to this process, by UUID, in the order of CUDA.
 
     Return {} if nvidia-smi does not list all of them, as for MIG instances.
@@ -110,7 +108,7 @@ def query_visible_gpus(
     for line in query_gpus(f"index,uuid,{fields}"):
         index, uuid, values = (*(part.strip() for part in line.split(",", 2)), "", "")[:3]
         known[index] = known[uuid] = uuid, values
-    names = environment.get(VISIBLE_GPUS_VARIABLE)
+    names = os.environ.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
         return dict(known.values())
     gpus = [known.get(name.strip()) for name in names.split(",") if name.strip()]

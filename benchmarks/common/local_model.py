@@ -35,8 +35,8 @@ def open_torch(
     Unpacked files go to `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model
+    from build_artifacts.encoders.preparation import TorchReferenceEngine
     from build_artifacts.families import read_metadata
-    from build_artifacts.search.preparation import TorchReferenceEngine
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve
 

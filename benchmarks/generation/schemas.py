@@ -23,11 +23,7 @@ class SchemaTask(NamedTuple):
     schema: Schema
 
 
-class SchemaPrompt(NamedTuple):
-    """A prompt and the schema of its answer."""
-
-    prompt: str
-    schema: Schema
+PromptAndSchema = tuple[str, Schema]
 
 
 def build_schema_tasks(rng: random.Random) -> tuple[SchemaTask, ...]:
@@ -72,27 +68,27 @@ def _list(items: Schema, min_items: int, max_items: int) -> Schema:
 YES_OR_NO: Schema = {"type": "boolean"}
 
 
-def _review(product: str, rng: random.Random) -> SchemaPrompt:
+def _review(product: str, rng: random.Random) -> PromptAndSchema:
     schema = _closed(
         product={"const": product},
         stars=_integer(1, rng.choice((5, 10))),
         recommended=YES_OR_NO,
         summary=_text(rng.randint(30, 60)),
     )
-    return SchemaPrompt(f"Write a short review of the {product} as JSON.", schema)
+    return f"Write a short review of the {product} as JSON.", schema
 
 
-def _ticket(complaint: str, rng: random.Random) -> SchemaPrompt:
+def _ticket(complaint: str, rng: random.Random) -> PromptAndSchema:
     schema = _closed(
         team=_choice(rng, ("billing", "delivery", "repairs", "accounts")),
         priority=_choice(rng, ("low", "normal", "high")),
         needs_a_person=YES_OR_NO,
         summary=_text(rng.randint(30, 60)),
     )
-    return SchemaPrompt(f'A customer writes: "{complaint}" Sort this message, as JSON.', schema)
+    return f'A customer writes: "{complaint}" Sort this message, as JSON.', schema
 
 
-def _recipe(dish: str, rng: random.Random) -> SchemaPrompt:
+def _recipe(dish: str, rng: random.Random) -> PromptAndSchema:
     ingredient = _closed(name=_text(16), grams=_integer(1, rng.choice((500, 1_000))))
     schema = _closed(
         dish={"const": dish},
@@ -100,10 +96,10 @@ def _recipe(dish: str, rng: random.Random) -> SchemaPrompt:
         minutes=_integer(5, rng.randint(60, 180)),
         ingredients=_list(ingredient, 2, 3),
     )
-    return SchemaPrompt(f"What do I need to cook {dish}? Answer with JSON.", schema)
+    return f"What do I need to cook {dish}? Answer with JSON.", schema
 
 
-def _appointment(occasion: str, rng: random.Random) -> SchemaPrompt:
+def _appointment(occasion: str, rng: random.Random) -> PromptAndSchema:
     names = rng.sample(("Ada", "Bela", "Chen", "Dora", "Emil", "Farah", "Goran"), 4)
     schema = _closed(
         title=_text(rng.randint(20, 40)),
@@ -113,20 +109,20 @@ def _appointment(occasion: str, rng: random.Random) -> SchemaPrompt:
         online=YES_OR_NO,
     )
     prompt = f"Plan {occasion} with {', '.join(names)} in March 2027. Give the appointment as JSON."
-    return SchemaPrompt(prompt, schema)
+    return prompt, schema
 
 
-def _person(note: str, rng: random.Random) -> SchemaPrompt:
+def _person(note: str, rng: random.Random) -> PromptAndSchema:
     schema = _closed(
         name=_closed(first=_text(14), last=_text(14)),
         age={"anyOf": [_integer(0, rng.randint(99, 120)), {"type": "null"}]},
         job=_text(rng.randint(16, 24)),
         city={"anyOf": [_text(16), {"type": "null"}]},
     )
-    return SchemaPrompt(f"{note} Put what you know of this person into JSON.", schema)
+    return f"{note} Put what you know of this person into JSON.", schema
 
 
-def _opinion(comment: str, rng: random.Random) -> SchemaPrompt:
+def _opinion(comment: str, rng: random.Random) -> PromptAndSchema:
     feeling = _choice(rng, ("positive", "neutral", "negative"))
     aspect = _closed(
         about=_choice(rng, ("food", "service", "price", "place", "noise")),
@@ -138,10 +134,10 @@ def _opinion(comment: str, rng: random.Random) -> SchemaPrompt:
         aspects=_list(aspect, 1, rng.randint(2, 4)),
     )
     prompt = f'"{comment}" What does this guest feel, and about what? Answer with JSON.'
-    return SchemaPrompt(prompt, {"$defs": {"feeling": feeling}, **schema})
+    return prompt, {"$defs": {"feeling": feeling}, **schema}
 
 
-def _order(goods: str, rng: random.Random) -> SchemaPrompt:
+def _order(goods: str, rng: random.Random) -> PromptAndSchema:
     card = _closed(by={"const": "card"}, last_digits=_pattern("[0-9]{4}"))
     later = _closed(by={"const": "invoice"}, within_days=_integer(7, rng.choice((14, 30, 60))))
     line = _closed(
@@ -152,10 +148,10 @@ def _order(goods: str, rng: random.Random) -> SchemaPrompt:
         lines=_list(line, 1, 2),
         payment={"anyOf": [card, later]},
     )
-    return SchemaPrompt(f"Make up an order of {goods} in a web shop, as JSON.", schema)
+    return f"Make up an order of {goods} in a web shop, as JSON.", schema
 
 
-def _quiz(field: str, rng: random.Random) -> SchemaPrompt:
+def _quiz(field: str, rng: random.Random) -> PromptAndSchema:
     choices = rng.randint(2, 4)
     schema = _closed(
         question=_text(rng.randint(30, 45)),
@@ -164,10 +160,10 @@ def _quiz(field: str, rng: random.Random) -> SchemaPrompt:
         level=_choice(rng, ("easy", "medium", "hard")),
     )
     prompt = f"Make up a quiz question about {field} with {choices} choices, as JSON."
-    return SchemaPrompt(prompt, schema)
+    return prompt, schema
 
 
-def _command(utterance: str, rng: random.Random) -> SchemaPrompt:
+def _command(utterance: str, rng: random.Random) -> PromptAndSchema:
     rooms = ("kitchen", "bedroom", "hall", "bath", "office")
     switch = _closed(do={"const": "switch"}, on=YES_OR_NO)
     level = _closed(do={"const": "set"}, percent=_integer(0, 100))
@@ -177,12 +173,10 @@ def _command(utterance: str, rng: random.Random) -> SchemaPrompt:
         room=_choice(rng, rooms),
         steps=_list({"anyOf": [switch, level, wait]}, 1, 3),
     )
-    return SchemaPrompt(
-        f'Someone says to their house: "{utterance}" What is it to do? As JSON.', schema
-    )
+    return f'Someone says to their house: "{utterance}" What is it to do? As JSON.', schema
 
 
-def _forecast(place: str, rng: random.Random) -> SchemaPrompt:
+def _forecast(place: str, rng: random.Random) -> PromptAndSchema:
     low = rng.randint(-30, 0)
     day = _closed(
         sky=_choice(rng, ("clear", "cloudy", "rain", "snow", "fog")),
@@ -192,10 +186,10 @@ def _forecast(place: str, rng: random.Random) -> SchemaPrompt:
     )
     days = rng.randint(2, 3)
     schema = _closed(place={"const": place}, days=_list(day, days, days))
-    return SchemaPrompt(f"Make up the weather in {place} for {days} days, as JSON.", schema)
+    return f"Make up the weather in {place} for {days} days, as JSON.", schema
 
 
-KINDS: Mapping[str, tuple[Callable[[str, random.Random], SchemaPrompt], tuple[str, ...]]] = {
+KINDS: Mapping[str, tuple[Callable[[str, random.Random], PromptAndSchema], tuple[str, ...]]] = {
     "review": (
         _review,
         ("travel kettle", "folding bicycle", "desk lamp", "rain jacket", "chess clock"),

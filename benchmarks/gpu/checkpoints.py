@@ -143,7 +143,7 @@ def _write_wordpiece(directory: Path) -> int:
     """Write a WordPiece tokenizer trained on the probe texts; return its vocabulary size."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-    from build_artifacts.search.probes import PROBES
+    from build_artifacts.encoders.probes import PROBES
 
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -164,7 +164,7 @@ def _write_byte_pairs(directory: Path) -> dict[str, int]:
     """Write a byte-level BPE tokenizer. Return the ids of its special tokens by config field."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from build_artifacts.search.probes import PROBES
+    from build_artifacts.encoders.probes import PROBES
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

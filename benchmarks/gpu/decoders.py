@@ -66,9 +66,9 @@ _PROMPT_TOKENS, _NEW_TOKENS = 128, 128
 _WriteCheckpoint = Callable[[Path, Bench], Path]
 
 
-def _sized(gpu: Mapping[str, int], dry: Mapping[str, int] = TINY_LLAMA) -> _WriteCheckpoint:
+def _sized(gpu: Mapping[str, int]) -> _WriteCheckpoint:
     def write(directory: Path, bench: Bench) -> Path:
-        return write_llama(directory, bench.target.choose(gpu, dry), bench.target.seed)
+        return write_llama(directory, bench.target.choose(gpu, TINY_LLAMA), bench.target.seed)
 
     return write
 

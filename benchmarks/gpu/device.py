@@ -14,18 +14,17 @@ from benchmarks.gpu.cases import Bench, Case, Target
 from deployments.gpus import Gpu, read_gpus
 
 _WARM_UPS = 3
+_MAX_CALLS = 200
 
 
-def time_calls(
-    call: Callable[[], object], target: Target, *, seconds: float, max_calls: int = 200
-) -> list[float]:
+def time_calls(call: Callable[[], object], target: Target, *, seconds: float) -> list[float]:
     """Time three or more calls after a warm-up. Return the s of each until the device is done."""
     for _ in range(_WARM_UPS):
         call()
     target.synchronize()
     times: list[float] = []
     end_s = time.perf_counter() + seconds
-    while len(times) < 3 or (time.perf_counter() < end_s and len(times) < max_calls):
+    while len(times) < 3 or (time.perf_counter() < end_s and len(times) < _MAX_CALLS):
         started_s = time.perf_counter()
         call()
         target.synchronize()

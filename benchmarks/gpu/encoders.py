@@ -67,7 +67,7 @@ class _EncoderModel:
 
         Raises MissingRequirement if this machine cannot run the candidate.
         """
-        from build_artifacts.search.graphs import build_graph_spec
+        from build_artifacts.encoders.candidates import build_graph_spec
 
         if not target.is_cuda:
             recipe = replace(recipe, options=recipe.options.model_copy(update={"providers": ()}))
@@ -83,8 +83,8 @@ def _build(
 ) -> _EncoderModel:
     """Write and prepare a checkpoint. `reference`: compute the outputs that parity checks need."""
     from build_artifacts.compaction.find import find
-    from build_artifacts.search.graphs import CandidateGraphs
-    from build_artifacts.search.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
+    from build_artifacts.encoders.candidates import CandidateGraphs
+    from build_artifacts.encoders.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
 
     weights = root / "checkpoint"
     weights.mkdir()
@@ -211,7 +211,7 @@ def _time_transformers(
 
 
 def _tokenize(model: _EncoderModel) -> tuple[TokenizedItem, ...]:
-    from build_artifacts.search.probes import tokenize_probes
+    from build_artifacts.encoders.probes import tokenize_probes
 
     return tokenize_probes(model.prepared.weights, model.prepared.metadata)
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
@@ -17,8 +19,6 @@ from build_artifacts.recipes import (
 )
 from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
 from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
-from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
-from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import ArtifactManifest

@@ -18,6 +18,7 @@ import numpy as np
 from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, SortedBatches
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
+from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.progress import BuildProgress
 from build_artifacts.report.stages import (
     RebuiltStages,
@@ -31,7 +32,6 @@ from build_artifacts.report.values import (
     TimingModes,
     read_served_variants,
 )
-from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.types import Device

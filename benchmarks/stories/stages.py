@@ -13,6 +13,7 @@ from pathlib import Path
 import orjson
 
 from build_artifacts.accuracy_gate import AccuracyGate
+from build_artifacts.build_devices import has_device
 from build_artifacts.demo_variants import CPU_TORCH
 from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import ExampleSampling
@@ -30,7 +31,6 @@ from build_artifacts.recipes import (
     CandidateRecipe,
 )
 from build_artifacts.report.stages import PLAIN_ONNX, rebuild_checkpoint
-from build_artifacts.search.screening_settings import has_device
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.seal import ArtifactIdentity, write_artifact
 from build_artifacts.storage.workspace import StepRunner, Workspace

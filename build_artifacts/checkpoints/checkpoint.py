@@ -100,9 +100,8 @@ def is_plain_file(path: Path) -> bool:
     Raises SourceUnreadable for a directory, a broken link, a pipe or missing permissions.
     """
     try:
-        descriptor = os.open(
-            path, os.O_RDONLY | os.O_NONBLOCK
-        )  # without O_NONBLOCK, opening a pipe would block until a writer connects
+        # Without O_NONBLOCK, opening a pipe would block until a writer connects.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError as exc:
         if path.is_symlink():
             raise unreadable_source(path, f"broken link to `{path.readlink()}`") from exc

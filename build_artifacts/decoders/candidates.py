@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from build_artifacts.build_devices import engine_settings
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.calibration import CalibrationTexts
@@ -18,7 +19,6 @@ from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.decoders.reference import DecoderReference
 from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import DecoderRecipe, compute_digest
-from build_artifacts.search.screening_settings import engine_settings
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import find_decoder_factory

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.encoders.screening import SpeedScreening
 from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling
 from build_artifacts.pruning.prune import Pruning
 from build_artifacts.recipes import BuildRecipe
-from build_artifacts.search.screening import SpeedScreening
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import Parity

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from build_artifacts.build_devices import has_device
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_decoder_metadata
@@ -39,7 +40,6 @@ from build_artifacts.families.base import (
     ModelBuild,
 )
 from build_artifacts.recipes import DecoderRecipe
-from build_artifacts.search.screening_settings import has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from deployments.artifacts.manifest import (
     PERPLEXITY,

@@ -6,8 +6,21 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from build_artifacts.build_devices import engine_settings, has_device
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_encoder_metadata
+from build_artifacts.encoders.candidates import (
+    CandidateGraphs,
+    build_graph_spec,
+    with_other_calibrations,
+)
+from build_artifacts.encoders.preparation import (
+    COMPACTION_NAME,
+    PreparedModel,
+    cached_prepare,
+    load_examples,
+)
+from build_artifacts.encoders.screening import SpeedScreening, screen_speed
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.families.base import (
@@ -27,19 +40,6 @@ from build_artifacts.recipes import (
     StaticInt8,
     compute_digest,
 )
-from build_artifacts.search.graphs import (
-    CandidateGraphs,
-    build_graph_spec,
-    with_other_calibrations,
-)
-from build_artifacts.search.preparation import (
-    COMPACTION_NAME,
-    PreparedModel,
-    cached_prepare,
-    load_examples,
-)
-from build_artifacts.search.screening import SpeedScreening, screen_speed
-from build_artifacts.search.screening_settings import engine_settings, has_device
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import describe_search_timeout
 from deployments.artifacts.manifest import REFERENCE_NAME, TOKENIZER_NAME, Candidate, Gate
@@ -298,7 +298,7 @@ def _build_attempt(
 def _fastest_first(
     accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
 ) -> list[EncoderCandidate]:
-    """Put the candidates that are fastest on this host with one thread, one per device, first.
+    """Move the fastest candidate of each device to the front, by the tables of one thread.
 
     A host without measurements uses the first candidate for its device.
     """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from build_artifacts.encoders.preparation import PreparedModel, cached_prune, load_examples
 from build_artifacts.errors import GateFailed
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.pruning.prune import Pruning
-from build_artifacts.search.preparation import PreparedModel, cached_prune, load_examples
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem

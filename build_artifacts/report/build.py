@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import EvaluatedModel, Evaluation, load_evaluation
 from build_artifacts.progress import BuildProgress
@@ -20,7 +21,6 @@ from build_artifacts.report.values import (
     add_speedups,
     read_served_variants,
 )
-from build_artifacts.search.graphs import CandidateGraphs
 from build_artifacts.sources.hub import Hub
 from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest

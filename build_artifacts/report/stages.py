@@ -11,15 +11,8 @@ from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import ALL_DEMO_MODELS
-from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
-from build_artifacts.families import read_metadata
-from build_artifacts.families.pruned import load_calibration
-from build_artifacts.graph_files import list_files
-from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
-from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
-from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
-from build_artifacts.search.preparation import (
+from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
+from build_artifacts.encoders.preparation import (
     PreparedModel,
     TorchReferenceEngine,
     cached_dequantize,
@@ -27,6 +20,13 @@ from build_artifacts.search.preparation import (
     cached_prepare,
     cached_prune,
 )
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
+from build_artifacts.families import read_metadata
+from build_artifacts.families.pruned import load_calibration
+from build_artifacts.graph_files import list_files
+from build_artifacts.pruning.prune import Pruning, describe_pruning
+from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
+from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.storage.workspace import StepRunner

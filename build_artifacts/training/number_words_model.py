@@ -20,7 +20,7 @@ _BATCH = 128
 _WARMUP_STEPS = 100
 _VOCABULARY_SAMPLES = 50_000
 _HELD_OUT = 2_000
-_PAD, _END, _UNKNOWN = 0, 1, 2
+_PAD, _END = 0, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

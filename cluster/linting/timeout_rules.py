@@ -21,7 +21,7 @@ from deployments.config import IngressUserConfig
 from deployments.generation.grammar_trials import WAIT_S as GRAMMAR_WAIT_S
 from deployments.health import HANG_TIMEOUT_S
 from deployments.ingress.cluster_state import GENERATOR_DEPLOYMENTS
-from deployments.transports.channel.hooks import SHUTDOWN_RESERVE_S
+from deployments.transports.channel.replica_channel import SHUTDOWN_RESERVE_S
 
 HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])
 # Serve replaces a replica after this number of failed health checks.

@@ -14,7 +14,7 @@ from deployments.engines.base import (
     GraphSpec,
 )
 from deployments.engines.onnx_engine import ONNXRUNTIME
-from deployments.engines.openvino import OPENVINO
+from deployments.engines.openvino_engine import OPENVINO
 from deployments.engines.torch_engine import TORCH
 from deployments.engines.transformers_engine import TRANSFORMERS
 from deployments.errors import EngineFailed
@@ -69,7 +69,7 @@ def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 
 def check_providers(settings: EncoderSettings) -> None:
     """Raise EngineFailed if ONNX Runtime lacks an execution provider that `settings` names."""
-    from deployments.engines.onnx import missing_provider
+    from deployments.engines.onnx_sessions import missing_provider
 
     if missing := missing_provider(settings.providers):
         raise EngineFailed(f"onnxruntime has no `{missing}` here")

@@ -37,7 +37,14 @@ from deployments.engines.decoder import (
     Logits,
     TokenColumn,
 )
-from deployments.engines.onnx import (
+from deployments.engines.onnx_kv_cache import (
+    DeviceKvCache,
+    HostKvCache,
+    KvCache,
+    KvCacheLayout,
+    bind_array,
+)
+from deployments.engines.onnx_sessions import (
     CUDA,
     UNCAPTURED,
     SessionMode,
@@ -46,13 +53,6 @@ from deployments.engines.onnx import (
     open_captured,
     select_providers,
     uses_gpu,
-)
-from deployments.engines.onnx_kv_cache import (
-    DeviceKvCache,
-    HostKvCache,
-    KvCache,
-    KvCacheLayout,
-    bind_array,
 )
 from deployments.errors import EngineFailed
 

@@ -21,7 +21,6 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.config import HardwareSettings
 from deployments.engines.base import translate_errors
 from deployments.engines.decoder import DecoderSpec, Logits
-from deployments.engines.onnx import open_bare_session, uses_gpu
 from deployments.engines.onnx_decoder import OnnxDecoder
 from deployments.engines.onnx_kv_cache import (
     HostKvCache,
@@ -31,6 +30,7 @@ from deployments.engines.onnx_kv_cache import (
     copy_slot,
     swap_slots,
 )
+from deployments.engines.onnx_sessions import open_bare_session, uses_gpu
 from deployments.errors import EngineFailed, ManifestInvalid
 
 _NO_SOURCE = -1

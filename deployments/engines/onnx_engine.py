@@ -11,7 +11,7 @@ from deployments.engines.single_thread_decoder import SingleThreadDecoder
 
 
 def _missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str | None:
-    from deployments.engines.onnx import missing_provider, select_providers
+    from deployments.engines.onnx_sessions import missing_provider, select_providers
     from deployments.engines.tensorrt import TENSORRT, missing_tensorrt
 
     providers = select_providers(target.options, hardware)
@@ -25,7 +25,7 @@ def _open_encoder(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
         from deployments.engines.onnx_io_binding import IoBindingEngine
 
         return IoBindingEngine(spec, settings)
-    from deployments.engines.onnx import OnnxEngine
+    from deployments.engines.onnx_encoder import OnnxEngine
 
     return OnnxEngine(spec, settings)
 
@@ -33,9 +33,9 @@ def _open_encoder(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 def _open_decoder(
     spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
 ) -> DecoderEngine:
-    from deployments.engines.onnx import CUDA, select_providers
     from deployments.engines.onnx_decoder import OnnxDecoder
     from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
+    from deployments.engines.onnx_sessions import CUDA, select_providers
 
     has_encoder = spec.generation_config.encoder_decoder is not None
     engine = OnnxEncoderDecoder if has_encoder else OnnxDecoder

@@ -32,7 +32,7 @@ from deployments.engines.graph_io import (
     split,
     write_padded,
 )
-from deployments.engines.onnx import (
+from deployments.engines.onnx_sessions import (
     CUDA,
     UNCAPTURED,
     graph_options,

@@ -80,7 +80,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResponse:
-    """`choices` completions per prompt, in the order of the prompts.
+    """`GenerationRequest.choices` completions per prompt, in the order of the prompts.
 
     If `best_of` discarded candidates, the best completion of each prompt comes first.
     """

@@ -15,7 +15,7 @@ from tests.support.model_hub import ModelHub, serve_hub
 from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.served_models import DAMAGED, LONG_CONTEXT, SOUND, fill
 
-ROWS = 4  # KV slots of a generator: sequences that it generates at a time
+KV_SLOTS = 4  # sequences that a generator generates at a time
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,7 +53,11 @@ def quick_config() -> dict[str, Any]:
     for encoder in args["encoders"].values():
         encoder |= {"tune": "off", "providers": ["CPUExecutionProvider"]}
     for generator in args["generators"].values():
-        generator |= {"kv_slots": ROWS, "max_context_tokens": LONG_CONTEXT, "intra_op_threads": 1}
+        generator |= {
+            "kv_slots": KV_SLOTS,
+            "max_context_tokens": LONG_CONTEXT,
+            "intra_op_threads": 1,
+        }
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
     for deployment in deployments.values():

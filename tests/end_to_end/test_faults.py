@@ -173,7 +173,7 @@ def test_killed_ingress_cuts_only_requests_in_flight(
 
 
 def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """Requests in the suspended ingress end when Serve kills it, before the clients' timeout."""
+    """Requests in the suspended ingress end before the clients' timeout: the launcher kills it."""
     assert doubled
     victim = cluster.replicas("Ingress")[0]
     clients = ClientCounts()

@@ -13,7 +13,7 @@ import httpx
 import jsonschema
 import pytest
 
-from tests.end_to_end.conftest import ROWS
+from tests.end_to_end.conftest import KV_SLOTS
 from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WRITER
@@ -21,8 +21,8 @@ from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WR
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
 EXPORT_S = 30  # maximum wait until the metrics show a change
-# Maximum wait for a free KV slot. ROWS endless generations, which occupy all slots, take longer. So
-# a slot gets free in this time only if the server cancels a generation.
+# Maximum wait for a free KV slot. KV_SLOTS endless generations, which occupy all slots, take
+# longer. So a slot gets free in this time only if the server cancels a generation.
 FREED_S = 10
 
 
@@ -74,11 +74,10 @@ def active(cluster: Cluster) -> float:
     return sum(float(value) for labels, value in found if f'model="{WRITER}"' in labels)
 
 
-def is_answered(cluster: Cluster, model: str = WRITER, timeout_s: float = FREED_S) -> bool:
-    """Return whether a short generation succeeds within the timeout."""
-    body = {**noise(3), "model": model}
+def is_answered(cluster: Cluster) -> bool:
+    """Return whether a short generation succeeds within FREED_S."""
     try:
-        reply = httpx.post(cluster.url + COMPLETIONS, json=body, timeout=timeout_s)
+        reply = httpx.post(cluster.url + COMPLETIONS, json=noise(3), timeout=FREED_S)
     except httpx.TimeoutException:
         return False
     return reply.status_code == 200
@@ -105,7 +104,7 @@ def test_fifty_concurrent_requests_follow_their_schema(cluster: Cluster) -> None
 
 async def test_request_waits_for_a_free_slot(cluster: Cluster) -> None:
     client = httpx.AsyncClient(base_url=cluster.url, timeout=100)
-    async with readers(cluster, ROWS, noise(1_500)), client as http:
+    async with readers(cluster, KV_SLOTS, noise(1_500)), client as http:
         reply = await http.post(COMPLETIONS, json=noise(3))
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] == 3
@@ -116,8 +115,8 @@ async def test_request_waits_for_a_free_slot(cluster: Cluster) -> None:
 
 async def test_disconnected_streams_free_their_slots(cluster: Cluster) -> None:
     wait_for(lambda: active(cluster) == 0, EXPORT_S)
-    async with readers(cluster, ROWS, ENDLESS):
-        await asyncio.to_thread(wait_for, lambda: active(cluster) == ROWS, EXPORT_S)
+    async with readers(cluster, KV_SLOTS, ENDLESS):
+        await asyncio.to_thread(wait_for, lambda: active(cluster) == KV_SLOTS, EXPORT_S)
     assert is_answered(cluster)
     wait_for(lambda: active(cluster) == 0, EXPORT_S)
 
@@ -128,7 +127,7 @@ async def test_disconnected_requests_free_their_slots(cluster: Cluster) -> None:
             await http.post(COMPLETIONS, json=ENDLESS)
 
     async with httpx.AsyncClient(base_url=cluster.url, timeout=3) as http:
-        await asyncio.gather(*(impatient(http) for _ in range(ROWS)))
+        await asyncio.gather(*(impatient(http) for _ in range(KV_SLOTS)))
     assert is_answered(cluster)
     wait_for(lambda: active(cluster) == 0, EXPORT_S)
 

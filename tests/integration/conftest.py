@@ -34,7 +34,7 @@ def shared_exports() -> Iterator[SharedExports]:
     directory.mkdir(parents=True, exist_ok=True)
     shared = SharedExports(directory)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("build_artifacts.search.graphs.export", shared)
+        patch.setattr("build_artifacts.encoders.candidates.export", shared)
         yield shared
 
 

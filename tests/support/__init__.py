@@ -8,5 +8,10 @@ artifacts     written without a build and torch: `artifacts` (encoders), `decode
               (one per task, in one store)
 builds        `prepared_build`, `shared_exports`; `served_models` (the store of the cluster tests)
 engines       one model for every engine: `engine_programs`, `decoder_programs`, `decoder_graphs`
-fakes         of deployments: `fakes`, `generators`; of a decoder: `fake_decoder`
+fakes         of deployments: `fakes`, `generators`, `channel_replicas`; with scripted output:
+              `scripted_generation`, `benchmark_generation`, `benchmark_fakes`; of a decoder:
+              `fake_decoder`, `virtual_time`; of builds: `fake_builds`; of a hub: `model_hub`; of
+              CUDA: `captured_sessions`, `flash_attention`; one-file plug-ins: `toy_engine`,
+              `toy_task`, `toy_rival`
+in process    `local_clients` (clients of replicas), `in_process` (the whole application)
 """

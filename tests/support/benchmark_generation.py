@@ -13,8 +13,8 @@ from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings
 from deployments.messages import Chunk, Completion, GenerationCall, Started
 from deployments.replicas.generator import GeneratorReplica
-from deployments.transports.local import LocalGeneratorClient
 from tests.support.fakes import ListRecorder
+from tests.support.local_clients import LocalGeneratorClient
 
 
 def answer(
@@ -26,18 +26,12 @@ def answer(
 
 
 class ScriptedText:
-    """TextGenerator that emits the tokens of `script(request)`, one every `gap_s` seconds."""
+    """TextGenerator that emits the tokens of `script(request)`, one every millisecond."""
 
-    def __init__(
-        self,
-        script: Callable[[StreamRequest], Sequence[int]] | None = None,
-        *,
-        gap_s: float = 0.001,
-    ) -> None:
+    def __init__(self, script: Callable[[StreamRequest], Sequence[int]] | None = None) -> None:
         self.requests: list[StreamRequest] = []
         self.max_concurrent = 0
         self._script = script or (lambda request: range(request.new_tokens))
-        self._gap_s = gap_s
         self._running = 0
 
     async def generate(self, request: StreamRequest) -> StreamResult:
@@ -49,7 +43,7 @@ class ScriptedText:
         arrivals_s = []
         try:
             for _ in ids:
-                await asyncio.sleep(self._gap_s)
+                await asyncio.sleep(0.001)
                 arrivals_s.append(time.perf_counter())
                 if request.first_token is not None:
                     request.first_token.set()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import onnxruntime as ort
 
 from deployments.engines.capture_lock import CaptureLock
-from deployments.engines.onnx import UNCAPTURED
+from deployments.engines.onnx_sessions import UNCAPTURED
 from deployments.errors import EngineFailed
 
 CUDA = "CUDAExecutionProvider"

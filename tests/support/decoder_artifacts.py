@@ -49,7 +49,6 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     model_id: str = DECODER,
     *,
     says: str = "",
-    chat_template: str | None = CHATML,
     max_tokens: int = 256,
     devices: tuple[Device, ...] = (Device.CPU,),
     defaults: GenerationDefaults | None = None,
@@ -64,10 +63,8 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     directory = model_directory(store, model_id) / version
     (directory / GRAPH_NAME).parent.mkdir(parents=True)
     tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME)
-    names = [TOKENIZER_NAME, GRAPH_NAME]
-    if chat_template is not None:
-        (directory / CHAT_TEMPLATE_NAME).write_text(chat_template, encoding="utf-8")
-        names.append(CHAT_TEMPLATE_NAME)
+    names = [TOKENIZER_NAME, GRAPH_NAME, CHAT_TEMPLATE_NAME]
+    (directory / CHAT_TEMPLATE_NAME).write_text(CHATML, encoding="utf-8")
     saying = [*tokenizer.encode("\n" + says).ids, tokenizer.token_to_id(TURN_END)] if says else []
     assert len(set(saying)) == len(saying), "a token occurs twice in `says`"
     export_model(directory / GRAPH_NAME, tokenizer.get_vocab_size(), max_tokens, saying)

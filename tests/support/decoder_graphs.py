@@ -71,8 +71,8 @@ def spec_of(graph: Path) -> DecoderSpec:
     )
 
 
-def open_graph(graph: Path, rows: int = 8) -> OnnxDecoder:
-    return OnnxDecoder(spec_of(graph), EncoderSettings(), slots=rows, context=CONTEXT)
+def open_graph(graph: Path) -> OnnxDecoder:
+    return OnnxDecoder(spec_of(graph), EncoderSettings(), slots=8, context=CONTEXT)
 
 
 def build_reference(graph: Path) -> DecoderReference:

@@ -50,14 +50,14 @@ from deployments.transports.base import (
     PoolManager,
     TokenizerClient,
 )
-from deployments.transports.local import (
+from tests.support.artifacts import CLASSIFIER, EMBEDDER
+from tests.support.fakes import ListRecorder, TokenizeLog, send_unbatched
+from tests.support.local_clients import (
     LocalEncoderClient,
     LocalGeneratorClient,
     LocalPoolManager,
     LocalTokenizerClient,
 )
-from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.fakes import ListRecorder, TokenizeLog, send_unbatched
 
 ONE_OF_EACH = {"Tokenizer": 1, "CpuEncoder": 1, "GpuEncoder": 1, "CpuGenerator": 1}
 ENCODERS = {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available="auto")}

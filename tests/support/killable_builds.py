@@ -176,8 +176,8 @@ def _half_dispose(directory: Path, building: Path) -> None:
 def _run_build(request: dict[str, object]) -> int:
     """Run one build in the forked process. Return its exit status."""
     from build_artifacts import __main__, pipeline, recipes
+    from build_artifacts.encoders import candidates
     from build_artifacts.progress import BuildProgress
-    from build_artifacts.search import graphs
     from build_artifacts.storage import workspace
     from deployments.artifacts import store
     from tests.support.prepared_build import SMALL
@@ -193,10 +193,10 @@ def _run_build(request: dict[str, object]) -> int:
         stream = cast("TextIO", _KillingStream(stream, lines))
     setattr(BuildProgress, "on_stderr", lambda: nullcontext(BuildProgress(stream)))  # noqa: B010
     recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
-    setattr(graphs, "export", SharedExports(Path(str(request["exports"]))))  # noqa: B010
+    setattr(candidates, "export", SharedExports(Path(str(request["exports"]))))  # noqa: B010
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,
-        "the export": lambda: setattr(graphs, "export", _interrupt_self),
+        "the export": lambda: setattr(candidates, "export", _interrupt_self),
         "before publishing": lambda: setattr(pipeline, "publish", kill_self),
         "before the rename": lambda: setattr(store, "_rename_away", _then_die(store._rename_away)),
         "after the rename": lambda: setattr(store, "set_latest", kill_self),

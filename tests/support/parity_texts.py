@@ -53,12 +53,12 @@ def _count(counter: Tokenizer, text: str) -> int:
     return len(counter.encode(text, add_special_tokens=False).ids)
 
 
-def with_masks(text: str, count: int, *, seed: int, mask: str = "[MASK]") -> str:
+def with_masks(text: str, count: int, *, seed: int) -> str:
     """Insert `count` masks at seeded random positions between the words of `text`."""
     rng = random.Random(seed)
     words: list[str] = text.split(" ")
     for _ in range(count):
-        words.insert(rng.randint(0, len(words)), mask)
+        words.insert(rng.randint(0, len(words)), "[MASK]")
     return " ".join(words)
 
 

@@ -16,6 +16,8 @@ from onnx import TensorProto, helper, numpy_helper
 from build_artifacts.accuracy_gate import AccuracyGate
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
+from build_artifacts.encoders.preparation import PreparedModel, prepare
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.encoder import EncoderBuild
@@ -27,8 +29,6 @@ from build_artifacts.recipes import (
     BuildRecipe,
     CandidateRecipe,
 )
-from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
-from build_artifacts.search.preparation import PreparedModel, prepare
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import Gate, ModelSource
 from deployments.config import EncoderSettings
@@ -177,8 +177,8 @@ def matrices(graph: Path) -> dict[str, NDArray[np.float32]]:
     }
 
 
-def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 1000.0) -> Path:
-    """Multiply the weights of one feed-forward channel of a BERT checkpoint by `factor`.
+def plant_outlier(source: Path, *, layer: int, factor: float = 1000.0) -> Path:
+    """Multiply the weights of feed-forward channel 5 of a BERT checkpoint by `factor`.
 
     Divide the weights of the next matrix that read this channel by `factor`, so that the outputs
     hardly change. The product of the next matrix loses accuracy if its inputs share one int8 scale.
@@ -188,8 +188,8 @@ def plant_outlier(source: Path, *, layer: int, row: int = 5, factor: float = 100
     path = source / "model.safetensors"
     tensors = load_file(path)
     prefix = f"encoder.layer.{layer}"
-    tensors[f"{prefix}.intermediate.dense.weight"][row] *= factor
-    tensors[f"{prefix}.output.dense.weight"][:, row] /= factor
+    tensors[f"{prefix}.intermediate.dense.weight"][5] *= factor
+    tensors[f"{prefix}.output.dense.weight"][:, 5] /= factor
     save_file(tensors, path, metadata={"format": "pt"})
     return source
 

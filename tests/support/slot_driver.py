@@ -23,42 +23,45 @@ def open_graph(path: Path) -> ort.InferenceSession:
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-class SlotDriver:
-    """KV slots of `context` tokens and `width` encoder tokens, initially filled with noise."""
+_SLOTS = 3
+_SOURCE_TOKENS = 16
 
-    def __init__(
-        self, written: ExportedModel, rows: int = 3, context: int = 24, width: int = 16
-    ) -> None:
+
+class SlotDriver:
+    """KV slots of `context` tokens and _SOURCE_TOKENS encoder tokens, initially full of noise."""
+
+    def __init__(self, written: ExportedModel, context: int = 24) -> None:
         self.written = written
         self._session = open_graph(written.decoder)
         self._encoder = open_graph(written.encoder) if written.encoder else None
         names = [f"{i}.{part}" for i in range(written.layers) for part in ("key", "value")]
-        self._own = {name: self._noise(rows, context) for name in names}
-        self._cross = {name: self._noise(rows, width) for name in names} if self._encoder else {}
-        self._sources = np.zeros((rows, width), np.int64)  # `cross_mask`, 1 at prompt tokens
-        self.lengths = np.zeros(rows, np.int64)
+        self._own = {name: self._noise(context) for name in names}
+        self._cross = {name: self._noise(_SOURCE_TOKENS) for name in names} if self._encoder else {}
+        # `cross_mask`, 1 at prompt tokens.
+        self._sources = np.zeros((_SLOTS, _SOURCE_TOKENS), np.int64)
+        self.lengths = np.zeros(_SLOTS, np.int64)
 
-    def _noise(self, rows: int, tokens: int) -> FloatArray:
-        shape = (rows, self.written.kv_heads, tokens, self.written.head_dim)
+    def _noise(self, tokens: int) -> FloatArray:
+        shape = (_SLOTS, self.written.kv_heads, tokens, self.written.head_dim)
         return np.random.default_rng(3).standard_normal(shape, dtype=np.float32) * 50
 
-    def read_source(self, row: int, ids: Sequence[int], padding: int = 0) -> None:
-        """Run the encoder on a prompt with `padding` padding tokens."""
+    def read_source(self, slot: int, ids: Sequence[int]) -> None:
+        """Run the encoder on a prompt."""
         assert self._encoder is not None
-        padded = np.array([[*ids, *[1] * padding]], np.int64)
-        mask = (np.arange(padded.shape[1]) < len(ids)).astype(np.int64)[None]
+        feeds = {"input_ids": np.array([ids], np.int64)}
+        feeds["attention_mask"] = np.ones_like(feeds["input_ids"])
         names = [output.name for output in self._encoder.get_outputs()]
-        states_by_name = self._encoder.run(names, {"input_ids": padded, "attention_mask": mask})
+        states_by_name = self._encoder.run(names, feeds)
         for name, states in zip(names, states_by_name, strict=True):
             memory = self._cross[name.removeprefix("cross.")]
-            memory[row, :, : len(ids)] = states[0, :, : len(ids)]
-        self._sources[row] = np.arange(self._sources.shape[1]) < len(ids)
+            memory[slot, :, : len(ids)] = states[0]
+        self._sources[slot] = np.arange(self._sources.shape[1]) < len(ids)
 
-    def prefill(self, row: int, ids: Sequence[int], all_logits: bool = False) -> FloatArray:
+    def prefill(self, slot: int, ids: Sequence[int], all_logits: bool = False) -> FloatArray:
         """Prefill tokens of a slot. Return the last logits [V], or all logits [T, V]."""
-        self.lengths[row] += len(ids)
+        self.lengths[slot] += len(ids)
         logits = self._run(
-            row, row + 1, np.array([ids], np.int64), 0 if all_logits else len(ids) - 1
+            slot, slot + 1, np.array([ids], np.int64), 0 if all_logits else len(ids) - 1
         )
         return logits[0] if all_logits else logits[0, 0]
 
@@ -87,8 +90,8 @@ class SlotDriver:
             binding.bind_cpu_input(name, feed)
         for prefix, arrays in (("past_key_values", self._own), ("cross", self._cross)):
             for name, array in arrays.items():
-                rows = array[first:end]
-                place = ("cpu", 0, np.float32, rows.shape, rows.ctypes.data)
+                bound = array[first:end]
+                place = ("cpu", 0, np.float32, bound.shape, bound.ctypes.data)
                 binding.bind_input(f"{prefix}.{name}", *place)
                 if prefix == "past_key_values":
                     binding.bind_output(f"present.{name}", *place)
@@ -98,18 +101,18 @@ class SlotDriver:
         return logits
 
 
-def greedy(rows: SlotDriver, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
+def greedy(driver: SlotDriver, prompts: Sequence[Sequence[int]], steps: int) -> list[list[int]]:
     """Decode greedy answers of `steps` tokens in one batch.
 
     An answer contains no token of its prompt, no token twice and no END, because random weights
     would repeat one token.
     """
     sequences = [[END, *ids] for ids in prompts]
-    logits = np.stack([rows.prefill(row, ids) for row, ids in enumerate(prompts)])
+    logits = np.stack([driver.prefill(slot, ids) for slot, ids in enumerate(prompts)])
     for step in range(steps):
-        for row, tokens in enumerate(sequences):
-            logits[row, tokens] = -np.inf
-            tokens.append(int(logits[row].argmax()))
+        for slot, tokens in enumerate(sequences):
+            logits[slot, tokens] = -np.inf
+            tokens.append(int(logits[slot].argmax()))
         if step < steps - 1:
-            logits = rows.decode([tokens[-1] for tokens in sequences])
+            logits = driver.decode([tokens[-1] for tokens in sequences])
     return [tokens[-steps:] for tokens in sequences]

@@ -21,15 +21,14 @@ from tests.support.tiny_encoders import write_json
 HIDDEN, LAYERS, ATTENTION_HEADS, KV_HEADS, INNER, POSITIONS = 64, 2, 4, 2, 96, 256
 
 
-def tiny_llama(directory: Path, *, chat_template: str | None = CHATML, inner: int = INNER) -> Path:
+def tiny_llama(directory: Path, *, inner: int = INNER) -> Path:
     """Write a Llama with a byte tokenizer. Its logits differ clearly. Return `directory`."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
     write_json(directory / "tokenizer_config.json", tokenizer_config())
-    if chat_template is not None:
-        (directory / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
+    (directory / "chat_template.jinja").write_text(CHATML, encoding="utf-8")
     config = LlamaConfig(
         vocab_size=tokenizer.get_vocab_size(),
         hidden_size=HIDDEN,

@@ -98,19 +98,13 @@ class JobOutcome:
 class VirtualLoop:
     """A real GenerationLoop that replays arrivals, step by step in virtual time."""
 
-    def __init__(
-        self,
-        patch: pytest.MonkeyPatch,
-        *,
-        end_probability: float = 0.0,
-        settings: SchedulingSettings | None = None,
-    ) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, *, end_probability: float = 0.0) -> None:
         self.clock = VirtualClock(patch)
         self._start_s = self.clock.now_s
-        used = settings or SchedulingSettings(max_draft_tokens=0)
+        settings = SchedulingSettings(max_draft_tokens=0)
         self.loop = GenerationLoop(
             TimedDecoder(self.clock, end_probability),
-            lambda: used,
+            lambda: settings,
             self._publish,
             ListRecorder(),
             "tiny/writer",

@@ -41,7 +41,7 @@ KNOW_RAY = {
     "deployments/autoscaling.py",
     "deployments/metrics.py",
     "deployments/transports/serve.py",
-    "deployments/transports/channel/hooks.py",
+    "deployments/transports/channel/replica_channel.py",
     "deployments/transports/channel/router.py",
     "deployments/ingress/routing.py",
     "deployments/ingress/cluster_state.py",
@@ -217,7 +217,7 @@ MODEL_TEXTS = {
     "benchmarks/faults/mixed_load.py",
     "benchmarks/generation/schemas.py",
     "build_artifacts/decoders/gate_inputs.py",
-    "build_artifacts/search/probes.py",
+    "build_artifacts/encoders/probes.py",
     "build_artifacts/training/gate_data.py",
 }
 
@@ -244,7 +244,7 @@ def loaded_by(*modules: str) -> set[str]:
 def test_the_serving_path_loads_nothing_of_the_build() -> None:
     walked = pkgutil.walk_packages(deployments.__path__, "deployments.")
     everything = [module.name for module in walked]
-    assert "deployments.engines.onnx" in everything
+    assert "deployments.engines.onnx_sessions" in everything
     loaded = loaded_by(*everything)
     assert {"deployments", "onnxruntime", "tokenizers", "ray"} <= loaded
     assert not loaded & BUILD_ONLY

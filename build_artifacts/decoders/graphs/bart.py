@@ -31,9 +31,8 @@ Sublayer = Callable[[Value], Value]
 class BartLike:
     """Variant of the BART architecture. A call builds the graphs of a checkpoint."""
 
-    norms_first: (
-        bool  # True: norm before each sublayer and after the last layer; False: after each sublayer
-    )
+    # True: norm before each sublayer and after the last layer. False: norm after each sublayer.
+    norms_first: bool
     norms_words: bool  # norm after the sum of word and position embeddings
     # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None

@@ -50,7 +50,9 @@ class Operation:
     media_type: str = "application/json"  # of status 200
     events: JsonSchema | None = None  # schema of each event, if status 200 can be a stream
     examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
-    runs_model: bool = False  # if True, request headers may set `options`
+    # Runs a model: headers may set `options`, and a missing model may be built before the handler
+    # runs again.
+    runs_model: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)  # descriptions, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200
     # The first format applies until the handler calls `use_error_format`. Empty: the API's format.

@@ -70,7 +70,7 @@ class HttpApplication:
     """
 
     # Ray Serve labels its metrics by the route that it finds in `routes`. To find it, Ray Serve
-    # would match sixty patterns again, which costs too much for a label. Without routes, the label
+    # would match all patterns again, which costs too much for a label. Without routes, the label
     # is the application's prefix.
     routes = ()
     redirect_slashes = False

@@ -18,11 +18,11 @@ from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.checkpoints.models import load_model
+from build_artifacts.encoders.preparation import TorchReferenceEngine
+from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
-from build_artifacts.search.preparation import TorchReferenceEngine
-from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import rewrite
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource

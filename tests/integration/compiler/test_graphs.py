@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from build_artifacts.encoders.candidates import CandidateGraphs, with_other_calibrations
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import (
     CPU_FP32,
@@ -20,7 +21,6 @@ from build_artifacts.recipes import (
     StaticInt8,
     TorchProgramRecipe,
 )
-from build_artifacts.search.graphs import CandidateGraphs, with_other_calibrations
 from build_artifacts.steps.rewrite import REWRITES, Rewrite
 from deployments.tuning.parity import cosines
 from tests.support.prepared_build import FLOAT, PreparedBuild, RecordingRunner, op_counts

@@ -29,7 +29,7 @@ def low_limit() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_files, "MAX_GRAPH_BYTES", 4_000)
         # Graphs of other tests have their weights inside.
-        patch.setattr("build_artifacts.search.graphs.export", export)
+        patch.setattr("build_artifacts.encoders.candidates.export", export)
         yield
 
 

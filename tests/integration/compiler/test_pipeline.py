@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from build_artifacts.checkpoints.checkpoint import content_digest
+from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.families.base import BuildBudget
@@ -21,7 +22,6 @@ from build_artifacts.pipeline import (
 )
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
-from build_artifacts.search.probes import tokenize_texts
 from cluster.store_list import list_versions
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Gate
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, resolve_version

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from build_artifacts.encoders.candidates import CandidateGraphs
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
-from build_artifacts.search.graphs import CandidateGraphs
-from build_artifacts.search.preparation import PreparedModel
 from tests.support.in_process import InProcess
 from tests.support.prepared_build import PreparedBuild, RecordingRunner
 from tests.support.pruned_checkpoints import pruned_encoder

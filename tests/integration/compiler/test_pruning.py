@@ -15,6 +15,7 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.layers import encoder_layers
 from build_artifacts.compaction.plan import Compaction, LayerReduction
+from build_artifacts.encoders.preparation import COMPACTION_NAME
 from build_artifacts.errors import BuildError, GateFailed, SourceNotFound, UnsupportedModel
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.decoder import check_options
@@ -24,7 +25,6 @@ from build_artifacts.pruning.importance import measure
 from build_artifacts.pruning.prune import Pruning, prune
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, QUICK, SEARCH_PRESETS, BuildRecipe
 from build_artifacts.report.stages import rebuild_prepared
-from build_artifacts.search.preparation import COMPACTION_NAME
 from build_artifacts.sources.hub import HuggingFaceHub
 from deployments.artifacts.manifest import Gate, PruningSource
 from deployments.artifacts.types import TaskName

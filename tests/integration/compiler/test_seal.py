@@ -13,6 +13,8 @@ import pytest
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.compaction.plan import Compaction, LayerReduction
+from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.families.base import BuildBudget, BuildContext, GateResult
 from build_artifacts.families.encoder import EncoderBuild, EncoderCandidate
 from build_artifacts.recipes import (
@@ -29,8 +31,6 @@ from build_artifacts.recipes import (
     DynamicInt8,
     artifact_version,
 )
-from build_artifacts.search.graphs import CandidateGraphs, build_graph_spec
-from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.steps.seal import ArtifactIdentity, read_tool_versions, write_artifact
 from deployments.artifacts.manifest import ArtifactManifest, Gate, ModelSource, Parity
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, publish, resolve_version

@@ -19,11 +19,11 @@ from tests.support.model_hub import COMMIT, serve_hub
 SECOND = "gt_tiny/model"
 
 
-def write_wheel(path: Path, source: Path, below: str = SECOND) -> Path:
+def write_wheel(path: Path, source: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         for file in sorted(source.rglob("*")):
             if file.is_file():
-                archive.write(file, f"{below}/{file.relative_to(source)}")
+                archive.write(file, f"{SECOND}/{file.relative_to(source)}")
         archive.writestr("gt_tiny/__init__.py", "raise SystemExit('imported')")
     return path
 

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts import commands
+from build_artifacts import build_devices, commands
 from build_artifacts.__main__ import main
-from build_artifacts.search import screening_settings
 from deployments.artifacts.types import Device
 from deployments.tuning.costs import CostTable, TuningTarget, read_costs
 from tests.support.tuning_artifacts import seal_tunable, write_table
@@ -39,7 +38,7 @@ def tune(store: Path, *arguments: str) -> int:
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, *, is_here: bool) -> None:
-    for module in (commands, screening_settings):
+    for module in (commands, build_devices):
         monkeypatch.setattr(module, "has_device", lambda device: is_here or device is Device.CPU)
 
 

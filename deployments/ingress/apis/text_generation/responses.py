@@ -187,8 +187,8 @@ def build_top_tokens(token: Token) -> list[TokenDetails]:
 VALIDATION_ERROR, GENERATION_ERROR = "validation", "generation"
 INCOMPLETE_ERROR, OVERLOADED_ERROR = "incomplete_generation", "overloaded"
 
-# Status and `error_type` by error class. huggingface_hub has exceptions only for the four types
-# above.
+# Status and `error_type` by error class. huggingface_hub has exceptions only for the types
+# `validation`, `generation`, `incomplete_generation` and `overloaded`.
 ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
     # 400 makes huggingface_hub retry without the unknown parameter; no other status does.
     UnknownParameter: (400, VALIDATION_ERROR),

@@ -13,6 +13,7 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.adapter import read_adapter
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.pipeline import BuildResult
 from build_artifacts.progress import BuildProgress
@@ -20,7 +21,6 @@ from build_artifacts.report.build import build_report
 from build_artifacts.report.output import format_stages, report_path
 from build_artifacts.report.stages import rebuild_prepared
 from build_artifacts.report.values import GPU_SETTINGS, Report, ReportRequest, read_conditions
-from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest

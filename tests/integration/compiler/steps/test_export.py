@@ -7,11 +7,11 @@ import onnx
 import pytest
 
 from build_artifacts.checkpoints.models import TorchModel, load_model
+from build_artifacts.encoders.candidates import build_graph_spec
+from build_artifacts.encoders.preparation import TorchReferenceEngine
+from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
-from build_artifacts.search.graphs import build_graph_spec
-from build_artifacts.search.preparation import TorchReferenceEngine
-from build_artifacts.search.probes import tokenize_texts
 from build_artifacts.steps.export import export
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead

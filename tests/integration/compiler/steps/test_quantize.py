@@ -160,7 +160,7 @@ def test_shared_weights_run_without_vnni(
 
     On CPUs without VNNI, it runs in a precise mode, which copies int8 weights.
     """
-    monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: WITHOUT_VNNI)
+    monkeypatch.setattr("deployments.engines.onnx_sessions.read_cpu_info", lambda: WITHOUT_VNNI)
     source = tiny_checkpoint(tmp_path / "model", model_type="albert")
     build = PreparedBuild.of(source, tmp_path / "work")
     assert worst_cosine(build, quantized(build, scheme, tmp_path / "graph.onnx")) > 0.97

@@ -60,12 +60,12 @@ def prefill_all(decoder: OnnxDecoder, text: Sequence[int], row: int = 0) -> Floa
 
 
 def decode_all(
-    decoder: OnnxDecoder, text: Sequence[int], start: int = 0, rows: int = 1
+    decoder: OnnxDecoder, text: Sequence[int], start: int = 0, slots: int = 1
 ) -> FloatArray:
-    """Decode step by step in the last of `rows` slots; return the logits, [T, V]."""
+    """Decode step by step in the last of `slots` slots; return the logits, [T, V]."""
     result = []
     for place, token in enumerate(text, start):
-        ids, lengths = np.full(rows, token), np.arange(rows) * 3
+        ids, lengths = np.full(slots, token), np.arange(slots) * 3
         lengths[-1] = place
         result.append(decoder.decode(ids, lengths)[-1].copy())
     return np.stack(result)
@@ -208,7 +208,7 @@ def test_verify_equals_single_decode_steps(
     for other in range(row):
         decoder.prefill(other, OTHERS[other % 3], 0)
     decoder.prefill(row, prompt, 0)
-    singly = decode_all(decoder, FOLLOWING, len(prompt), rows=row + 1)
+    singly = decode_all(decoder, FOLLOWING, len(prompt), slots=row + 1)
     expected = [array[row].copy() for array in decoder.kv_cache.arrays]
     for count in range(1, len(FOLLOWING) + 1):
         decoder.prefill(row, prompt, 0)
@@ -235,7 +235,7 @@ def test_verify_reaches_end_of_slot(decoder: OnnxDecoder) -> None:
     together = decoder.verify(2, FOLLOWING, len(prompt)).copy()
     for array, before in zip(decoder.kv_cache.arrays, neighbors, strict=True):
         np.testing.assert_array_equal(array[3], before)
-    np.testing.assert_array_equal(decode_all(decoder, FOLLOWING, len(prompt), rows=3), together)
+    np.testing.assert_array_equal(decode_all(decoder, FOLLOWING, len(prompt), slots=3), together)
 
 
 def test_copied_and_swapped_slots_continue_equally(decoder: OnnxDecoder) -> None:

@@ -191,7 +191,7 @@ def test_results_are_equal_on_cpu_with_int8_overflow(
     quantize_per_token(path, into, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
     here = logits_of(into)
     old = CpuInfo("old", "1", ("avx2",), "x86_64")
-    monkeypatch.setattr("deployments.engines.onnx.read_cpu_info", lambda: old)
+    monkeypatch.setattr("deployments.engines.onnx_sessions.read_cpu_info", lambda: old)
     np.testing.assert_array_equal(logits_of(into), here)
 
 

@@ -272,19 +272,19 @@ async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
 
 @pytest.mark.parametrize("uses_all_cores", [False, True])
 async def test_lone_pass_counts_with_all_threads_that_it_uses(uses_all_cores: bool) -> None:
-    class Engine(FakeEngine):
+    class SlowEngine(FakeEngine):
         def run(self, batch: Batch) -> Outputs:
             time.sleep(0.02)
             return super().run(batch)
 
     records: ListRecorder[ForwardPassRecord] = ListRecorder()
     loop = BatchScheduler(
-        {MODEL: Engine()},
+        {MODEL: SlowEngine()},
         BatchSettings(),
         concurrent_passes=2,
         recorder=records,
         plan_lone_pass=lambda _model, _items, _tokens: LonePass(
-            Engine() if uses_all_cores else None
+            SlowEngine() if uses_all_cores else None
         ),
         estimate_item=lambda _model, _tokens: 0.02,
     )

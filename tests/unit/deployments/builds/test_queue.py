@@ -37,14 +37,15 @@ def queue(tmp_path: Path, clock: Clock) -> BuildQueue:
     return BuildQueue(tmp_path / "store", clock)
 
 
-def run_build(queue: BuildQueue, clock: Clock, seconds: float = 10.0) -> None:
+def run_build(queue: BuildQueue, clock: Clock) -> None:
+    """Run a build of 10 s per stage."""
     with queue.claim(MODEL) as claim:
         assert claim is not None
         claim.set_size(100)
         for state in (BuildState.BUILDING, BuildState.VERIFYING):
-            clock.now_s += seconds
+            clock.now_s += 10
             claim.enter(state, state.value)
-        clock.now_s += seconds
+        clock.now_s += 10
         claim.finish("0123456789ab")
 
 

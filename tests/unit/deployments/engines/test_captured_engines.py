@@ -18,12 +18,18 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings, GeneratorSettings
-from deployments.engines import GraphSpec, onnx, onnx_decoder, onnx_io_binding
-from deployments.engines.onnx import UNCAPTURED
+from deployments.engines import (
+    GraphSpec,
+    onnx_decoder,
+    onnx_encoder,
+    onnx_io_binding,
+    onnx_sessions,
+)
 from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
 from deployments.engines.onnx_engine import ONNXRUNTIME
 from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.engines.onnx_memory import SMALL_PASSES
+from deployments.engines.onnx_sessions import UNCAPTURED
 from deployments.errors import EngineFailed
 from tests.support.captured_sessions import CUDA, FakeCuda
 from tests.support.decoder_graphs import CONTEXT, spec_of, tiny_graph
@@ -38,16 +44,16 @@ GENERATOR = GeneratorSettings(providers=(CUDA,))
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     fake = FakeCuda()
-    open_bare_session = onnx.open_bare_session
+    open_bare_session = onnx_sessions.open_bare_session
 
     def open_on_cpu(path: Path, options: Any, settings: Any, precision: Any, **named: Any) -> Any:
         on_cpu = settings.model_copy(update={"providers": ("CPUExecutionProvider",)})
         mode = named.pop("mode", "plain")
         return fake.open(open_bare_session(path, options, on_cpu, precision, **named), mode)
 
-    for module in (onnx, onnx_decoder):
+    for module in (onnx_sessions, onnx_decoder):
         monkeypatch.setattr(module, "open_bare_session", open_on_cpu)
-    for module in (onnx, onnx_decoder, onnx_io_binding):
+    for module in (onnx_encoder, onnx_decoder, onnx_io_binding):
         monkeypatch.setattr(module, "find_capture_lock", lambda *, is_gpu: fake.lock)
     monkeypatch.setattr(onnx_io_binding, "_DEVICES", {})  # memory is bound on the host
     return fake
@@ -133,7 +139,7 @@ def test_closed_encoder_ends_its_thread(encoder: GraphSpec, cuda: FakeCuda) -> N
 
 
 def test_unbound_encoder_shares_the_lock(encoder: GraphSpec, cuda: FakeCuda) -> None:
-    with closing(onnx.OnnxEngine(encoder, ENCODER)) as engine:
+    with closing(onnx_encoder.OnnxEngine(encoder, ENCODER)) as engine:
         engine.run(collate([item(1)]))
     assert [call.held for call in cuda.openings] == ["opening"]
     assert [call.held for call in cuda.calls] == ["pass"]
@@ -144,7 +150,7 @@ def test_sessions_on_cuda_return_unused_memory_of_the_gpu(
     encoder: GraphSpec, cuda: FakeCuda, is_reported: bool, arenas: str
 ) -> None:
     cuda.is_reported = is_reported
-    with closing(onnx.OnnxEngine(encoder, ENCODER)) as engine:
+    with closing(onnx_encoder.OnnxEngine(encoder, ENCODER)) as engine:
         for tokens in (20, *[1] * SMALL_PASSES):
             engine.run(collate([build_item([1] * tokens)]))
     assert cuda.shrunk == [arenas]

@@ -12,7 +12,7 @@ import pytest
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
-from deployments.engines import onnx
+from deployments.engines import onnx_sessions
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
@@ -164,8 +164,8 @@ def test_decoders_on_cuda_allocate_what_they_request(
         given.append(dict(providers))
         raise RuntimeError("there is no GPU")
 
-    monkeypatch.setattr(onnx, "_load_cuda_libraries", lambda: None)
-    monkeypatch.setattr(onnx.ort, "InferenceSession", open_session)
+    monkeypatch.setattr(onnx_sessions, "_load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(onnx_sessions.ort, "InferenceSession", open_session)
     cuda = "CUDAExecutionProvider"
     with pytest.raises(EngineFailed, match="no GPU"):
         OnnxDecoder(spec, GeneratorSettings(providers=(cuda,)), slots=1, context=64)

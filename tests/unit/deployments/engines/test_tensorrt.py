@@ -17,7 +17,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batches import collate
 from deployments.config import EncoderSettings
-from deployments.engines import missing_requirement, onnx, open_engine, tensorrt
+from deployments.engines import missing_requirement, onnx_sessions, open_engine, tensorrt
 from deployments.engines.base import GraphSpec
 from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.engines.tensorrt import TENSORRT, build_tensorrt_options, missing_tensorrt
@@ -181,10 +181,10 @@ def test_session_gets_the_options_and_computes(
     ort_session = ort.InferenceSession
     monkeypatch.setattr(ort, "get_available_providers", lambda: [TENSORRT, CUDA])
     monkeypatch.setattr(tensorrt, "find_library", lambda _: "libnvinfer.so.10")
-    monkeypatch.setattr(onnx, "_load_cuda_libraries", lambda: None)
-    monkeypatch.setattr(onnx.ort, "InferenceSession", FakeSession)
+    monkeypatch.setattr(onnx_sessions, "_load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(onnx_sessions.ort, "InferenceSession", FakeSession)
     spec = build_spec(graph, tmp_path, (TENSORRT, CUDA))
-    session = onnx.open_session(spec, SETTINGS)
+    session = onnx_sessions.open_session(spec, SETTINGS)
     (_, options), (_, cuda_options) = given
     assert [name for name, _ in given] == [TENSORRT, CUDA]
     assert options["trt_profile_max_shapes"].startswith("input_ids:32x128")

@@ -206,12 +206,12 @@ async def test_tokenizer_of_windows_is_opened_on_the_thread(
 ) -> None:
     threads: list[str] = []
 
-    class Opened(WindowTokenizer):
+    class RecordedTokenizer(WindowTokenizer):
         def __init__(self, directory: Path, max_tokens: int) -> None:
             threads.append(threading.current_thread().name)
             super().__init__(directory, max_tokens)
 
-    monkeypatch.setattr("deployments.tokenization.tokenizer.WindowTokenizer", Opened)
+    monkeypatch.setattr("deployments.tokenization.tokenizer.WindowTokenizer", RecordedTokenizer)
     replica = make_replica(TokenizeLog())
     with_windows = call("a b")._replace(windowing=Windowing(stride=0))
     for _ in range(2):

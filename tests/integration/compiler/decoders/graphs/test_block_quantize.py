@@ -31,13 +31,13 @@ def quantized(written: ExportedModel, into: Path, bits: Bits) -> ExportedModel:
 
 def prompt_logits(written: ExportedModel) -> np.ndarray:
     """Return the logits [tokens, vocabulary] of a prompt. Its last token runs as a decode step."""
-    rows = SlotDriver(written)
+    driver = SlotDriver(written)
     if written.encoder is None:
-        read = rows.prefill(0, PROMPT[:-1], all_logits=True)
+        read = driver.prefill(0, PROMPT[:-1], all_logits=True)
     else:
-        rows.read_source(0, SOURCE)
-        read = rows.prefill(0, [START, *PROMPT[:-1]], all_logits=True)
-    return np.concatenate([read, rows.decode(PROMPT[-1:])])
+        driver.read_source(0, SOURCE)
+        read = driver.prefill(0, [START, *PROMPT[:-1]], all_logits=True)
+    return np.concatenate([read, driver.decode(PROMPT[-1:])])
 
 
 def worst_cosine(logits: np.ndarray, expected: np.ndarray) -> float:

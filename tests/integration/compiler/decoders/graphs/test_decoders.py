@@ -37,8 +37,8 @@ def reference_answer(exported: ExportedCase, ids: list[int]) -> list[int]:
 @each
 def test_prefill_logits_match_transformers(exported: ExportModel, name: str) -> None:
     model = exported(name)
-    for row, ids in enumerate(PROMPTS):
-        logits = SlotDriver(model.written).prefill(row, ids, all_logits=True)
+    for slot, ids in enumerate(PROMPTS):
+        logits = SlotDriver(model.written).prefill(slot, ids, all_logits=True)
         np.testing.assert_allclose(logits, reference_logits(model, ids), atol=NEAR)
 
 
@@ -56,9 +56,9 @@ def test_chunked_prefill_matches_single_prefill(
     exported: ExportModel, name: str, parts: tuple[int, ...]
 ) -> None:
     model = exported(name)
-    rows, ids, start = SlotDriver(model.written), PROMPTS[2], 0
+    driver, ids, start = SlotDriver(model.written), PROMPTS[2], 0
     for count in parts:
-        logits = rows.prefill(1, ids[start : start + count])
+        logits = driver.prefill(1, ids[start : start + count])
         start += count
     np.testing.assert_allclose(logits, reference_logits(model, ids)[-1], atol=NEAR)
 
@@ -71,11 +71,11 @@ def test_prompt_fills_whole_slot(exported: ExportModel) -> None:
 
 
 def test_copied_slot_continues_equally(exported: ExportModel) -> None:
-    rows = SlotDriver(exported("gpt2").written)
-    rows.prefill(0, PROMPTS[0])
-    rows.prefill(1, PROMPTS[2])
-    rows.copy(0, 2)
-    logits = rows.decode([40, 41, 40])
+    driver = SlotDriver(exported("gpt2").written)
+    driver.prefill(0, PROMPTS[0])
+    driver.prefill(1, PROMPTS[2])
+    driver.copy(0, 2)
+    logits = driver.decode([40, 41, 40])
     np.testing.assert_array_equal(logits[0], logits[2])
 
 

@@ -51,19 +51,19 @@ def reference_answer(exported: ExportedCase, source: list[int]) -> list[int]:
 
 
 def read_all(exported: ExportedCase) -> SlotDriver:
-    rows = SlotDriver(exported.written)
-    for row, source in enumerate(SOURCES):
-        rows.read_source(row, source)
-    return rows
+    driver = SlotDriver(exported.written)
+    for slot, source in enumerate(SOURCES):
+        driver.read_source(slot, source)
+    return driver
 
 
 @each
 def test_decode_logits_match_transformers(exported: ExportModel, name: str) -> None:
     model = exported(name)
     ids = [START, 40, 9, 62, 41, 40, 11]  # longer than one of the sources, shorter than the others
-    rows = read_all(model)
-    for row, source in enumerate(SOURCES):
-        logits = rows.prefill(row, ids, all_logits=True)
+    driver = read_all(model)
+    for slot, source in enumerate(SOURCES):
+        logits = driver.prefill(slot, ids, all_logits=True)
         np.testing.assert_allclose(logits, reference_logits(model, source, ids), atol=NEAR)
 
 
@@ -80,22 +80,22 @@ def test_slots_of_different_sources_are_batch_invariant(exported: ExportModel, n
 def test_slots_at_different_positions_decode_together(exported: ExportModel, name: str) -> None:
     model = exported(name)
     ids = ([START, 40, 41, 42, 43, 44], [START], [START, 60, 9])
-    rows = read_all(model)
-    for row, read in enumerate(ids):
-        rows.prefill(row, read)
-    logits = rows.decode([33, 34, 35])
-    for row, read in enumerate(ids):
-        expected = reference_logits(model, SOURCES[row], [*read, 33 + row])[-1]
-        np.testing.assert_allclose(logits[row], expected, atol=NEAR)
+    driver = read_all(model)
+    for slot, read in enumerate(ids):
+        driver.prefill(slot, read)
+    logits = driver.decode([33, 34, 35])
+    for slot, read in enumerate(ids):
+        expected = reference_logits(model, SOURCES[slot], [*read, 33 + slot])[-1]
+        np.testing.assert_allclose(logits[slot], expected, atol=NEAR)
 
 
 @each
 def test_chunked_prefill_matches_single_prefill(exported: ExportModel, name: str) -> None:
     model = exported(name)
     ids = [START, 40, 9, 62, 41, 40]
-    rows = read_all(model)
+    driver = read_all(model)
     for start, end in ((0, 3), (3, 4), (4, 6)):
-        logits = rows.prefill(2, ids[start:end])
+        logits = driver.prefill(2, ids[start:end])
     np.testing.assert_allclose(logits, reference_logits(model, SOURCES[2], ids)[-1], atol=NEAR)
 
 
@@ -119,21 +119,21 @@ def test_source_padding_has_no_effect(exported: ExportModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_copied_slot_continues_equally(exported: ExportModel, name: str) -> None:
-    rows = read_all(exported(name))
-    rows.prefill(0, [START, 40, 41])
-    rows.prefill(1, [START])
-    rows.copy(0, 2)
-    logits = rows.decode([50, 51, 50])
+    driver = read_all(exported(name))
+    driver.prefill(0, [START, 40, 41])
+    driver.prefill(1, [START])
+    driver.copy(0, 2)
+    logits = driver.decode([50, 51, 50])
     np.testing.assert_array_equal(logits[0], logits[2])
 
 
 @pytest.mark.parametrize("name", ["bart", "t5"])
 def test_slot_without_source_does_not_affect_others(exported: ExportModel, name: str) -> None:
     model = exported(name)
-    rows = SlotDriver(model.written)
-    rows.read_source(1, SOURCES[0])
-    rows.prefill(1, [START, 40])
-    logits = rows.decode([9, 41, 9])
+    driver = SlotDriver(model.written)
+    driver.read_source(1, SOURCES[0])
+    driver.prefill(1, [START, 40])
+    logits = driver.decode([9, 41, 9])
     expected = reference_logits(model, SOURCES[0], [START, 40, 41])[-1]
     np.testing.assert_allclose(logits[1], expected, atol=NEAR)
 
@@ -142,9 +142,9 @@ def test_slot_without_source_does_not_affect_others(exported: ExportModel, name:
 def test_last_position_decodes(exported: ExportModel, name: str) -> None:
     model = exported(name)
     ids = [START, *(4 + i % 70 for i in range(POSITIONS - 1))]
-    rows = SlotDriver(model.written, context=POSITIONS)
-    rows.read_source(0, SOURCES[0])
-    logits = rows.prefill(0, ids, all_logits=True)
+    driver = SlotDriver(model.written, context=POSITIONS)
+    driver.read_source(0, SOURCES[0])
+    logits = driver.prefill(0, ids, all_logits=True)
     np.testing.assert_allclose(logits, reference_logits(model, SOURCES[0], ids), atol=NEAR)
 
 

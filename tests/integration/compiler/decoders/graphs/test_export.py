@@ -44,11 +44,11 @@ def configure(checkpoint: Path, file: str = "config.json", **values: Any) -> Non
 
 
 def first_logits(written: Any) -> np.ndarray:
-    rows = SlotDriver(written)
+    driver = SlotDriver(written)
     if written.encoder is not None:
-        rows.read_source(0, PROMPT)
-        return rows.prefill(0, [START, 40])
-    return rows.prefill(0, PROMPT)
+        driver.read_source(0, PROMPT)
+        return driver.prefill(0, [START, 40])
+    return driver.prefill(0, PROMPT)
 
 
 @pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer."), ("bart", "model.")])

@@ -11,9 +11,9 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from build_artifacts.encoders.candidates import build_graph_spec
+from build_artifacts.encoders.screening import SpeedScreening, screen_speed
 from build_artifacts.recipes import CPU_FP32
-from build_artifacts.search.graphs import build_graph_spec
-from build_artifacts.search.screening import SpeedScreening, screen_speed
 from deployments.artifacts.manifest import EngineOptions
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec

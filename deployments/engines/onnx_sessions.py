@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime, and the encoder engine without preallocated shapes."""
+"""Sessions of ONNX Runtime: execution providers, threads, CUDA graphs and memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import onnxruntime as ort
 
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Precision
 from deployments.config import EncoderSettings, HardwareSettings
-from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
-from deployments.engines.capture_lock import find_capture_lock
-from deployments.engines.forward_pass import Batch, Outputs
-from deployments.engines.graph_io import OutputNames, build_feeds, check_inputs, split
-from deployments.engines.onnx_memory import ArenaTrimmer, share_arena
+from deployments.engines.base import GraphSpec, translate_errors
+from deployments.engines.graph_io import OutputNames, check_inputs
+from deployments.engines.onnx_memory import share_arena
 from deployments.engines.tensorrt import (
     TENSORRT,
     build_tensorrt_options,
@@ -52,35 +49,6 @@ _CUDA_OPTIONS: Mapping[SessionMode, Mapping[str, str]] = {
     "captured": {"enable_cuda_graph": "1", **_EXACT},
     "balanced": _EXACT,
 }
-
-
-class OnnxEngine:
-    """Encoder engine for one session and any batch shape."""
-
-    def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:
-        self._head, self._mask_token = spec.head, spec.mask_token
-        self._lock = find_capture_lock(is_gpu=uses_gpu(spec.options, settings))
-        with self._lock.open_model():
-            self._session: ort.InferenceSession | None = open_session(spec, settings)
-        self._inputs = frozenset(i.name for i in self._session.get_inputs())
-        self._outputs = output_names(self._session)
-        self._arena = ArenaTrimmer(is_gpu=CUDA in self._session.get_providers())
-        self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
-
-    def run(self, batch: Batch) -> Outputs:
-        session = self._session
-        if session is None:
-            raise EngineFailed(f"{self.info.compute_type}: the engine is closed")
-        feeds = build_feeds(batch, self._inputs, self._mask_token)
-        output = self._outputs.select(batch)
-        options = self._arena.options(batch.input_ids.size)
-        with translate_errors(self.info.compute_type), self._lock.run_pass():
-            raw = np.asarray(session.run([output], feeds.arrays, options)[0], dtype=np.float32)
-        return Outputs(split(self._head, raw, batch, feeds.mask_counts))
-
-    def close(self) -> None:
-        with self._lock.run_pass():
-            self._session = None
 
 
 def output_names(session: ort.InferenceSession) -> OutputNames:

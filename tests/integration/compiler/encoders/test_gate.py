@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import EvaluatedModel, load_evaluation
 from build_artifacts.recipes import (
@@ -18,7 +19,6 @@ from build_artifacts.recipes import (
     CandidateRecipe,
     StaticInt8,
 )
-from build_artifacts.search.preparation import PreparedModel
 from deployments.artifacts.manifest import Gate
 from tests.support.prepared_build import (
     ANYTHING,

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, CheckpointMetadata
-from build_artifacts.search import probes
-from build_artifacts.search.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
+from build_artifacts.encoders import probes
+from build_artifacts.encoders.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
 from deployments.artifacts.types import TaskName
 from tests.support.tiny_encoders import SPECIAL_TOKENS, tiny_tokenizer
 

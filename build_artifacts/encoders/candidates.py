@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import (
     CandidateRecipe,
@@ -22,7 +23,6 @@ from build_artifacts.recipes import (
     TorchProgramRecipe,
     compute_digest,
 )
-from build_artifacts.search.preparation import PreparedModel
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program
 from build_artifacts.steps.quantize import quantize

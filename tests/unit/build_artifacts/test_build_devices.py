@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import onnxruntime
 import pytest
 
-from build_artifacts.search import screening_settings
-from build_artifacts.search.screening_settings import engine_settings, has_device
+from build_artifacts import build_devices
+from build_artifacts.build_devices import engine_settings, has_device
 from deployments.artifacts.types import Device
 from deployments.gpus import Gpu
 
@@ -22,7 +22,7 @@ def fake_host(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
     def fake(*gpus: Gpu, providers: tuple[str, ...] = (CUDA, CPU)) -> None:
-        monkeypatch.setattr(screening_settings, "read_gpus", lambda: gpus)
+        monkeypatch.setattr(build_devices, "read_gpus", lambda: gpus)
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(providers))
         has_device.cache_clear()
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.accuracy_gate import AccuracyGate, CandidateSearch
+from build_artifacts.build_devices import has_device
+from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.encoder import EncoderCandidate
 from build_artifacts.recipes import (
@@ -19,8 +21,6 @@ from build_artifacts.recipes import (
     BuildRecipe,
     CandidateRecipe,
 )
-from build_artifacts.search.graphs import CandidateGraphs
-from build_artifacts.search.screening_settings import has_device
 from deployments.artifacts.manifest import EngineOptions, Gate
 from deployments.artifacts.types import Device
 from deployments.engines import GraphSpec

@@ -18,6 +18,7 @@ from build_artifacts.checkpoints.models import TorchModel, check_token_ids, load
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
+from build_artifacts.encoders.probes import tokenize_probes
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import (
     EvaluatedModel,
@@ -27,7 +28,6 @@ from build_artifacts.evaluation import (
     score_engine,
 )
 from build_artifacts.recipes import Dtype
-from build_artifacts.search.probes import tokenize_probes
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
