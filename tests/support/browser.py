@@ -36,9 +36,10 @@ SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 TIMEOUT_MS = 10_000
 PHONE = {"width": 360, "height": 740}
 TRANSLATOR = "tiny/translator"
+PLAIN_TRANSLATOR = "tiny/plain-translator"  # has no language codes, as Marian models
 PRUNED_QA_MODEL = "tiny/pruned-reader"  # not pruned, but its manifest states a pruning
 QA_VARIANT = "00000000beef"  # version of QA_MODEL that is int8 in its manifest only
-PAGE_MODELS = (*ALL_MODELS, TRANSLATOR, PRUNED_QA_MODEL)
+PAGE_MODELS = (*ALL_MODELS, TRANSLATOR, PLAIN_TRANSLATOR, PRUNED_QA_MODEL)
 # Chromium prints a line with this start for each answer with a status of 400 or above. Such lines
 # are expected, because the page shows these answers to the user.
 REFUSED = "Failed to load resource: the server responded with a status of"
@@ -148,7 +149,7 @@ def find_accessibility_problems(page: Page, rules: list[str] | None = None) -> l
 def seal_page_models(store: Path) -> Path:
     """Write PAGE_MODELS, version QA_VARIANT and a report to `store`. Return `store`.
 
-    The graph of the translator cannot translate, so tests answer with a fake generator.
+    The graphs of the translators cannot translate, so tests answer with a fake generator.
     """
     seal_all_models(store)
     translator = ArtifactManifest.parse(seal_tiny_decoder(store, TRANSLATOR))
@@ -165,6 +166,10 @@ def seal_page_models(store: Path) -> Path:
     quantized = [c.model_copy(update={"precision": "int8"}) for c in reader.candidates]
     config = config.model_copy(update={"encoder_decoder": translates})
     _seal_copy(store, translator, tasks=tasks, generation_config=config)
+    plain = config.model_copy(
+        update={"encoder_decoder": translates.model_copy(update={"languages": {}})}
+    )
+    _seal_copy(store, translator, id=PLAIN_TRANSLATOR, tasks=tasks, generation_config=plain)
     _seal_copy(store, reader, id=PRUNED_QA_MODEL, source=pruned)
     _seal_copy(store, reader, version=QA_VARIANT, candidates=tuple(quantized))
     _write_report(model_directory(store, CLASSIFIER))

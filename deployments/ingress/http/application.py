@@ -232,4 +232,4 @@ def route_path(scope: Scope) -> str:
     prefix: str = scope.get("root_path", "")
     if prefix and path.startswith(prefix):
         path = path[len(prefix) :]
-    return path.rstrip("/") or "/" if path.endswith("/") else path
+    return path.rstrip("/") or "/"

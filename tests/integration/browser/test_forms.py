@@ -9,8 +9,15 @@ from playwright.sync_api import expect
 
 from tests.support.all_models import NLI_MODEL, QA_MODEL
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.browser import INPUTS, PRUNED_QA_MODEL, QA_VARIANT, Visitor
-from tests.support.scripted_generation import TEXT
+from tests.support.browser import (
+    INPUTS,
+    PLAIN_TRANSLATOR,
+    PRUNED_QA_MODEL,
+    QA_VARIANT,
+    TRANSLATOR,
+    Visitor,
+)
+from tests.support.scripted_generation import TEXT, ScriptedGenerator
 
 # Selector of an element that the answer of each task must show.
 SHOWN = {
@@ -72,10 +79,55 @@ def test_code_is_the_request_of_the_form(visitor: Visitor) -> None:
     expect(code).to_contain_text("x-hardware: cpu")
 
 
-def test_translation_starts_between_two_languages(visitor: Visitor) -> None:
+def test_language_codes_are_offered_and_sent_for_models_that_have_them(
+    visitor: Visitor, generator: ScriptedGenerator
+) -> None:
     page = visitor.open("play/translation")
-    expect(page.get_by_label("From")).to_have_value("en_XX")
-    expect(page.get_by_label("To", exact=True)).to_have_value("fr_XX")
+    first, second = (page.get_by_role("group", name=f"Model {letter}") for letter in "AB")
+    expect(first.get_by_label("From")).to_have_value("en_XX")
+    expect(first.get_by_label("To", exact=True)).to_have_value("fr_XX")
+    code = page.locator("#code-panel")
+    expect(code).to_contain_text('"src_lang": "en_XX"')
+    page.get_by_label("Compare two").check()
+    second.get_by_role("combobox", name="Model").select_option(PLAIN_TRANSLATOR)
+    expect(second.get_by_label("From")).to_be_hidden()
+    visitor.fill(INPUTS["translation"])
+    visitor.run()
+    expect(page.locator(".differences")).to_contain_text("Same text")
+    languages = [call.options.languages for call in generator.calls[-2:]]
+    assert [codes is None for codes in languages] == [False, True]
+    visitor.snap("compare-translation")
+    first.get_by_role("combobox", name="Model").select_option(PLAIN_TRANSLATOR)
+    expect(first.get_by_label("From")).to_be_hidden()
+    expect(code).not_to_contain_text("_lang")
+
+
+def test_comparison_starts_with_the_languages_of_the_first_model(visitor: Visitor) -> None:
+    page = visitor.open("play/translation")
+    page.get_by_label("From").first.select_option("fr_XX")
+    page.get_by_label("To", exact=True).first.select_option("en_XX")
+    page.get_by_label("Compare two").check()
+    second = page.get_by_role("group", name="Model B")
+    second.get_by_role("combobox", name="Model").select_option(TRANSLATOR)
+    expect(second.get_by_label("From")).to_have_value("fr_XX")
+    expect(second.get_by_label("To", exact=True)).to_have_value("en_XX")
+
+
+def test_long_lists_are_drawn_in_part(visitor: Visitor) -> None:
+    page = visitor.open("play/feature-extraction")
+    visitor.fill({"Texts": "\n".join(["A cat.", "A city.", "A film."] * 70)})
+    visitor.run()
+    output = page.locator(".answer .output").first
+    expect(output).to_contain_text("The map shows the first 200 texts, the matrix the first 40.")
+    expect(output.locator("svg.map circle")).to_have_count(200)
+    expect(output.locator(".matrix tbody tr")).to_have_count(40)
+    expect(output.locator(".matrix tbody td")).to_have_count(1600)
+    visitor.snap("long-list")
+    page = visitor.open("play/token-embeddings")
+    visitor.fill({"Texts": "\n".join(["A cat."] * 12)})
+    visitor.run()
+    expect(output).to_contain_text("Maps are drawn for the first 8 texts.")
+    expect(output.locator("svg.map")).to_have_count(8)
 
 
 def test_two_models_are_compared(visitor: Visitor) -> None:

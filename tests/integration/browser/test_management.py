@@ -86,13 +86,20 @@ def test_pull_is_followed_until_the_model_can_be_used(
     percent = progress.get_by_role("progressbar")
     expect(percent).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
     operator.snap("pull-progress")
-    builder.steps.release()
-    card = page.locator("article", has_text="acme/second")
-    expect(card).to_contain_text("ready")
-    card.get_by_role("link", name="Embeddings", exact=True).click()
+    # The rest of the build takes nothing from a view that was opened meanwhile.
+    page.locator("article").get_by_role("link", name="Embeddings", exact=True).first.click()
     operator.fill({"Texts": "A cat.\nA film."})
     operator.run()
+    texts = page.get_by_role("textbox", name="Texts")
+    texts.fill("A city.")
+    builder.steps.release()
+    models = page.get_by_label("Model", exact=True).first.locator("option")
+    expect(models).to_have_text([re.compile("^acme/first"), re.compile("^acme/second"), EMBEDDER])
+    expect(texts).to_have_value("A city.")
+    expect(texts).to_be_focused()
     expect(page.locator("svg.map").first).to_be_visible()
+    page = operator.open("models")
+    expect(page.locator("article", has_text="acme/second")).to_contain_text("ready")
 
 
 def test_failed_pull_says_why(operator: Visitor, builder: SteppedBuilder) -> None:

@@ -31,6 +31,11 @@ VIEWS = (
     "status",
 )
 AXE_VIEWS = tuple(dict.fromkeys((*VIEWS, *(f"play/{task}" for task in INPUTS), "play/completion")))
+DOCUMENT = {
+    "openapi": "3.1.0",
+    "info": {"title": "One route", "version": "1"},
+    "paths": {"/health": {"get": {"responses": {"200": {"description": "OK"}}}}},
+}
 FOCUSED = "() => document.activeElement.textContent.trim() || document.activeElement.name"
 
 
@@ -103,6 +108,10 @@ def test_focus_follows_the_view(visitor: Visitor) -> None:
     expect(page.locator("main h1")).to_be_focused()
     expect(page.get_by_role("link", name="Models")).to_have_attribute("aria-current", "page")
     expect(page).to_have_title(re.compile("^Models"))
+    page.get_by_role("link", name="Skip to the content").press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    expect(page).to_have_title(re.compile("^Models"))
+    assert page.url.endswith("/#/models")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -180,6 +189,50 @@ def test_lost_server_is_said_and_found_again(visitor: Visitor) -> None:
     visitor.run()
     expect(page.locator(".scores li").first).to_be_visible()
     visitor.console.clear()  # remove the expected error of the request without a server
+
+
+def test_retries_end_with_the_first_success(visitor: Visitor) -> None:
+    page = visitor.page
+    loads: list[str] = []
+    page.on("requestfinished", lambda sent: loads.append(sent.url))
+    page.clock.install()
+    page.route("**/v1/models", lambda route: route.fulfill(status=503, json={"error": "starting"}))
+    page.goto(f"{visitor.url}/#/play/text-classification")
+    again = page.get_by_role("button", name="Try again")
+    again.evaluate("button => { button.id = 'first' }")
+    again.click()
+    expect(page.locator("#first")).to_have_count(0)  # the second load has failed too
+    page.unroute("**/v1/models")
+    again.click()
+    visitor.fill({"Text": "A cat."})
+    loads.clear()
+    page.clock.run_for(10_000)
+    visitor.run()
+    assert [url for url in loads if url.endswith("/v1/models")] == []
+    expect(page.get_by_role("textbox", name="Text")).to_have_value("A cat.")
+
+
+def test_page_works_below_a_prefix(browser: Browser, server: HttpServer) -> None:
+    """The route stands for a proxy that removes the prefix. Other requests fail the test."""
+    prefix = f"{server.url}/below/it"
+    visitor = Visitor.arrive(browser, prefix)
+    visitor.page.route(
+        f"{prefix}/**",
+        lambda route: route.continue_(url=route.request.url.replace(prefix, server.url)),
+    )
+    page = visitor.open("play/text-classification")
+    visitor.fill({"Text": "A cat."})
+    visitor.run()
+    expect(page.locator(".scores li").first).to_be_visible()
+    expect(page.locator("#code-panel")).to_contain_text(f"curl {prefix}/models/")
+    # A document with one route, because Swagger UI needs seconds for a click if there are many.
+    page.route(f"{prefix}/openapi.json", lambda route: route.fulfill(json=DOCUMENT))
+    page.get_by_role("link", name="API", exact=True).click()
+    page.locator(".opblock-summary").click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table tbody .response-col_status")).to_have_text("200")
+    visitor.leave()
 
 
 def test_page_under_the_name_of_another_server_reads_nothing_of_operators(

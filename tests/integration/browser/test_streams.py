@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from benchmarks.page.browser import OBSERVE_SHIFTS
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, Overloaded
 from deployments.messages import Chunk, Token
 from tests.support.browser import Visitor, wait_for_server
 from tests.support.scripted_generation import CHUNKS, TEXT, ScriptedGenerator, ending
@@ -61,8 +61,9 @@ def test_options_reach_the_generator(chat: Page, generator: ScriptedGenerator) -
     for label, value in {
         "System prompt": "Be brief.",
         "Tokens, at most": "17",
-        "Temperature": "0.5",
-        "Top p": "0.9",
+        "Temperature": "0.75",
+        "Top p": "0.92",
+        "Repetition penalty": "1.1",
         "Seed": "7",
         "Stop strings": "END\nHALT",
         "JSON schema of the answer": SCHEMA,
@@ -73,10 +74,21 @@ def test_options_reach_the_generator(chat: Page, generator: ScriptedGenerator) -
     options = generator.calls[-1].options
     assert generator.calls[-1].prompt.messages[0] == {"role": "system", "content": "Be brief."}
     assert (options.max_new_tokens, options.stop) == (17, ("END", "HALT"))
-    assert (options.sampling.temperature, options.sampling.top_p) == (0.5, 0.9)
-    assert options.sampling.seed == 7
+    assert (options.sampling.temperature, options.sampling.top_p) == (0.75, 0.92)
+    assert (options.sampling.repetition_penalty, options.sampling.seed) == (1.1, 7)
     assert options.grammar is not None
     assert "age" in options.grammar.value
+
+
+def test_folded_option_out_of_range_is_shown(visitor: Visitor) -> None:
+    page = visitor.open("play/completion")
+    temperature = page.get_by_label("Temperature")
+    page.locator("summary").click()
+    temperature.fill("3")
+    page.locator("summary").click()
+    page.get_by_role("button", name="Continue").click()
+    expect(temperature).to_be_focused()
+    expect(page.locator(".answer .cost").first).to_be_hidden()
 
 
 def test_stop_ends_the_generation_and_keeps_the_text(
@@ -85,6 +97,13 @@ def test_stop_ends_the_generation_and_keeps_the_text(
     generator.chunks = CHUNKS[:2]  # without the last chunk, so that the stream stays open
     send(chat)
     expect(chat.locator(".by-model")).to_have_text(TEXT)
+    # Enter stops nothing, neither in the message nor in an option.
+    chat.get_by_label("Message").fill("Next")
+    chat.get_by_label("Message").press("Enter")
+    chat.get_by_label("Seed").press("Enter")
+    chat.get_by_label("Seed").press("Control+Enter")
+    expect(chat.get_by_label("Message")).to_have_value("Next")
+    assert generator.running == 1
     chat.get_by_role("button", name="Stop").click()
     expect(chat.locator(".turn .facts")).to_contain_text("stopped")
     wait_for_server(lambda: generator.running == 0)
@@ -105,6 +124,7 @@ def test_long_wait_is_explained(chat: Page, visitor: Visitor, generator: Scripte
     visitor.snap("long-wait")
     chat.get_by_role("button", name="Stop").click()
     expect(chat.locator(".waiting")).to_have_count(0)
+    expect(chat.get_by_label("Message")).to_have_value("Hello")
 
 
 def test_error_within_a_stream_keeps_the_text_before(
@@ -114,8 +134,22 @@ def test_error_within_a_stream_keeps_the_text_before(
     send(chat)
     expect(chat.locator(".problem")).to_contain_text("the engine failed")
     expect(chat.locator(".by-model")).to_have_text(" a")
+    expect(chat.get_by_label("Message")).to_have_value("Hello")
     expect(chat.get_by_role("button", name="Send")).to_be_enabled()
     visitor.snap("chat-error")
+
+
+def test_message_without_an_answer_is_put_back(chat: Page, generator: ScriptedGenerator) -> None:
+    generator.refusal = Overloaded("The generation queue is full")
+    send(chat)
+    expect(chat.locator(".problem")).to_contain_text("The generation queue is full")
+    message = chat.get_by_label("Message")
+    expect(message).to_have_value("Hello")
+    generator.refusal = None
+    message.press("Enter")
+    expect(chat.locator(".by-model").last).to_have_text(TEXT)
+    expect(message).to_have_value("")
+    assert [said["content"] for said in generator.calls[-1].prompt.messages] == ["Hello"]
 
 
 def test_invalid_schema_is_named_before_anything_is_sent(

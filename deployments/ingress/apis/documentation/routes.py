@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import orjson
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.documentation.openapi import openapi_document
@@ -75,7 +75,12 @@ class DocumentationRoutes:
         return Response(self._document, media_type="application/json")
 
     async def page(self, request: Request) -> Response:
-        """Return the HTML page that shows the OpenAPI document."""
+        """Return the HTML page that shows the OpenAPI document.
+
+        The addresses in the page are relative to a path without a slash at the end.
+        """
+        if request.scope["path"].endswith("/"):
+            return RedirectResponse("../docs")
         return await self._own_files.respond("index.html", request)
 
     async def asset(self, request: Request) -> Response:

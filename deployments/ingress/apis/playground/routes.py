@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_report import build_model_report
@@ -68,9 +68,16 @@ class PlaygroundRoutes:
         )
 
     async def root(self, request: Request) -> Response:
-        """Return the page to browsers, which accept `text/html`. Other clients get a status."""
+        """Return the page to browsers, which accept `text/html`. Other clients get a status.
+
+        The addresses in the page are relative to a path with a slash at the end. A route prefix
+        may lack this slash.
+        """
         headers = {"vary": "accept"}
         if "text/html" in request.headers.get("accept", ""):
+            path: str = request.scope["path"]
+            if not path.endswith("/"):
+                return RedirectResponse(f"{path.rpartition('/')[2]}/", headers=headers)
             return await self._files.respond(INDEX, request, headers=headers)
         return json_response({"status": "ok"}, headers=headers)
 

@@ -1,9 +1,10 @@
 // Functions that render the answer of a task as DOM nodes.
 
 import { bar, characters, decimal, el, percent, plural } from "./dom.js";
-import { similarityMatrix, vectorMap } from "./plots.js";
+import { MAX_MAP_POINTS, MAX_MATRIX_TEXTS, similarityMatrix, vectorMap } from "./plots.js";
 
 const HUES = 8;
+const MAX_TOKEN_MAPS = 8;
 
 /** A list of rows with label, bar and score. If `ranked`, the first row is marked as the best. */
 export function scoreList(rows, { top = Infinity, digits = 1, name = "Scores", ranked = true } = {}) {
@@ -139,9 +140,17 @@ export function vectors(value, { texts }) {
     "div",
     {},
     note(`${plural(value.length, "vector")} of ${value[0].length} numbers. Near points have similar meanings.`),
+    value.length > MAX_MATRIX_TEXTS && note(describeLimits(value.length)),
     vectorMap(value, texts),
     similarityMatrix(value, texts),
   );
+}
+
+function describeLimits(count) {
+  const matrix = `the matrix the first ${MAX_MATRIX_TEXTS}.`;
+  return count > MAX_MAP_POINTS
+    ? `The map shows the first ${MAX_MAP_POINTS} texts, ${matrix}`
+    : `The map shows all texts, ${matrix}`;
 }
 
 function numbers(row) {
@@ -152,11 +161,17 @@ export function tokenVectors(value, { texts }) {
   return el(
     "div",
     {},
+    value.length > MAX_TOKEN_MAPS && note(`Maps are drawn for the first ${MAX_TOKEN_MAPS} texts.`),
     value.map((rows, i) => [
       note(`“${texts[i]}”: ${plural(rows.length, "token")}, each a vector of ${rows[0].length} numbers.`),
-      rows.length > 1 && vectorMap(rows, rows.map((_, t) => `token ${t + 1}`)),
+      i < MAX_TOKEN_MAPS && rows.length > 1 && tokenMap(rows),
     ]),
   );
+}
+
+function tokenMap(rows) {
+  const map = vectorMap(rows, rows.map((_, i) => `token ${i + 1}`));
+  return rows.length > MAX_MAP_POINTS ? [note(`The map shows the first ${MAX_MAP_POINTS} tokens.`), map] : map;
 }
 
 export function generatedText(value) {

@@ -1,5 +1,8 @@
 // Requests to the server: keys, errors, times and streams.
 
+/** Address of the server, without a slash at the end. It includes the route prefix. */
+export const ROOT = new URL(".", document.baseURI).href.replace(/\/+$/, "");
+
 const KEY = "hundredfold.key"; // in sessionStorage, which ends with the tab
 
 export const key = {
@@ -29,7 +32,7 @@ async function send(path, { body, method, headers, signal } = {}) {
   const sent = { ...headers };
   if (key.get()) sent.authorization = `Bearer ${key.get()}`;
   if (body !== undefined) sent["content-type"] = "application/json";
-  const response = await fetch(path, {
+  const response = await fetch(ROOT + path, {
     method: method ?? (body === undefined ? "GET" : "POST"),
     headers: sent,
     body: body === undefined ? undefined : JSON.stringify(body),

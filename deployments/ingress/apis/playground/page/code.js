@@ -1,5 +1,6 @@
 // The same request for a shell and for two clients in Python. Keys never appear: only $KEY.
 
+import { ROOT } from "./api.js";
 import { announce, el } from "./dom.js";
 
 /** Format a value as a Python literal. */
@@ -22,7 +23,7 @@ function curl({ path, body, headers, stream }, hasKey) {
   const given = Object.entries(headers).map(([name, value]) => ` \\\n  -H '${name}: ${value}'`);
   const auth = hasKey ? ` \\\n  -H "authorization: Bearer $KEY"` : "";
   const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl ${stream ? "-N " : ""}${location.origin}${encodeURI(path)}${auth}${given.join("")} \\\n  -d '${json}'`;
+  return `curl ${stream ? "-N " : ""}${ROOT}${encodeURI(path)}${auth}${given.join("")} \\\n  -d '${json}'`;
 }
 
 function hub({ address, method, headers }, hasKey) {
@@ -33,7 +34,7 @@ function hub({ address, method, headers }, hasKey) {
   const loop = given.stream && (name === "chat_completion" ? CHAT_LOOP : COMPLETION_LOOP);
   return (
     `${hasKey ? "import os\n\n" : ""}from huggingface_hub import InferenceClient\n\n` +
-    `client = InferenceClient(${python(location.origin + address)}${auth}${extra})\n` +
+    `client = InferenceClient(${python(ROOT + address)}${auth}${extra})\n` +
     `answer = ${call(`client.${name}`, given)}\n${loop || "print(answer)"}`
   );
 }
@@ -46,7 +47,7 @@ function openai({ openaiCall, headers }, hasKey) {
   const loop = given.stream && (name.startsWith("chat") ? CHAT_LOOP : OPENAI_COMPLETION_LOOP);
   return (
     `${hasKey ? "import os\n\n" : ""}from openai import OpenAI\n\n` +
-    `client = OpenAI(base_url=${python(`${location.origin}/v1`)}, api_key=${auth}${extra})\n` +
+    `client = OpenAI(base_url=${python(`${ROOT}/v1`)}, api_key=${auth}${extra})\n` +
     `answer = ${call(`client.${name}`, given)}\n${loop || "print(answer)"}`
   );
 }

@@ -12,13 +12,15 @@ const REPEATS = 5;
 
 export class DemoView {
   constructor(models) {
-    this.models = models.filter((model) => (model.tasks ?? []).includes(TASK));
     this.running = null;
     const task = { ...describe(TASK), action: "Ask them all" };
     this.form = new Form(task, task.fields.filter((field) => !field.option), {
-      onrun: () => (this.running ? this.running.abort() : this.run()),
+      onrun: () => this.run(),
+      onstop: () => this.running.abort(),
       onchange: () => {},
     });
+    this.empty = noModels();
+    this.single = el("p", { class: "note" }, "One model answers questions here. ", el("code", {}, "hundredfold demo --variants"), " builds two smaller ones and their versions from PyTorch to int8, and this table compares them.");
     this.passage = el("p", { class: "passage" });
     this.rows = el("tbody");
     this.results = el(
@@ -51,11 +53,20 @@ export class DemoView {
         el("h1", { tabindex: "-1" }, "One question, every model"),
         el("p", {}, "Ask about a text of your choice. Each model, version and kind of hardware answers in turn, and the table shows what it costs."),
       ),
-      this.models.length ? this.form.node : noModels(),
-      this.models.length === 1 &&
-        el("p", { class: "note" }, "One model answers questions here. ", el("code", {}, "hundredfold demo --variants"), " builds two smaller ones and their versions from PyTorch to int8, and this table compares them."),
+      this.form.node,
+      this.empty,
+      this.single,
       this.results,
     );
+    this.offer(models);
+  }
+
+  /** Use a new list of models from the next run on. */
+  offer(models) {
+    this.models = models.filter((model) => (model.tasks ?? []).includes(TASK));
+    this.form.node.hidden = this.models.length === 0;
+    this.empty.hidden = this.models.length > 0;
+    this.single.hidden = this.models.length !== 1;
   }
 
   close() {
@@ -71,7 +82,7 @@ export class DemoView {
       return;
     }
     this.running = new AbortController();
-    this.form.setAction("Stop");
+    this.form.setRunning(true);
     this.results.hidden = false;
     this.passage.replaceChildren(values.context);
     const variants = (await Promise.all(this.models.map(variantsOf))).flat();
@@ -89,7 +100,7 @@ export class DemoView {
       }
     }
     this.running = null;
-    this.form.setAction("Ask them all");
+    this.form.setRunning(false);
     this.summarize(answered, values);
   }
 

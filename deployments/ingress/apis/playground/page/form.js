@@ -4,12 +4,26 @@ import { el } from "./dom.js";
 import { labeled } from "./picker.js";
 
 export class Form {
-  /** The button and Ctrl+Enter call `onrun`. With `entersRun`, Enter in a text also calls it. */
-  constructor(task, fields, { onrun, onchange, entersRun = false }) {
+  /**
+   * The button and Ctrl+Enter call `onrun`. With `entersRun`, Enter in a text also calls it.
+   * During a run only the button works. It then calls `onstop`.
+   */
+  constructor(task, fields, { onrun, onstop, onchange, entersRun = false }) {
+    this.action = task.action;
+    this.isRunning = false;
     this.fields = fields.map((field) => ({ ...field, control: this.build(field) }));
     const shown = this.fields.filter((field) => !field.option);
     const folded = this.fields.filter((field) => field.option);
-    this.run = el("button", { type: "submit", class: "primary" });
+    const run = () => this.isRunning || onrun();
+    const stop = (event) => {
+      if (!this.isRunning) return;
+      event.preventDefault(); // when the run ends at once, this click must not submit the form
+      onstop();
+    };
+    this.run = el("button", { class: "primary", onclick: stop });
+    this.options = el("details", { class: "options", open: entersRun && innerWidth > 860 }, el("summary", {}, "Options"), el("div", { class: "grid" }, folded.map(place)));
+    // A browser cannot show what is invalid in a closed element.
+    this.options.addEventListener("invalid", () => (this.options.open = true), { capture: true });
     this.node = el(
       "form",
       {
@@ -21,12 +35,12 @@ export class Form {
           const inText = entersRun && event.target.name === "text" && !event.shiftKey;
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey || inText) && !event.isComposing) {
             event.preventDefault();
-            onrun();
+            run();
           }
         },
         onsubmit: (event) => {
           event.preventDefault();
-          onrun();
+          run();
         },
       },
       el(
@@ -48,18 +62,17 @@ export class Form {
         this.run,
         el("span", { class: "hint keys" }, entersRun ? "Enter sends, Shift+Enter starts a line" : "Ctrl+Enter"),
       ),
-      folded.length > 0 &&
-        el("details", { class: "options", open: entersRun && innerWidth > 860 }, el("summary", {}, "Options"), el("div", { class: "grid" }, folded.map(place))),
+      folded.length > 0 && this.options,
     );
     this.fill(task.samples[0]);
-    this.setAction(task.action);
+    this.setRunning(false);
   }
 
-  build({ name, kind, rows, choices, chosen, min, max, step, placeholder }) {
+  build({ name, kind, rows, choices, min, max, step, placeholder }) {
     const common = { id: `field-${name}`, name, placeholder };
     if (kind === "text" || kind === "lines") return el("textarea", { ...common, rows: rows ?? 5 });
     if (kind === "select") {
-      return el("select", common, choices.map((choice) => el("option", { value: choice, selected: choice === chosen }, choice)));
+      return el("select", common, choices.map((choice) => el("option", { value: choice }, choice)));
     }
     if (kind === "check") return el("input", { ...common, type: "checkbox" });
     if (kind === "number") return el("input", { ...common, type: "number", min, max, step: step ?? 1 });
@@ -72,8 +85,10 @@ export class Form {
     }
   }
 
-  setAction(name) {
-    this.run.textContent = name;
+  setRunning(isRunning) {
+    this.isRunning = isRunning;
+    this.run.textContent = isRunning ? "Stop" : this.action;
+    this.run.type = isRunning ? "button" : "submit"; // Enter in a line presses a submit button
   }
 
   /** Return the values without empty ones. Raises Error with the label of an invalid field. */

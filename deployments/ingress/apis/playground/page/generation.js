@@ -5,10 +5,10 @@ import { SCHEMA } from "./samples.js";
 
 const SAMPLING = [
   { name: "max_tokens", label: "Tokens, at most", kind: "number", min: 1, placeholder: "256", option: true },
-  { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, step: 0.1, placeholder: "model's", option: true },
-  { name: "top_p", label: "Top p", kind: "number", min: 0, max: 1, step: 0.05, placeholder: "model's", option: true },
+  { name: "temperature", label: "Temperature", kind: "number", min: 0, max: 2, step: "any", placeholder: "model's", option: true },
+  { name: "top_p", label: "Top p", kind: "number", min: 0, max: 1, step: "any", placeholder: "model's", option: true },
   { name: "top_k", label: "Top k", kind: "number", min: 0, placeholder: "model's", option: true },
-  { name: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 10, step: 0.05, placeholder: "model's", option: true },
+  { name: "repetition_penalty", label: "Repetition penalty", kind: "number", min: 0.01, max: 10, step: "any", placeholder: "model's", option: true },
   { name: "seed", label: "Seed", kind: "number", placeholder: "random", option: true },
   { name: "stop", label: "Stop strings", kind: "lines", rows: 2, hint: "one per line", option: true },
   { name: "schema", label: "JSON schema of the answer", kind: "text", rows: 4, option: true, placeholder: SCHEMA },

@@ -13,25 +13,53 @@ import { forgetVersions } from "./versions.js";
 const ORDER = ["question-answering", "chat", "text-classification", "feature-extraction", "sentence-similarity", "text-ranking"];
 const RETRY_MS = 3000;
 const content = document.querySelector("#content");
-const state = { models: null, view: null, playgrounds: new Map() };
+const state = { models: null, view: null, playgrounds: new Map(), loads: 0, retry: null };
 
 async function start() {
   prepareTheme();
   prepareKeyDialog();
+  prepareSkipLink();
   addEventListener("hashchange", () => show(true));
   await loadModels();
 }
 
-/** Load the list of models and show the view. Try again later without a connection or a model. */
+/** Load the list of models and show the view. Without a connection, try again later. */
 async function loadModels() {
+  clearTimeout(state.retry);
+  state.loads += 1;
+  const load = state.loads;
+  const isLatest = () => load === state.loads;
   try {
-    state.models = await listModels();
-    state.playgrounds.clear();
-    forgetVersions();
-    show(false);
+    const models = await listModels();
+    if (isLatest()) offer(models);
   } catch (error) {
-    showProblem(error);
+    if (isLatest()) showProblem(error);
   }
+}
+
+/** Give a new list of models to the views. The open view stays, with its input and the focus. */
+function offer(models) {
+  state.models = models;
+  forgetVersions();
+  const tasks = listTasks();
+  for (const [task, playground] of state.playgrounds) {
+    if (tasks.includes(task)) playground.offer(models);
+    else drop(task, playground);
+  }
+  if (!state.view?.offer) {
+    show(false);
+    return;
+  }
+  if (!(state.view instanceof Playground)) state.view.offer(models);
+  if (!state.view.node.isConnected) content.replaceChildren(state.view.node); // after a problem
+  markCurrent(tasks);
+}
+
+/** Remove the playground of a task that no model can do any more. */
+function drop(task, playground) {
+  playground.stop();
+  state.playgrounds.delete(task);
+  if (state.view === playground) state.view = null;
 }
 
 function showProblem(error) {
@@ -48,7 +76,7 @@ function showProblem(error) {
     ),
   );
   announce(explain(error));
-  if (!refused) setTimeout(loadModels, RETRY_MS);
+  if (!refused) state.retry = setTimeout(loadModels, RETRY_MS);
 }
 
 function usable() {
@@ -73,17 +101,18 @@ function show(moveFocus) {
   content.replaceChildren(state.view.node);
   const heading = state.view.node.querySelector("h1");
   document.title = `${heading.textContent} – Hundredfold`;
-  markCurrent(view, task, tasks);
+  state.shown = { view, task };
+  markCurrent(tasks);
   if (moveFocus) heading.focus({ preventScroll: true });
 }
 
 function buildView(view, task) {
   if (view === "models") return new ModelsView(state.models, loadModels);
   if (view === "status") return new StatusView();
-  if (view === "demo") return new DemoView(usable());
+  if (view === "demo") return new DemoView(state.models);
   if (!task) return noModels();
   // Keep the input and the answers of a task while another task is shown.
-  if (!state.playgrounds.has(task)) state.playgrounds.set(task, new Playground(usable(), task));
+  if (!state.playgrounds.has(task)) state.playgrounds.set(task, new Playground(state.models, task));
   return state.playgrounds.get(task);
 }
 
@@ -98,7 +127,8 @@ function noModels() {
   };
 }
 
-function markCurrent(view, task, tasks) {
+function markCurrent(tasks) {
+  const { view, task } = state.shown;
   for (const link of document.querySelectorAll(".views a")) {
     const current = link.getAttribute("href") === `#/${view}`;
     if (current) link.setAttribute("aria-current", "page");
@@ -128,6 +158,14 @@ function prepareKeyDialog() {
     dialog.returnValue = "";
     announce(key.get() ? "Key saved for this tab" : "Key forgotten");
     loadModels();
+  });
+}
+
+/** The address names the view, so the link to the content must not change the address. */
+function prepareSkipLink() {
+  document.querySelector(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    content.focus();
   });
 }
 

@@ -19,15 +19,28 @@ export class ModelsView {
   constructor(models, onchange) {
     this.onchange = onchange;
     this.tools = el("div");
-    this.cards = models.map((model) => new ModelCard(model));
+    this.list = el("div", { class: "model-list" });
     this.node = el(
       "div",
       {},
       el("header", { class: "view-head" }, el("h1", { tabindex: "-1" }, "Models"), el("p", {}, "What this server can run, and what each model went through to become fast.")),
       this.tools,
-      el("div", { class: "model-list" }, this.cards.map((card) => card.node)),
+      this.list,
     );
+    this.offer(models);
+  }
+
+  /** List `models`. The form for pulls stays, with the progress of a build. */
+  offer(models) {
+    this.cards = models.map((model) => new ModelCard(model));
+    this.list.replaceChildren(...this.cards.map((card) => card.node));
     this.showManagement();
+  }
+
+  /** Show the form for pulls if it is offered. A form that is shown stays, with its input. */
+  showPull(isOffered) {
+    if (!isOffered) this.tools.replaceChildren();
+    else if (!this.pull?.isConnected) this.tools.replaceChildren((this.pull ??= pullForm(this.onchange)));
   }
 
   /** Add the tools of operators to the list, which is already shown. */
@@ -39,7 +52,7 @@ export class ModelsView {
         this.tools.replaceChildren(el("p", { class: "note" }, "Your key uses models. To pull, load and unload them it needs the scope admin."));
         return;
       }
-      if (offered.has("pull") && !this.tools.hasChildNodes()) this.tools.append(pullForm(this.onchange));
+      this.showPull(offered.has("pull"));
       this.cards.forEach((card) => card.showTools({ offered, memory, refresh: () => this.showManagement() }));
     } catch (error) {
       this.tools.replaceChildren(el("p", { class: "problem" }, explain(error)));

@@ -3,18 +3,20 @@
 import { el } from "./dom.js";
 import { describeVersion, versionsOf } from "./versions.js";
 
+const LANGUAGES = [["src_lang", "From"], ["tgt_lang", "To"]]; // [parameter, label]
 const DIGITS = 6; // shown digits of a version whose description is next to it
 
 let pickers = 0;
 
 export class Picker {
   /** `onchange` is called after each change by the user. */
-  constructor(name, onchange) {
+  constructor(name, onchange, { choosesLanguages = false } = {}) {
     pickers += 1;
     this.id = `picker${pickers}`;
     this.onchange = onchange;
     const changed = () => {
       this.showVersions();
+      this.showLanguages();
       onchange();
     };
     this.model = el("select", { id: `${this.id}-model`, onchange: changed });
@@ -24,17 +26,30 @@ export class Picker {
     };
     this.version = el("select", { id: `${this.id}-version`, onchange: changedVersion });
     this.versionField = labeled("Version", this.version);
+    this.wanted = {}; // languages that the user has chosen
+    const changedLanguages = () => {
+      this.wanted = this.languages;
+      onchange();
+    };
+    this.languageFields = (choosesLanguages ? LANGUAGES : []).map(([parameter, label]) => {
+      const select = el("select", { id: `${this.id}-${parameter}`, onchange: changedLanguages });
+      return { parameter, select, node: labeled(label, select) };
+    });
     this.hardware = el("div", { class: "segmented", role: "radiogroup", "aria-label": "Hardware" });
     this.node = el(
       "div",
       { class: "picker", role: "group", "aria-label": name },
       labeled("Model", this.model),
       this.versionField,
+      this.languageFields.map(({ node }) => node),
       el("div", { class: "field" }, el("span", { class: "label", "aria-hidden": "true" }, "Hardware"), this.hardware),
     );
   }
 
-  /** Offer `models`. Keep the chosen model if it is among them, else choose model `preferred`. */
+  /**
+   * Offer `models`. Keep the chosen model, with its version, hardware and languages, if it is among
+   * them. Choose model `preferred` if it is not.
+   */
   offer(models, preferred = 0) {
     const chosen = this.model.value;
     this.models = models;
@@ -45,7 +60,8 @@ export class Picker {
     );
     const kept = models.some((model) => model.id === chosen);
     this.model.value = kept ? chosen : models[Math.min(preferred, models.length - 1)].id;
-    this.showVersions();
+    this.showVersions(kept ? this.versions : []);
+    this.showLanguages();
   }
 
   get chosen() {
@@ -75,19 +91,22 @@ export class Picker {
     return this.versions.find((one) => one.version === this.version.value) ?? this.chosen;
   }
 
-  showVersions() {
+  /** Offer the versions of the chosen model. Until the server has listed them, offer `known`. */
+  showVersions(known = []) {
     const shown = this.chosen;
-    this.offerVersions([]);
+    this.offerVersions(known);
     versionsOf(shown).then((versions) => this.chosen === shown && this.offerVersions(versions));
   }
 
-  /** Offer `versions` besides the default version. */
+  /** Offer `versions` besides the default version. Keep the chosen one if it is among them. */
   offerVersions(versions) {
+    const kept = versions.some((one) => one.version === this.version.value) ? this.version.value : "";
     this.versions = versions;
     this.version.replaceChildren(
       el("option", { value: "" }, `${nameVersion(this.chosen)} (default)`),
       ...versions.map((one) => el("option", { value: one.version }, nameVersion(one))),
     );
+    this.version.value = kept;
     this.versionField.hidden = versions.length === 0;
     this.showHardware();
   }
@@ -98,6 +117,30 @@ export class Picker {
     const kept = devices[this.device]?.available ? this.device : "";
     const choices = [["", "Auto", true], ...Object.entries(devices).map(deviceChoice)];
     this.hardware.replaceChildren(...choices.map((choice) => this.radio(kept, ...choice)));
+  }
+
+  /** Parameters for the languages; none if the chosen model has no language codes. */
+  get languages() {
+    const chosen = this.languageFields.map(({ parameter, select }) => [parameter, select.value]);
+    return Object.fromEntries(chosen.filter(([, code]) => code));
+  }
+
+  /** Offer the languages of the chosen model. Choose the wanted ones if it knows both. */
+  showLanguages() {
+    const codes = this.chosen.languages ?? [];
+    this.languageFields.forEach(({ select, node }, i) => {
+      select.replaceChildren(...codes.map((code) => el("option", { value: code, selected: code === codes[i] }, code)));
+      node.hidden = codes.length === 0;
+    });
+    this.chooseLanguages(this.wanted);
+  }
+
+  /** Choose `languages` in this model, and in models chosen later, if the model knows both. */
+  chooseLanguages(languages) {
+    const codes = this.chosen.languages ?? [];
+    this.wanted = languages;
+    if (!this.languageFields.every(({ parameter }) => codes.includes(languages[parameter]))) return;
+    this.languageFields.forEach(({ parameter, select }) => (select.value = languages[parameter]));
   }
 
   radio(kept, value, name, available, title) {

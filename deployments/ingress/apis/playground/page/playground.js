@@ -13,7 +13,6 @@ import { CHATS, describe, taskNames } from "./tasks.js";
 export class Playground {
   constructor(models, name) {
     this.name = name;
-    this.models = models.filter((model) => taskNames(model).includes(name));
     this.task = describe(name);
     this.isChat = name in CHATS;
     this.running = null;
@@ -21,30 +20,24 @@ export class Playground {
     this.sides = ["A", "B"].map((letter) =>
       this.isChat ? new ChatSide(letter, name, changed) : new TaskSide(letter, this.task, changed),
     );
-    this.sides.forEach((side, i) => side.picker.offer(this.models, i));
-    this.form = new Form(this.task, this.fields(), {
-      onrun: () => (this.running ? this.stop() : this.run()),
+    this.form = new Form(this.task, this.isChat ? FIELDS[name] : this.task.fields, {
+      onrun: () => this.run(),
+      onstop: () => this.stop(),
       onchange: changed,
       entersRun: name === "chat",
     });
     this.code = new CodePanel();
     this.differences = el("div", { class: "differences", hidden: true });
     this.node = this.build();
+    this.offer(models);
     this.setCompared(false);
   }
 
-  fields() {
-    if (this.isChat) return FIELDS[this.name];
-    const codes = [...new Set(this.models.flatMap((model) => model.languages ?? []))].sort();
-    if (!this.task.languages || codes.length === 0) return this.task.fields;
-    const languages = [["src_lang", "From"], ["tgt_lang", "To"]].map(([name, label], i) => ({
-      name,
-      label,
-      kind: "select",
-      choices: codes,
-      chosen: codes[i],
-    }));
-    return [...languages, ...this.task.fields];
+  /** Offer the models that can do the task. Input, answers and chosen models stay. */
+  offer(models) {
+    const able = models.filter((model) => taskNames(model).includes(this.name));
+    this.sides.forEach((side, i) => side.picker.offer(able, i));
+    this.showCode();
   }
 
   build() {
@@ -68,7 +61,7 @@ export class Playground {
     );
     return el(
       "div",
-      { class: "playground", onkeydown: (event) => event.key === "Escape" && this.running && this.stop() },
+      { class: "playground", onkeydown: (event) => event.key === "Escape" && this.stop() },
       el(
         "header",
         { class: "view-head" },
@@ -98,6 +91,7 @@ export class Playground {
     this.pickers.classList.toggle("compared", compared);
     this.differences.hidden = true;
     this.sides.forEach((side) => side.setCompared(compared));
+    if (compared) this.sides[1].picker.chooseLanguages(this.sides[0].picker.languages);
     this.showCode();
   }
 
@@ -133,16 +127,20 @@ export class Playground {
     const values = this.tryRead();
     if (values === null) return;
     this.running = new AbortController();
-    this.form.setAction("Stop");
+    this.form.setRunning(true);
     this.differences.hidden = true;
-    if (this.name === "chat") this.form.fields[0].control.value = "";
+    const message = this.form.fields[0].control;
+    const written = message.value;
+    const isChat = this.name === "chat";
+    if (isChat) message.value = "";
     const answers = [];
     for (const side of this.shownSides) {
       if (this.running.signal.aborted) break;
       answers.push(await side.run(this.buildFor(side, values), values, this.running.signal));
     }
     this.running = null;
-    this.form.setAction(this.task.action);
+    this.form.setRunning(false);
+    if (isChat && !answers.some(Boolean)) message.value ||= written; // for another try
     if (answers.length === 2 && answers.every(Boolean)) this.showDifferences(answers);
   }
 
@@ -159,7 +157,7 @@ export class Playground {
   }
 
   stop() {
-    this.running.abort();
+    this.running?.abort();
   }
 
   clear() {

@@ -2,6 +2,8 @@
 
 import { characters, decimal, el, svg } from "./dom.js";
 
+export const MAX_MAP_POINTS = 200;
+export const MAX_MATRIX_TEXTS = 40;
 const NAMED = 18; // number of characters of a text in a label
 
 function dot(a, b) {
@@ -58,9 +60,12 @@ function spread(placed) {
   return heights;
 }
 
-/** A map with a point per text. Texts with similar vectors are close to each other. */
+/**
+ * A map with a point for each of the first MAX_MAP_POINTS texts. Texts with similar vectors are
+ * close to each other.
+ */
 export function vectorMap(rows, texts) {
-  const points = project(rows);
+  const points = project(rows.slice(0, MAX_MAP_POINTS));
   const reach = Math.max(...points.flat().map(Math.abs)) || 1;
   const placed = points.map(([x, y]) => [260 + (x / reach) * 190, 150 - (y / reach) * 125]);
   const heights = spread(placed);
@@ -84,7 +89,7 @@ export function vectorMap(rows, texts) {
       viewBox: "0 0 520 300",
       class: "map",
       role: "img",
-      "aria-label": `Map of ${texts.length} texts by their two principal components. The matrix has the same figures.`,
+      "aria-label": `Map of ${points.length} texts by their two principal components.`,
     },
     svg("line", { x1: 20, x2: 500, y1: 150, y2: 150, class: "axis" }),
     svg("line", { x1: 260, x2: 260, y1: 10, y2: 290, class: "axis" }),
@@ -92,9 +97,10 @@ export function vectorMap(rows, texts) {
   );
 }
 
-/** A table of cosines, shaded by value. */
-export function similarityMatrix(rows, texts) {
-  const numbers = texts.map((_, i) => i + 1);
+/** A table of the cosines between the first MAX_MATRIX_TEXTS texts, shaded by value. */
+export function similarityMatrix(allRows, texts) {
+  const rows = allRows.slice(0, MAX_MATRIX_TEXTS);
+  const numbers = rows.map((_, i) => i + 1);
   return el(
     "div",
     { class: "scroll", tabindex: "0", role: "region", "aria-label": "Similarity matrix" },

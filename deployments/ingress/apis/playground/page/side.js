@@ -10,9 +10,9 @@ import { Picker } from "./picker.js";
 const LONG_WAIT_MS = 4000;
 
 class Side {
-  constructor(letter, onchange) {
+  constructor(letter, onchange, choices) {
     this.letter = letter;
-    this.picker = new Picker(`Model ${letter}`, onchange);
+    this.picker = new Picker(`Model ${letter}`, onchange, choices);
     this.title = el("h2", {}, "Answer");
     this.clock = el("span", { class: "clock", "aria-hidden": "true" });
     this.output = el("div", { class: "output" });
@@ -72,14 +72,15 @@ class Side {
 /** Side for tasks whose answer is one JSON value: all tasks except chat and completion. */
 export class TaskSide extends Side {
   constructor(letter, task, onchange) {
-    super(letter, onchange);
+    super(letter, onchange, { choosesLanguages: task.languages });
     this.task = task;
     this.output.append(el("p", { class: "note" }, `Press “${task.action}” for an answer.`));
   }
 
-  /** Build the request from the values of the form. */
-  build(name, values, useCache) {
-    const { reference, chosen } = this.picker;
+  /** Build the request from the values of the form and the languages of the chosen model. */
+  build(name, formValues, useCache) {
+    const { reference, chosen, languages } = this.picker;
+    const values = { ...formValues, ...languages };
     const own = name === chosen.tasks[0];
     const path = own ? `/models/${reference}` : `/models/${reference}/pipeline/${name}`;
     const body = this.task.body(values);
@@ -134,7 +135,10 @@ export class ChatSide extends Side {
     this.cost.replaceChildren();
   }
 
-  /** Send a message and show the streamed text. Returns {value, cost}, or null after an error. */
+  /**
+   * Send a message and show the streamed text. Returns {value, cost}, or null if there is no answer,
+   * because of an error or because it was stopped before its first token.
+   */
   async run(built, { text }, signal) {
     if (this.mode === "completion" || this.history.length === 0) this.output.replaceChildren();
     const written = document.createTextNode("");
@@ -149,8 +153,10 @@ export class ChatSide extends Side {
       turn.append(factList(turnFacts(result)));
       this.output.scrollTop = this.output.scrollHeight;
       this.cost.replaceChildren(costPanel(result.cost, factsOf(result.cost, this.picker.chosen)));
+      const isStopped = result.reason === "stopped";
+      announce(`${isStopped ? "Stopped" : "Answer complete"}: ${result.text}`);
+      if (isStopped && !result.text) return null;
       this.history.push({ role: "user", content: text }, { role: "assistant", content: result.text });
-      announce(`${result.reason === "stopped" ? "Stopped" : "Answer complete"}: ${result.text}`);
       return { value: result.text, cost: result.cost };
     } catch (error) {
       writer.flush();

@@ -42,6 +42,9 @@ export class StatusView {
     this.refresh();
   }
 
+  /** Each reading of /stats has the current models, so a new list changes nothing. */
+  offer() {}
+
   close() {
     clearTimeout(this.timer);
     this.closed = true;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 
 from deployments.ingress.apis.documentation import routes as docs
@@ -13,17 +14,26 @@ from tests.support.in_process import InProcess
 LOADS = re.compile(r"""(?:src|href)\s*=\s*["']([^"']*)["']""")
 
 
+@pytest.mark.parametrize("prefix", ["", "/below/it"])
 @pytest.mark.parametrize("path", ["/docs", "/docs/"])
-async def test_page_loads_local_files_only(path: str, tiny_store: Path) -> None:
-    async with InProcess(tiny_store).client() as http:
-        page = await http.get(path)
-        assert page.headers["content-type"] == "text/html; charset=utf-8"
-        loaded = LOADS.findall(page.text)
-        assert "/docs/swagger-ui-bundle.js" in loaded
-        for address in loaded:
-            if address != "data:,":
-                assert address.startswith("/")
-                assert (await http.get(address)).status_code == 200
+async def test_page_loads_local_files_below_the_prefix_only(
+    path: str, prefix: str, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).application() as app:
+        transport = httpx.ASGITransport(app, root_path=prefix)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", follow_redirects=True
+        ) as http:
+            page = await http.get(f"{prefix}{path}")
+            assert page.headers["content-type"] == "text/html; charset=utf-8"
+            start = await http.get(f"{prefix}/docs/start.js")
+            loaded = [*LOADS.findall(page.text), *re.findall(r'url: "([^"]+)"', start.text)]
+            assert {"docs/swagger-ui-bundle.js", "openapi.json"} <= set(loaded)
+            for address in loaded:
+                if address != "data:,":
+                    url = page.url.join(address)
+                    assert url.path.startswith(f"{prefix}/"), address
+                    assert (await http.get(url)).status_code == 200
     assert "//" not in page.text.replace("<!doctype html>", "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import httpx
 import orjson
 import pytest
 
@@ -38,14 +39,33 @@ async def test_page_loads_files_of_this_server_only(tiny_store: Path) -> None:
             assert answer.headers["content-security-policy"] == POLICY
     for name in (INDEX, *ASSETS):
         for groups in ADDRESS.findall((PAGE / name).read_text(encoding="utf-8")):
-            address = "".join(groups).replace("./", "/page/")
+            base = "/" if name == INDEX else "/page/"
+            address = str(httpx.URL(base).join("".join(groups)))
             assert address in known, f"{name} loads {address}"
 
 
 def test_every_module_is_loaded_with_the_document() -> None:
     index = (PAGE / INDEX).read_text(encoding="utf-8")
     for name in ASSETS:
-        assert f'"/page/{name}"' in index, name
+        assert f'"page/{name}"' in index, name
+
+
+@pytest.mark.parametrize("prefix", ["", "/below/it"])
+async def test_page_loads_its_files_below_the_prefix(prefix: str, tiny_store: Path) -> None:
+    async with InProcess(tiny_store).application() as app:
+        transport = httpx.ASGITransport(app, root_path=prefix)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            page = await http.get(f"{prefix}/", headers=BROWSER)
+            if prefix:
+                redirect = await http.get(prefix, headers=BROWSER)
+                assert redirect.url.join(redirect.headers["location"]) == page.url
+                assert (await http.get(prefix)).json() == {"status": "ok"}
+            addresses = ["".join(groups) for groups in ADDRESS.findall(page.text)]
+            assert len(addresses) > len(ASSETS)
+            for address in addresses:
+                loaded = page.url.join(address)
+                assert loaded.path.startswith(f"{prefix}/"), address
+                assert (await http.get(loaded)).status_code == 200
 
 
 def test_policy_permits_no_inline_script_and_no_other_host() -> None:
