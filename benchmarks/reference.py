@@ -25,15 +25,9 @@ from deployments.ingress.apis.text_generation.routes import ENVELOPE_EXAMPLE
 from deployments.ingress.app import build_apis
 from deployments.ingress.builds import BuildService
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
-from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.api import ApiRoutes
-from deployments.ingress.pipeline import RequestPipeline
-from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
-from deployments.ingress.resolver import RequestResolver
-from deployments.ingress.routing import MicroBatchRouter
-from deployments.ingress.tokenization import TokenizationService
 from deployments.metrics import (
     EncoderMetrics,
     GeneratorMetrics,
@@ -41,8 +35,8 @@ from deployments.metrics import (
     LoadMetrics,
     TokenizerMetrics,
 )
-from deployments.registry import ModelRegistry
 from deployments.tasks import TASKS, find_head, list_task_names
+from deployments.transports.base import Clients
 
 CONFIG = REPOSITORY / "serve_config.yaml"
 NO_STORE = Path("no-store")  # placeholder; the APIs are listed without reading a store
@@ -200,19 +194,12 @@ def _build_apis() -> tuple[ApiRoutes, ...]:
     """Build the APIs of a server without models and replicas, only to list their operations."""
     settings = IngressUserConfig()
     args = AppArgs(store=NO_STORE, encoders={})
-    registry, monitor = ModelRegistry.of(args), ClusterMonitor({}, ClusterSnapshot)
-    router = MicroBatchRouter({}, cast(Any, None), settings.batching)
-    pipeline = RequestPipeline(
-        resolver=RequestResolver(registry, monitor, PoolForecasts(args, monitor, {})),
-        encoders=EncoderExecutor(router, monitor, settings),
-        generators=GenerationExecutor({}, monitor, settings),
-        tokenization=TokenizationService(cast(Any, None)),
-        recorder=cast(Any, None),
-        settings=settings,
-    )
+    monitor, nothing = ClusterMonitor({}, ClusterSnapshot), cast(Any, None)
+    clients = Clients(nothing, {}, {}, {})
+    pipeline = build_pipeline(args, clients, monitor, nothing, nothing, settings)
     builds = BuildService(BuildQueue(NO_STORE), settings.builds, pipeline.serves_model)
     services = ModelServices(builds, ReplicaMemory({}, pipeline.registry))
-    return build_apis(ApiContext(pipeline, cast(Any, None), services))
+    return build_apis(ApiContext(pipeline, nothing, services))
 
 
 def _first_line(documented: object) -> str:

@@ -12,7 +12,6 @@ from build_artifacts.build_devices import engine_settings, has_device
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.decoders.generation_report import (
-    GENERATION_NAME,
     format_report,
     read_generation_report,
 )
@@ -46,7 +45,7 @@ from build_artifacts.report.values import (
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace
-from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.types import Device, ModelHead
 from deployments.background_process import end_with_standard_input, limit_memory, lower_priority

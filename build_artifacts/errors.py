@@ -11,17 +11,13 @@ ServeError
 
 from __future__ import annotations
 
-from deployments.errors import ServeError
+from deployments.errors import HintedError
 
 
-class BuildError(ServeError):
+class BuildError(HintedError):
     """Base of all build errors. A failed build publishes nothing."""
 
     code = "build_failed"
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class SourceNotFound(BuildError):

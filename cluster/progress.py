@@ -15,18 +15,14 @@ from contextlib import suppress
 from rich.live import Live
 from rich.text import Text
 
-from deployments.errors import ServeError
+from deployments.errors import HintedError
 from deployments.progress_console import ProgressConsole
 
 
-class StartError(ServeError):
+class StartError(HintedError):
     """The cluster cannot be started. `hint` is the remedy."""
 
     code = "cannot_start"
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 POLL_S = 0.25

@@ -17,21 +17,17 @@ from cluster.progress import DIRECT
 from deployments.command_line import show_activity
 from deployments.config import CLIENT_KEY_VARIABLE, client_key
 from deployments.console import add_json_option, format_table, print_json, print_text
-from deployments.errors import ServeError
+from deployments.errors import HintedError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 90.0  # long, because a load reads and opens a model
 HEAD = ("model", "version", "replica", "MB", "age", "last use", "per minute", "")
 
 
-class ServerError(ServeError):
+class ServerError(HintedError):
     """The server rejected or did not answer a request. `hint` is the remedy."""
 
     code = "server_error"
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -40,19 +40,14 @@ from deployments.ingress.cluster_state import (
     ClusterMonitor,
     read_serve_status,
 )
-from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.server import configure_servers
-from deployments.ingress.pipeline import RequestPipeline
-from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
-from deployments.ingress.resolver import RequestResolver
-from deployments.ingress.routing import MicroBatchRouter, serve_micro_batches
-from deployments.ingress.tokenization import TokenizationService
+from deployments.ingress.routing import serve_micro_batches
 from deployments.load import LoadMeter
 from deployments.messages import (
     CallBatch,
@@ -76,16 +71,10 @@ from deployments.metrics import (
     TokenizerMetrics,
 )
 from deployments.records import DeferredRecorder
-from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
-from deployments.transports.base import (
-    EncoderClient,
-    GeneratorClient,
-    PoolManager,
-    TokenizerClient,
-)
+from deployments.transports.base import Clients
 from deployments.transports.channel.clients import (
     ChannelEncoderClient,
     ChannelGeneratorClient,
@@ -265,15 +254,6 @@ class Generator(_ChannelHooks):
         await self._replica.close()
 
 
-class Clients(NamedTuple):
-    """The clients through which the ingress calls the other deployments."""
-
-    tokenizer: TokenizerClient
-    encoders: Mapping[Device, EncoderClient]
-    generators: Mapping[Device, GeneratorClient]
-    pools: Mapping[str, PoolManager]  # by deployment
-
-
 def build_clients(
     transport: Literal["channel", "handle"],
     tokenizer: DeploymentHandle,
@@ -330,15 +310,13 @@ class Ingress:
         )
         self._transport = args.transport
         clients = build_clients(args.transport, tokenizer, encoders, generators)
-        router = MicroBatchRouter(clients.encoders, serve_micro_batches, settings.batching)
-        forecasts = PoolForecasts(args, monitor, clients.pools)
-        self._pipeline = RequestPipeline(
-            resolver=RequestResolver(ModelRegistry.of(args), monitor, forecasts),
-            encoders=EncoderExecutor(router, monitor, settings),
-            generators=GenerationExecutor(clients.generators, monitor, settings),
-            tokenization=TokenizationService(clients.tokenizer),
-            recorder=DeferredRecorder(IngressMetrics()),
-            settings=settings,
+        self._pipeline = build_pipeline(
+            args,
+            clients,
+            monitor,
+            serve_micro_batches,
+            DeferredRecorder(IngressMetrics()),
+            settings,
         )
         self._gate = AccessGate(settings.key_file_path(), monitor.count_ingress_replicas)
         self._cors = Cors(settings.cors)

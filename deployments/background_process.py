@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+PACKAGES = Path(__file__).parents[1]  # directory from which such a process imports our packages
+
 
 def end_with_standard_input(before_exit: Callable[[], None] = lambda: None) -> None:
     """End this process as soon as its parent is gone, even if the parent was killed.

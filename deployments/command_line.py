@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeAlias
 
-from deployments.errors import ServeError
+from deployments.errors import HintedError, ServeError
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 STDOUT = 1  # file descriptor
@@ -85,7 +85,7 @@ class Program:
             sys.stdout.flush()
             return code
         except ServeError as error:
-            return print_error(error.message, getattr(error, "hint", ""))
+            return print_error(error.message, error.hint if isinstance(error, HintedError) else "")
         except ModuleNotFoundError as error:
             if spec is None or (error.name or "").partition(".")[0] in _OWN_PACKAGES:
                 raise

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from deployments.errors import ServeError
+from deployments.errors import HintedError
 
 
-class BenchmarkError(ServeError):
+class BenchmarkError(HintedError):
     """A measurement failed or returned wrong answers. `hint` names the remedy."""
 
     code = "benchmark_failed"
-
-    def __init__(self, message: str, *, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint

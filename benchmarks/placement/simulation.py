@@ -19,12 +19,12 @@ from benchmarks.autoscaling.day import Day
 from benchmarks.autoscaling.policies import count_requests, parse_autoscaling
 from benchmarks.autoscaling.simulation import PASS_S, ServerSettings, Simulation
 from deployments.artifacts.types import Device
-from deployments.ingress.placement import PoolForecast, choose_pool
+from deployments.ingress.placement import DeviceForecast, choose_forecast
 
 PIECE_S = 0.25  # maximum work of a piece, in s of a CPU replica
 
 # Chooses the pool for a request, given one forecast per pool and the deadline of the request in s.
-Place = Callable[[Sequence[PoolForecast], float], Device]
+Place = Callable[[Sequence[DeviceForecast], float], Device]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Policy(NamedTuple):
 POLICIES = (
     Policy("always CPU", lambda *_: Device.CPU, {Device.CPU: 1, Device.GPU: None}),
     Policy("always GPU", lambda *_: Device.GPU, {Device.CPU: None, Device.GPU: 1}),
-    Policy("auto", lambda *seen: choose_pool(*seen).device, {Device.CPU: 1, Device.GPU: 0}),
+    Policy("auto", lambda *seen: choose_forecast(*seen).device, {Device.CPU: 1, Device.GPU: 0}),
     Policy(
         "auto, one GPU kept",
-        lambda *seen: choose_pool(*seen).device,
+        lambda *seen: choose_forecast(*seen).device,
         {Device.CPU: 1, Device.GPU: 1},
     ),
 )
@@ -148,9 +148,9 @@ class PlacedDay:
 
     def _forecast(
         self, device: Device, queued_s: float, running: int, start_s: float, column: np.intp
-    ) -> PoolForecast:
+    ) -> DeviceForecast:
         work_s = float(self._request_s[device][column])
-        return PoolForecast(
+        return DeviceForecast(
             device=device,
             queue_s=queued_s / max(running, 1),
             load_s=start_s,

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import onnx
 
 
-ORT_DOMAIN = "com.microsoft"  # domain of the operators that only ONNX Runtime implements
 ATTENTION = "GroupQueryAttention"
 
 

@@ -9,12 +9,11 @@ from pydantic import ValidationError
 
 from build_artifacts.decoders.measurement import DecoderThroughput
 from build_artifacts.types import Tokens
-from deployments.artifacts.manifest import PERPLEXITY, ArtifactManifest, Candidate
+from deployments.artifacts.manifest import GENERATION_NAME, PERPLEXITY, ArtifactManifest, Candidate
 from deployments.artifacts.types import FrozenModel
 from deployments.console import format_table
 from deployments.errors import ArtifactError
 
-GENERATION_NAME = "generation.json"
 _HEADER = (
     "CANDIDATE",
     "MB",

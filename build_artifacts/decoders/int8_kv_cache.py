@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.decoders.calibration import CalibrationTexts
-from build_artifacts.decoders.float_graph import ATTENTION, ORT_DOMAIN, read_int_attribute
+from build_artifacts.decoders.float_graph import ATTENTION, read_int_attribute
+from build_artifacts.graph_nodes import ORT_DOMAIN
 from build_artifacts.types import FloatArray
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 

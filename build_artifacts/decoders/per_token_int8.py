@@ -27,8 +27,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.decoders.calibration import CalibrationTexts
-from build_artifacts.decoders.float_graph import ORT_DOMAIN, FloatGraph, scale_queries
+from build_artifacts.decoders.float_graph import FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
+from build_artifacts.graph_nodes import ORT_DOMAIN
 from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:

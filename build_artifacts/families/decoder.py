@@ -19,7 +19,6 @@ from build_artifacts.decoders.candidates import (
 )
 from build_artifacts.decoders.gate_inputs import max_answer_tokens
 from build_artifacts.decoders.generation_report import (
-    GENERATION_NAME,
     GenerationReport,
     compare_samples,
 )
@@ -42,6 +41,7 @@ from build_artifacts.families.base import (
 from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from deployments.artifacts.manifest import (
+    GENERATION_NAME,
     PERPLEXITY,
     TOKENIZER_NAME,
     Candidate,

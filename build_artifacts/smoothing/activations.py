@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from build_artifacts.graph_nodes import only_user
 from build_artifacts.smoothing.calibration import Observed
 from build_artifacts.smoothing.graph_edits import GraphEditor
-from build_artifacts.smoothing.products import Product, array, is_attention_output, only_user
+from build_artifacts.smoothing.products import Product, array, is_attention_output
 from build_artifacts.smoothing.ranges import (
     COLUMNS,
     ByteRange,

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.graph_nodes import ORT_DOMAIN
+
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-_ORT_DOMAIN = "com.microsoft"
 # Operators that only ONNX Runtime implements.
 _ORT_OPERATORS = {"MatMulIntegerToFloat"}
 
@@ -58,7 +59,7 @@ class GraphEditor:
     ) -> ir.Node:
         import onnx_ir as ir
 
-        domain = _ORT_DOMAIN if op_type in _ORT_OPERATORS else ""
+        domain = ORT_DOMAIN if op_type in _ORT_OPERATORS else ""
         if domain:
             self._graph.opset_imports.setdefault(domain, 1)
         node = ir.node(op_type, inputs, attributes, domain=domain, name=name)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from build_artifacts.graph_nodes import only_user
 from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
@@ -99,12 +100,6 @@ def array(value: ir.Value | None) -> FloatArray | None:
     """Return a float32 constant; None for other values."""
     found = value.const_value.numpy() if value is not None and value.const_value else None
     return found if found is not None and found.dtype == np.float32 else None
-
-
-def only_user(value: ir.Value) -> ir.Node | None:
-    """Return the only node that reads `value`; None for several readers or a graph output."""
-    users = value.uses()
-    return users[0].node if len(users) == 1 and not value.is_graph_output() else None
 
 
 def _read_product(node: ir.Node) -> Product | None:

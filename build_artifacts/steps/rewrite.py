@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from build_artifacts.graph_files import save_graph
+from build_artifacts.graph_nodes import ORT_DOMAIN, only_user
 from build_artifacts.recipes import GraphRewrites
 from deployments.engines.forward_pass import Batch
 from deployments.engines.graph_io import build_feeds
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 # Changes the model in place; returns the number of matches.
 Rewrite = Callable[["ir.Model"], int]
 
-_ORT_DOMAIN = "com.microsoft"
 _SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)  # [B, T, N, D] <-> [B, N, T, D]
 
 
@@ -127,7 +127,7 @@ def use_flash_attention(model: ir.Model) -> int:
     model.graph.insert_before(model.graph[0], [smallest, is_full])
     for node in packed:
         _add_branches(model, node, is_full.outputs[0])
-    model.graph.opset_imports.setdefault(_ORT_DOMAIN, 1)
+    model.graph.opset_imports.setdefault(ORT_DOMAIN, 1)
     return len(packed)
 
 
@@ -243,7 +243,7 @@ def _add_branches(model: ir.Model, attention: ir.Node, is_full: ir.Value) -> Non
     flash = {"num_heads": _read_attribute(attention, "q_num_heads")} | (
         {"scale": scale.as_float()} if scale is not None else {}
     )
-    then = ir.node("MultiHeadAttention", attention.inputs[:3], flash, domain=_ORT_DOMAIN)
+    then = ir.node("MultiHeadAttention", attention.inputs[:3], flash, domain=ORT_DOMAIN)
     otherwise = ir.node("Attention", attention.inputs, dict(attention.attributes))
     branches = {
         "then_branch": _build_subgraph(_rename_node(then, f"{attention.name}_full")),
@@ -314,22 +314,17 @@ def _find_transpose_source(value: ir.Value | None) -> ir.Value | None:
 
 def _find_joined(value: ir.Value) -> ir.Value | None:
     """Return the [B, T, N x D] form of `value` [B, N, T, D] if `value` has no other use."""
-    same = _find_only_user(value)
+    same = only_user(value)
     # Layers with one head, such as pruned ones, have a Reshape that changes nothing.
     if same is not None and same.op_type == "Reshape" and same.outputs[0].shape == value.shape:
         value = same.outputs[0]
-    transpose = _find_only_user(value)
+    transpose = only_user(value)
     if transpose is None or _find_transpose_source(transpose.outputs[0]) is not value:
         return None
-    reshape = _find_only_user(transpose.outputs[0])
+    reshape = only_user(transpose.outputs[0])
     if reshape is None or reshape.op_type != "Reshape":
         return None
     return reshape.outputs[0]
-
-
-def _find_only_user(value: ir.Value) -> ir.Node | None:
-    users = value.uses()
-    return users[0].node if len(users) == 1 else None
 
 
 REWRITES: Mapping[str, Rewrite] = {

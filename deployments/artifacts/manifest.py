@@ -36,6 +36,7 @@ from deployments.errors import (
 MANIFEST_NAME = "manifest.json"
 TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"
+GENERATION_NAME = "generation.json"  # the gate report of a generative model
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
 # The template of requests with tools, if the model has two. transformers uses the same names.
 TOOL_TEMPLATE_NAME = "additional_chat_templates/tool_use.jinja"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Literal
 
@@ -62,6 +63,8 @@ class Device(StrEnum):
 
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]  # nf4: bitsandbytes, 4 bits
+# Names of the float precisions in torch and NumPy.
+DTYPE_NAMES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 EngineName = str  # a key of deployments.engines.ENGINES
 KvCacheDtype = Literal["int8"]
 # sdpa: fused kernels of torch. flash: kernels of the package `flash_attn`. eager: separate MatMuls

@@ -11,10 +11,9 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import deployments
+from deployments.background_process import PACKAGES
 from deployments.builds.queue import QUEUE_NAME
 
-_PACKAGES = Path(deployments.__file__).parents[1]
 _COMPILER = ("build_artifacts", "torch")
 LOG_NAME = "builder.log"
 MAX_LOG_BYTES = 1 << 20  # a larger log is deleted before the next builder starts
@@ -62,5 +61,5 @@ def _builder_environment() -> dict[str, str]:
     environment.pop("HF_HUB_OFFLINE", None)
     if is_offline := environment.get(HUB_OFFLINE_VARIABLE):
         environment["HF_HUB_OFFLINE"] = is_offline
-    paths = (str(_PACKAGES), environment.get("PYTHONPATH", ""))
+    paths = (str(PACKAGES), environment.get("PYTHONPATH", ""))
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from deployments.artifacts.types import Attention
+from deployments.artifacts.types import DTYPE_NAMES, Attention
 from deployments.engines.decoder import DecoderSpec
 from deployments.errors import EngineFailed
 
@@ -26,14 +26,13 @@ if TYPE_CHECKING:
 _ATTENTIONS: Mapping[Attention, str] = {
     "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
 }  # fmt: skip
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def torch_dtype(spec: DecoderSpec) -> torch.dtype:
     """Return the dtype of activations, keys and values."""
     import torch
 
-    dtype: torch.dtype = getattr(torch, _DTYPES[spec.compute_precision])
+    dtype: torch.dtype = getattr(torch, DTYPE_NAMES[spec.compute_precision])
     return dtype
 
 

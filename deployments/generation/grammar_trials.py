@@ -30,10 +30,9 @@ from typing import NamedTuple, NoReturn
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-import deployments
+from deployments.background_process import PACKAGES
 from deployments.errors import EngineFailed, Overloaded
 
-_PACKAGES = Path(deployments.__file__).parents[1]
 # Maximum duration of a trial in seconds, in case it gets no CPU time. It is less than
 # HANG_TIMEOUT_S (health.py), after which a call counts as hanging.
 WAIT_S = 8.0
@@ -145,7 +144,7 @@ class _TrialProcess:
             with child_end:
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", __name__],
-                    cwd=_PACKAGES,
+                    cwd=PACKAGES,
                     stdin=child_end.fileno(),
                     stdout=subprocess.DEVNULL,
                 )

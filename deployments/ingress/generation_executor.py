@@ -13,10 +13,10 @@ from deployments.errors import Overloaded
 from deployments.ingress.choices import gather_or_cancel, offset_seed
 from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice
 from deployments.ingress.cold_start import limit_cold_start
+from deployments.ingress.device_forecasts import RequestWork
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.pool_forecasts import RequestWork
 from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import GenerationRequest
 from deployments.keys.caller import current_caller

@@ -15,13 +15,13 @@ from deployments.config import IngressUserConfig
 from deployments.errors import InvalidField, Overloaded, ServeError
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import combine_timings, select_best
+from deployments.ingress.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
-from deployments.ingress.pool_forecasts import RequestWork
 from deployments.ingress.request_log import (
     RequestContext,
     RequestSpan,

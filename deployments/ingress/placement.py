@@ -8,8 +8,8 @@ from typing import NamedTuple
 from deployments.artifacts.types import Device
 
 
-class PoolForecast(NamedTuple):
-    """Forecast for one request in a pool, which is the replicas of one device."""
+class DeviceForecast(NamedTuple):
+    """Forecast for one request on the replicas of one kind of device."""
 
     device: Device
     queue_s: float  # until the work ahead of the request is done
@@ -28,10 +28,10 @@ class PoolForecast(NamedTuple):
         return self.price * (self.work_s + self.load_s)
 
 
-def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolForecast:
-    """Return the cheapest pool that answers within `deadline_s` from now, else the fastest.
+def choose_forecast(forecasts: Sequence[DeviceForecast], deadline_s: float) -> DeviceForecast:
+    """Return the cheapest forecast that ends within `deadline_s` from now, else the fastest.
 
-    Of equal pools, the first is returned. `forecasts` must not be empty.
+    Of equal forecasts, the first is returned. `forecasts` must not be empty.
     """
     in_time = [one for one in forecasts if one.completion_s <= deadline_s]
     if in_time:
@@ -40,11 +40,11 @@ def choose_pool(forecasts: Sequence[PoolForecast], deadline_s: float) -> PoolFor
 
 
 def choose_after_refusal(
-    forecasts: Sequence[PoolForecast], refused: Device, deadline_s: float
-) -> PoolForecast | None:
-    """Return another pool for a request that the full pool of the device `refused` rejected.
+    forecasts: Sequence[DeviceForecast], refused: Device, deadline_s: float
+) -> DeviceForecast | None:
+    """Return another device for a request that the full replicas of `refused` rejected.
 
-    Returns None if no other pool answers in time. The client should then retry later.
+    Returns None if no other device answers in time. The client should then retry later.
     """
     others = [one for one in forecasts if one.device != refused and one.completion_s <= deadline_s]
-    return choose_pool(others, deadline_s) if others else None
+    return choose_forecast(others, deadline_s) if others else None

@@ -14,10 +14,10 @@ from deployments.ingress.cluster_state import (
     choose_device,
     list_devices,
 )
+from deployments.ingress.device_forecasts import DeviceForecasts, RequestWork
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.permitted_models import PermittedModels
-from deployments.ingress.placement import choose_after_refusal, choose_pool
-from deployments.ingress.pool_forecasts import PoolForecasts, RequestWork
+from deployments.ingress.placement import choose_after_refusal, choose_forecast
 from deployments.ingress.requests import InferenceRequest
 from deployments.keys.caller import current_caller
 from deployments.keys.key import Scope
@@ -38,7 +38,7 @@ class RequestResolver:
     """Finds the model of a request, and chooses the device that runs it."""
 
     def __init__(
-        self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: PoolForecasts
+        self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: DeviceForecasts
     ) -> None:
         self.models = registry
         self.registry = PermittedModels(registry)
@@ -99,7 +99,7 @@ class RequestResolver:
         if len(devices) == 1:
             return DeviceChoice(devices[0])
         forecasts = [self.forecasts.forecast(work, device) for device in devices]
-        return DeviceChoice(choose_pool(forecasts, self._deadline_s(options, work)).device)
+        return DeviceChoice(choose_forecast(forecasts, self._deadline_s(options, work)).device)
 
     def choose_after_refusal(
         self, options: RequestOptions, work: RequestWork, refused: Device

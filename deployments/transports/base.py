@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
+from deployments.artifacts.types import Device
 from deployments.errors import ServeError
 from deployments.messages import (
     CallBatch,
@@ -82,3 +83,12 @@ def unwrap(outcome: T | ServeError) -> T:
     if isinstance(outcome, ServeError):
         raise outcome
     return outcome
+
+
+class Clients(NamedTuple):
+    """The clients through which the ingress calls the other deployments."""
+
+    tokenizer: TokenizerClient
+    encoders: Mapping[Device, EncoderClient]
+    generators: Mapping[Device, GeneratorClient]
+    pools: Mapping[str, PoolManager]  # by deployment

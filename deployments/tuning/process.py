@@ -10,16 +10,13 @@ from collections.abc import Sequence
 from enum import IntEnum
 from pathlib import Path
 
-import deployments
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
-from deployments.background_process import end_with_standard_input, lower_priority
+from deployments.background_process import PACKAGES, end_with_standard_input, lower_priority
 from deployments.config import EncoderSettings
 from deployments.errors import ServeError
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.tuner import tune_exclusively
-
-_PACKAGES = Path(deployments.__file__).parents[1]
 
 
 class ExitCode(IntEnum):
@@ -52,7 +49,7 @@ def start(target: TuningTarget) -> subprocess.Popen[bytes]:
     ]
     return subprocess.Popen(
         command,
-        cwd=_PACKAGES,
+        cwd=PACKAGES,
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -9,14 +9,8 @@ from pathlib import Path
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, ModelSettings
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
-from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor
-from deployments.ingress.pipeline import RequestPipeline
-from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.requests import GenerationRequest
-from deployments.ingress.resolver import RequestResolver
-from deployments.ingress.routing import MicroBatchRouter
-from deployments.ingress.tokenization import TokenizationService
 from deployments.messages import (
     DecodeRequest,
     GenerationCall,
@@ -26,8 +20,7 @@ from deployments.messages import (
     TokenizeRequest,
 )
 from deployments.records import RequestRecord
-from deployments.registry import ModelRegistry
-from deployments.transports.base import GeneratorClient
+from deployments.transports.base import Clients, GeneratorClient
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import ListRecorder, send_unbatched
@@ -61,19 +54,16 @@ class GenerationHarness:
         self.generator = ScriptedGeneratorClient(self.reply_to)
         monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
         monitor.apply(self._read_status())
-        args = AppArgs(encoders={}, generators={Device.CPU: GeneratorSettings()})
-        models = [ModelSettings(id=model_id) for model_id in self.models]
-        router = MicroBatchRouter({}, send_unbatched, self.settings.batching)
+        args = AppArgs(
+            store=self.store,
+            models=tuple(ModelSettings(id=model_id) for model_id in self.models),
+            encoders={},
+            generators={Device.CPU: GeneratorSettings()},
+        )
         self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
-        self.pipeline = RequestPipeline(
-            resolver=RequestResolver(
-                ModelRegistry(self.store, models), monitor, PoolForecasts(args, monitor, {})
-            ),
-            encoders=EncoderExecutor(router, monitor, self.settings),
-            generators=GenerationExecutor(self.clients, monitor, self.settings),
-            tokenization=TokenizationService(UnusedTokenizer()),
-            recorder=self.recorder,
-            settings=self.settings,
+        clients = Clients(UnusedTokenizer(), {}, self.clients, {})
+        self.pipeline = build_pipeline(
+            args, clients, monitor, send_unbatched, self.recorder, self.settings
         )
 
     def _read_status(self) -> ClusterSnapshot:

@@ -28,23 +28,18 @@ from deployments.ingress.cluster_state import (
     ClusterSnapshot,
     ReplicaTarget,
 )
-from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
-from deployments.ingress.pipeline import RequestPipeline
-from deployments.ingress.pool_forecasts import PoolForecasts
+from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
-from deployments.ingress.resolver import RequestResolver
-from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
-from deployments.ingress.tokenization import TokenizationService
+from deployments.ingress.routing import MicroBatcher
 from deployments.records import RequestRecord
-from deployments.registry import ModelRegistry
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.base import (
+    Clients,
     EncoderClient,
     GeneratorClient,
     PoolManager,
@@ -128,19 +123,16 @@ class InProcess:
                 lambda: ClusterSnapshot(self.running, self.gpus, targets=self.targets),
                 writing,
             )
-            router = MicroBatchRouter(clients, self.batched, self.settings.batching)
             generators = {} if generator is None else {Device.CPU: generator}
-            self.pipeline = RequestPipeline(
-                resolver=RequestResolver(
-                    ModelRegistry.of(args),
-                    monitor,
-                    PoolForecasts(args.model_copy(update={"generators": writing}), monitor, pools),
+            self.pipeline = build_pipeline(
+                args.model_copy(update={"generators": writing}),
+                Clients(
+                    self.tokenizer or LocalTokenizerClient(tokenizer), clients, generators, pools
                 ),
-                encoders=EncoderExecutor(router, monitor, self.settings),
-                generators=GenerationExecutor(generators, monitor, self.settings),
-                tokenization=TokenizationService(self.tokenizer or LocalTokenizerClient(tokenizer)),
-                recorder=self.recorder,
-                settings=self.settings,
+                monitor,
+                self.batched,
+                self.recorder,
+                self.settings,
             )
             await monitor.refresh()
             yield build_http_app(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.float_graph import ORT_DOMAIN
 from build_artifacts.decoders.graphs.operators import Value, apply_activation
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
+from build_artifacts.graph_nodes import ORT_DOMAIN
 from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:

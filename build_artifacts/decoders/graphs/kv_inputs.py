@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.float_graph import ORT_DOMAIN
 from build_artifacts.decoders.graphs.graph import INT32, GraphWriter, create_node
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.graph_nodes import ORT_DOMAIN
 from deployments.engines.decoder import KV_NAMES, LOGITS_FROM
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from deployments.artifacts.manifest import ArtifactManifest, Candidate
+from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest, Candidate
 from deployments.artifacts.store import list_host_files
 from deployments.registry import RegisteredModel
 
@@ -20,7 +20,6 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 STAGES_NAME = "report.json"  # written by `hundredfold models report`, one per host
 STAGES_KEYS = ("metric", "measured_at", "stages", "unmeasured")
-GENERATION_NAME = "generation.json"  # written by the build of a generative model
 GENERATION_KEYS = ("host", "threads", "throughput")
 
 

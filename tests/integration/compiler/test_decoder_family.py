@@ -14,7 +14,6 @@ from build_artifacts import families
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_object
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.decoders.generation_report import GENERATION_NAME
 from build_artifacts.families.base import (
     Attempt,
     BuildBudget,
@@ -28,7 +27,13 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import megabytes
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import TOKENIZER_NAME, Candidate, EngineOptions, Parity
+from deployments.artifacts.manifest import (
+    GENERATION_NAME,
+    TOKENIZER_NAME,
+    Candidate,
+    EngineOptions,
+    Parity,
+)
 from deployments.artifacts.types import Device, Precision
 from deployments.config import GeneratorSettings
 from deployments.engines import ENGINES

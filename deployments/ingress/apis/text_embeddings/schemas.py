@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import Device, ModelHead
+from deployments.artifacts.types import DTYPE_NAMES, Device, ModelHead
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_options import RawOptions
 from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
@@ -22,7 +22,6 @@ from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, require_te
 # Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
 
-DTYPE_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 POOLING_NAMES = {"last": "lasttoken"}
 
 

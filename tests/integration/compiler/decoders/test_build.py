@@ -15,7 +15,6 @@ import pytest
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.decoders.generation_report import (
-    GENERATION_NAME,
     read_generation_report,
 )
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
@@ -37,6 +36,7 @@ from build_artifacts.recipes import (
 )
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
+    GENERATION_NAME,
     TOOL_TEMPLATE_NAME,
     ArtifactManifest,
     Gate,

@@ -10,7 +10,7 @@ from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig, PlacementSettings
 from deployments.errors import HardwareUnavailable, Overloaded
 from deployments.ingress.cluster_state import DeploymentState, choose_device
-from deployments.ingress.pool_forecasts import RequestWork
+from deployments.ingress.device_forecasts import RequestWork
 from deployments.ingress.requests import ResolvedRequest
 from deployments.messages import CallResult
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.artifacts.types import Device
-from deployments.ingress.placement import PoolForecast, choose_after_refusal, choose_pool
+from deployments.ingress.placement import DeviceForecast, choose_after_refusal, choose_forecast
 
 CPU, GPU = Device.CPU, Device.GPU
 SECONDS = st.floats(0, 1e4)
 FORECASTS = st.lists(
     st.builds(
-        PoolForecast,
+        DeviceForecast,
         device=st.sampled_from(Device),
         queue_s=SECONDS,
         load_s=SECONDS,
@@ -26,8 +26,8 @@ FORECASTS = st.lists(
 )
 
 
-def forecast(device: Device, *, price: float, **seconds: float) -> PoolForecast:
-    return PoolForecast(
+def forecast(device: Device, *, price: float, **seconds: float) -> DeviceForecast:
+    return DeviceForecast(
         device, **{"queue_s": 0, "load_s": 0, "run_s": 0.1, "work_s": 0.1, **seconds}, price=price
     )
 
@@ -50,15 +50,15 @@ def forecast(device: Device, *, price: float, **seconds: float) -> PoolForecast:
         ([forecast(CPU, price=1)], 0, CPU),
     ],
 )
-def test_choice(pools: Sequence[PoolForecast], deadline_s: float, expected: Device) -> None:
-    assert choose_pool(pools, deadline_s).device is expected
+def test_choice(pools: Sequence[DeviceForecast], deadline_s: float, expected: Device) -> None:
+    assert choose_forecast(pools, deadline_s).device is expected
 
 
 @given(FORECASTS, SECONDS)
 def test_no_pool_in_time_is_cheaper_and_else_none_is_faster(
-    pools: list[PoolForecast], deadline_s: float
+    pools: list[DeviceForecast], deadline_s: float
 ) -> None:
-    chosen = choose_pool(pools, deadline_s)
+    chosen = choose_forecast(pools, deadline_s)
     in_time = [pool for pool in pools if pool.completion_s <= deadline_s]
     if in_time:
         assert chosen in in_time
@@ -69,34 +69,34 @@ def test_no_pool_in_time_is_cheaper_and_else_none_is_faster(
 
 @given(FORECASTS, SECONDS, SECONDS)
 def test_more_time_costs_no_more_once_a_pool_is_in_time(
-    pools: list[PoolForecast], deadline_s: float, more_s: float
+    pools: list[DeviceForecast], deadline_s: float, more_s: float
 ) -> None:
-    chosen, later = choose_pool(pools, deadline_s), choose_pool(pools, deadline_s + more_s)
+    chosen, later = choose_forecast(pools, deadline_s), choose_forecast(pools, deadline_s + more_s)
     if chosen.completion_s <= deadline_s:
         assert later.cost <= chosen.cost
 
 
 @given(FORECASTS, SECONDS)
-def test_order_of_the_pools_does_not_matter(pools: list[PoolForecast], deadline_s: float) -> None:
-    chosen, other = choose_pool(pools, deadline_s), choose_pool(pools[::-1], deadline_s)
+def test_order_of_the_pools_does_not_matter(pools: list[DeviceForecast], deadline_s: float) -> None:
+    chosen, other = choose_forecast(pools, deadline_s), choose_forecast(pools[::-1], deadline_s)
     assert (chosen.cost, chosen.completion_s) == (other.cost, other.completion_s)
 
 
 @given(FORECASTS, SECONDS)
 def test_a_pool_that_is_slower_and_dearer_changes_nothing(
-    pools: list[PoolForecast], deadline_s: float
+    pools: list[DeviceForecast], deadline_s: float
 ) -> None:
-    chosen = choose_pool(pools, deadline_s)
+    chosen = choose_forecast(pools, deadline_s)
     worse = chosen._replace(queue_s=chosen.queue_s + 1, price=chosen.price * 2)
-    assert choose_pool([*pools, worse], deadline_s) == chosen
+    assert choose_forecast([*pools, worse], deadline_s) == chosen
 
 
 @given(FORECASTS, SECONDS, st.sampled_from([0.25, 4.0, 1024.0]))
 def test_only_the_ratio_of_prices_matters(
-    pools: list[PoolForecast], deadline_s: float, factor: float
+    pools: list[DeviceForecast], deadline_s: float, factor: float
 ) -> None:
     scaled = [pool._replace(price=pool.price * factor) for pool in pools]
-    chosen, other = choose_pool(pools, deadline_s), choose_pool(scaled, deadline_s)
+    chosen, other = choose_forecast(pools, deadline_s), choose_forecast(scaled, deadline_s)
     assert other == chosen._replace(price=chosen.price * factor)
 
 
@@ -109,7 +109,7 @@ def test_only_the_ratio_of_prices_matters(
     ],
 )
 def test_refused_request_goes_to_another_pool_that_is_in_time(
-    pools: Sequence[PoolForecast], expected: Device | None
+    pools: Sequence[DeviceForecast], expected: Device | None
 ) -> None:
     other = choose_after_refusal(pools, CPU, 1)
     assert (other and other.device) is expected

@@ -9,7 +9,11 @@ from deployments.artifacts.store import model_directory
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings, GeneratorSettings, ModelSettings
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
-from deployments.ingress.pool_forecasts import USUAL_GENERATED_TOKENS, PoolForecasts, RequestWork
+from deployments.ingress.device_forecasts import (
+    USUAL_GENERATED_TOKENS,
+    DeviceForecasts,
+    RequestWork,
+)
 from deployments.ingress.start_times import ESTIMATED_START_S
 from deployments.messages import (
     EncoderTimings,
@@ -48,14 +52,14 @@ def build(
     store: Path,
     running: Mapping[str, int] = RUNNING,
     pools: Mapping[str, LoadedModels] | None = None,
-) -> tuple[PoolForecasts, RegisteredModel]:
+) -> tuple[DeviceForecasts, RegisteredModel]:
     """Return forecasts for the store, and the only model of the store."""
     args = AppArgs(store=store, encoders=ENCODERS, generators=GENERATORS)
     monitor = ClusterMonitor(ENCODERS, ClusterSnapshot, GENERATORS)
     monitor.apply(ClusterSnapshot(running, gpus=1))
     model_id = EMBEDDER if model_directory(store, EMBEDDER).is_dir() else DECODER
     model = ModelRegistry(store, [ModelSettings(id=model_id)]).find(model_id)
-    return PoolForecasts(args, monitor, pools or {}), model
+    return DeviceForecasts(args, monitor, pools or {}), model
 
 
 def test_first_forecasts_come_from_the_cost_table(tmp_path: Path) -> None:
@@ -141,7 +145,7 @@ def test_nothing_is_kept_while_only_one_device_is_available(tmp_path: Path) -> N
     monitor = ClusterMonitor(args.encoders, ClusterSnapshot)
     monitor.apply(ClusterSnapshot(RUNNING))
     model = ModelRegistry(tmp_path, []).find(EMBEDDER)
-    forecasts = PoolForecasts(args, monitor, {})
+    forecasts = DeviceForecasts(args, monitor, {})
     end = forecasts.start(RequestWork(model, tokens=1_000), CPU)
     forecasts.record_result(RequestWork(model, 1_000), CPU, 1, EncoderTimings(forward_s=9.0))
     assert forecasts.forecast(RequestWork(model, 1_000), CPU).queue_s == 0

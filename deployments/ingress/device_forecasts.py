@@ -18,7 +18,7 @@ from deployments.ingress.cluster_state import (
     ClusterMonitor,
     name_deployment,
 )
-from deployments.ingress.placement import PoolForecast
+from deployments.ingress.placement import DeviceForecast
 from deployments.load import WorkRate
 from deployments.messages import EncoderTimings, Finished, ModelRef
 from deployments.registry import RegisteredModel
@@ -64,7 +64,7 @@ class _Rates:
         self.work.record(USUAL_TOKENS, USUAL_TOKENS * token_s)
 
 
-class PoolForecasts:
+class DeviceForecasts:
     """Forecasts for the requests of one ingress replica. Use from one event loop."""
 
     def __init__(
@@ -85,11 +85,11 @@ class PoolForecasts:
         self._lengths: OrderedDict[ModelRef, WorkRate] = OrderedDict()  # mean tokens per answer
         self._sent_s: dict[str, float] = {}  # replica seconds of unfinished work, by deployment
 
-    def forecast(self, work: RequestWork, device: Device) -> PoolForecast:
+    def forecast(self, work: RequestWork, device: Device) -> DeviceForecast:
         rates, name = self._find_rates(work.model, device), name_deployment(work.model, device)
         replicas = self._monitor.states_for(work.model)[device].running
         work_s = rates.work.predict_s(work.tokens)
-        return PoolForecast(
+        return DeviceForecast(
             device=device,
             queue_s=self._sent_s.get(name, 0.0)
             * self._monitor.count_ingress_replicas()

@@ -1,0 +1,16 @@
+"""What every change of an ONNX graph needs to know about nodes and their values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir as ir
+
+ORT_DOMAIN = "com.microsoft"  # domain of the operators that only ONNX Runtime implements
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """Return the only node that reads `value`; None for several readers or a graph output."""
+    users = value.uses()
+    return users[0].node if len(users) == 1 and not value.is_graph_output() else None

@@ -1,0 +1,43 @@
+"""Assembly of the request pipeline from the clients of the other deployments."""
+
+from __future__ import annotations
+
+from deployments.config import AppArgs, IngressUserConfig
+from deployments.ingress.cluster_state import ClusterMonitor
+from deployments.ingress.device_forecasts import DeviceForecasts
+from deployments.ingress.encoder_executor import EncoderExecutor
+from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.pipeline import RequestPipeline
+from deployments.ingress.resolver import RequestResolver
+from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
+from deployments.ingress.tokenization import TokenizationService
+from deployments.records import RequestRecorder
+from deployments.registry import ModelRegistry
+from deployments.transports.base import Clients
+
+
+def build_pipeline(
+    args: AppArgs,
+    clients: Clients,
+    monitor: ClusterMonitor,
+    batcher: MicroBatcher,
+    recorder: RequestRecorder,
+    settings: IngressUserConfig,
+) -> RequestPipeline:
+    """Build the pipeline of one ingress replica.
+
+    Raises ArtifactError if a version that `args` name cannot be used, and BadSetting for an invalid
+    plan.
+    """
+    return RequestPipeline(
+        resolver=RequestResolver(
+            ModelRegistry.of(args), monitor, DeviceForecasts(args, monitor, clients.pools)
+        ),
+        encoders=EncoderExecutor(
+            MicroBatchRouter(clients.encoders, batcher, settings.batching), monitor, settings
+        ),
+        generators=GenerationExecutor(clients.generators, monitor, settings),
+        tokenization=TokenizationService(clients.tokenizer),
+        recorder=recorder,
+        settings=settings,
+    )
