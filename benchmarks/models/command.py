@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
         cold_bytes=count_cold_bytes(arguments),
         **measured,
     )
-    notes = [goal.sentence for goal in find_goals(results)]
+    notes = [goal.sentence for goal in evaluate_goals(results)]
     publish(arguments, metadata, results, build_tables(results), notes=notes)
     if results.failures:
         raise BenchmarkError(f"requests failed: {dict(results.failures)}", hint="see the server")
@@ -204,7 +204,7 @@ def read_encoder_mib() -> float:
     return total
 
 
-def find_goals(results: ManyModelsResults) -> list[Goal]:
+def evaluate_goals(results: ManyModelsResults) -> list[Goal]:
     difference = results.hot_ms["p50"] - results.pinned_ms["p50"]
     before_mib, after_mib = results.encoder_mib
     pools_mib = REPLICAS * results.pool_bytes / 2**20

@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         write_version(root / "store", REBUILT, A, SEEDS[A])
         with start_server(write_own_config(root), arguments.out) as server:
             results = asyncio.run(Rollouts(server, root, arguments).measure())
-    goals = find_goals(results)
+    goals = evaluate_goals(results)
     notes = [goal.sentence for goal in goals]
     publish(arguments, metadata, results, [build_table(results)], notes=notes)
     if missed := [goal.sentence for goal in goals if not goal.reached]:
@@ -283,7 +283,7 @@ def summarize_step(
     )
 
 
-def find_goals(results: RolloutResults) -> list[Goal]:
+def evaluate_goals(results: RolloutResults) -> list[Goal]:
     distance = abs(results.split_percent - CANARY_PERCENT)
     return [
         Goal.at_most("failed requests", sum(step.failed for step in results.steps), 0),

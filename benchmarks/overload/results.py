@@ -141,7 +141,7 @@ def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
     ]
 
 
-def list_goals(results: OverloadResults) -> list[Goal]:
+def evaluate_goals(results: OverloadResults) -> list[Goal]:
     goals = []
     for workload in results.workloads:
         for level in workload.levels:
@@ -156,4 +156,4 @@ def list_goals(results: OverloadResults) -> list[Goal]:
 def describe(results: OverloadResults) -> str:
     """Format the results for the console."""
     tables = [table.text for table in build_tables(results)]
-    return "\n\n".join([*tables, "\n".join(goal.sentence for goal in list_goals(results))])
+    return "\n\n".join([*tables, "\n".join(goal.sentence for goal in evaluate_goals(results))])

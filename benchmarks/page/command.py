@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"the page of {url} cannot be measured: {exc.message.splitlines()[0]}",
             hint=f"start a server with `make serve`; the default address is {DEFAULT_URL}",
         ) from exc
-    goals = list_goals(results)
+    goals = evaluate_goals(results)
     notes = [goal.sentence for goal in goals]
     publish(arguments, metadata, results, [build_table(results)], notes=notes)
     if missed := [goal.sentence for goal in goals if not goal.reached]:
@@ -175,7 +175,7 @@ def take_picture(browser: Browser, url: str, path: Path) -> None:
     picture.convert("RGB").quantize(COLORS).save(path, optimize=True)
 
 
-def list_goals(results: PageResults) -> list[Goal]:
+def evaluate_goals(results: PageResults) -> list[Goal]:
     before, after = results.heap_bytes
     return [
         Goal.at_most("first paint, ms", median(results.first_paint_ms), MAX_FIRST_PAINT_MS),

@@ -47,7 +47,7 @@ KINDS = (
 
 def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
     """Return the live processes of a kind in the launcher's session, the oldest first."""
-    found = [one for one in find_members(launcher) if kind.words in _read_command(one)]
+    found = [one for one in find_members(launcher) if kind.words in read_command(one)]
     return sorted(found, key=psutil.Process.create_time)
 
 
@@ -63,7 +63,7 @@ def find_members(launcher: int) -> Iterator[psutil.Process]:
     yield from (process for process in session.members() if process.pid != launcher)
 
 
-def _read_command(process: psutil.Process) -> str:
+def read_command(process: psutil.Process) -> str:
     """Return the command line; empty when the process has ended."""
     try:
         return " ".join(process.cmdline())

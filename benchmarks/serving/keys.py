@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> int:
         with start_server(config, arguments.out) as server:
             settings = LiveSettings(arguments.out / LOG_NAME, config, server.address.port)
             results = measure(server.address, settings, keys, arguments)
-    notes = [goal.sentence for goal in find_goals(results)]
+    notes = [goal.sentence for goal in evaluate_goals(results)]
     publish(arguments, metadata, results, build_tables(results), notes=notes)
     return 0
 
@@ -292,7 +292,7 @@ async def measure_noisy(
     }
 
 
-def find_goals(results: KeysResults) -> list[Goal]:
+def evaluate_goals(results: KeysResults) -> list[Goal]:
     slowest = max(times["p99"] for times in results.refusal_ms.values())
     return [
         Goal.at_most("p99 of a refused key, ms", slowest, MAX_REFUSAL_MS),

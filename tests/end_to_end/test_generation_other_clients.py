@@ -7,16 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.support.client_environment import run_client
+from tests.support.client_environment import run_client, run_old_hub
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
 
 ASKING = "\n"  # a prompt that FIXED_TEXT_MODEL continues with SAYS
-
-
-def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
-    endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
-    return run_client("old_hub.py", method, json.dumps(arguments), environment=endpoint)
 
 
 def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
@@ -24,22 +19,26 @@ def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
 
 
 def test_old_hub_client_returns_text(cluster: Cluster) -> None:
-    response = old_hub(
-        cluster, "text_generation", prompt=ASKING, model=FIXED_TEXT_MODEL, return_full_text=False
+    response = run_old_hub(
+        cluster.url,
+        "text_generation",
+        prompt=ASKING,
+        model=FIXED_TEXT_MODEL,
+        return_full_text=False,
     )
     assert response == SAYS
 
 
 def test_old_hub_client_chats(cluster: Cluster) -> None:
     messages = [{"role": "user", "content": "Hello"}]
-    response = old_hub(
-        cluster, "chat_completion", messages=messages, model=FIXED_TEXT_MODEL, temperature=0.01
+    response = run_old_hub(
+        cluster.url, "chat_completion", messages=messages, model=FIXED_TEXT_MODEL, temperature=0.01
     )
     assert response["choices"][0]["message"]["content"] == SAYS
 
 
 def test_old_hub_client_lists_loaded_generators(cluster: Cluster) -> None:
-    assert old_hub(cluster, "get_model_status", model=WRITER)["loaded"]
+    assert run_old_hub(cluster.url, "get_model_status", model=WRITER)["loaded"]
 
 
 def test_tgi_client_returns_text(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from tests.end_to_end.conftest import KV_SLOTS
 from tests.end_to_end.test_generation_openai import TALLY, USER
+from tests.support.cluster_faults import noise
 from tests.support.ray_cluster import Cluster, wait_for
 from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WRITER
 
@@ -24,12 +25,6 @@ EXPORT_S = 30  # maximum wait until the metrics show a change
 # Maximum wait for a free KV slot. KV_SLOTS endless generations, which occupy all slots, take
 # longer. So a slot gets free in this time only if the server cancels a generation.
 FREED_S = 10
-
-
-def noise(tokens: int) -> dict[str, Any]:
-    """Return a request body for exactly `tokens` new tokens."""
-    body = {"model": WRITER, "prompt": "the rain", "max_tokens": tokens, "min_tokens": tokens}
-    return {**body, "seed": 1}
 
 
 Tasks = list[asyncio.Task[list[str]]]

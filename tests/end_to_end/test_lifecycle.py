@@ -15,11 +15,12 @@ import numpy as np
 import psutil
 import pytest
 
+from benchmarks.servers.process_kinds import read_command
 from deployments.artifacts.store import LATEST_NAME
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.end_to_end.conftest import encoder_config
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, read_title, wait_for
+from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, wait_for
 from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable
 
 
@@ -58,7 +59,7 @@ def ask(cluster: Cluster) -> httpx.Response:
 
 
 def measuring(cluster: Cluster) -> list[str]:
-    titles = (read_title(process) for process in cluster.processes())
+    titles = (read_command(process) for process in cluster.processes())
     return [title for title in titles if "-m deployments.tuning" in title]
 
 
@@ -106,7 +107,7 @@ def test_start_after_crash_works_and_stop_leaves_no_process(own_cluster: Cluster
     if not own_cluster.is_running:  # the test before this one was deselected
         own_cluster.start()
     first = own_cluster.processes()
-    assert any("/haproxy" in read_title(p) for p in first)
+    assert any("/haproxy" in read_command(p) for p in first)
 
     second = subprocess.run(
         own_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False

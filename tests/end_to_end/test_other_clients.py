@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.client_environment import run_client
+from tests.support.client_environment import run_client, run_old_hub
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import (
     CLASSIFIER,
@@ -28,12 +28,6 @@ ANIMALS = ["A tax form is due in May.", "A cat purrs.", "A dog barks."]
 LABELS = ["film", "food", "city"]
 
 
-def old_hub(cluster: Cluster, method: str, **arguments: Any) -> Any:
-    """Call a method of huggingface_hub 0.25, with the server as its Inference API."""
-    endpoint = {"HF_INFERENCE_ENDPOINT": cluster.url}
-    return run_client("old_hub.py", method, json.dumps(arguments), environment=endpoint)
-
-
 def infinity(cluster: Cluster, call: str, **body: Any) -> Any:
     return run_client("infinity.py", cluster.url, call, json.dumps(body))
 
@@ -43,10 +37,10 @@ def cohere(cluster: Cluster, **arguments: Any) -> Any:
 
 
 def test_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
-    (row,) = old_hub(cluster, "feature_extraction", text=FILM, model=EMBEDDER)
+    (row,) = run_old_hub(cluster.url, "feature_extraction", text=FILM, model=EMBEDDER)
     assert len(row) == 384
-    near, far = old_hub(
-        cluster,
+    near, far = run_old_hub(
+        cluster.url,
         "sentence_similarity",
         sentence="A man is playing a guitar.",
         other_sentences=["Someone plays guitar.", "The market fell on Monday."],
@@ -56,10 +50,10 @@ def test_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
 
 
 def test_old_hub_client_classifies_texts_and_tokens(cluster: Cluster) -> None:
-    best, _ = old_hub(cluster, "text_classification", text=FILM, model=CLASSIFIER)
+    best, _ = run_old_hub(cluster.url, "text_classification", text=FILM, model=CLASSIFIER)
     assert best["label"] == "POSITIVE"
     text = "We went to the river"  # the tagger's random weights give it a label other than O
-    tagged = old_hub(cluster, "token_classification", text=text, model=NER_MODEL)
+    tagged = run_old_hub(cluster.url, "token_classification", text=text, model=NER_MODEL)
     assert tagged
     assert [text[group["start"] : group["end"]] for group in tagged] == [
         group["word"] for group in tagged
@@ -67,10 +61,10 @@ def test_old_hub_client_classifies_texts_and_tokens(cluster: Cluster) -> None:
 
 
 def test_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) -> None:
-    filled = old_hub(cluster, "fill_mask", text="the [MASK] film", model=MASK_FILLER)
+    filled = run_old_hub(cluster.url, "fill_mask", text="the [MASK] film", model=MASK_FILLER)
     assert len(filled) == 5
-    answer = old_hub(
-        cluster,
+    answer = run_old_hub(
+        cluster.url,
         "question_answering",
         question="When was the lighthouse on Gull Point built?",
         context="The lighthouse on Gull Point was built in 1871 from grey granite.",
@@ -80,8 +74,8 @@ def test_old_hub_client_fills_masks_and_answers_questions(cluster: Cluster) -> N
 
 
 def test_old_hub_client_gets_zero_shot_in_the_legacy_format(cluster: Cluster) -> None:
-    scored = old_hub(
-        cluster,
+    scored = run_old_hub(
+        cluster.url,
         "zero_shot_classification",
         text=FILM,
         labels=LABELS,
@@ -89,25 +83,25 @@ def test_old_hub_client_gets_zero_shot_in_the_legacy_format(cluster: Cluster) ->
         model=NLI_MODEL,
     )
     assert {one["label"] for one in scored} == {*LABELS}
-    again = old_hub(
-        cluster, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True,
+    again = run_old_hub(
+        cluster.url, "zero_shot_classification", text=FILM, labels=LABELS, multi_label=True,
         model=f"{cluster.url}/models/{NLI_MODEL}",
     )  # fmt: skip
     assert again == scored
 
 
 def test_old_hub_client_lists_loaded_models(cluster: Cluster) -> None:
-    status = old_hub(cluster, "get_model_status", model=EMBEDDER)
+    status = run_old_hub(cluster.url, "get_model_status", model=EMBEDDER)
     assert (status["loaded"], status["state"]) == (True, "Loaded")
     assert status["framework"] == "transformers"
-    assert old_hub(cluster, "get_endpoint_info", model=CLASSIFIER)["labels"]
-    assert old_hub(cluster, "health_check", model=f"{cluster.url}/models/{EMBEDDER}")
+    assert run_old_hub(cluster.url, "get_endpoint_info", model=CLASSIFIER)["labels"]
+    assert run_old_hub(cluster.url, "health_check", model=f"{cluster.url}/models/{EMBEDDER}")
 
 
 def test_old_hub_client_raises_errors(cluster: Cluster) -> None:
-    missing = old_hub(cluster, "text_classification", text=FILM, model="nobody/nothing")
+    missing = run_old_hub(cluster.url, "text_classification", text=FILM, model="nobody/nothing")
     assert "nobody/nothing does not exist" in missing["message"]
-    refused = old_hub(cluster, "fill_mask", text="no gap", model=MASK_FILLER)
+    refused = run_old_hub(cluster.url, "fill_mask", text="no gap", model=MASK_FILLER)
     assert refused["raised"] == "BadRequestError"
     assert "mask" in refused["message"]
 

@@ -10,9 +10,10 @@ import httpx
 import psutil
 import pytest
 
+from benchmarks.servers.process_kinds import read_command
 from tests.end_to_end.conftest import encoder_config
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import Cluster, port_is_open, read_title, wait_for
+from tests.support.ray_cluster import Cluster, port_is_open, wait_for
 
 REPLICA = "ray::ServeReplica"
 AGAIN = "serving again after"
@@ -33,7 +34,7 @@ def own_cluster(
 
 
 def find(cluster: Cluster, words: str) -> psutil.Process:
-    (found,) = [one for one in cluster.processes() if words in read_title(one)]
+    (found,) = [one for one in cluster.processes() if words in read_command(one)]
     return found
 
 
@@ -47,7 +48,7 @@ def restarts(cluster: Cluster) -> int:
 
 
 def test_unneeded_processes_do_not_run(own_cluster: Cluster) -> None:
-    titles = "\n".join(read_title(one) for one in own_cluster.processes())
+    titles = "\n".join(read_command(one) for one in own_cluster.processes())
     for unneeded in ("log_monitor.py", "autoscaler/_private/monitor.py", "ray.util.client.server"):
         assert unneeded not in titles
 

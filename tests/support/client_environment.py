@@ -49,3 +49,9 @@ def find_python() -> str:
             pytrace=False,
         )
     return named
+
+
+def run_old_hub(url: str, method: str, **arguments: Any) -> Any:
+    """Call a method of huggingface_hub 0.25, with the server at `url` as its Inference API."""
+    environment = {"HF_INFERENCE_ENDPOINT": url}
+    return run_client("old_hub.py", method, json.dumps(arguments), environment=environment)

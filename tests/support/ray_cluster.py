@@ -19,6 +19,8 @@ import httpx
 import psutil
 import yaml
 
+from benchmarks.servers.process_kinds import read_command
+
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
 GPUS = 2  # passed to Ray as the number of GPUs: one for the encoder, one for the generator
@@ -177,7 +179,7 @@ class Cluster:
 
     def find(self, title: str) -> list[psutil.Process]:
         """Return the live processes whose command line starts with `title`."""
-        return [p for p in self.processes() if read_title(p).startswith(title)]
+        return [p for p in self.processes() if read_command(p).startswith(title)]
 
 
 def read_token() -> str:
@@ -203,14 +205,6 @@ def find_session(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except (ProcessLookupError, psutil.Error):
         return None
-
-
-def read_title(process: psutil.Process) -> str:
-    """Return the command line of a process; empty when it has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:

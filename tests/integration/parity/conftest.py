@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from deployments.artifacts.types import TaskName
 from tests.support.parity_models import ParityModel
+from tests.support.torch_threads import one_thread
 
 LABELS = ("SAD", "GLAD", "MAD")
 
 
 @pytest.fixture(scope="package", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Limit torch to one thread. On a busy machine, more threads make tiny models slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from benchmarks.models.command import (
     ManyModelsResults,
     build_tables,
     draw_zipf,
-    find_goals,
+    evaluate_goals,
     write_config,
 )
 from benchmarks.models.store import GRAPH_NAME, VERSION, model_name, write_tiny_models
@@ -72,6 +72,6 @@ def test_config_has_two_encoders_and_no_generator(tmp_path: Path) -> None:
 def test_tables_and_goals_have_the_measured_values() -> None:
     tables = build_tables(RESULTS)
     assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
-    assert [goal.reached for goal in find_goals(RESULTS)] == [True] * 4
+    assert [goal.reached for goal in evaluate_goals(RESULTS)] == [True] * 4
     grown = replace(RESULTS, encoder_mib=(400.0, 1_001.0))
-    assert [goal.reached for goal in find_goals(grown)] == [True] * 3 + [False]
+    assert [goal.reached for goal in evaluate_goals(grown)] == [True] * 3 + [False]

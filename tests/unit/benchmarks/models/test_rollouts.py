@@ -14,7 +14,7 @@ from benchmarks.models.rollouts import (
     MODEL,
     RolloutResults,
     build_table,
-    find_goals,
+    evaluate_goals,
     summarize_step,
     write_own_config,
 )
@@ -101,4 +101,4 @@ def test_table_and_goals_have_the_measured_values() -> None:
         rate=60, steps=[step], split_requests=100, split_percent=9.0, statuses={"200": 3}
     )
     assert build_table(results).rows == [("steady", "encoder", "3", "0", "0", "1", "0.50")]
-    assert [goal.reached for goal in find_goals(results)] == [True, False, True]
+    assert [goal.reached for goal in evaluate_goals(results)] == [True, False, True]

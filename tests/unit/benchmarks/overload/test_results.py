@@ -9,7 +9,7 @@ from benchmarks.overload.results import (
     OverloadResults,
     WorkloadResults,
     build_tables,
-    list_goals,
+    evaluate_goals,
     summarize_level,
 )
 from benchmarks.overload.workloads import WORKLOADS
@@ -60,7 +60,7 @@ def test_tables_and_goals_compare_with_the_capacity() -> None:
     levels, servers = build_tables(results)
     assert levels.rows[0][:5] == ["short answers", "3 x", "2.0", "1.00", "91%"]
     assert servers.rows[0][-2:] == ("1 / 123", "100 / 101")
-    assert [goal.reached for goal in list_goals(results)] == [True, True]
+    assert [goal.reached for goal in evaluate_goals(results)] == [True, True]
 
 
 @pytest.mark.parametrize("name", WORKLOADS)

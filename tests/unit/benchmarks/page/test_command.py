@@ -48,11 +48,11 @@ def test_json_output_is_the_result_file_only(
 
 
 def test_limits_of_the_table_are_goals() -> None:
-    (*_, size, foreign) = command.list_goals(replace(RESULTS, file_bytes=300_001))
+    (*_, size, foreign) = command.evaluate_goals(replace(RESULTS, file_bytes=300_001))
     assert (size.reached, foreign.reached) == (False, True)
     limits = [row[-1] for row in command.build_table(RESULTS).rows]
     assert limits == ["500 ms", "0", "+20 %", "300 kB", "0"]
-    assert len(limits) == len(command.list_goals(RESULTS))
+    assert len(limits) == len(command.evaluate_goals(RESULTS))
 
 
 @pytest.mark.usefixtures("measured")
@@ -60,6 +60,6 @@ def test_text_output_ends_with_the_goals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["page", "--out", str(tmp_path)]) == 0
-    goals = command.list_goals(RESULTS)
+    goals = command.evaluate_goals(RESULTS)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-len(goals) :] == [goal.sentence for goal in goals]

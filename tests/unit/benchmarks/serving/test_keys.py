@@ -11,7 +11,7 @@ from benchmarks.serving.keys import (
     KeysResults,
     LiveSettings,
     build_tables,
-    find_goals,
+    evaluate_goals,
 )
 from deployments.keys.key_file import read_key_file
 
@@ -39,7 +39,7 @@ def test_tables_and_goals_have_the_measured_values() -> None:
     tables = build_tables(RESULTS)
     assert [table.name for table in tables] == ["refusals", "cost", "noisy"]
     assert all(len(row) == len(table.columns) for table in tables for row in table.rows)
-    assert [goal.reached for goal in find_goals(RESULTS)] == [True, True, True]
+    assert [goal.reached for goal in evaluate_goals(RESULTS)] == [True, True, True]
 
 
 def test_key_set_has_a_limited_key(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from build_artifacts.decoders.graphs.export import ExportedModel, export_model
 from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, saved
+from tests.support.torch_threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,5 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportModel:
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread, because more threads slow down small models."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield

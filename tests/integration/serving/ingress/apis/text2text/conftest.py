@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.types import TEXT2TEXT_TASKS, TaskName
@@ -23,6 +22,7 @@ from tests.support.encoder_decoder_artifacts import (
 )
 from tests.support.in_process import InProcess
 from tests.support.scripted_generation import ScriptedGenerator
+from tests.support.torch_threads import one_thread
 
 MODELS = (EMBEDDER, SUMMARIZER, TRANSLATOR, WRITER)
 PREFIX = "put this briefly : "
@@ -47,11 +47,8 @@ OWN_WAY_SAID: dict[str, Any] = {
 
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Limit torch to one thread, because more threads make a tiny model slower."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    with one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,10 @@ from deployments.config import BuildSettings, IngressUserConfig
 from deployments.ingress import builds, replica_memory
 from deployments.keys.key import Scope
 from deployments.messages import PoolRequest
-from deployments.transports.local import LocalPoolManager
 from tests.support.artifacts import seal_tiny_version
 from tests.support.in_process import InProcess
 from tests.support.keys import add_key, bearer
+from tests.support.local_clients import LocalPoolManager
 
 MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
 PULLS = IngressUserConfig(builds=BuildSettings(allow_pull=True))
