@@ -8,7 +8,7 @@ replica that stops still finishes its requests, because Ray Serve waits for the 
 from __future__ import annotations
 
 import logging
-from uuid import uuid4
+from secrets import token_hex
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -55,7 +55,7 @@ class DirectRequests:
         )
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[REQUEST_ID_KEY] = _find_request_id(scope) or str(uuid4()).encode()
+        scope[REQUEST_ID_KEY] = _find_request_id(scope) or token_hex(16).encode()
         try:
             await self._app(scope, receive, send)
         except Exception:
