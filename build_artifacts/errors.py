@@ -11,7 +11,7 @@ ServeError
 
 from __future__ import annotations
 
-from deployments.errors import HintedError
+from deployments.command_line import HintedError
 
 
 class BuildError(HintedError):

@@ -15,7 +15,7 @@ from contextlib import suppress
 from rich.live import Live
 from rich.text import Text
 
-from deployments.errors import HintedError
+from deployments.command_line import HintedError
 from deployments.progress_console import ProgressConsole
 
 

@@ -18,13 +18,21 @@ from dataclasses import dataclass
 from math import inf
 from typing import Protocol, TypeAlias
 
-from deployments.errors import HintedError, ServeError
+from deployments.errors import ServeError
 
 OK, FAILED, INTERRUPTED = 0, 1, 130
 STDOUT = 1  # file descriptor
 
 # Packages of this project. Any other module that is missing belongs to a pip extra.
 _OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
+
+
+class HintedError(ServeError):
+    """Base of the errors of commands. `hint` is the remedy, or empty."""
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
 
 
 class Command(Protocol):

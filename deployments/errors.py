@@ -75,14 +75,6 @@ def rebuild_error(kind: type[ServeError], state: dict[str, Any]) -> ServeError:
     return error
 
 
-class HintedError(ServeError):
-    """Base of the errors of commands. `hint` is the remedy, or empty."""
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.hint = hint
-
-
 class BadSetting(ServeError):
     """A setting is invalid."""
 

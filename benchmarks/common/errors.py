@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.errors import HintedError
+from deployments.command_line import HintedError
 
 
 class BenchmarkError(HintedError):

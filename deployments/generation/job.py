@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
@@ -69,6 +69,11 @@ class ModelContext:
 
     def is_special(self, token: int) -> bool:
         return token in self.special_tokens or token in self.eos_token_ids
+
+    def find_stop_tokens(self, stop: Iterable[str]) -> frozenset[int]:
+        """Return the special tokens among stop strings, without end tokens."""
+        tokens = self.special_tokens.intersection(map(self.tokenizer.token_to_id, stop))
+        return tokens.difference(self.eos_token_ids)
 
     def build_constraints(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
         """Build the token constraints of one answer.
@@ -212,6 +217,8 @@ class SamplingJob(Job):
         self._sampler = Sampler(options.sampling, prefix, model.vocabulary)
         self._constraint = constraint
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
+        # No text contains special tokens, so `_stops` cannot find them.
+        self._stop_tokens = model.find_stop_tokens(options.stop)
         # With prompt tokens, the texts of all tokens concatenate to one text.
         self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)
         self._tokens: list[int] = []
@@ -274,9 +281,10 @@ class SamplingJob(Job):
             self._constraint.accept(token)
         added = "" if is_end else self._detokenizer.push(token)
         text, is_stopped = (added, False) if is_early else self._stops.push(added)
+        is_stopped = is_stopped or (token in self._stop_tokens and not is_early)
         reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
-        if reason is not None and not is_stopped:
-            text += self._stops.flush()
+        if reason is not None:
+            text += self._stops.flush()  # nothing after a stop string
         scored = None if self._options.logprobs is None else logits
         return Chunk(text, (self._build_token(token, added, scored),), self._build_finished(reason))
 

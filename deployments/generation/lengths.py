@@ -11,6 +11,7 @@ from typing import NamedTuple, Self
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
 # Tokens of an assumed first answer. It counts until MAX_ANSWERS real answers have finished.
+# `_Survival.estimate` also assumes that answers of unknown length have at least as many.
 INITIAL_TOKENS = 256
 
 
@@ -20,19 +21,27 @@ class _Answer(NamedTuple):
 
 
 class _Survival(NamedTuple):
-    """Share of answers with more than t tokens: a step function, and its integral."""
+    """Share of answers with more than t tokens: a step function down to 0, and its integral."""
 
-    tokens: tuple[int, ...]  # 0, then the lengths of all answers, ascending, without duplicates
+    tokens: tuple[int, ...]  # 0, then lengths of answers, ascending, without duplicates
     shares: tuple[float, ...]  # shares[i] applies from tokens[i] up to tokens[i + 1]
     areas: tuple[float, ...]  # areas[i] is the integral from 0 to tokens[i]
 
     @classmethod
     def estimate(cls, answers: Iterable[_Answer]) -> Self:
-        """Estimate the shares as Kaplan and Meier (1958) do: https://doi.org/10.2307/2281868."""
+        """Estimate the shares as Kaplan and Meier (1958) do: https://doi.org/10.2307/2281868.
+
+        If the longest answers were cut, no other answer shows how long they would be. Assume that
+        they would be twice as long, and have at least INITIAL_TOKENS.
+        """
         answers = list(answers)
         remaining, share = len(answers), 1.0
         counts = Counter(answer.tokens for answer in answers)
         ended = Counter(answer.tokens for answer in answers if not answer.is_cut)
+        longest = max(counts)
+        if not ended[longest]:
+            assumed = max(2 * longest, INITIAL_TOKENS)
+            ended[assumed] = counts[assumed] = counts.pop(longest)
         tokens, shares, areas = [0], [1.0], [0.0]
         for count in sorted(counts):
             if ended[count]:
@@ -85,5 +94,4 @@ class AnswerLengths:
         survival = self._survival
         # The shares descend, but bisection requires ascending values, so negate them.
         index = bisect_left(survival.shares, share - 1, key=neg)
-        tokens = survival.tokens[index] if index < len(survival.tokens) else limit
-        return float(min(max(tokens, minimum), limit))
+        return float(min(max(survival.tokens[index], minimum), limit))

@@ -160,7 +160,10 @@ class PromptTokenizer:
 
 
 def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
-    """Truncate ids to which the tokenizer added no special tokens."""
+    """Cut the ids of a prompt without special tokens.
+
+    Without a truncation, or with REFUSE, return them unchanged.
+    """
     if truncation is None or truncation.side is Truncation.REFUSE:
         return ids
     if truncation.side is Truncation.KEEP_START:

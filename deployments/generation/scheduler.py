@@ -207,7 +207,8 @@ class GenerationLoop:
             cancelled, self._cancelled = self._cancelled, set()
             self._waiting.discard(cancelled)
             dropped = self._waiting.drop_late(self._executor.used_slots)
-        # A release may fail and so end the step. Jobs that are no longer active get no other event.
+        # Append to the executor's own list at once: a release may fail and end the step, and a job
+        # that is no longer active gets no second event.
         events = self._executor.events
         events += [JobEvent(each.job.number, each.error) for each in dropped]
         for number in cancelled & active.keys():

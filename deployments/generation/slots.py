@@ -21,16 +21,18 @@ from deployments.config import SchedulingSettings
 # Minimum size of a prefill chunk. Kernels for one token round differently from kernels for several
 # tokens. With chunks of one token, the output would depend on chunk sizes and the prefix cache.
 MIN_CHUNK_TOKENS = 2
+# Maximum duration of a prefill while no job decodes, in seconds. It is far below HANG_TIMEOUT_S
+# (health.py), so that a prompt on a slow machine does not count as a hang.
+MAX_IDLE_PREFILL_S = 2.0
 
 
 def prefill_budget(
     tokens_per_s: float, settings: SchedulingSettings, *, is_decode_idle: bool
 ) -> int:
     """Return how many prompt tokens to prefill before the next decode step."""
-    if is_decode_idle:
-        return settings.max_prefill_chunk_tokens
-    within_stall = int(tokens_per_s * settings.max_prefill_stall_ms / 1e3)
-    return max(settings.min_prefill_chunk_tokens, within_stall)
+    max_s = MAX_IDLE_PREFILL_S if is_decode_idle else settings.max_prefill_stall_ms / 1e3
+    budget = max(settings.min_prefill_chunk_tokens, int(tokens_per_s * max_s))
+    return min(budget, settings.max_prefill_chunk_tokens) if is_decode_idle else budget
 
 
 def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) -> bool:
@@ -130,7 +132,10 @@ class SlotTable:
         return self._contents[slot].tokens
 
     def acquire(self, owner: Owner) -> int:
-        """Assign the first free slot and return it. The caller checks that a slot is free."""
+        """Assign the first free slot and return it. The caller checks that a slot is free.
+
+        Any free slot would do: `start_prompt` decides which cached prefix is forgotten.
+        """
         self._owners.append(owner)
         return len(self._owners) - 1
 
@@ -139,19 +144,20 @@ class SlotTable:
     ) -> tuple[int, list[CacheMove]]:
         """Replace the contents of `slot` by the longest cached prefix of the prompt.
 
-        Return the length of the prefix and the moves that bring it to `slot`. Call this right
-        before the prefill, not when the slot is assigned: other prompts are cached in between.
+        Return the length of the prefix and the moves that bring it to `slot`, one swap or at most
+        two copies. Call this right before the prefill, not when the slot is assigned: other prompts
+        are cached in between.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
             source, cached = self._longest_cached_prefix(prompt, scope)
+        evicted = self._choose_evicted(slot, source, cached)
         moves: list[CacheMove] = []
-        if source is not None and source >= self.used_slots:
-            moves.append(self._swap(source, slot))
-        elif source != slot:
-            moves += self._save_prefix(slot)
-            if source is not None:
-                moves.append(CopySlot(source, slot, cached))
+        if evicted != slot:
+            is_taken = evicted == source  # then `source` gets the prompt of `slot` in exchange
+            moves.append(self._swap(evicted, slot) if is_taken else self._copy(slot, evicted))
+        if source is not None and source not in (slot, evicted):
+            moves.append(CopySlot(source, slot, cached))
         self._prompts += 1
         self._contents[slot] = _SlotContents(
             list(prompt[:cached]), used_at=self._prompts, scope=scope
@@ -167,7 +173,10 @@ class SlotTable:
         self._contents[slot].answer_tokens += 1
 
     def transfer(self, owner: Owner, successor: Owner) -> None:
-        """Assign the slot of `owner` to `successor`."""
+        """Assign the slot of `owner` to `successor`.
+
+        The cached prompt stays; the answer of `owner` is forgotten.
+        """
         slot = self.slot_of(owner)
         self._contents[slot].answer_tokens = 0
         self._owners[slot] = successor
@@ -205,7 +214,8 @@ class SlotTable:
     def _longest_cached_prefix(self, prompt: Sequence[int], scope: str) -> tuple[int | None, int]:
         """Return the slot with the longest cached prefix of `prompt`, and the prefix length.
 
-        Return (None, 0) below MIN_PREFIX_TOKENS. Prefer a free slot among equal prefixes.
+        Return (None, 0) below MIN_PREFIX_TOKENS. Among equal prefixes prefer the shortest prompt,
+        then a free slot.
         """
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is computed, for its logits
         lengths = [
@@ -214,21 +224,31 @@ class SlotTable:
             else 0
             for contents in self._contents
         ]
-        best = max(range(len(lengths)), key=lambda slot: (lengths[slot], slot))
+        best = max(
+            range(len(lengths)),
+            key=lambda slot: (lengths[slot], -len(self._contents[slot].prompt), slot),
+        )
         return (best, lengths[best]) if lengths[best] >= MIN_PREFIX_TOKENS else (None, 0)
 
-    def _save_prefix(self, slot: int) -> list[CacheMove]:
-        """Copy the prompt of `slot` to the least recently used free slot, if there is one.
+    def _choose_evicted(self, slot: int, source: int | None, cached: int) -> int:
+        """Return `slot` or the free slot whose prompt is forgotten for a new one in `slot`.
 
-        Do not save a prompt below MIN_PREFIX_TOKENS.
+        The new prompt contains the first `cached` tokens of slot `source`. Forget the least
+        recently used prompt, but before that one whose loss is below MIN_PREFIX_TOKENS. Among those
+        prefer `source`, which leaves no prefix twice, and then `slot`, which needs no copy.
         """
-        contents = self._contents[slot]
-        if len(contents.prompt) < MIN_PREFIX_TOKENS or not self.free_slots:
-            return []
-        free = range(self.used_slots, len(self._contents))
-        target = min(free, key=lambda index: self._contents[index].used_at)
-        self._contents[target] = contents
-        return [CopySlot(slot, target, len(contents.prompt))]
+
+        def used_at(index: int) -> int:
+            contents = self._contents[index]
+            lost = len(contents.prompt) - (cached if index == source else 0)
+            return contents.used_at if lost >= MIN_PREFIX_TOKENS else 0
+
+        candidates: list[int] = [slot, *range(self.used_slots, len(self._contents))]
+        return min(candidates, key=lambda index: (used_at(index), index != source))
+
+    def _copy(self, source: int, target: int) -> CopySlot:
+        contents = self._contents[target] = self._contents[source]
+        return CopySlot(source, target, len(contents.prompt))
 
     def _swap(self, first: int, second: int) -> SwapSlots:
         contents = self._contents

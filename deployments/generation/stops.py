@@ -35,7 +35,7 @@ class StopStrings:
         return pending[:emitted], False
 
     def flush(self) -> str:
-        """Return the held-back text. Call this at the end of a text without a stop string."""
+        """Return the held-back text. Call this at the end of a text; "" after a stop string."""
         held, self._held = self._held, ""
         return held
 

@@ -174,7 +174,8 @@ class GeneratorReplica:
         async with self.pool.lease(call.model, calls=1) as model:
             model.loop.check(model.preparer.estimate(call))
             constraint = await self._compile_grammar(model.preparer, call)
-            with self._grammar_bytes.hold(constraint.memory_bytes if constraint else 0):
+            grammar_bytes = constraint.memory_bytes if constraint else 0
+            with self._grammar_bytes.hold(grammar_bytes, call.client):
                 with_health = self._prompt_health.wrap(model.preparer.build_job)
                 received_s = time.perf_counter()
                 job = await self._prompts.run(

@@ -28,8 +28,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def quarantined(subject: str = "model") -> WorkerHealth:
-    worker = WorkerHealth(subject)
+def quarantined() -> WorkerHealth:
+    worker = WorkerHealth("model")
     for _ in range(MAX_CONSECUTIVE_FAILURES):
         worker.admit()
         worker.record_failure()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,16 @@ from deployments.messages import Grammar
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_PREFIX_CHARS = 1_000  # number of first characters that decide whether a text may be a call
+
+# JSON without white space: the start of a call, with members of which none decides whether it is a
+# call. Their values are strings, numbers or literals.
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_KEY = rf'(?!"(?:name|arguments|parameters)":){_STRING}:'
+_WORD = r"[-+.\w]"
+_OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
+# The start of one more such member.
+_STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
+_MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +54,36 @@ class ToolCallParser:
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
     objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
-    calls between marks count. Calls before other text are content.
+    calls between marks count. Calls before other text are content. A stream holds a text back while
+    it may be a call, so its first MAX_PREFIX_CHARS decide (`may_start_tool_call`).
     """
 
     names: frozenset[str]
     is_parallel: bool = True  # False: only the first of several calls counts
-    _prefixes: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    # Starts of the members that decide that a JSON object may be a call.
+    _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_prefixes", tuple(list_call_prefixes(self.names)))
+        object.__setattr__(self, "_members", tuple(list_deciding_members(self.names)))
 
     def may_start_tool_call(self, text: str) -> bool:
+        """Return whether `text` begins as a call, or may still do so with more characters.
+
+        Other members, such as `id`, may precede the first member that decides, if their values are
+        neither objects nor lists.
+        """
         start = "".join(text[:MAX_PREFIX_CHARS].split())
-        return start.startswith(self._prefixes) or any(
-            prefix.startswith(start) for prefix in self._prefixes
-        )
+        opening = _OPENING.match(start)
+        if opening is None:
+            is_undecided = f"{OPEN}[{{".startswith(start) or "[{".startswith(start)
+        else:
+            member = start[opening.end() :]
+            if member.startswith(self._members):
+                return True
+            is_undecided = any(each.startswith(member) for each in self._members) or bool(
+                _MEMBER_START.fullmatch(member)
+            )
+        return is_undecided and len(text) < MAX_PREFIX_CHARS
 
     def count_content(self, text: str) -> int:
         """Return how many first characters cannot belong to a call, whatever follows `text`."""
@@ -103,6 +129,8 @@ class ToolCallParser:
         block = text.strip()
         if not block:
             return []
+        if not self.may_start_tool_call(text):
+            return None
         try:
             written = WRITTEN_CALLS.decode(block.removeprefix(OPEN).removesuffix(CLOSE))
         except (ValueError, RecursionError):
@@ -115,16 +143,9 @@ class ToolCallParser:
         return calls if calls and all(are_calls) else None
 
 
-def list_call_prefixes(names: Iterable[str]) -> Iterator[str]:
-    """Yield the possible starts of a call. They are compared with texts without white space."""
-    for mark in ("", OPEN):
-        for bracket in ("", "["):
-            start = f"{mark}{bracket}{{"
-            yield f'{start}"arguments":'
-            yield f'{start}"parameters":'
-            yield f'{start}"type":"function"'  # Llama 3.1
-            for name in names:
-                yield f'{start}"name":"{name}"'
+def list_deciding_members(names: Iterable[str]) -> list[str]:
+    """Return the starts of the members of a call, without white space."""
+    return ['"arguments":', '"parameters":', *(f'"name":"{name}"' for name in names)]
 
 
 def offered_tools(body: ChatBody) -> Sequence[Tool]:

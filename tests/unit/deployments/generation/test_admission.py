@@ -104,6 +104,15 @@ def test_low_load_rejects_nothing(monkeypatch) -> None:
     assert not [each for each in outcomes if each.error]
 
 
+def test_chat_is_admitted_beside_answers_that_are_cut(monkeypatch) -> None:
+    """Completions of 16 tokens never stop running. The context is the only limit of the chats."""
+    completions = [Arrival(0.1 * n, 32, 16, timeout_s=120.0) for n in range(500)]
+    chats = [Arrival(30.01 + 5 * n, 32, 4_000, timeout_s=120.0, seed=n) for n in range(3)]
+    arrivals = sorted((*completions, *chats), key=lambda each: each.at_s)
+    outcomes = VirtualLoop(monkeypatch, end_probability=0.005).replay(arrivals)
+    assert all(each.is_in_time for each in outcomes if each.arrival.new_tokens == 4_000)
+
+
 def test_quiet_client_is_served_beside_a_greedy_one(monkeypatch) -> None:
     """The greedy client sends four times the capacity, and the quiet client a fifth of it."""
     shape = {"prompt_tokens": 32, "new_tokens": 50, "timeout_s": 10.0}

@@ -58,6 +58,27 @@ def test_limits_do_not_bias_the_distribution() -> None:
     assert lengths.find_percentile(0.8, 0, 100) == 100
 
 
+@pytest.mark.parametrize(("cut_at", "assumed"), [(16, INITIAL_TOKENS), (300, 600)])
+def test_answers_that_were_all_cut_do_not_predict_the_limit(cut_at: int, assumed: int) -> None:
+    """No answer tells how long one without a limit is. Then assume as many tokens again."""
+    lengths = AnswerLengths()
+    for _ in range(MAX_ANSWERS):
+        lengths.record(cut_at, is_cut=True)
+    assert lengths.find_percentile(0.8, 0, 4_000) == assumed
+    assert lengths.expect_remaining(0, 0, 4_000) == assumed
+    assert lengths.find_percentile(0.8, 0, cut_at) == cut_at
+    assert lengths.expect_remaining(0, 0, cut_at) == cut_at
+
+
+def test_few_longer_answers_replace_the_assumption() -> None:
+    lengths = AnswerLengths()
+    for _ in range(MAX_ANSWERS):
+        lengths.record(16, is_cut=True)
+    for tokens in (80, 90, 100):
+        lengths.record(tokens, is_cut=False)
+    assert lengths.find_percentile(0.8, 0, 4_000) == 100
+
+
 def measured(slots: int = 2) -> Forecast:
     """Return a forecast from measured steps of 0.1 s per used slot, and 10 ms per prompt token."""
     forecast = Forecast(slots)

@@ -1,18 +1,21 @@
-"""Forced first and last tokens of a model in combination with a grammar."""
+"""Forced tokens in combination with a grammar, and special tokens as stop strings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig
-from deployments.generation.job import SamplingJob
-from deployments.messages import GenerationOptions
+from deployments.generation.job import ModelContext, SamplingJob
+from deployments.messages import Chunk, FinishReason, GenerationOptions
 from tests.support.fake_decoder import VOCABULARY
 from tests.support.fakes import far_deadline
 from tests.support.loop_harness import GREEDY, build_model_context
+from tests.support.small_tokenizers import END, START, byte_level, byte_token
 
 FIRST, LAST, ALLOWED = 5, 6, 7
 
@@ -54,3 +57,60 @@ def test_forced_tokens_are_not_passed_to_the_grammar() -> None:
         written += job.last_tokens
     assert written == [FIRST, ALLOWED, ALLOWED, LAST]
     assert grammar.accepted == [ALLOWED, ALLOWED]
+
+
+def generate(options: GenerationOptions, *texts: str) -> list[Chunk]:
+    """Return the chunks up to the finished one. The model's tokens are bytes, START and END."""
+    tokenizer = byte_level()
+    start, end = (tokenizer.token_to_id(name) for name in (START, END))
+    size = tokenizer.get_vocab_size()
+    model = ModelContext(tokenizer, size, (end,), frozenset((start, end)), context=90)
+    job = SamplingJob([start], options, model, None, far_deadline())
+    chunks: list[Chunk] = []
+    for text in texts:
+        token = tokenizer.token_to_id(text)
+        token = byte_token(tokenizer, ord(text)) if token is None else token
+        chunk = job.accept_logits(np.eye(size, dtype=np.float32)[[token]]).chunk
+        assert chunk is not None
+        chunks.append(chunk)
+        if chunk.finished is not None:
+            break
+    return chunks
+
+
+@pytest.mark.parametrize("include_stop_string", [False, True])
+def test_special_token_as_stop_string_ends_the_answer(*, include_stop_string: bool) -> None:
+    """The text does not contain the token, as in text-generation-inference."""
+    options = GenerationOptions(
+        sampling=GREEDY, stop=("ac", START), include_stop_string=include_stop_string
+    )
+    chunks = generate(options, "b", "a", START, "c")
+    finished = chunks[-1].finished
+    assert finished is not None
+    assert (finished.reason, finished.generated_tokens) == (FinishReason.STOP, 3)
+    assert "".join(chunk.text for chunk in chunks) == "ba"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="no stop string"),
+        pytest.param({"stop": (END,)}, id="another token"),
+        pytest.param({"stop": (f"{START}a",)}, id="more than the token"),
+        pytest.param({"stop": (START,), "min_new_tokens": 2}, id="too early"),
+    ],
+)
+def test_special_token_that_is_no_stop_string_is_ignored(options: dict[str, Any]) -> None:
+    chunks = generate(
+        GenerationOptions(sampling=GREEDY, max_new_tokens=3, **options), START, "a", "b"
+    )
+    finished = chunks[-1].finished
+    assert finished is not None
+    assert (finished.reason, finished.generated_tokens) == (FinishReason.LENGTH, 3)
+
+
+def test_end_token_as_stop_string_is_the_end() -> None:
+    chunks = generate(GenerationOptions(sampling=GREEDY, stop=(END,)), "a", END)
+    finished = chunks[-1].finished
+    assert finished is not None
+    assert finished.reason is FinishReason.END

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from deployments.config import SchedulingSettings
@@ -10,6 +13,8 @@ from deployments.generation.slots import (
     fits_min_chunk,
     prefill_budget,
 )
+from tests.support import virtual_time
+from tests.support.virtual_time import Arrival, TimedDecoder, VirtualLoop
 
 RULES = SchedulingSettings(
     max_prefill_stall_ms=100, max_prefill_chunk_tokens=256, min_prefill_chunk_tokens=16
@@ -22,7 +27,9 @@ RULES = SchedulingSettings(
         pytest.param(1_000, False, 100, id="what the time allows"),
         pytest.param(50, False, 16, id="the least, however slow"),
         pytest.param(100_000, False, 10_000, id="much on a fast device"),
-        pytest.param(50, True, 256, id="a chunk while decode is idle"),
+        pytest.param(1_000, True, 256, id="a chunk while decode is idle"),
+        pytest.param(50, True, 100, id="two seconds of it on a slow device"),
+        pytest.param(1, True, 16, id="the least while decode is idle"),
     ],
 )
 def test_prefill_budget_follows_rate_and_stall_limit(
@@ -76,3 +83,29 @@ def test_short_chunk_does_not_change_the_rate() -> None:
     speed = PrefillRate(1_000)
     speed.update(15, elapsed_s=10, min_tokens=16)
     assert speed.tokens_per_s == 1_000
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_s", "later_chunks"),
+    [pytest.param(1_000, {255, 256}, id="normal"), pytest.param(10, {20}, id="slow")],
+)
+def test_chunks_of_a_lone_prompt_do_not_count_as_hangs(
+    monkeypatch: pytest.MonkeyPatch, tokens_per_s: float, later_chunks: set[int]
+) -> None:
+    """On a normal host only the first chunk of a decoder is small."""
+    monkeypatch.setattr(virtual_time, "PREFILL_TOKEN_S", 1 / tokens_per_s)
+    virtual = VirtualLoop(monkeypatch)
+    prefill, chunks = TimedDecoder.prefill, []
+
+    def check_health(
+        decoder: TimedDecoder, slot: int, ids: Sequence[int], start: int, **how: bool
+    ) -> Any:
+        chunks.append(len(ids))
+        logits = prefill(decoder, slot, ids, start, **how)
+        virtual.loop.health.check()
+        return logits
+
+    monkeypatch.setattr(TimedDecoder, "prefill", check_health)
+    (outcome,) = virtual.replay([Arrival(0.0, prompt_tokens=600, new_tokens=4, timeout_s=120.0)])
+    assert outcome.error is None
+    assert set(chunks[1:-1]) <= later_chunks

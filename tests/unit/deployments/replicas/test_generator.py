@@ -302,6 +302,21 @@ async def test_compiled_grammars_share_a_budget(
         assert running._grammar_bytes.used == 0
 
 
+async def test_grammars_of_one_client_leave_memory_to_others(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = call(refs[DECODER], grammar=OTHER)
+    loud, quiet = (request._replace(client=name) for name in ("loud", "quiet"))
+    async with replica(store) as running, aclosing(running.stream(loud)) as stream:
+        assert isinstance(await anext(stream), Started)
+        grammar_bytes = running._grammar_bytes.used
+        monkeypatch.setattr(generator, "MAX_GRAMMAR_BYTES", 3 * grammar_bytes)
+        outcome = await running.complete(loud)
+        assert isinstance(outcome, Overloaded)
+        assert "bytes of compiled grammars of this client" in outcome.message
+        await complete(running, quiet)
+
+
 async def test_truncate_prompt_tokens_keeps_the_last_tokens(store, refs) -> None:
     async with replica(store) as running:
         completion = await complete(

@@ -99,7 +99,7 @@ async def test_failed_model_load_closes_its_engine(
     assert closed == ["cpu-fp32", "cpu-fp32"], "one engine per model"
     assert all(isinstance(o, EngineFailed) and "preparation failed" in o.message for o in outcomes)
     assert len({id(outcome) for outcome in outcomes}) == 3, "each has its own traceback"
-    failures = running.pool._failures.values()
+    failures = running.pool._failures._failures.values()
     assert not any(failure.error.__traceback__ for failure in failures), "it holds memory"
 
 

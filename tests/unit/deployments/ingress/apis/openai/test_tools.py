@@ -9,7 +9,7 @@ import jsonschema
 import orjson
 import pytest
 
-from deployments.ingress.apis.openai.tools import ToolCallParser
+from deployments.ingress.apis.openai.tools import MAX_PREFIX_CHARS, ToolCallParser
 from deployments.messages import Chat, FinishReason
 from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
 from tests.support.generators import ScriptedReply
@@ -68,6 +68,9 @@ CALL_TEXTS = [
     '{"parameters": {"city": "Rome"}, "name": "weather"}',
     '{"type": "function", "name": "weather", "parameters": {"city": "Rome"}}',
     '[{ "type" : "function", "name": "weather", "parameters": {"city": "Rome"}}]',
+    '{"id": "abc", "name": "weather", "arguments": {"city": "Rome"}}',
+    '<tool_call>[{"why": "\\"a, {b\\\\", "n": -1.5e3, "x": null, "name": "weather", '
+    '"arguments": {"city": "Rome"}}]',
 ]
 
 
@@ -108,6 +111,9 @@ async def test_only_the_first_of_several_calls_counts_if_the_client_asks(
         '{"name": 7}',
         '{"arguments": {}, "name": ["weather"]}',
         f'[{CALL}, {{"name": "other"}}]',
+        '{"of": {}, "name": "weather", "arguments": {}}',
+        f'{{"why": "{"x" * MAX_PREFIX_CHARS}", "name": "weather", "arguments": {{}}}}',
+        '{"why": "It rains',
         "[]7",
         "[]",
         "{}",
@@ -236,11 +242,20 @@ async def test_stream_holds_back_possible_calls_only(writing_store: Path) -> Non
         ('{ "name" : "cl', True),
         ('{"arguments": {"x": 1', True),
         ('{"type": "function", "description"', True),
-        ('{"type": "object"', False),
+        ('{"id": 7, "na', True),
+        ('{"id": "7\\"', True),
+        ('{"city"', True),
+        ('{"city": tru', True),
+        ('{"city": "Rome"}', False),
+        ('{"city": ["Rome"', False),
+        ('{"city": "Rome", "name": "cock', False),
+        ('{"name": "cock', False),
+        ('{"name": 7', False),
         ("<b>", False),
         ("The", False),
-        ('{"city"', False),
-        ('{"name": "cock', False),
+        pytest.param(" " * MAX_PREFIX_CHARS, False, id="white space for too long"),
+        pytest.param('{"city": "'.ljust(MAX_PREFIX_CHARS - 1, "x"), True, id="undecided"),
+        pytest.param('{"city": "'.ljust(MAX_PREFIX_CHARS, "x"), False, id="undecided for too long"),
     ],
 )
 def test_may_start_tool_call_detects_prefixes(text: str, possible: bool) -> None:

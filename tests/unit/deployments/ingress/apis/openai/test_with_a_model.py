@@ -16,11 +16,11 @@ from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, ModelSettings
 from deployments.records import StepRecord
 from deployments.replicas.generator import GeneratorReplica
-from deployments.transports.local import LocalGeneratorClient
 from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder, write_byte_tokenizer
 from tests.support.fakes import ListRecorder
 from tests.support.in_process import InProcess
+from tests.support.local_clients import LocalGeneratorClient
 
 FIXED_TEXT_MODEL, SAYS = "tiny/speaker", "Hi you!"
 MODELS = (FIXED_TEXT_MODEL, DECODER)
