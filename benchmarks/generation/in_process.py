@@ -16,7 +16,7 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.errors import ServeError
 from deployments.generation.preparation import RequestPreparer
-from deployments.generation.scheduler import GenerationLoop
+from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_executor import JobEvent
 from deployments.messages import (
     Chunk,
@@ -69,14 +69,14 @@ class InProcessGenerator:
         self._events = events
         self._recorders: dict[int, _TokenRecorder] = {}
         step_settings = scheduling or SchedulingSettings()
-        self._loop = GenerationLoop(
+        self._scheduler = GenerationScheduler(
             self._decoder,
             lambda: step_settings,
             self._publish,
             _NoRecords(),
             manifest.id,
         )
-        self._loop.start()
+        self._scheduler.start()
 
     @property
     def context(self) -> int:
@@ -86,7 +86,7 @@ class InProcessGenerator:
     @property
     def load(self) -> tuple[int, int]:
         """Number of running requests, and number of waiting requests."""
-        return self._loop.load
+        return self._scheduler.load
 
     async def generate(self, request: StreamRequest) -> StreamResult:
         """Run one stream to its end or to the disconnect. Raises ServeError if it fails."""
@@ -98,15 +98,15 @@ class InProcessGenerator:
         job = self._preparation.build_job(call, None)
         recorder = self._recorders[job.number] = _TokenRecorder(request, self._events)
         try:
-            self._loop.submit(job)
+            self._scheduler.submit(job)
             await recorder.done
         finally:
             del self._recorders[job.number]
-            self._loop.cancel(job)
+            self._scheduler.cancel(job)
         return recorder.answer(submitted_s)
 
     def close(self) -> None:
-        self._loop.close()
+        self._scheduler.close()
         self._decoder.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:

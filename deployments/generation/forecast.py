@@ -1,7 +1,7 @@
 """Price of a job as decoder time in seconds, and prediction of the job's end.
 
 A price is the number of prefill tokens and expected decode steps, times measured durations. A
-prediction simulates the generation loop: running jobs end, waiting jobs take their KV slots in
+prediction simulates the scheduler: running jobs end, waiting jobs take their KV slots in
 order, then the new job runs.
 """
 
@@ -103,7 +103,7 @@ class StepTimes:
 class Forecast:
     """Prices and predictions for one decoder.
 
-    The thread of the generation loop records measurements. Any thread may request predictions.
+    The thread of the scheduler records measurements. Any thread may request predictions.
     """
 
     def __init__(self, slots: int) -> None:

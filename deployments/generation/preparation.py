@@ -182,7 +182,7 @@ class RequestPreparer:
         if manifest.generation_config is None:
             raise ManifestInvalid(f"Model {model.ref.id} was not built to generate")
         self._prompts = PromptTokenizer(model.directory, manifest.generation_config)
-        tokenizer = self._prompts.tokenizer  # read only, so the generation loop may share it
+        tokenizer = self._prompts.tokenizer  # read only, so the scheduler may share it
         added = tokenizer.get_added_tokens_decoder()
         self._model = ModelContext(
             tokenizer=tokenizer,

@@ -37,7 +37,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 Publish = Callable[[Sequence[JobEvent]], None]
 
 
-class GenerationLoop:
+class GenerationScheduler:
     """The queue and the step loop of one decoder.
 
     `publish` and `read_settings` are called in the thread of the loop and in the threads that call

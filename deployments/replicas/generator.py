@@ -1,4 +1,4 @@
-"""Generator replica: a decoder for each loaded model, and the loop that runs the decoder."""
+"""Generator replica: a decoder for each loaded model, and the scheduler that runs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from deployments.errors import HardwareUnavailable, ServeError
 from deployments.generation.grammar import Constraint, GrammarTooCostly
 from deployments.generation.grammar_trials import FULL, QUICK, TrialLimits
 from deployments.generation.preparation import RequestPreparer
-from deployments.generation.scheduler import GenerationLoop
+from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_executor import JobEvent
 from deployments.health import WorkerHealth, check_workers
 from deployments.load import Load
@@ -126,10 +126,10 @@ class GeneratorReplica:
         self._pinned.load_into(self.pool)
 
     def start(self) -> None:
-        """Start the loops of all loaded models. `_load` starts the loop of a model loaded later."""
+        """Start the schedulers of the loaded models. `_load` starts those of later models."""
         self._has_started = True
         for model in self.pool.models():
-            model.loop.start()
+            model.scheduler.start()
         self._pinned.start(self.pool)
 
     def configure(self, settings: SchedulingSettings) -> None:
@@ -172,7 +172,7 @@ class GeneratorReplica:
     @asynccontextmanager
     async def _run_job(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
         async with self.pool.lease(call.model, calls=1) as model:
-            model.loop.check(model.preparer.estimate(call))
+            model.scheduler.check(model.preparer.estimate(call))
             constraint = await self._compile_grammar(model.preparer, call)
             grammar_bytes = constraint.memory_bytes if constraint else 0
             with self._grammar_bytes.hold(grammar_bytes, call.client):
@@ -188,11 +188,11 @@ class GeneratorReplica:
                 buffer = StreamBuffer()
                 self._readers[job.number] = buffer
                 try:
-                    model.loop.submit(job)
+                    model.scheduler.submit(job)
                     yield buffer
                 finally:
                     del self._readers[job.number]
-                    model.loop.cancel(job)
+                    model.scheduler.cancel(job)
 
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall
@@ -224,24 +224,25 @@ class GeneratorReplica:
         """
         busy = queued_s = 0.0
         for model in self.pool.models():
-            active, _ = model.loop.load
+            active, _ = model.scheduler.load
             busy += active / model.decoder.info.slots
-            queued_s += model.loop.queued_s
+            queued_s += model.scheduler.queued_s
         return Load(min(busy, 1.0), queued_s)
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        loops = [model.loop for model in self.pool.models()]
-        for loop in loops:
-            loop.check_thread()
-        workers = (*(loop.health for loop in loops), self._prompt_health, self._grammar_health)
+        schedulers = [model.scheduler for model in self.pool.models()]
+        for scheduler in schedulers:
+            scheduler.check_thread()
+        steps = (scheduler.health for scheduler in schedulers)
+        workers = (*steps, self._prompt_health, self._grammar_health)
         check_workers(workers, self._hang_timeout_s)
 
     async def close(self) -> None:
         """Finish accepted calls, then release the engines."""
         self._pinned.close()
         for model in self.pool.models():
-            await asyncio.to_thread(model.loop.close)
+            await asyncio.to_thread(model.scheduler.close)
         for threads in (self._prompts, self._quick_grammars, self._long_grammars):
             threads.close()
         await self.pool.close()
@@ -266,7 +267,7 @@ class GeneratorReplica:
     def _load(self, model: RegisteredModel) -> _LoadedGenerator:
         """Open and warm up the decoder of a model. Blocks.
 
-        Start the model's loop if the replica has started.
+        Start the model's scheduler if the replica has started.
         """
         model.manifest.verify(model.directory)
         spec = DecoderSpec.of(model.directory, model.manifest, self._select_candidate(model))
@@ -278,21 +279,21 @@ class GeneratorReplica:
         )
         with close_on_error(decoder):
             preparer = RequestPreparer(model, info)
-        loop = GenerationLoop(
+        scheduler = GenerationScheduler(
             decoder, lambda: self._settings, self._publish, self._recorder, model.ref.id
         )
         if self._has_started:
-            loop.start()
-        return _LoadedGenerator(decoder, loop, preparer)
+            scheduler.start()
+        return _LoadedGenerator(decoder, scheduler, preparer)
 
     def _close(self, _: ModelRef, model: _LoadedGenerator) -> None:
-        """End the loop of a model that no call uses, and release its memory. Blocks."""
-        model.loop.close()
+        """End the scheduler of a model that no call uses, and release its memory. Blocks."""
+        model.scheduler.close()
         model.decoder.close()
         model.preparer.close()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
-        """Pass events from the thread of a GenerationLoop to the asyncio event loop."""
+        """Pass events from the thread of a GenerationScheduler to the asyncio event loop."""
         self._event_loop.call_soon_threadsafe(self._route_events, events)
 
     def _route_events(self, events: Sequence[JobEvent]) -> None:
@@ -304,5 +305,5 @@ class GeneratorReplica:
 
 class _LoadedGenerator(NamedTuple):
     decoder: DecoderEngine
-    loop: GenerationLoop
+    scheduler: GenerationScheduler
     preparer: RequestPreparer

@@ -1,4 +1,4 @@
-"""A generation loop in virtual time: a fake decoder whose calls advance a clock.
+"""A scheduler in virtual time: a fake decoder whose calls advance a clock.
 
 Minutes of virtual overload take seconds of real time. Every run has the same results.
 """
@@ -16,12 +16,12 @@ from deployments.config import SchedulingSettings
 from deployments.engines.decoder import Logits, TokenColumn
 from deployments.errors import Overloaded, ServeError
 from deployments.generation.job import SamplingJob
-from deployments.generation.scheduler import GenerationLoop
+from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_executor import JobEvent
 from deployments.messages import Chunk, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.fakes import ListRecorder
-from tests.support.loop_harness import END, GREEDY, build_model_context
+from tests.support.scheduler_harness import END, GREEDY, build_model_context
 
 SLOTS = 8
 PREFILL_TOKEN_S = 0.001
@@ -31,7 +31,7 @@ STEP_S, STEP_SLOT_S = 0.010, 0.002
 
 
 class VirtualClock:
-    """Replacement of the module `time` in the modules of a generation loop."""
+    """Replacement of the module `time` in the modules of a scheduler."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s = 1_000_000.0
@@ -95,14 +95,14 @@ class JobOutcome:
         return self.error is None and self.ended_s <= self.arrival.at_s + self.arrival.timeout_s
 
 
-class VirtualLoop:
-    """A real GenerationLoop that replays arrivals, step by step in virtual time."""
+class VirtualScheduler:
+    """A real GenerationScheduler that replays arrivals, step by step in virtual time."""
 
     def __init__(self, patch: pytest.MonkeyPatch, *, end_probability: float = 0.0) -> None:
         self.clock = VirtualClock(patch)
         self._start_s = self.clock.now_s
         settings = SchedulingSettings(max_draft_tokens=0)
-        self.loop = GenerationLoop(
+        self.scheduler = GenerationScheduler(
             TimedDecoder(self.clock, end_probability),
             lambda: settings,
             self._publish,
@@ -127,8 +127,8 @@ class VirtualLoop:
         return outcomes
 
     def _run_until(self, is_over: Callable[[], bool]) -> None:
-        while self.loop.load != (0, 0) and not is_over():
-            self.loop.run_step()
+        while self.scheduler.load != (0, 0) and not is_over():
+            self.scheduler.run_step()
 
     def _submit(self, arrival: Arrival) -> JobOutcome:
         outcome = JobOutcome(arrival)
@@ -141,7 +141,7 @@ class VirtualLoop:
         job.client, job.priority = arrival.client, arrival.priority
         self._outcomes[job.number] = outcome
         try:
-            self.loop.submit(job)
+            self.scheduler.submit(job)
         except Overloaded as error:
             outcome.ended_s, outcome.error, outcome.is_rejected = self.elapsed_s, error, True
         return outcome

@@ -22,7 +22,7 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.job import Job, ModelContext, SamplingJob
-from deployments.generation.scheduler import GenerationLoop
+from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_executor import JobEvent
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
@@ -40,7 +40,7 @@ SOURCES = [[*np.random.default_rng(n).integers(4, 80, 3 + 4 * n).tolist(), END] 
 
 
 class ServedCheckpoint:
-    """A tiny checkpoint, loaded in transformers and exported for a generation loop."""
+    """A tiny checkpoint, loaded in transformers and exported for a scheduler."""
 
     def __init__(self, family: str, directory: Path) -> None:
         self.model = saved(ENCODER_DECODERS[family], directory / "checkpoint")
@@ -78,10 +78,10 @@ class ServedCheckpoint:
         )
         self._news: dict[int, list[Any]] = {}
         self._changed = threading.Condition()
-        self.loop = GenerationLoop(
+        self.scheduler = GenerationScheduler(
             decoder, SchedulingSettings, self._publish, ListRecorder(), family
         )
-        self.loop.start()
+        self.scheduler.start()
 
     def _publish(self, events: Sequence[JobEvent]) -> None:
         with self._changed:
@@ -93,7 +93,7 @@ class ServedCheckpoint:
         """Generate tokens for all SOURCES concurrently. `beams` has one entry per source."""
         jobs = [self._job(source, own) for source, own in zip(SOURCES, beams, strict=True)]
         for job in jobs:
-            self.loop.submit(job)
+            self.scheduler.submit(job)
         with self._changed:
             assert self._changed.wait_for(lambda: all(map(self._is_done, jobs)), TIMEOUT_S)
         return [
@@ -145,7 +145,7 @@ def served(
 ) -> Iterator[ServedCheckpoint]:
     one = ServedCheckpoint(request.param, tmp_path_factory.mktemp(request.param))
     yield one
-    one.loop.close()
+    one.scheduler.close()
 
 
 @pytest.mark.parametrize(

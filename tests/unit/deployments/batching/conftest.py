@@ -13,11 +13,11 @@ from tests.support.fakes import TIMEOUT_S, FakeEngine, ListRecorder
 MODEL = ModelRef("fake/model", "0123456789ab")
 OTHER = ModelRef("fake/other", "0123456789ab")
 
-MakeLoop = Callable[..., BatchScheduler]
+MakeScheduler = Callable[..., BatchScheduler]
 
 
 @pytest.fixture
-async def make_loop() -> AsyncIterator[MakeLoop]:
+async def make_scheduler() -> AsyncIterator[MakeScheduler]:
     """Return a factory of schedulers over fake engines. Drain them after the test."""
     created: list[tuple[BatchScheduler, FakeEngine]] = []
 
@@ -25,17 +25,17 @@ async def make_loop() -> AsyncIterator[MakeLoop]:
         engine: FakeEngine, *, passes: int = 1, max_waiting_items: int = 100
     ) -> BatchScheduler:
         settings = BatchSettings(max_waiting_items=max_waiting_items, pass_overhead_tokens=1_000)
-        loop = BatchScheduler(
+        scheduler = BatchScheduler(
             {MODEL: engine, OTHER: engine},
             settings,
             concurrent_passes=passes,
             recorder=ListRecorder(),
         )
-        created.append((loop, engine))
-        return loop
+        created.append((scheduler, engine))
+        return scheduler
 
     yield make
-    for loop, engine in created:
+    for scheduler, engine in created:
         engine.release()
         async with asyncio.timeout(TIMEOUT_S):
-            await loop.drain()
+            await scheduler.drain()

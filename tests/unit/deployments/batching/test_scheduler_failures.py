@@ -22,13 +22,15 @@ from tests.support.fakes import (
     item,
     wait_until,
 )
-from tests.unit.deployments.batching.conftest import MODEL, MakeLoop
+from tests.unit.deployments.batching.conftest import MODEL, MakeScheduler
 
 
-async def test_failing_item_fails_alone(make_loop: MakeLoop) -> None:
+async def test_failing_item_fails_alone(make_scheduler: MakeScheduler) -> None:
     engine = FakeEngine(failing={2})
-    loop = make_loop(engine)
-    good, bad, third = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2, 3))
+    scheduler = make_scheduler(engine)
+    good, bad, third = (
+        scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2, 3)
+    )
     with pytest.raises(EngineFailed):
         await bad
     assert (await good).rows == [[1]]
@@ -36,19 +38,21 @@ async def test_failing_item_fails_alone(make_loop: MakeLoop) -> None:
     assert engine.passes == [[1, 2, 3], [1], [2, 3], [2], [3]]
 
 
-async def test_failing_item_of_a_long_list_is_found_by_halves(make_loop: MakeLoop) -> None:
+async def test_failing_item_of_a_long_list_is_found_by_halves(
+    make_scheduler: MakeScheduler,
+) -> None:
     engine = FakeEngine(failing={13})
-    loop = make_loop(engine)
-    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in range(1, 17)]
+    scheduler = make_scheduler(engine)
+    calls = [scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in range(1, 17)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(outcomes.pop(12), EngineFailed)
     assert [outcome.rows for outcome in outcomes] == [[[n]] for n in range(1, 17) if n != 13]
     assert len(engine.passes) == 1 + 2 * 4
 
 
-async def test_nan_row_fails_alone(make_loop: MakeLoop) -> None:
-    loop = make_loop(FakeEngine(nan={2}))
-    good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
+async def test_nan_row_fails_alone(make_scheduler: MakeScheduler) -> None:
+    scheduler = make_scheduler(FakeEngine(nan={2}))
+    good, bad = (scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="NaN or infinity"):
         await bad
     assert (await good).rows == [[1]]
@@ -60,20 +64,20 @@ async def test_ragged_output_with_infinity_fails_alone() -> None:
         valid = np.array([[0.0]], dtype=np.float32)
         return Outputs([bad if marker == 2 else valid for marker in batch.input_ids[:, 0]])
 
-    loop = BatchScheduler(
+    scheduler = BatchScheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
-    good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
+    good, bad = (scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="NaN or infinity"):
         await bad
     assert (await good).rows == [[[0]]]
-    await loop.drain()
+    await scheduler.drain()
 
 
-async def test_call_with_one_nan_item_fails(make_loop: MakeLoop) -> None:
-    loop = make_loop(FakeEngine(nan={2}))
+async def test_call_with_one_nan_item_fails(make_scheduler: MakeScheduler) -> None:
+    scheduler = make_scheduler(FakeEngine(nan={2}))
     with pytest.raises(EngineFailed):
-        await loop.submit(MODEL, [item(1), item(2)], far_deadline())
+        await scheduler.submit(MODEL, [item(1), item(2)], far_deadline())
 
 
 def divide_by_zero(batch: Batch) -> Outputs:
@@ -93,16 +97,16 @@ async def test_any_exception_fails_its_item_alone_without_details(
             raise IndexError("/secret/path of a node")
         return Outputs(markers[:, None].astype(np.float32))
 
-    loop = BatchScheduler(
+    scheduler = BatchScheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
-    good, bad = (loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
+    good, bad = (scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
     with pytest.raises(EngineFailed, match="failed on this request") as raised:
         await bad
     assert "secret" not in str(vars(raised.value))
     assert "secret" in caplog.text
     assert (await good).rows == [[1]]
-    await loop.drain()
+    await scheduler.drain()
 
 
 async def test_lost_engine_fails_a_list_at_once() -> None:
@@ -112,55 +116,57 @@ async def test_lost_engine_fails_a_list_at_once() -> None:
         passes.append(len(batch.input_ids))
         raise EngineLost("all processes have ended")
 
-    loop = BatchScheduler(
+    scheduler = BatchScheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
-    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in range(4)]
+    calls = [scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in range(4)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [EngineLost] * 4
     assert passes == [4]
     with pytest.raises(EngineLost):
-        loop.health[MODEL].check()
-    await loop.drain()
+        scheduler.health[MODEL].check()
+    await scheduler.drain()
 
 
 @pytest.mark.parametrize("act", [divide_by_zero, drop_row])
 async def test_any_engine_error_fails_all_calls(
     act: Callable[[Batch], Outputs],
 ) -> None:
-    loop = BatchScheduler(
+    scheduler = BatchScheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
-    calls = [loop.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
+    calls = [scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
     async with asyncio.timeout(TIMEOUT_S):
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
-        await loop.drain()
+        await scheduler.drain()
     assert [type(outcome) for outcome in outcomes] == [EngineFailed, EngineFailed]
 
 
-async def test_passes_measured_as_instant_do_not_stop_the_scheduler(make_loop: MakeLoop) -> None:
-    loop = make_loop(FakeEngine())
+async def test_passes_measured_as_instant_do_not_stop_the_scheduler(
+    make_scheduler: MakeScheduler,
+) -> None:
+    scheduler = make_scheduler(FakeEngine())
     for _ in range(20_000):
-        loop.prices.record(MODEL, 1.0, 0.0)
-    calls = [loop.submit(MODEL, [item(1)], far_deadline(), client=client) for client in "ab"]
+        scheduler.prices.record(MODEL, 1.0, 0.0)
+    calls = [scheduler.submit(MODEL, [item(1)], far_deadline(), client=client) for client in "ab"]
     async with asyncio.timeout(TIMEOUT_S):
         assert [done.rows for done in await asyncio.gather(*calls)] == [[[1]], [[1]]]
 
 
 async def test_pass_is_answered_even_if_the_next_one_cannot_be_chosen(
-    make_loop: MakeLoop, monkeypatch: pytest.MonkeyPatch
+    make_scheduler: MakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = FakeEngine(held=True)
-    loop = make_loop(engine)
-    running = loop.submit(MODEL, [item(1)], far_deadline())
+    scheduler = make_scheduler(engine)
+    running = scheduler.submit(MODEL, [item(1)], far_deadline())
     await wait_until(lambda: bool(engine.passes))
-    waiting = loop.submit(MODEL, [item(2)], far_deadline())
+    waiting = scheduler.submit(MODEL, [item(2)], far_deadline())
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "_choose", lambda items: 1 // 0)
+        patched.setattr(scheduler, "_choose", lambda items: 1 // 0)
         engine.release()
         async with asyncio.timeout(TIMEOUT_S):
             assert (await running).rows == [[1]]
-    later = loop.submit(MODEL, [item(3)], far_deadline())
+    later = scheduler.submit(MODEL, [item(3)], far_deadline())
     assert [done.rows for done in await asyncio.gather(waiting, later)] == [[[2]], [[3]]]
 
 
@@ -170,10 +176,10 @@ class BrokenRecorder:
 
 
 async def test_calls_succeed_when_the_recorder_fails() -> None:
-    loop = BatchScheduler(
+    scheduler = BatchScheduler(
         {MODEL: FakeEngine()}, BatchSettings(), concurrent_passes=1, recorder=BrokenRecorder()
     )
     async with asyncio.timeout(TIMEOUT_S):
-        assert (await loop.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
-        assert (await loop.submit(MODEL, [item(2)], far_deadline())).rows == [[2]]
-        await loop.drain()
+        assert (await scheduler.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
+        assert (await scheduler.submit(MODEL, [item(2)], far_deadline())).rows == [[2]]
+        await scheduler.drain()

@@ -15,7 +15,7 @@ from tests.support.virtual_time import (
     STEP_SLOT_S,
     Arrival,
     JobOutcome,
-    VirtualLoop,
+    VirtualScheduler,
     poisson_arrivals,
 )
 
@@ -47,8 +47,8 @@ def test_overload_keeps_goodput(
     With a queue in order of arrival, the goodput for answers of 500 tokens was 0.75, 0.04 and 0.00
     of the capacity at the three factors.
     """
-    loop = VirtualLoop(monkeypatch)
-    outcomes = loop.replay(
+    scheduler = VirtualScheduler(monkeypatch)
+    outcomes = scheduler.replay(
         poisson_arrivals(
             factor * capacity(new_tokens),
             seconds,
@@ -72,33 +72,33 @@ def test_overload_keeps_goodput(
 @pytest.mark.parametrize("factor", [1.2, 10.0])
 def test_overload_keeps_goodput_of_answers_of_unknown_length(monkeypatch, factor: float) -> None:
     """Answers end after 100 tokens on average. Their limit is 500 tokens."""
-    loop = VirtualLoop(monkeypatch, end_probability=0.01)
+    scheduler = VirtualScheduler(monkeypatch, end_probability=0.01)
     arrivals = poisson_arrivals(
         factor * capacity(100), 60, 1, prompt_tokens=PROMPT_TOKENS, new_tokens=500, timeout_s=8.0
     )
-    outcomes = loop.replay(
+    outcomes = scheduler.replay(
         dataclasses.replace(each, seed=number) for number, each in enumerate(arrivals)
     )
     assert goodput(outcomes, 8, 60) >= 0.85 * capacity(100)
 
 
 def test_idle_decoder_admits_what_cannot_end_in_time(monkeypatch) -> None:
-    loop = VirtualLoop(monkeypatch)
+    scheduler = VirtualScheduler(monkeypatch)
     measured = Arrival(0.0, prompt_tokens=32, new_tokens=100, timeout_s=60.0)
     hopeless = Arrival(10.0, prompt_tokens=32, new_tokens=1_000, timeout_s=2.0)
     second = dataclasses.replace(hopeless, at_s=10.5)
-    outcomes = loop.replay([measured, hopeless, second])
+    outcomes = scheduler.replay([measured, hopeless, second])
     assert [each.is_rejected for each in outcomes] == [False, False, True]
     assert outcomes[1].first_token_s
 
 
 def test_low_load_rejects_nothing(monkeypatch) -> None:
     """Before the first answer, the forecast must not expect answers as long as the token limit."""
-    loop = VirtualLoop(monkeypatch, end_probability=0.01)
+    scheduler = VirtualScheduler(monkeypatch, end_probability=0.01)
     arrivals = poisson_arrivals(
         0.5 * capacity(100), 40, 3, prompt_tokens=32, new_tokens=4_000, timeout_s=120.0
     )
-    outcomes = loop.replay(
+    outcomes = scheduler.replay(
         dataclasses.replace(each, seed=number) for number, each in enumerate(arrivals)
     )
     assert not [each for each in outcomes if each.error]
@@ -109,7 +109,7 @@ def test_chat_is_admitted_beside_answers_that_are_cut(monkeypatch) -> None:
     completions = [Arrival(0.1 * n, 32, 16, timeout_s=120.0) for n in range(500)]
     chats = [Arrival(30.01 + 5 * n, 32, 4_000, timeout_s=120.0, seed=n) for n in range(3)]
     arrivals = sorted((*completions, *chats), key=lambda each: each.at_s)
-    outcomes = VirtualLoop(monkeypatch, end_probability=0.005).replay(arrivals)
+    outcomes = VirtualScheduler(monkeypatch, end_probability=0.005).replay(arrivals)
     assert all(each.is_in_time for each in outcomes if each.arrival.new_tokens == 4_000)
 
 
@@ -119,7 +119,7 @@ def test_quiet_client_is_served_beside_a_greedy_one(monkeypatch) -> None:
     greedy = poisson_arrivals(4 * capacity(50), 40, 1, client="greedy", **shape)
     quiet = poisson_arrivals(0.2 * capacity(50), 40, 2, client="quiet", **shape)
     arrivals = sorted((*greedy, *quiet), key=lambda each: each.at_s)
-    outcomes = VirtualLoop(monkeypatch).replay(arrivals)
+    outcomes = VirtualScheduler(monkeypatch).replay(arrivals)
     of_quiet = [each for each in outcomes if each.arrival.client == "quiet"]
     assert all(each.is_in_time for each in of_quiet)
     # A quiet request only waits for a free slot. Greedy requests queue for most of their 10 s.
@@ -132,7 +132,7 @@ def test_interactive_requests_precede_batch_requests(monkeypatch) -> None:
     batch = poisson_arrivals(2 * capacity(50), 30, 1, priority=1, **shape)
     interactive = poisson_arrivals(0.5 * capacity(50), 30, 2, priority=0, **shape)
     arrivals = sorted((*batch, *interactive), key=lambda each: each.at_s)
-    outcomes = VirtualLoop(monkeypatch).replay(arrivals)
+    outcomes = VirtualScheduler(monkeypatch).replay(arrivals)
     waits = [
         each.first_token_s - each.arrival.at_s for each in outcomes if not each.arrival.priority
     ]
@@ -144,7 +144,7 @@ def test_interactive_requests_precede_batch_requests(monkeypatch) -> None:
 def test_full_queue_drops_the_last_in_turn_not_the_newcomer(monkeypatch) -> None:
     greedy = [Arrival(0.005 * n, 32, 50, 120.0, client="greedy") for n in range(150)]
     quiet = Arrival(0.8, 32, 50, 120.0, client="quiet")
-    outcomes = VirtualLoop(monkeypatch).replay([*greedy, quiet])
+    outcomes = VirtualScheduler(monkeypatch).replay([*greedy, quiet])
     assert outcomes[-1].is_in_time
     kinds = Counter(type(each.error) for each in outcomes)
     assert kinds[Overloaded] == 151 - 100 - SLOTS
@@ -157,7 +157,7 @@ def test_long_prompts_starve_neither_running_answers_nor_short_prompts(monkeypat
     running = Arrival(0.0, prompt_tokens=32, new_tokens=100, timeout_s=120.0)
     long = [Arrival(0.5 + 0.01 * n, 3_000 + n, 10, 120.0) for n in range(6)]
     short = Arrival(1.0, prompt_tokens=40, new_tokens=10, timeout_s=120.0)
-    answered, *others, quick = VirtualLoop(monkeypatch).replay([running, *long, short])
+    answered, *others, quick = VirtualScheduler(monkeypatch).replay([running, *long, short])
     assert quick.first_token_s - 1.0 < 1.0
     # Prefills extend a step by at most max_prefill_stall_ms and one chunk.
     assert answered.ended_s < 100 * 0.2
@@ -167,5 +167,5 @@ def test_long_prompts_starve_neither_running_answers_nor_short_prompts(monkeypat
 def test_short_prompts_do_not_starve_a_long_one(monkeypatch) -> None:
     long = Arrival(0.0, prompt_tokens=3_000, new_tokens=10, timeout_s=120.0)
     short = poisson_arrivals(6.0, 20, 1, prompt_tokens=100, new_tokens=4, timeout_s=120.0)
-    first, *_ = VirtualLoop(monkeypatch).replay([long, *short])
+    first, *_ = VirtualScheduler(monkeypatch).replay([long, *short])
     assert first.first_token_s < 10.0

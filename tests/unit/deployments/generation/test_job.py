@@ -14,7 +14,7 @@ from deployments.generation.job import ModelContext, SamplingJob
 from deployments.messages import Chunk, FinishReason, GenerationOptions
 from tests.support.fake_decoder import VOCABULARY
 from tests.support.fakes import far_deadline
-from tests.support.loop_harness import GREEDY, build_model_context
+from tests.support.scheduler_harness import GREEDY, build_model_context
 from tests.support.small_tokenizers import END, START, byte_level, byte_token
 
 FIRST, LAST, ALLOWED = 5, 6, 7

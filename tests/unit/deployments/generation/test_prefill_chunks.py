@@ -14,7 +14,7 @@ from deployments.generation.slots import (
     prefill_budget,
 )
 from tests.support import virtual_time
-from tests.support.virtual_time import Arrival, TimedDecoder, VirtualLoop
+from tests.support.virtual_time import Arrival, TimedDecoder, VirtualScheduler
 
 RULES = SchedulingSettings(
     max_prefill_stall_ms=100, max_prefill_chunk_tokens=256, min_prefill_chunk_tokens=16
@@ -94,7 +94,7 @@ def test_chunks_of_a_lone_prompt_do_not_count_as_hangs(
 ) -> None:
     """On a normal host only the first chunk of a decoder is small."""
     monkeypatch.setattr(virtual_time, "PREFILL_TOKEN_S", 1 / tokens_per_s)
-    virtual = VirtualLoop(monkeypatch)
+    virtual = VirtualScheduler(monkeypatch)
     prefill, chunks = TimedDecoder.prefill, []
 
     def check_health(
@@ -102,7 +102,7 @@ def test_chunks_of_a_lone_prompt_do_not_count_as_hangs(
     ) -> Any:
         chunks.append(len(ids))
         logits = prefill(decoder, slot, ids, start, **how)
-        virtual.loop.health.check()
+        virtual.scheduler.health.check()
         return logits
 
     monkeypatch.setattr(TimedDecoder, "prefill", check_health)

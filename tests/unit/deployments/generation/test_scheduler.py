@@ -18,7 +18,7 @@ from deployments.messages import (
 )
 from tests.support.fake_decoder import FakeDecoder
 from tests.support.fakes import TIMEOUT_S, far_deadline
-from tests.support.loop_harness import END, GREEDY, SYSTEM, build_model_context, found_beams
+from tests.support.scheduler_harness import END, GREEDY, SYSTEM, build_model_context, found_beams
 
 
 def test_stream_has_started_chunks_and_finish_reason(make_harness) -> None:
@@ -71,9 +71,9 @@ def test_answer_is_independent_of_other_jobs(make_harness, seed: int) -> None:
     jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
     dropped = set(chance.sample(range(len(jobs)), 6))
     for number, job in enumerate(jobs):
-        crowd.loop.submit(job)
+        crowd.scheduler.submit(job)
         if number in dropped:
-            threading.Timer(chance.random() * 0.02, crowd.loop.cancel, (job,)).start()
+            threading.Timer(chance.random() * 0.02, crowd.scheduler.cancel, (job,)).start()
     remaining = [number for number in range(len(jobs)) if number not in dropped]
     crowd.collector.wait_until_done(*(jobs[number] for number in remaining))
     for number in remaining:
@@ -137,7 +137,7 @@ def test_beam_search_job_waits_for_all_its_slots_in_order(make_harness) -> None:
     )
     last = harness.job([5, 6], new_tokens=4)
     for job in (first, wide, last):
-        harness.loop.submit(job)
+        harness.scheduler.submit(job)
     harness.decoder.held.set()
     harness.collector.wait_until_done(first, wide, last)
     assert list(harness.collector.events) == [first.number, wide.number, last.number]
@@ -146,15 +146,15 @@ def test_beam_search_job_waits_for_all_its_slots_in_order(make_harness) -> None:
 def test_full_queue_rejects_at_once(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
     first = harness.job([1, 2])
-    harness.loop.submit(first)
+    harness.scheduler.submit(first)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while harness.loop.load != (1, 0):
+    while harness.scheduler.load != (1, 0):
         assert time.monotonic() < deadline_s
     others = [harness.job([3, 4]), harness.job([5, 6])]
     for job in others:
-        harness.loop.submit(job)
+        harness.scheduler.submit(job)
     with pytest.raises(Overloaded):
-        harness.loop.submit(harness.job([7, 8]))
+        harness.scheduler.submit(harness.job([7, 8]))
     harness.decoder.held.set()
     harness.collector.wait_until_done(first, *others)
 
@@ -163,9 +163,9 @@ def test_cancelled_job_frees_its_slot_within_a_step(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=1, context=4096))
     never_end = GenerationOptions(sampling=GREEDY, min_new_tokens=4000, max_new_tokens=4000)
     endless = harness.job([1, 2], options=never_end)
-    harness.loop.submit(endless)
+    harness.scheduler.submit(endless)
     harness.collector.wait_for_tokens(endless, 3)
-    harness.loop.cancel(endless)
+    harness.scheduler.cancel(endless)
     decodes = len(harness.decoder.decodes)
     next_one = harness.job([3, 4], new_tokens=2)
     harness.run_jobs(next_one)
@@ -178,8 +178,8 @@ def test_waiting_job_can_be_cancelled(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=1, held=threading.Event()))
     first, second, third = (harness.job([n, n + 1]) for n in range(3))
     for job in (first, second, third):
-        harness.loop.submit(job)
-    harness.loop.cancel(second)
+        harness.scheduler.submit(job)
+    harness.scheduler.cancel(second)
     harness.decoder.held.set()
     harness.collector.wait_until_done(first, third)
     assert second.number not in harness.collector.events
@@ -201,47 +201,47 @@ def test_long_prefill_does_not_block_decoding(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=2, context=512))
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=400)
     running = harness.job([1, 2], options=endless)
-    harness.loop.submit(running)
+    harness.scheduler.submit(running)
     harness.collector.wait_for_tokens(running, 1)
     harness.decoder.parts.clear()
     long = harness.job([n % 50 for n in range(200)], new_tokens=1)
-    harness.loop.submit(long)
+    harness.scheduler.submit(long)
     harness.collector.wait_until_done(long)
     assert len(harness.decoder.parts) >= 200 / 16
     assert max(tokens for _, tokens in harness.decoder.parts) <= 17
-    harness.loop.cancel(running)
+    harness.scheduler.cancel(running)
 
 
 def test_close_finishes_accepted_jobs(make_harness) -> None:
     harness = make_harness()
     jobs = [harness.job([n, n + 1]) for n in range(6)]
     for job in jobs:
-        harness.loop.submit(job)
-    harness.loop.close()
+        harness.scheduler.submit(job)
+    harness.scheduler.close()
     assert all(harness.collector.is_done(job) for job in jobs)
     with pytest.raises(Overloaded):
-        harness.loop.submit(harness.job([1, 2]))
+        harness.scheduler.submit(harness.job([1, 2]))
 
 
 def test_step_elapsed_reports_a_hanging_step(make_harness) -> None:
     harness = make_harness(FakeDecoder(held=threading.Event()))
-    assert harness.loop.health.running_s() == 0
+    assert harness.scheduler.health.running_s() == 0
     job = harness.job([1, 2])
-    harness.loop.submit(job)
+    harness.scheduler.submit(job)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while harness.loop.health.running_s() < 0.02:
+    while harness.scheduler.health.running_s() < 0.02:
         assert time.monotonic() < deadline_s
     harness.decoder.held.set()
     harness.collector.wait_until_done(job)
-    harness.loop.close()
-    assert harness.loop.health.running_s() == 0
+    harness.scheduler.close()
+    assert harness.scheduler.health.running_s() == 0
 
 
 def test_steps_are_recorded(make_harness) -> None:
     harness = make_harness()
     job = harness.job([1, 2, 3], new_tokens=5)
     (tokens,) = harness.run_jobs(job)
-    harness.loop.close()
+    harness.scheduler.close()
     assert sum(step.prompt_tokens for step in harness.steps.records) == 3
     # The prefill yields the first token, which `answer_tokens` does not count.
     assert sum(step.answer_tokens for step in harness.steps.records) == len(tokens) - 1

@@ -14,7 +14,7 @@ from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.messages import BeamSearchParams, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import FakeDecoder
 from tests.support.fakes import far_deadline
-from tests.support.loop_harness import GREEDY, build_model_context, found_beams
+from tests.support.scheduler_harness import GREEDY, build_model_context, found_beams
 
 
 def test_step_that_fails_once_changes_no_answer(make_harness) -> None:
@@ -94,8 +94,8 @@ def test_failing_step_ends_only_the_jobs_that_cause_it(make_harness, poisoned) -
     (again,) = harness.run_jobs(harness.job([49, 1, 5], options=options))
     (expected,) = (fresh := make_harness()).run_jobs(fresh.job([49, 1, 5], options=options))
     assert again == expected
-    harness.loop.close()
-    harness.loop.health.check()
+    harness.scheduler.close()
+    harness.scheduler.health.check()
 
 
 def test_beam_search_job_is_isolated_too(make_harness) -> None:
@@ -107,7 +107,7 @@ def test_beam_search_job_is_isolated_too(make_harness) -> None:
     harness = make_harness(PoisonedDecoder((50,), slots=5))
     plain = harness.job([49, 2, 3], new_tokens=10)
     for job in (beams[1], plain, beams[0]):
-        harness.loop.submit(job)
+        harness.scheduler.submit(job)
     harness.collector.wait_until_done(*beams, plain)
     assert isinstance(harness.collector.events[beams[1].number][-1], EngineFailed)
     assert tuple(harness.collector.tokens(beams[0])) == found_beams([49, 3], 2, 6)
@@ -143,7 +143,7 @@ def test_engine_that_fails_for_all_is_quarantined(make_harness, kind: str) -> No
         with contextlib.suppress(ModelUnavailable):
             harness.run_jobs(*jobs)
     with pytest.raises(ModelUnavailable):
-        harness.loop.submit(harness.job([1, 2, 5]))
+        harness.scheduler.submit(harness.job([1, 2, 5]))
 
 
 def test_failed_move_of_a_slot_ends_all_jobs(make_harness) -> None:
@@ -179,23 +179,23 @@ def test_bug_in_one_answer_fails_that_answer_only(make_harness, monkeypatch) -> 
     assert len(harness.collector.tokens(other)) == 6
     (again,) = harness.run_jobs(harness.job([1, 2, 5], new_tokens=6))
     assert again == harness.collector.tokens(other)
-    harness.loop.close()
-    harness.loop.health.check()
+    harness.scheduler.close()
+    harness.scheduler.health.check()
 
 
 @pytest.mark.parametrize("failure", [EngineFailed("a step"), EngineLost("all of it")])
 def test_engine_lost_is_stored(make_harness, failure: EngineFailed) -> None:
     harness = make_harness(FakeDecoder(failing_decode=2, failure=failure))
-    harness.loop.health.check()
+    harness.scheduler.health.check()
     job = harness.job([1, 2, 5], new_tokens=20)
-    harness.loop.submit(job)
+    harness.scheduler.submit(job)
     harness.collector.wait_until_done(job)
-    harness.loop.close()
+    harness.scheduler.close()
     if isinstance(failure, EngineLost):
         with pytest.raises(EngineLost, match="all of it"):
-            harness.loop.health.check()
+            harness.scheduler.health.check()
     else:
-        harness.loop.health.check()
+        harness.scheduler.health.check()
 
 
 def test_consecutive_failures_quarantine_the_model(make_harness) -> None:
@@ -209,9 +209,9 @@ def test_consecutive_failures_quarantine_the_model(make_harness) -> None:
         harness.run_jobs(job)
         assert isinstance(harness.collector.events[job.number][-1], EngineFailed)
     with pytest.raises(ModelUnavailable, match=f"failed {MAX_CONSECUTIVE_FAILURES} times"):
-        harness.loop.submit(harness.job([1, 2, 5]))
-    harness.loop.health.check()
-    harness.loop.close()
+        harness.scheduler.submit(harness.job([1, 2, 5]))
+    harness.scheduler.health.check()
+    harness.scheduler.close()
 
 
 def test_successful_call_resets_the_failures(make_harness) -> None:
@@ -220,8 +220,8 @@ def test_successful_call_resets_the_failures(make_harness) -> None:
         harness.decoder.failing_decode = len(harness.decoder.decodes)
         harness.run_jobs(harness.job([1, 2, 5]))
         assert harness.decoder.failing_decode == -1, "no step failed"
-    harness.loop.close()
-    harness.loop.health.check()
+    harness.scheduler.close()
+    harness.scheduler.health.check()
 
 
 @pytest.mark.parametrize("prompt_logprobs", [False, True], ids=["failed call", "NaN logits"])
@@ -239,22 +239,22 @@ def test_failed_prefill_ends_only_its_job(make_harness, prompt_logprobs: bool) -
     (alone,) = (fresh := make_harness()).run_jobs(fresh.job([1, 2, 5], options=endless))
     harness = make_harness(Picky())
     running = harness.job([1, 2, 5], options=endless)
-    harness.loop.submit(running)
+    harness.scheduler.submit(running)
     harness.collector.wait_for_tokens(running, 1)
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=4, prompt_logprobs=prompt_logprobs)
     bad = harness.job([3, 13, 4], options=options)
-    harness.loop.submit(bad)
+    harness.scheduler.submit(bad)
     harness.collector.wait_until_done(bad, running)
     assert isinstance(harness.collector.events[bad.number][-1], EngineFailed)
     assert harness.collector.tokens(running) == alone
-    harness.loop.close()
-    assert harness.loop.load == (0, 0)
+    harness.scheduler.close()
+    assert harness.scheduler.load == (0, 0)
 
 
 def test_failed_job_is_not_recorded_as_active(make_harness) -> None:
     harness = make_harness(FakeDecoder(failing_decode=2))
     harness.run_jobs(harness.job([1, 2, 5], new_tokens=20))
-    harness.loop.close()
+    harness.scheduler.close()
     assert harness.steps.records[-1].active == 0
 
 
@@ -268,7 +268,7 @@ def test_job_failed_in_prefill_is_not_recorded_as_active(make_harness) -> None:
     harness = make_harness(Short())
     job = harness.job(range(40))
     harness.run_jobs(job)
-    harness.loop.close()
+    harness.scheduler.close()
     assert [step.active for step in harness.steps.records] == [1, 0]
 
 
@@ -299,14 +299,14 @@ def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: 
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
     first, second = (harness.job([n, 2], options=endless) for n in (1, 2))
     waiting = harness.job([3, 4])
-    harness.loop.submit(first)
-    harness.loop.submit(second)
+    harness.scheduler.submit(first)
+    harness.scheduler.submit(second)
     held.set()
     assert is_waiting.wait(timeout=10)
-    harness.loop.submit(waiting)
+    harness.scheduler.submit(waiting)
     waiting.deadline_s = 0.0
     if leaving == "cancelled":
-        harness.loop.cancel(first)
+        harness.scheduler.cancel(first)
     else:
         first.deadline_s = 0.0
     held.set()

@@ -14,7 +14,7 @@ from deployments.errors import InvalidField, ServeError
 from deployments.generation.job import Job
 from deployments.messages import FinishReason, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
-from tests.support.loop_harness import END, GREEDY, LoopHarness
+from tests.support.scheduler_harness import END, GREEDY, SchedulerHarness
 
 MOST = 8
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -96,7 +96,7 @@ def test_drafts_do_not_change_logprobs_and_reasons(
     assert harness.decoder.verified, "nothing was drafted: the test shows nothing"
 
 
-def summarize_stream(harness: LoopHarness, job: Job) -> list[object]:
+def summarize_stream(harness: SchedulerHarness, job: Job) -> list[object]:
     """Return the content of a stream, with joined chunks and without step numbers and times."""
     started, *chunks = harness.collector.events[job.number]
     error = chunks.pop() if isinstance(chunks[-1], ServeError) else None
@@ -168,7 +168,7 @@ def test_several_jobs_are_not_drafted(make_harness) -> None:
     harness = make_harness(repetitive(held=threading.Event()))
     jobs = [harness.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
     for job in jobs:
-        harness.loop.submit(job)
+        harness.scheduler.submit(job)
     harness.decoder.held.set()
     harness.collector.wait_until_done(*jobs)
     alone_for = harness.decoder.decodes.count(1)
@@ -202,15 +202,15 @@ def answers_of(
     rules = SchedulingSettings(
         max_prefill_chunk_tokens=16, min_prefill_chunk_tokens=4, max_draft_tokens=max_draft_tokens
     )
-    harness = LoopHarness(repetitive(), rules)
-    harness.loop.start()
+    harness = SchedulerHarness(repetitive(), rules)
+    harness.scheduler.start()
     pause = threading.Event()
     jobs = []
     for prompt, order, pause_s in zip(prompts, orders, pauses_s, strict=True):
         jobs.append(harness.job(prompt, options=order))
-        harness.loop.submit(jobs[-1])
+        harness.scheduler.submit(jobs[-1])
         pause.wait(pause_s)
     harness.collector.wait_until_done(*jobs)
-    harness.loop.close()
+    harness.scheduler.close()
     # No check for drafts: on a busy machine all jobs may overlap, and then nothing is drafted.
     return [harness.collector.tokens(job) for job in jobs]

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from deployments.generation.job import ModelContext, SamplingJob
 from deployments.messages import GenerationOptions, Token
 from tests.support.fakes import far_deadline
-from tests.support.loop_harness import GREEDY
+from tests.support.scheduler_harness import GREEDY
 from tests.support.small_tokenizers import END, byte_level, byte_token
 
 

@@ -66,14 +66,14 @@ async def test_client_that_leaves_frees_its_slot_within_two_steps(
     async with served.application() as app:
         (replica,) = replicas
         (model,) = replica.pool.models()
-        loop = model.loop
+        scheduler = model.scheduler
         steps.close()
         before = steps.done
         body = BODY | {"stream": how.startswith("streams")}
         client = AsgiClient(app, "/v1/completions", body)
         steps.permit(3)
         await wait_until(lambda: steps.done == before + 3)
-        assert loop.load == (1, 0)
+        assert scheduler.load == (1, 0)
         if how == "streams":
             client.disconnect()
         else:
@@ -82,6 +82,6 @@ async def test_client_that_leaves_frees_its_slot_within_two_steps(
         assert client.task.done()
         await wait_until(lambda: not replica._readers)
         steps.permit(2)
-        await wait_until(lambda: loop.load == (0, 0))
+        await wait_until(lambda: scheduler.load == (0, 0))
         assert steps.done <= before + 3 + 2
         steps.permit(1_000)

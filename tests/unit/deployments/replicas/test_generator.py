@@ -334,19 +334,19 @@ async def test_unknown_model_returns_its_error(store) -> None:
 async def test_cancelled_reader_frees_its_slot(store, refs) -> None:
     endless = call(refs[DECODER], min_new_tokens=180, max_new_tokens=180)
     async with replica(store) as running:
-        loop = running.pool.get(refs[DECODER]).loop
+        scheduler = running.pool.get(refs[DECODER]).scheduler
         async with aclosing(running.stream(endless)) as stream:
             async for event in stream:
                 if isinstance(event, Chunk):
                     break
-            assert loop.load[0] == 1
-        await wait_until(lambda: loop.load == (0, 0))
+            assert scheduler.load[0] == 1
+        await wait_until(lambda: scheduler.load == (0, 0))
         waiting = asyncio.create_task(running.complete(endless))
-        await wait_until(lambda: loop.load[0] == 1)
+        await wait_until(lambda: scheduler.load[0] == 1)
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-        await wait_until(lambda: loop.load == (0, 0))
+        await wait_until(lambda: scheduler.load == (0, 0))
         assert not running._readers
 
 
@@ -354,8 +354,8 @@ async def test_unread_stream_blocks_no_other_call(store, refs) -> None:
     request = call(refs[DECODER], min_new_tokens=150, max_new_tokens=150)
     async with replica(store) as running, aclosing(running.stream(request)) as unread:
         assert isinstance(await anext(unread), Started)
-        loop = running.pool.get(refs[DECODER]).loop
-        await wait_until(lambda: loop.load == (0, 0))
+        scheduler = running.pool.get(refs[DECODER]).scheduler
+        await wait_until(lambda: scheduler.load == (0, 0))
         assert isinstance(await running.complete(call(refs[DECODER])), Completion)
         (rest,) = [event async for event in unread]
     assert isinstance(rest, Chunk)
@@ -383,8 +383,8 @@ async def test_random_cancellations_leak_nothing_and_change_no_output(store, ref
             if number % 10 == 9:
                 await asyncio.gather(*tasks[-10:], return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        loop = running.pool.get(refs[DECODER]).loop
-        await wait_until(lambda: loop.load == (0, 0))
+        scheduler = running.pool.get(refs[DECODER]).scheduler
+        await wait_until(lambda: scheduler.load == (0, 0))
         assert not running._readers
     survivors = [(n, o) for n, o in enumerate(outcomes) if isinstance(o, Completion)]
     assert len(survivors) >= 130

@@ -25,7 +25,7 @@ from tests.support.generator_replicas import OTHER, args, call, complete, replic
 async def test_check_health_fails_when_the_engine_is_lost(store, refs) -> None:
     async with replica(store) as running:
         await complete(running, call(refs[DECODER]))
-        health = running.pool.get(refs[DECODER]).loop.health
+        health = running.pool.get(refs[DECODER]).scheduler.health
         health.record_failure(EngineLost("all processes have ended"))
         with pytest.raises(EngineLost, match="have ended"):
             await running.check_health()
@@ -35,18 +35,19 @@ async def test_check_health_fails_when_a_step_hangs(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(store) as running:
-        loop = running.pool.get(refs[DECODER]).loop
+        scheduler = running.pool.get(refs[DECODER]).scheduler
         held = threading.Event()
-        monkeypatch.setattr(loop._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
+        monkeypatch.setattr(scheduler._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
         answer = asyncio.create_task(running.complete(call(refs[DECODER])))
-        await wait_until(lambda: loop.health.running_s() > 0)
+        await wait_until(lambda: scheduler.health.running_s() > 0)
         await running.check_health()
         monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
         with pytest.raises(EngineFailed, match=r"tiny/.* a call has run for"):
             await running.check_health()
         held.set()
         assert isinstance(await answer, ServeError)
-        await wait_until(lambda: loop.health.running_s() == 0)  # the step ends after the answer
+        # The step ends after the answer.
+        await wait_until(lambda: scheduler.health.running_s() == 0)
         await running.check_health()
 
 
@@ -74,11 +75,11 @@ async def test_check_health_fails_when_a_prompt_or_grammar_hangs(
 
 async def test_check_health_fails_when_the_thread_of_the_steps_ended(store, refs) -> None:
     async with replica(store) as running:
-        loop = running.pool.get(refs[DECODER]).loop
+        scheduler = running.pool.get(refs[DECODER]).scheduler
         await running.check_health()
-        loop.close()
+        scheduler.close()
         await running.check_health()  # healthy, because `close` ended the thread
-        loop._is_closing = False
+        scheduler._is_closing = False
         with pytest.raises(EngineFailed, match="the thread of its steps has ended"):
             await running.check_health()
 
@@ -125,18 +126,18 @@ async def test_load_is_the_used_slots_and_the_measured_time_of_waiting_requests(
     async with replica(store) as running:
         assert running.load() == (0.0, 0.0)
         await complete(running, call(refs[DECODER]))
-        loop = running.pool.get(refs[DECODER]).loop
-        steps, decode = threading.Semaphore(0), loop._executor.decode
+        scheduler = running.pool.get(refs[DECODER]).scheduler
+        steps, decode = threading.Semaphore(0), scheduler._executor.decode
 
         def decode_when_allowed(settings: SchedulingSettings) -> StepOutput:
             assert steps.acquire(timeout=TIMEOUT_S)
             return decode(settings)
 
-        monkeypatch.setattr(loop._executor, "decode", decode_when_allowed)
+        monkeypatch.setattr(scheduler._executor, "decode", decode_when_allowed)
         streams = [running.stream(call(refs[DECODER], max_new_tokens=150)) for _ in range(2)]
         await anext(streams[0])
         second = asyncio.ensure_future(anext(streams[1]))
-        await wait_until(lambda: loop.load == (1, 1))
+        await wait_until(lambda: scheduler.load == (1, 1))
         steps.release()
         await second
         waiting = asyncio.ensure_future(running.complete(call(refs["tiny/speaker"])))

@@ -1,4 +1,4 @@
-"""A generation loop over a fake decoder, with a collector of its events."""
+"""A scheduler over a fake decoder, with a collector of its events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deployments.config import SchedulingSettings
 from deployments.errors import ServeError
 from deployments.generation.beam_search import BeamSearch
 from deployments.generation.job import Job, ModelContext, SamplingJob
-from deployments.generation.scheduler import GenerationLoop
+from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_executor import JobEvent
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams, Started
 from deployments.records import StepRecord
@@ -35,7 +35,7 @@ def build_model_context(context: int) -> ModelContext:
 
 
 class EventCollector:
-    """Collector of the events of a generation loop, by job number."""
+    """Collector of the events of a scheduler, by job number."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[Started | Chunk | ServeError]] = defaultdict(list)
@@ -70,14 +70,14 @@ class EventCollector:
         return started
 
 
-class LoopHarness:
-    """A loop over a fake decoder, with a collector of its events."""
+class SchedulerHarness:
+    """A scheduler over a fake decoder, with a collector of its events."""
 
     def __init__(self, decoder: FakeDecoder, settings: SchedulingSettings) -> None:
         self.decoder = decoder
         self.collector = EventCollector()
         self.steps: ListRecorder[StepRecord] = ListRecorder()
-        self.loop = GenerationLoop(
+        self.scheduler = GenerationScheduler(
             decoder, lambda: settings, self.collector.publish, self.steps, "tiny/writer"
         )
         self._model = build_model_context(decoder.context)
@@ -96,7 +96,7 @@ class LoopHarness:
 
     def run_jobs(self, *jobs: Job) -> list[list[int]]:
         for job in jobs:
-            self.loop.submit(job)
+            self.scheduler.submit(job)
         self.collector.wait_until_done(*jobs)
         return [self.collector.tokens(job) for job in jobs]
 
