@@ -1,4 +1,4 @@
-"""Python's garbage collector in replicas, which it would slow down for nothing.
+"""Rare garbage collection in replicas: frequent collections would find nothing.
 
 Requests leave no reference cycles. But the objects of 64 requests in flight exceed Python's usual
 threshold of 700 objects, so the collector ran 70 times per second: a tenth of the ingress's CPU
@@ -15,7 +15,7 @@ NEW_OBJECTS = 10_000  # between two collections
 def collect_rarely() -> None:
     """Collect after NEW_OBJECTS new objects, and never look at those that exist now.
 
-    Call after the imports: the modules are most objects of a process.
+    Call after the imports: imported modules are most objects of a process.
     """
     gc.collect()
     gc.freeze()

@@ -23,7 +23,8 @@ from deployments.ingress.placement import DeviceForecast, choose_forecast
 
 PIECE_S = 0.25  # maximum work of a piece, in s of a CPU replica
 
-# Chooses the pool for a request, given one forecast per pool and the deadline of the request in s.
+# Chooses the device for a request, given a forecast per device and the seconds until the deadline
+# of the request.
 Place = Callable[[Sequence[DeviceForecast], float], Device]
 
 

@@ -1,8 +1,8 @@
 """Scheduler of one decoder with continuous batching: jobs join and leave between steps.
 
 A step drops cancelled and late jobs, activates waiting jobs, prefills chunks of prompts and runs
-one decode step for all prefilled jobs. The loop runs on its own thread and publishes the events of
-all jobs together.
+one decode step for all prefilled jobs. The steps run on a thread of their own, which publishes the
+events of all jobs together.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ Publish = Callable[[Sequence[JobEvent]], None]
 
 
 class GenerationScheduler:
-    """The queue and the step loop of one decoder.
+    """The queue and the steps of one decoder.
 
-    `publish` and `read_settings` are called in the thread of the loop and in the threads that call
+    `publish` and `read_settings` are called in the thread of the steps and in the threads that call
     `submit`. Every step reads the settings again.
     """
 
@@ -85,7 +85,7 @@ class GenerationScheduler:
         """Queue a job. It may still be dropped when later jobs are served before it.
 
         Raises Overloaded if the job cannot keep its deadline, too many jobs are ahead of it or the
-        loop is closing. Raises ModelUnavailable if the model is in quarantine.
+        scheduler is closing. Raises ModelUnavailable if the model is in quarantine.
         """
         with self._changed:
             prediction = self.check(job.demand)
@@ -116,7 +116,7 @@ class GenerationScheduler:
             return self._waiting.predict_s()
 
     def check_thread(self) -> None:
-        """Raise EngineFailed if the thread of the loop ended without `close`."""
+        """Raise EngineFailed if the thread of the steps ended without `close`."""
         if not (self._thread.is_alive() or self._is_closing or self._thread.ident is None):
             raise EngineFailed(f"{self._model_id}: the thread of its steps has ended")
 
@@ -134,7 +134,7 @@ class GenerationScheduler:
             self.run_step()
 
     def _wait_for_work(self) -> bool:
-        """Wait until there is a job. Return False if the loop must end instead."""
+        """Wait until there is a job. Return False if the thread must end instead."""
         with self._changed:
             while not (self._executor.active or self._waiting):
                 self._cancelled.clear()

@@ -33,8 +33,9 @@ from deployments.tokenization.encodings import translate_panics
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Rate assumed before the first measurement. It is low so that the first chunk is small: also a
-# machine that computes 4 tokens per second needs less than HANG_TIMEOUT_S (health.py) for it.
+# Rate assumed before the first measurement. It is low so that the first chunk has 32 tokens
+# (see prefill_budget): even a machine that computes 4 tokens per second needs less than
+# HANG_TIMEOUT_S (health.py) for it.
 INITIAL_PREFILL_TOKENS_PER_S = 16.0
 # With `prompt_logprobs` a chunk has logits [tokens, V]. This limit bounds their memory.
 MAX_LOGPROB_CHUNK_TOKENS = 64

@@ -20,7 +20,7 @@ from deployments.ingress.cluster_state import (
 )
 from deployments.ingress.placement import DeviceForecast
 from deployments.load import WorkRate
-from deployments.messages import EncoderTimings, Finished, ModelRef
+from deployments.messages import CHARACTERS_PER_TOKEN, EncoderTimings, Finished, ModelRef
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 from deployments.tuning.costs import TuningTarget, selected_times
@@ -34,7 +34,6 @@ K = TypeVar("K")
 # Speed of loading a model, from 23.8 MB in 0.17 s. While requests share the cores, the same load
 # takes about twice as long (docs/performance.md).
 LOAD_BYTES_PER_S = 140e6
-CHARACTERS_PER_TOKEN = 4
 # Tokens (special tokens included) of the text for which the first rates are estimated.
 USUAL_TOKENS = 32
 # Assumed tokens of an answer until answers of the model have been measured.

@@ -44,7 +44,13 @@ from deployments.ingress.tokenization import (
     replace_ids_with_texts,
 )
 from deployments.ingress.version_prober import VersionProber
-from deployments.messages import CallResult, DecodeRequest, TokenizeRequest, count_characters
+from deployments.messages import (
+    CallResult,
+    DecodeRequest,
+    TokenizeRequest,
+    count_characters,
+    estimate_prompt_tokens,
+)
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
@@ -201,7 +207,6 @@ class RequestPipeline:
         with span.close_on_error() as context:
             plan = await self._plan_generation(request, context)
             self.admission.reserve_generations(len(plan.calls), plan.client)
-            context.sent_tokens = plan.work.tokens
             end_work = self._forecasts.start(plan.work, plan.device)
             try:
                 completions = await self._generators.complete(plan)
@@ -228,7 +233,6 @@ class RequestPipeline:
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
             plan = await self._plan_generation(request, context)
             self.admission.reserve_generations(len(plan.calls), plan.client)
-            context.sent_tokens = plan.work.tokens
             end_work = self._forecasts.start(plan.work, plan.device)
 
             def end(stream: GenerationStream, status: int) -> None:
@@ -367,4 +371,6 @@ class RequestPipeline:
         tokens = self._forecasts.expect_tokens(model, request.options.max_new_tokens)
         work = RequestWork(model, answers * tokens)
         choice = self.resolver.choose_device(request.request_options, work)
-        return self._generators.plan(request, work, choice)
+        plan = self._generators.plan(request, work, choice)
+        context.sent_tokens = work.tokens + sum(map(estimate_prompt_tokens, request.prompts))
+        return plan

@@ -26,7 +26,7 @@ SLOW_REQUEST_S = 1.0
 MAX_LINES_PER_S = 20
 # Status in the record of a request whose client disconnects before the end. Never sent.
 CLIENT_CLOSED_REQUEST = 499
-# Statuses of requests without an answer that have used a replica nevertheless.
+# Statuses of requests without an answer that may have used a replica nevertheless.
 UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
 
 
@@ -44,7 +44,7 @@ class RequestContext:
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
     timings: EncoderTimings = NO_TIMINGS
-    sent_tokens: float = 0.0  # estimated tokens of the work that was sent to a replica
+    sent_tokens: float = 0.0  # estimated tokens of the work for a replica
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)
 

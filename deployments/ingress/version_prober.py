@@ -62,8 +62,7 @@ class VersionProber:
 
     async def _try(self, model: RegisteredModel) -> bool:
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self._load_twice(model)
+            await self._load_twice(model)
         except (ArtifactError, EngineFailed) as error:
             log.error("version %s gets no requests: %s", model.ref.name, error.message)
             return await self._refuse(model.ref, error)
@@ -76,11 +75,13 @@ class VersionProber:
 
     async def _load_twice(self, model: RegisteredModel) -> None:
         try:
-            await self._load(model)
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._load(model)
         except (ArtifactError, EngineFailed) as error:
             log.warning("version %s is tried once more: %s", model.ref.name, error.message)
             await asyncio.sleep(RETRY_S)
-            await self._load(model)
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await self._load(model)
 
     async def _refuse(self, ref: ModelRef, error: ServeError) -> bool:
         try:

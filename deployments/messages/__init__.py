@@ -54,6 +54,7 @@ from deployments.messages.generation import (
     Token,
     TopLogprob,
     count_prompt,
+    estimate_prompt_tokens,
     merge_chunks,
 )
 from deployments.messages.pool import (
@@ -62,6 +63,7 @@ from deployments.messages.pool import (
     PoolState,
 )
 from deployments.messages.shared import (
+    CHARACTERS_PER_TOKEN,
     PRIORITIES,
     ModelRef,
     Priority,
@@ -70,6 +72,7 @@ from deployments.messages.shared import (
 )
 
 __all__ = [
+    "CHARACTERS_PER_TOKEN",
     "PRIORITIES",
     "TEMPLATE_ARGUMENTS",
     "BatchKey",
@@ -116,5 +119,6 @@ __all__ = [
     "Windowing",
     "count_characters",
     "count_prompt",
+    "estimate_prompt_tokens",
     "merge_chunks",
 ]

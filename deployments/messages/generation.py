@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from deployments.errors import ServeError
-from deployments.messages.shared import ModelRef, Truncation
+from deployments.messages.shared import CHARACTERS_PER_TOKEN, ModelRef, Truncation
 
 # Variables of a chat template that the server sets.
 TEMPLATE_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -37,6 +37,11 @@ def count_prompt(prompt: Prompt) -> int:
     messages = ((each["content"], each.get("tool_calls", "")) for each in prompt.messages)
     more = sum(len(str(each)) for each in (prompt.tools, prompt.variables) if each)
     return more + sum(len(content) + len(str(calls)) for content, calls in messages)
+
+
+def estimate_prompt_tokens(prompt: Prompt) -> int:
+    length = count_prompt(prompt)
+    return length if isinstance(prompt, tuple) else length // CHARACTERS_PER_TOKEN
 
 
 class SamplingParams(NamedTuple):

@@ -30,4 +30,6 @@ class Truncation(StrEnum):
 # Messages between processes contain the index in PRIORITIES.
 Priority = Literal["interactive", "batch"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+# Characters per token of usual text, for estimates before tokenization.
+CHARACTERS_PER_TOKEN = 4
 Sender: TypeAlias = tuple[str, int]  # a client, and the index of a priority

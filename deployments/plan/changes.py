@@ -100,7 +100,8 @@ def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan
     """Let a version answer `percent` of the requests that name no version; 0 ends the split."""
 
     def change(entry: ModelPlan) -> ModelPlan:
-        version = _resolve(store, entry, model_id, selector)
+        find = _resolve if percent else resolve_selector  # a refused version has no split to end
+        version = find(store, entry, model_id, selector)
         splits = {k: v for k, v in entry.splits.items() if k != version}
         return _replace(entry, splits={**splits, version: percent} if percent else splits)
 
@@ -114,9 +115,10 @@ def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Pla
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
+        if not percent:
+            return _replace(entry, shadow=None)
         version = _resolve(store, entry, model_id, selector)
-        shadow = {"version": version, "percent": percent} if percent else None
-        return _replace(entry, shadow=shadow)
+        return _replace(entry, shadow={"version": version, "percent": percent})
 
     return change_model_plan(store, model_id, change)
 

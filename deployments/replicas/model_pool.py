@@ -37,6 +37,7 @@ LOADING_THREADS = 4
 # Seconds that a load waits until calls end whose models occupy the memory. Then the load fails, and
 # the ingress tries another replica, which may have free memory.
 ROOM_WAIT_S = 1.0
+RECENT_USE_S = 30.0  # models used since then stay although pinned models exceed the limit
 
 
 class ModelLoader(NamedTuple, Generic[T]):
@@ -144,6 +145,22 @@ class ModelPool(Generic[T]):
             is_here = ref in self._entries or ref in self._loading
             if not is_here and self._failures.find(ref) is None:
                 self._start_load(ref)
+
+    async def trim(self) -> None:
+        """Evict models that are neither pinned nor were used recently, down to `max_bytes`.
+
+        Pinned models may exceed the limit. When a pin moves to a new version of a model, the former
+        version answers until the trial of the new one ends.
+        """
+        async with self._room:
+            for ref in self._list_idle(self._pinned()):
+                if self._memory.has_room(0):
+                    return
+                entry = self._entries.get(ref)
+                if entry is None or entry.leases or self._clock() - entry.used_s < RECENT_USE_S:
+                    continue
+                await self._evict(ref)
+                log.info("model %s evicted: %d bytes remain", ref.name, self.bytes)
 
     async def unload(self, ref: ModelRef) -> bool:
         """Remove a model that no call uses. Return whether a model was removed."""
@@ -286,24 +303,22 @@ class ModelPool(Generic[T]):
                 raise memory.build_refusal(ref, size)
 
     async def _try_to_take(self, ref: ModelRef, size: int, pinned: Collection[ModelRef]) -> bool:
-        """Take `size` bytes, if they are free or become free without the idle models.
-
-        A pinned model may exceed the limit, but idle models make room for it as long as there are
-        any. Otherwise the former versions of a model would stay forever.
-        """
-        memory, is_pinned = self._memory, ref in pinned
+        """Take `size` bytes, if they are free or become free without the idle models."""
         async with self._room:
-            while True:
-                idle = [each for each, entry in self._entries.items() if not entry.leases]
-                victims = [each for each in idle if each not in pinned]
-                may_take = memory.has_room(size) or not victims
-                if may_take and memory.take(size, is_pinned=is_pinned):
-                    return True
+            while not self._memory.take(size, is_pinned=ref in pinned):
+                victims = self._list_idle(pinned)
                 staying = self.bytes - sum(self._entries[each].size for each in victims)
-                if not victims or not memory.can_take(size, staying, is_pinned=is_pinned):
+                if not victims or not self._memory.can_take(size, staying, is_pinned=ref in pinned):
                     return False
                 await self._evict(victims[0])
                 log.info("model %s evicted: %d bytes remain", victims[0].name, self.bytes)
+        return True
+
+    def _list_idle(self, pinned: Collection[ModelRef]) -> list[ModelRef]:
+        """List the models that may be evicted, the least recently used first."""
+        return [
+            ref for ref, entry in self._entries.items() if not entry.leases and ref not in pinned
+        ]
 
     def _give_back(self, size: int) -> None:
         self._memory.give_back(size)

@@ -70,5 +70,6 @@ class PinnedModels:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 pool.keep(self.refs())
+                await pool.trim()
             except Exception:  # such as a store that is not available for a moment
                 log.exception("the list of pinned models cannot be read; it is read again soon")

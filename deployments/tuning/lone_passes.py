@@ -32,8 +32,8 @@ from deployments.tuning.costs import (
     read_costs,
     selected_costs,
 )
-from deployments.tuning.opening import default_candidate, open_tuned_engine
-from deployments.tuning.selection import nearest_shape
+from deployments.tuning.opening import default_candidate, open_selected
+from deployments.tuning.selection import nearest_shape, select_again
 from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -111,11 +111,17 @@ class LonePassPlanner:
 
         Has no effect if the usual engine has no cost table of this host.
         """
-        all_cores = _with_threads(target, self._threads)
-        times = _read_times(target, all_cores) if target.device is Device.CPU else None
-        if times is None:
+        usual = read_costs(target) if target.device is Device.CPU else None
+        if usual is None:
             return
-        unopened = _Unopened(all_cores, measure_graphs(all_cores)) if times.use_all_cores else None
+        all_cores = _with_threads(target, self._threads)
+        second = read_costs(all_cores)
+        # If the second session rounded differently, the answer would depend on the load.
+        second = None if second is None else select_again(second, _roundings(usual))
+        times = _LoneTimes(selected_costs(usual), {} if second is None else selected_costs(second))
+        unopened = None
+        if second is not None and times.use_all_cores:
+            unopened = _Unopened(all_cores, second, _count_bytes(all_cores, second))
         with self._lock:
             self._times[model] = times
             if unopened is not None and model not in self._engines:
@@ -165,7 +171,7 @@ class LonePassPlanner:
     def _open(self, model: ModelRef, unopened: _Unopened) -> None:
         engine = None
         try:
-            engine = open_tuned_engine(unopened.target).engine
+            engine = open_selected(unopened.target, unopened.table)
         except ServeError as error:
             log.warning("%s: the session for lone passes cannot be opened: %s", model.id, error)
         with self._lock:
@@ -185,6 +191,7 @@ class LonePassPlanner:
 
 class _Unopened(NamedTuple):
     target: TuningTarget
+    table: CostTable
     size: int  # bytes of its graphs
 
 
@@ -226,17 +233,6 @@ def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:
     return replace(target, settings=settings)
 
 
-def _read_times(one_thread: TuningTarget, all_cores: TuningTarget) -> _LoneTimes | None:
-    """Read the cost tables. Return None if there is no table for the usual engine."""
-    usual, second = read_costs(one_thread), read_costs(all_cores)
-    if usual is None:
-        return None
-    # If the second session rounded differently, the answer would depend on the load.
-    is_same = second is not None and _roundings(second) == _roundings(usual)
-    all_cores_costs = selected_costs(second) if second is not None and is_same else {}
-    return _LoneTimes(selected_costs(usual), all_cores_costs)
-
-
 def _roundings(table: CostTable) -> frozenset[str]:
     selected = set(table.selected_variants())
     return frozenset(row.rounding for row in table.rows if row.variant in selected)
@@ -250,6 +246,10 @@ def measure_graphs(target: TuningTarget) -> int:
     table = find_selecting_costs(target)
     if table is None:
         return target.manifest.count_bytes(default_candidate(target))
+    return _count_bytes(target, table)
+
+
+def _count_bytes(target: TuningTarget, table: CostTable) -> int:
     names = {variant.candidate for variant in table.selected_variants()}
     chosen = (candidate for candidate in target.candidates if candidate.name in names)
     return sum(target.manifest.count_bytes(candidate) for candidate in chosen)

@@ -25,7 +25,7 @@ _CACHED_SHAPES = 4_096
 class ShapeDispatchEngine:
     """An EncoderEngine that runs each batch on the fastest variant for its shape.
 
-    All variants have one precision, so that the output does not depend on the batch.
+    All variants round alike, so that the output does not depend on the batch.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
     if table is None:
         return _open_default(target)
     try:
-        engine = _open_selected(target, table)
+        engine = open_selected(target, table)
     except EngineFailed as exc:
         log.warning(
             "%s: the tuned variants cannot be opened, the default candidate is used: %s",
@@ -126,7 +126,8 @@ def _open_default(target: TuningTarget, rejected: Collection[str] = ()) -> Opene
     return OpenedEngine(engine, is_tuned=False, variant=variant)
 
 
-def _open_selected(target: TuningTarget, table: CostTable) -> EncoderEngine:
+def open_selected(target: TuningTarget, table: CostTable) -> EncoderEngine:
+    """Open the variants that `table` selects. Raises EngineFailed if one cannot be opened."""
     sealed = {candidate.name: candidate for candidate in target.candidates}
     engines: dict[Variant, EncoderEngine] = {}
     try:

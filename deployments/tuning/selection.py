@@ -7,11 +7,11 @@ have the same rounding, because the output must not depend on the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from math import log
 
-from deployments.tuning.costs import Shape, Variant, VariantCosts
+from deployments.tuning.costs import CostTable, Shape, Variant, VariantCosts
 
 # Times that exceed the fastest time by up to this share count as equal to it, because repeated
 # measurements differ by as much.
@@ -45,6 +45,12 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
     members = min(sets, key=lambda members: _mean_excess([times[i] for i in members], best))
     fastest = [(shape, min(members, key=lambda i: _time_ms([times[i]], shape))) for shape in shapes]
     return tuple((shape, rows[i].variant) for shape, i in fastest)
+
+
+def select_again(table: CostTable, roundings: Collection[str]) -> CostTable | None:
+    """Select only among the variants with one of the `roundings`. None if the table has none."""
+    rows = [row for row in table.rows if row.rounding in roundings]
+    return table.model_copy(update={"selection": select_variants(rows)}) if rows else None
 
 
 def _combine_one_rounding(rows: Sequence[VariantCosts], count: int) -> list[tuple[int, ...]]:

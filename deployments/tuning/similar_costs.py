@@ -8,7 +8,7 @@ from math import log as logarithm
 from pydantic import ValidationError
 
 from deployments.artifacts.store import list_host_files
-from deployments.tuning.costs import CostTable, TuningTarget, read_costs
+from deployments.tuning.costs import CostTable, TuningTarget, read_costs, rounding_of
 from deployments.tuning.host import Host, read_engine_versions
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -64,7 +64,7 @@ def _fits_artifact(table: CostTable, target: TuningTarget) -> bool:
     return (
         table.version == target.manifest.version
         and selected <= sealed.keys()
-        and len({sealed[name].precision for name in selected}) == 1
+        and len({rounding_of(name, sealed[name].precision) for name in selected}) == 1
     )
 
 

@@ -56,7 +56,7 @@ def seal_tunable(
 
     Candidates in `wrong` have a graph with other vectors. Candidates in `absent` require an
     execution provider that does not exist. A candidate named `slow` takes a hundred times as long.
-    A candidate named `int8` has the precision int8.
+    A candidate whose name starts with `int8` has this precision.
     """
     directory = seal_tiny(store, model_id, devices=(Device.CPU,))
     manifest = ArtifactManifest.read(directory)
@@ -68,7 +68,7 @@ def seal_tunable(
             "name": name,
             "graph": SLOW_GRAPH_NAME if name == "slow" else graph,
             "options": MISSING_PROVIDER if name in absent else EngineOptions(),
-            "precision": "int8" if name == "int8" else "fp32",
+            "precision": "int8" if name.startswith("int8") else "fp32",
         }
         return sealed.model_copy(update=changes)
 

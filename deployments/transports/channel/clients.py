@@ -25,7 +25,7 @@ from deployments.messages import (
     TextTokens,
     TokenizeRequest,
     count_characters,
-    count_prompt,
+    estimate_prompt_tokens,
 )
 from deployments.transports.base import Deliver, EncoderClient, GeneratorClient, TokenizerClient
 from deployments.transports.channel import codec
@@ -39,7 +39,6 @@ T = TypeVar("T")
 # Up to this number of characters, an idle encoder tokenizes a batch itself. This takes less time
 # than a hop to the tokenizer.
 LONE_CALL_CHARACTERS = 1_000
-CHARACTERS_PER_TOKEN = 4
 # Assumed tokens of an answer whose `max_new_tokens` is higher or missing. Few answers reach such
 # limits.
 LONG_ANSWER_TOKENS = 512
@@ -205,13 +204,11 @@ def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
 
 def _count_tokens(call: GenerationCall) -> int:
     """Estimate the tokens of prompt and answer, at least 1."""
-    prompt, options = call.prompt, call.options
-    length = count_prompt(prompt)
-    prompt_tokens = length if isinstance(prompt, tuple) else length // CHARACTERS_PER_TOKEN
+    options = call.options
     limit = options.max_new_tokens
     tokens = LONG_ANSWER_TOKENS if limit is None else min(limit, LONG_ANSWER_TOKENS)
     beams = 1 if options.beam_search is None else min(options.beam_search.num_beams, MAX_BEAMS)
-    return max(prompt_tokens + beams * tokens, 1)
+    return max(estimate_prompt_tokens(call.prompt) + beams * tokens, 1)
 
 
 def _decode(decode: Callable[[Buffer], T], message: Buffer) -> T:

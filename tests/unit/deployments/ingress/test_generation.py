@@ -168,14 +168,16 @@ async def test_abandoned_answer_uses_tokens_of_the_key(writing_store: Path) -> N
     set_current_caller(Caller("alice", meter=meter))
     harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True))
     metered = meter.enter(1)
-    request = build_request(choices=2, options=GenerationOptions(max_new_tokens=50))
+    request = build_request(
+        prompt=tuple(range(100)), choices=2, options=GenerationOptions(max_new_tokens=50)
+    )
     asking = asyncio.ensure_future(harness.pipeline.complete(request))
     await wait_until(lambda: harness.generator.open == 2)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
     metered.release()
-    assert (b"x-ratelimit-remaining-tokens", b"400") in meter.enter(1).headers
+    assert (b"x-ratelimit-remaining-tokens", b"200") in meter.enter(1).headers, "with the prompt"
 
 
 async def test_cancelled_caller_ends_every_choice(writing_store: Path) -> None:

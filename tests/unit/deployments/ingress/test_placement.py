@@ -33,12 +33,12 @@ def forecast(device: Device, *, price: float, **seconds: float) -> DeviceForecas
 
 
 @pytest.mark.parametrize(
-    ("pools", "deadline_s", "expected"),
+    ("options", "deadline_s", "expected"),
     [
         # Both answer in time: the cheaper one is chosen.
         ([forecast(CPU, price=1), forecast(GPU, price=10, work_s=0.02, run_s=0.02)], 1, CPU),
         ([forecast(CPU, price=1), forecast(GPU, price=10, work_s=0.002, run_s=0.002)], 1, GPU),
-        # The cheaper pool has a queue of 3 s.
+        # The cheaper device has a queue of 3 s.
         ([forecast(CPU, price=1, queue_s=3), forecast(GPU, price=10)], 1, GPU),
         ([forecast(CPU, price=1, queue_s=3), forecast(GPU, price=10)], 5, CPU),
         # The time to load the model makes the GPU too late, or more expensive than the CPU.
@@ -50,66 +50,74 @@ def forecast(device: Device, *, price: float, **seconds: float) -> DeviceForecas
         ([forecast(CPU, price=1)], 0, CPU),
     ],
 )
-def test_choice(pools: Sequence[DeviceForecast], deadline_s: float, expected: Device) -> None:
-    assert choose_forecast(pools, deadline_s).device is expected
+def test_choice(options: Sequence[DeviceForecast], deadline_s: float, expected: Device) -> None:
+    assert choose_forecast(options, deadline_s).device is expected
 
 
 @given(FORECASTS, SECONDS)
-def test_no_pool_in_time_is_cheaper_and_else_none_is_faster(
-    pools: list[DeviceForecast], deadline_s: float
+def test_no_device_in_time_is_cheaper_and_else_none_is_faster(
+    options: list[DeviceForecast], deadline_s: float
 ) -> None:
-    chosen = choose_forecast(pools, deadline_s)
-    in_time = [pool for pool in pools if pool.completion_s <= deadline_s]
+    chosen = choose_forecast(options, deadline_s)
+    in_time = [one for one in options if one.completion_s <= deadline_s]
     if in_time:
         assert chosen in in_time
-        assert chosen.cost == min(pool.cost for pool in in_time)
+        assert chosen.cost == min(one.cost for one in in_time)
     else:
-        assert chosen.completion_s == min(pool.completion_s for pool in pools)
+        assert chosen.completion_s == min(one.completion_s for one in options)
 
 
 @given(FORECASTS, SECONDS, SECONDS)
-def test_more_time_costs_no_more_once_a_pool_is_in_time(
-    pools: list[DeviceForecast], deadline_s: float, more_s: float
+def test_more_time_costs_no_more_once_a_device_is_in_time(
+    options: list[DeviceForecast], deadline_s: float, more_s: float
 ) -> None:
-    chosen, later = choose_forecast(pools, deadline_s), choose_forecast(pools, deadline_s + more_s)
+    chosen, later = (
+        choose_forecast(options, deadline_s),
+        choose_forecast(options, deadline_s + more_s),
+    )
     if chosen.completion_s <= deadline_s:
         assert later.cost <= chosen.cost
 
 
 @given(FORECASTS, SECONDS)
-def test_order_of_the_pools_does_not_matter(pools: list[DeviceForecast], deadline_s: float) -> None:
-    chosen, other = choose_forecast(pools, deadline_s), choose_forecast(pools[::-1], deadline_s)
+def test_order_of_the_options_does_not_matter(
+    options: list[DeviceForecast], deadline_s: float
+) -> None:
+    chosen, other = (
+        choose_forecast(options, deadline_s),
+        choose_forecast(options[::-1], deadline_s),
+    )
     assert (chosen.cost, chosen.completion_s) == (other.cost, other.completion_s)
 
 
 @given(FORECASTS, SECONDS)
-def test_a_pool_that_is_slower_and_dearer_changes_nothing(
-    pools: list[DeviceForecast], deadline_s: float
+def test_a_device_that_is_slower_and_dearer_changes_nothing(
+    options: list[DeviceForecast], deadline_s: float
 ) -> None:
-    chosen = choose_forecast(pools, deadline_s)
+    chosen = choose_forecast(options, deadline_s)
     worse = chosen._replace(queue_s=chosen.queue_s + 1, price=chosen.price * 2)
-    assert choose_forecast([*pools, worse], deadline_s) == chosen
+    assert choose_forecast([*options, worse], deadline_s) == chosen
 
 
 @given(FORECASTS, SECONDS, st.sampled_from([0.25, 4.0, 1024.0]))
 def test_only_the_ratio_of_prices_matters(
-    pools: list[DeviceForecast], deadline_s: float, factor: float
+    options: list[DeviceForecast], deadline_s: float, factor: float
 ) -> None:
-    scaled = [pool._replace(price=pool.price * factor) for pool in pools]
-    chosen, other = choose_forecast(pools, deadline_s), choose_forecast(scaled, deadline_s)
+    scaled = [one._replace(price=one.price * factor) for one in options]
+    chosen, other = choose_forecast(options, deadline_s), choose_forecast(scaled, deadline_s)
     assert other == chosen._replace(price=chosen.price * factor)
 
 
 @pytest.mark.parametrize(
-    ("pools", "expected"),
+    ("options", "expected"),
     [
         ([forecast(CPU, price=1), forecast(GPU, price=10)], GPU),
         ([forecast(CPU, price=1), forecast(GPU, price=10, queue_s=2)], None),
         ([forecast(CPU, price=1)], None),
     ],
 )
-def test_refused_request_goes_to_another_pool_that_is_in_time(
-    pools: Sequence[DeviceForecast], expected: Device | None
+def test_refused_request_goes_to_another_device_that_is_in_time(
+    options: Sequence[DeviceForecast], expected: Device | None
 ) -> None:
-    other = choose_after_refusal(pools, CPU, 1)
+    other = choose_after_refusal(options, CPU, 1)
     assert (other and other.device) is expected

@@ -267,6 +267,14 @@ def test_operator_who_names_a_refused_version_by_an_alias_gets_no_other(store: P
     assert read_plan(store) == before
 
 
+def test_split_and_shadow_end_while_latest_is_refused(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    changes.set_shadow(store, MODEL, NEW, 5)
+    changes.refuse(store, MODEL, NEW, "its graph does not open")
+    assert changes.set_split(store, MODEL, "latest", 0).find(MODEL).splits == {}
+    assert changes.set_shadow(store, MODEL, "latest", 0).find(MODEL).shadow is None
+
+
 def test_only_version_is_served_although_it_is_refused(tmp_path: Path) -> None:
     seal_version(tmp_path, NEW, 1)
     changes.refuse(tmp_path, MODEL, NEW, "its graph does not open")

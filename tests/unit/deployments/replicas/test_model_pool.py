@@ -350,13 +350,19 @@ async def test_pinned_models_load_beyond_the_bound(harness: Harness) -> None:
     assert harness.pool.bytes == 5 * SIZE
 
 
-async def test_pinned_models_evict_idle_ones_before_they_exceed_the_bound(harness: Harness) -> None:
-    for ref in harness.refs:  # as if each were the next version of one pinned model
+async def test_former_versions_of_a_pinned_model_leave_once_they_are_idle(harness: Harness) -> None:
+    for ref in harness.refs[:5]:  # as if each were the next version of one pinned model
         harness.pinned = {ref}
         harness.pool.keep(harness.pinned)
         await wait_until(lambda ref=ref: ref in harness.pool)
-        assert harness.pool.bytes <= ROOM_FOR * SIZE
-    assert harness.present() == [3, 4, 5]
+        await harness.use(0)
+        await harness.pool.trim()
+    assert harness.present() == [0, 1, 2, 3, 4], "the ingress may still send requests to them"
+    harness.clock.now_s += model_pool.RECENT_USE_S
+    await harness.use(0)
+    async with harness.pool.lease(harness.refs[1]):
+        await harness.pool.trim()
+    assert harness.present() == [0, 1, 4], "the others are used or pinned"
 
 
 async def test_changes_and_facts_are_reported(harness: Harness) -> None:

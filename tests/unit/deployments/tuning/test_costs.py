@@ -137,7 +137,7 @@ def test_table_with_unknown_winner_is_ignored(target: TuningTarget) -> None:
     assert read_costs(target) is None
 
 
-def test_table_with_winners_of_two_precisions_is_ignored(target: TuningTarget) -> None:
+def test_table_with_winners_that_round_differently_is_ignored(target: TuningTarget) -> None:
     plain, twin = target.candidates
     mixed = target.manifest.model_copy(
         update={"candidates": (plain, twin.model_copy(update={"precision": "int8"}))}

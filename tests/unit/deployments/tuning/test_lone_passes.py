@@ -13,6 +13,7 @@ from deployments.messages import ModelRef
 from deployments.tuning import lone_passes
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import BRIEF_MS, LonePassPlanner, measure_graphs
+from deployments.tuning.opening import open_selected
 from tests.support.cost_tables import row
 from tests.support.fakes import wait_until
 from tests.support.tuning_artifacts import seal_tunable, write_table
@@ -188,6 +189,26 @@ def test_second_session_is_measured_where_it_may_be_opened(case: str, tmp_path: 
     lone = LonePassPlanner(threads=THREADS, max_bytes=0 if case == "no room" else 1 << 20)
     expected = (with_all_cores(target),) if case == "possible" else ()
     assert lone.find_unmeasured(target) == expected
+    lone.close()
+
+
+async def test_second_session_rounds_as_the_usual_one(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, names=["int8", "int8-twin"])
+    write_table(target, {"1x128": "int8-twin"}, rows=(row("int8-twin", {"1x128": 4.0}),))
+    rows = (row("int8", {"1x128": 1.0}), row("int8-twin", {"1x128": 2.0}))
+    write_table(with_all_cores(target), {"1x128": "int8"}, rows=rows)
+    opened: list[str] = []
+    lone = planner(target)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            lone_passes,
+            "open_selected",
+            lambda target, table: (
+                opened.append(table.selection[0][1].name) or open_selected(target, table)
+            ),
+        )
+        assert await open_for(lone, 1, 128) is not None
+    assert opened == ["int8-twin"]
     lone.close()
 
 

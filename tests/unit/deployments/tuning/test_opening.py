@@ -78,6 +78,14 @@ def test_several_winners_open_one_engine(tmp_path: Path) -> None:
     )
 
 
+def test_table_with_two_quantized_winners_selects_nothing(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, names=["int8", "int8-twin"])
+    write_table(target, {"1x16": "int8", "8x16": "int8-twin"})
+    _, is_tuned, serving = open_tuned_engine(target)
+    assert not is_tuned, "so it is measured again"
+    assert serving == variant("int8")
+
+
 def test_stale_table_opens_the_default(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path)
     write_table(target, {"1x16": "twin"}, engines={"onnxruntime": "onnxruntime 1.2.3"})

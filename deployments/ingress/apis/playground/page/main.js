@@ -46,7 +46,9 @@ function offer(models) {
     if (tasks.includes(task)) playground.offer(models);
     else drop(task, playground);
   }
-  if (!state.view?.offer) {
+  const named = location.hash.split("/")[2];
+  const isNew = state.shown?.view === "play" && named !== state.shown.task && tasks.includes(named);
+  if (!state.view?.offer || isNew) {
     show(false);
     return;
   }
