@@ -14,7 +14,7 @@ from deployments.artifacts.types import Device, KvCacheDtype, Precision
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 # Increase this if a code change alters the output of a build step.
-RECIPE_REVISION = 14
+RECIPE_REVISION = 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Properties of architectures that configs do not state: tasks and limits."""
+"""Properties of architectures that configs do not state: tasks, limits and sliding windows."""
 
 from __future__ import annotations
 
@@ -30,6 +30,9 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "Model": TaskName.FEATURE_EXTRACTION,
 }
 
+# Model types whose layers all have the sliding window. Their configs have no `layer_types`.
+WINDOW_IN_ALL_LAYERS = ("mistral", "phi3")
+LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
 # Errors that transformers raises for a config that it does not know, or for values of wrong types.
 _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OSError)
@@ -106,3 +109,18 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
         lambda config: int(config.pad_token_id) + 1,
     ),
 }  # fmt: skip
+
+
+def read_windows(config: TransformersConfig) -> list[int | None]:
+    """Return the sliding window of each layer in tokens, None for full attention.
+
+    transformers ignores fields that the class of the config does not declare.
+    """
+    kind = type(config)
+    window = config.sliding_window if hasattr(kind, "sliding_window") else None
+    layers = [GLOBAL_LAYER] * config.num_hidden_layers
+    if config.model_type in WINDOW_IN_ALL_LAYERS:
+        layers = [LOCAL_LAYER] * config.num_hidden_layers
+    elif hasattr(kind, "layer_types"):
+        layers = config.layer_types
+    return [window if layer == LOCAL_LAYER else None for layer in layers]

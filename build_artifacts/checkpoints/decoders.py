@@ -49,13 +49,14 @@ _TURN_ENDS = (
     "<|eom_id|>",
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
+TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 # Sampling parameters of a generation config.
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
 # Chat templates by file name, with their names in tokenizer_config.json.
-_TEMPLATES: Mapping[str, str] = {CHAT_TEMPLATE_NAME: "default", TOOL_TEMPLATE_NAME: "tool_use"}
+TEMPLATES: Mapping[str, str] = {CHAT_TEMPLATE_NAME: "default", TOOL_TEMPLATE_NAME: "tool_use"}
 _TOKENIZER_FILES = (
     "special_tokens_map.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG_NAME,
 )  # later files override earlier ones
 
 
@@ -141,14 +142,14 @@ def special_tokens(weights: Path) -> dict[str, str]:
 
 
 def read_chat_templates(weights: Path) -> dict[str, str]:
-    """Return the chat templates by their file names, the keys of _TEMPLATES.
+    """Return the chat templates by their file names, the keys of TEMPLATES.
 
     Raises UnsupportedModel for a corrupt file and SourceUnreadable for an unreadable file.
     """
-    files = {name: _read_template(weights / name) for name in _TEMPLATES}
+    files = {name: _read_template(weights / name) for name in TEMPLATES}
     if any(text is not None for text in files.values()):  # they replace those of the config
         return {name: text for name, text in files.items() if text is not None}
-    config = weights / "tokenizer_config.json"
+    config = weights / TOKENIZER_CONFIG_NAME
     value = read_object(config).get("chat_template")
     if not isinstance(value, list):
         return {CHAT_TEMPLATE_NAME: value} if isinstance(value, str) else {}
@@ -157,7 +158,7 @@ def read_chat_templates(weights: Path) -> dict[str, str]:
     by_key = {str(entry.get("name")): entry.get("template") for entry in value}
     return {
         name: template
-        for name, key in _TEMPLATES.items()
+        for name, key in TEMPLATES.items()
         if isinstance(template := by_key.get(key), str)
     }
 

@@ -67,7 +67,7 @@ def load_model(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
             hint="load it with transformers in a Python shell for details",
         ) from exc
-    if missing := _find_used(info["missing_keys"], head):
+    if missing := find_required(info["missing_keys"], head):
         raise UnsupportedModel(
             f"the checkpoint has no weights for `{missing[0]}`",
             hint="pass the `--task` of its training, or the `--adapter` with the head",
@@ -85,7 +85,8 @@ def check_token_ids(model: TorchModel, highest: int) -> None:
         )
 
 
-def _find_used(keys: Iterable[str], head: ModelHead) -> list[str]:
+def find_required(keys: Iterable[str], head: ModelHead) -> list[str]:
+    """Return the weights among `keys` that a model with `head` uses, sorted."""
     return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))
 
 

@@ -3,7 +3,8 @@
 transformers 5 stores RoPE parameters per layer type for models such as Gemma 3. The builder fails
 unless the parameters of global layers and the base frequency of local layers are at the top level.
 The builder reads the epsilon of LayerNorm only under RMSNorm's name, `rms_norm_eps`. Without that
-name, the builder uses its own default.
+name, the builder uses its own default. The builder applies a sliding window only to the layers that
+`layer_types` names, which configs such as those of Mistral do not have.
 """
 
 from __future__ import annotations
@@ -11,11 +12,15 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
+from build_artifacts.checkpoints.architectures import (
+    GLOBAL_LAYER,
+    LOCAL_LAYER,
+    WINDOW_IN_ALL_LAYERS,
+)
 from deployments.background_process import end_with_standard_input
 
 _BUILDER = "onnxruntime_genai.models.builder"
 _EPSILON, _OTHER_EPSILONS = "rms_norm_eps", ("layer_norm_eps", "norm_eps")
-_GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 
 
 def main() -> None:
@@ -30,13 +35,16 @@ def main() -> None:
         for name in _OTHER_EPSILONS:
             if hasattr(config, name) and not hasattr(config, _EPSILON):
                 vars(config)[_EPSILON] = getattr(config, name)
+        kind = getattr(config, "model_type", None)
+        if kind in WINDOW_IN_ALL_LAYERS and config.sliding_window is not None:
+            vars(config)["layer_types"] = [LOCAL_LAYER] * config.num_hidden_layers
         rope = getattr(config, "rope_parameters", None) or {}
-        if _GLOBAL in rope and _LOCAL in rope:
+        if GLOBAL_LAYER in rope and LOCAL_LAYER in rope:
             # Bypass attribute assignment, which would restore the nested parameters.
             vars(config).update(
-                rope_parameters=dict(rope[_GLOBAL]),
-                rope_theta=rope[_GLOBAL]["rope_theta"],
-                rope_local_base_freq=rope[_LOCAL]["rope_theta"],
+                rope_parameters=dict(rope[GLOBAL_LAYER]),
+                rope_theta=rope[GLOBAL_LAYER]["rope_theta"],
+                rope_local_base_freq=rope[LOCAL_LAYER]["rope_theta"],
             )
         return config
 

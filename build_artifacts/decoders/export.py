@@ -18,6 +18,7 @@ from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, i
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
 from build_artifacts.decoders.rope_check import check_rope
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
+from build_artifacts.decoders.window_check import check_windows
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.types import Device
@@ -27,9 +28,14 @@ PROGRAM_NAME = "model.safetensors"
 # Bits per weight of graphs from `graphs/`, by precision; None keeps float weights.
 _WEIGHT_BITS: Mapping[str, Bits | None] = {"fp32": None, "int8": 8, "int4": 4}
 _DecoderSizes = tuple[int, int, int, int]  # layers, KV heads, head size, vocabulary size
-# Sliding-window layers get full-length KV caches too, so that the caches of all layers have one
-# shape.
-_BUILDER_OPTIONS = "windowed_kv_cache=false"
+_BUILDER_OPTIONS = (
+    # Sliding-window layers get full-length KV caches too, so that the caches of all layers have one
+    # shape.
+    "windowed_kv_cache=false",
+    # For GPUs, the builder moves norms of queries and keys into the attention. The CPU provider,
+    # which hosts without a GPU check GPU graphs on, has no such attention.
+    "fuse_qk_norm_gqa=false",
+)
 
 
 def export_decoder(
@@ -55,6 +61,7 @@ def export_decoder(
         for name in (GRAPH_NAME, WEIGHTS_NAME):
             (built / name).rename(into / name)
     check_rope(into / GRAPH_NAME, weights, metadata)
+    check_windows(into / GRAPH_NAME, weights, metadata.architecture)
     slice_logits(into / GRAPH_NAME, metadata.architecture)
 
 
@@ -97,7 +104,7 @@ def _save_graph(graph: Path, into: Path, bits: Bits | None) -> None:
 
 
 def _run_model_builder(weights: Path, recipe: DecoderRecipe, into: Path) -> None:
-    options = (_BUILDER_OPTIONS, *recipe.options)
+    options = (*_BUILDER_OPTIONS, *recipe.options)
     ran = run_builder(
         weights, into, precision=recipe.precision, device=recipe.device, options=options
     )

@@ -86,12 +86,13 @@ class GateResult(BaseModel):
         if self.reasons or self.parity is None:
             return f"rejected, {'; '.join(self.reasons)}"
         parity = self.parity
-        agreement = parity.top1_agreement
+        agreement, correlation = parity.top1_agreement, parity.logit_correlation
         return "".join(
             (
                 f"accepted, cosine {parity.cosine_mean:.4f} mean {parity.cosine_worst:.4f} worst",
                 f", {parity.batched_cosine_worst:.4f} batched",
                 "" if agreement is None else f", top-1 agreement {agreement:.1%}",
+                "" if correlation is None else f", logit correlation {correlation:.4f}",
                 *(f", {name} {score:.4f}" for name, score in self.scores.items()),
             )
         )

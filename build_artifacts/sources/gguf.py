@@ -8,7 +8,9 @@ version that the store already has.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from build_artifacts.checkpoints.architectures import TransformersConfig, read_windows
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     corrupt_file,
@@ -26,6 +28,9 @@ from deployments.artifacts.store import file_sha256, is_model_id
 from deployments.builds.sources import sanitize_id, split_hub_file
 
 _MAGIC = b"GGUF"
+# Tensors by which llama.cpp scales RoPE frequencies, as of Llama 3.1 and Phi-3.
+_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+_SAFETENSORS_HINT = "build from the original safetensors checkpoint"
 
 
 def is_gguf(ref: str) -> bool:
@@ -97,19 +102,69 @@ def _write_descriptions(file: Path, into: Path) -> None:
 
     place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
+        header = _Header(file)
         config = AutoConfig.from_pretrained(**place, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(**place, local_files_only=True)
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
-            hint="build from the original safetensors checkpoint",
+            hint=_SAFETENSORS_HINT,
         ) from exc
     if config.model_type not in NAMES:
         raise UnsupportedModel(
             f"`{file.name}` contains a `{config.model_type}` model, which does not generate text",
-            hint="build from the original safetensors checkpoint: encoders require unquantized "
-            "weights",
+            hint=f"{_SAFETENSORS_HINT}: encoders require unquantized weights",
+        )
+    if ignored := _find_ignored(header, config):
+        raise UnsupportedModel(
+            f"`{file.name}` has {ignored}; transformers ignores this in GGUF files",
+            hint=_SAFETENSORS_HINT,
         )
     config.architectures = [NAMES[config.model_type]]
     config.save_pretrained(into)
     tokenizer.save_pretrained(into)
+
+
+class _Header:
+    """Fields of the model in a GGUF file, by their names without the architecture."""
+
+    def __init__(self, file: Path) -> None:
+        from gguf import GGUFReader
+
+        self._reader = GGUFReader(file)
+        self._architecture = self._read_field("general.architecture")
+        self.tensors = {tensor.name for tensor in self._reader.tensors}
+
+    def read(self, name: str) -> Any:
+        """Return the value of a field, such as "context_length"; None if it is missing."""
+        return self._read_field(f"{self._architecture}.{name}")
+
+    def _read_field(self, name: str) -> Any:
+        field = self._reader.get_field(name)
+        return None if field is None else field.contents()
+
+
+def _find_ignored(header: _Header, config: TransformersConfig) -> str | None:
+    """Describe what `config` lacks of the positions in `header`; None if it is complete.
+
+    The reference would lack it too, so that the accuracy gate could not see the difference.
+    """
+    for name in _ROPE_TENSORS:
+        if name in header.tensors:
+            return f"RoPE scaling in the tensor `{name}`"
+    factor = header.read("rope.scaling.factor") or header.read("rope.scale_linear") or 1.0
+    scaling = header.read("rope.scaling.type") or "linear"  # the default of llama.cpp
+    if scaling not in ("none", "linear") or (scaling == "linear" and factor != 1.0):
+        return f"RoPE scaling of the type `{scaling}`"
+    head_size = getattr(config, "head_dim", None) or (
+        config.hidden_size // config.num_attention_heads
+    )
+    rope = getattr(config, "rope_parameters", None) or {}
+    rotated = int(head_size * (rope.get("partial_rotary_factor") or 1.0))
+    stated = header.read("rope.dimension_count")
+    if stated is not None and stated != rotated:
+        return f"{stated} rotated channels per head instead of {rotated}"
+    window = header.read("attention.sliding_window")
+    if window and window < config.max_position_embeddings and window not in read_windows(config):
+        return f"a sliding window of {window} tokens"
+    return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
 from build_artifacts.checkpoints.architectures import load_config
@@ -14,10 +16,14 @@ from build_artifacts.checkpoints.checkpoint import (
     read_field,
 )
 from build_artifacts.checkpoints.metadata import read_labels
-from build_artifacts.checkpoints.models import LOADERS, TorchModel, first_line
+from build_artifacts.checkpoints.models import LOADERS, TorchModel, find_required, first_line
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.steps.adapter_texts import check_vocabulary, copy_chat_format
 from deployments.artifacts.types import ModelHead
 from deployments.tasks import find_head
+
+if TYPE_CHECKING:
+    from torch.nn import Module, Parameter
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
@@ -25,12 +31,16 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
     Raises UnsupportedModel if the adapter does not fit or lacks weights, such as those of a head.
     """
-    is_head = find_head(adapter.task) is not ModelHead.VECTOR
+    check_vocabulary(adapter, checkpoint.weights)
+    head = find_head(adapter.task)
+    is_vector = head is ModelHead.VECTOR
     # A head replaces pooling, so the sentence-transformers config no longer applies.
-    root = checkpoint.weights if is_head else checkpoint.directory
-    outdated = (MODULES_NAME,) if is_head else ()
+    root = checkpoint.directory if is_vector else checkpoint.weights
+    outdated = () if is_vector else (MODULES_NAME,)
     copy_without_weights(root, into, weights=checkpoint.weights, without=outdated)
     target = into / checkpoint.weights.relative_to(root)
+    if head is ModelHead.NEXT_TOKEN:
+        copy_chat_format(adapter, target)
     _merged_model(checkpoint.weights, adapter).save_pretrained(target)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
@@ -38,7 +48,8 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
     from peft import PeftModel
 
-    base = _base_model(weights, adapter)
+    base, random = _base_model(weights, adapter)
+    table = _find_tied_table(base)
     try:
         model = PeftModel.from_pretrained(base, str(adapter.directory))
     except (RuntimeError, ValueError) as exc:
@@ -48,27 +59,73 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
         ) from exc
     except KeyError as exc:
         raise _missing_weight_error(adapter, str(exc.args[0])) from exc
-    _check_complete(model, adapter)
-    return model.merge_and_unload().eval()
+    _check_complete(model, adapter, random)
+    if table is None:
+        return model.merge_and_unload().eval()
+    _untie(model, table)
+    merged = model.merge_and_unload().eval()
+    _tie_if_equal(merged)
+    return merged
 
 
-def _base_model(weights: Path, adapter: Adapter) -> TorchModel:
+def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]:
+    """Load the base model. Return it with the names of its random weights."""
     import torch
     import transformers
 
     head = find_head(adapter.task)
-    names: dict[str, object] = {}
+    options: dict[str, object] = {}
     if head in (ModelHead.LABELS, ModelHead.TOKENS):
         labels = dict(enumerate(adapter.labels or _read_labels(weights)))
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
-    return getattr(transformers, LOADERS[head]).from_pretrained(
-        weights,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        use_safetensors=True,
-        local_files_only=True,
-        **names,
-    )
+        # The adapter replaces the head of the base, whose number of labels may be another.
+        options = {**names, "ignore_mismatched_sizes": True}
+    try:
+        model, info = getattr(transformers, LOADERS[head]).from_pretrained(
+            weights,
+            dtype=torch.float32,
+            trust_remote_code=False,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+            **options,
+        )
+    except (OSError, ValueError, RuntimeError, ImportError) as exc:
+        raise UnsupportedModel(
+            f"transformers cannot load the base model of the adapter `{adapter.name}`: "
+            f"{first_line(exc)}",
+            hint="load it with transformers in a Python shell for details",
+        ) from exc
+    mismatched = [entry[0] for entry in info["mismatched_keys"]]
+    return model, find_required([*info["missing_keys"], *mismatched], head)
+
+
+def _find_tied_table(model: TorchModel) -> Parameter | None:
+    """Return the vectors of the tokens if the output head shares them, else None."""
+    head = model.get_output_embeddings()
+    weight = getattr(head, "weight", None)
+    is_tied = weight is not None and weight is model.get_input_embeddings().weight
+    return weight if is_tied else None
+
+
+def _untie(model: TorchModel, table: Parameter) -> None:
+    """Give each module that shares `table` a copy: merging would add one module's update to all."""
+    from torch.nn import Parameter
+
+    modules: list[Module] = list(model.modules())
+    for module in [module for module in modules if module._parameters.get("weight") is table][1:]:
+        module.weight = Parameter(table.detach().clone(), requires_grad=False)
+
+
+def _tie_if_equal(model: TorchModel) -> None:
+    """Share the vectors of the tokens with the output head again, unless the merge changed one."""
+    import torch
+
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    is_equal = torch.equal(head.weight, table.weight)
+    if is_equal:
+        head.weight = table.weight
+    model.config.tie_word_embeddings = is_equal  # peft may have changed it
 
 
 def _read_labels(weights: Path) -> list[str]:
@@ -80,15 +137,19 @@ def _read_labels(weights: Path) -> list[str]:
     return list(read_labels(weights, load_config(weights)))
 
 
-def _check_complete(model: TorchModel, adapter: Adapter) -> None:
-    """Reject an adapter file that lacks weights, because the missing weights would be random."""
+def _check_complete(model: TorchModel, adapter: Adapter, random: Collection[str]) -> None:
+    """Reject an adapter file that lacks weights, because the missing weights would be random.
+
+    `random` names weights of the base model that the file must replace.
+    """
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
     path = adapter.directory / f"{ADAPTER_STEM}.safetensors"
     with safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
-    if missing := sorted(set(get_peft_model_state_dict(model)) - stored):
+    required = {*get_peft_model_state_dict(model), *(f"base_model.model.{name}" for name in random)}
+    if missing := sorted(required - stored):
         raise _missing_weight_error(adapter, missing[0])
 
 

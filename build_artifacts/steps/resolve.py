@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
@@ -13,7 +14,11 @@ from build_artifacts.sources.local import find_directory, find_file, resolve_dir
 from build_artifacts.sources.onnx_file import is_onnx, resolve_onnx
 from build_artifacts.sources.package import PREFIX, resolve_package
 from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
+from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import is_model_id
+
+# Revision of a hub model. Other sources have a sha256 digest, after the version of a package.
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
@@ -36,6 +41,16 @@ def make_absolute(ref: str) -> str:
     find = find_file if is_gguf(ref) or is_onnx(ref) else find_directory
     path = find(ref)
     return ref if path is None else str(path)
+
+
+def pin_to_revision(source: ModelSource) -> str:
+    """Return the ref of a hub model at the commit of `source`; the ref of any other source.
+
+    A branch such as `main` moves on, while the files at a commit stay.
+    """
+    model_id = source.ref.partition("@")[0]
+    is_commit = _COMMIT.fullmatch(source.revision) is not None
+    return f"{model_id}@{source.revision}" if is_commit and is_model_id(model_id) else source.ref
 
 
 def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:

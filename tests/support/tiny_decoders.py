@@ -99,8 +99,13 @@ _PARTS = {
 _WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 
 
-def write_gguf(checkpoint: Path, path: Path) -> Path:
-    """Write the tiny Llama in `checkpoint` as an fp32 GGUF file. Return `path`."""
+def write_gguf(
+    checkpoint: Path, path: Path, extend: Callable[[Any], None] = lambda writer: None
+) -> Path:
+    """Write the tiny Llama in `checkpoint` as an fp32 GGUF file. Return `path`.
+
+    `extend` may add fields and tensors to the GGUFWriter.
+    """
     from gguf import GGUFWriter, TokenType
     from safetensors.numpy import load_file
     from tokenizers import Tokenizer
@@ -136,6 +141,7 @@ def write_gguf(checkpoint: Path, path: Path) -> Path:
             heads = {"attn_q": ATTENTION_HEADS, "attn_k": KV_HEADS}.get(name)
             turned = _interleaved(weights, heads) if heads else weights
             writer.add_tensor(f"blk.{layer}.{name}.weight", turned)
+    extend(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

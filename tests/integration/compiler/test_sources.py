@@ -11,10 +11,14 @@ import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
+from build_artifacts.report.stages import rebuild_checkpoint
 from build_artifacts.sources.hub import HubListing, HuggingFaceHub, hub_errors, resolve_hub_model
 from build_artifacts.sources.package import PackageRef, pip_download, resolve_package, unpack
-from build_artifacts.steps.resolve import resolve
+from build_artifacts.steps.resolve import pin_to_revision, resolve
+from deployments.artifacts.manifest import ModelSource
+from tests.support.artifacts import tiny_manifest
 from tests.support.model_hub import COMMIT, serve_hub
+from tests.support.prepared_build import RecordingRunner
 
 SECOND = "gt_tiny/model"
 
@@ -177,6 +181,34 @@ def test_hub_model_is_pinned_to_commit(
     assert checkpoint.default_id == "org/tiny"
     assert checkpoint.source.revision == hub.commits[branch]
     assert hub.fetched == [("org/tiny", hub.commits[branch], files)]
+
+
+@pytest.mark.parametrize("ref", ["org/tiny", "org/tiny@v1"])
+def test_report_reads_a_hub_model_at_the_commit_of_the_build(
+    tmp_path: Path, embedding_source: Path, ref: str
+) -> None:
+    hub = FakeHub(embedding_source, ("config.json", "model.safetensors", "tokenizer.json"))
+    built = "0123abcd" * 5
+    hub.commits[built] = built  # `main` and `v1` have moved on
+    source = ModelSource(ref=ref, revision=built)
+    manifest = tiny_manifest().model_copy(update={"source": source})
+    steps = RecordingRunner(tmp_path / "work").steps
+    checkpoint = rebuild_checkpoint(manifest, steps, tmp_path / "sources", hub, None)
+    assert checkpoint.source.revision == built
+    assert [commit for _, commit, _ in hub.fetched] == [built]
+
+
+@pytest.mark.parametrize(
+    ("ref", "revision"),
+    [
+        ("/models/tiny", "f" * 64),
+        ("org/tiny", "f" * 64),  # a directory
+        ("pypi:tiny==1.0/model", f"1.0+{'f' * 64}"),
+        ("org/tiny/model.gguf", "f" * 64),
+    ],
+)
+def test_other_sources_than_hub_models_are_not_pinned(ref: str, revision: str) -> None:
+    assert pin_to_revision(ModelSource(ref=ref, revision=revision)) == ref
 
 
 DUPLICATES = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFWriter, RopeScalingType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
@@ -130,3 +132,98 @@ def test_truncated_gguf_is_rejected(tmp_path: Path, file: Path) -> None:
 def test_missing_gguf_is_not_found(tmp_path: Path, ref: str) -> None:
     with pytest.raises(SourceNotFound, match="not a local file or a file of a hub model"):
         resolve(ref, tmp_path, HuggingFaceHub())
+
+
+def add_rope_freqs(writer: GGUFWriter) -> None:
+    writer.add_tensor("rope_freqs.weight", np.ones(8, np.float32))  # Llama 3.1 and later
+
+
+def add_rope_factors(writer: GGUFWriter) -> None:
+    writer.add_tensor("rope_factors_long.weight", np.full(8, 4.0, np.float32))  # longrope of Phi-3
+
+
+def add_yarn(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(4.0)
+
+
+def add_factor_without_type(writer: GGUFWriter) -> None:
+    writer.add_rope_scaling_factor(2.0)  # llama.cpp reads it as linear
+
+
+@pytest.mark.parametrize(
+    ("extend", "reason"),
+    [
+        (add_rope_freqs, "RoPE scaling in the tensor `rope_freqs.weight`"),
+        (add_rope_factors, "RoPE scaling in the tensor `rope_factors_long.weight`"),
+        (add_yarn, "RoPE scaling of the type `yarn`"),
+        (add_factor_without_type, "RoPE scaling of the type `linear`"),
+    ],
+)
+def test_gguf_with_rope_scaling_is_rejected(
+    tmp_path: Path, llama: Path, extend: Callable[[GGUFWriter], None], reason: str
+) -> None:
+    file = write_gguf(llama, tmp_path / "scaled.gguf", extend)
+    with pytest.raises(UnsupportedModel, match=rf"`scaled.gguf` has {reason}") as caught:
+        resolve(str(file), tmp_path, HuggingFaceHub())
+    assert "safetensors" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", [RopeScalingType.NONE, RopeScalingType.LINEAR])
+def test_gguf_without_effective_rope_scaling_is_accepted(
+    tmp_path: Path, llama: Path, kind: RopeScalingType
+) -> None:
+    def extend(writer: GGUFWriter) -> None:
+        writer.add_rope_scaling_type(kind)
+        writer.add_rope_scaling_factor(1.0)
+
+    file = write_gguf(llama, tmp_path / "plain.gguf", extend)
+    assert resolve(str(file), tmp_path, HuggingFaceHub()).packed == file
+
+
+@pytest.mark.parametrize(
+    ("rotated", "window", "reason"),
+    [
+        (12, None, "12 rotated channels per head instead of 16"),
+        (16, 32, "a sliding window of 32 tokens"),
+        (16, 256, None),
+    ],
+)
+def test_phi3_gguf_with_ignored_field_is_rejected(
+    tmp_path: Path, llama: Path, rotated: int, window: int | None, reason: str | None
+) -> None:
+    file = write_phi3_header(tmp_path / "phi3.gguf", llama, rotated, window)
+    if reason is None:
+        assert resolve(str(file), tmp_path, HuggingFaceHub()).packed == file
+        return
+    with pytest.raises(UnsupportedModel, match=rf"`phi3.gguf` has {reason}") as caught:
+        resolve(str(file), tmp_path, HuggingFaceHub())
+    assert "safetensors" in caught.value.hint
+
+
+def write_phi3_header(path: Path, llama: Path, rotated: int, window: int | None) -> Path:
+    """Write a GGUF file of a Phi-3 with heads of 16 channels, without weights."""
+    words = Tokenizer.from_file(str(llama / "tokenizer.json")).get_vocab()
+    writer = GGUFWriter(path, "phi3")
+    writer.add_context_length(256)
+    writer.add_embedding_length(64)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_rope_dimension_count(rotated)
+    if window is not None:
+        writer.add_sliding_window(window)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(sorted(words, key=lambda word: words[word]))
+    writer.add_token_scores([0.0] * len(words))
+    writer.add_token_types([1] * len(words))
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
