@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.errors import BuildError
 from build_artifacts.evaluation.base import (
     EvaluatedModel,
     Evaluation,
@@ -34,7 +35,10 @@ EXPECTED = (
 
 
 def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
-    """Load one item per example. Raises BadEvaluationData for an unusable file."""
+    """Load one item per example.
+
+    Raises BadEvaluationData for an unusable file, BuildError for a model with several scores.
+    """
     # A model with one score cannot choose a label; only the order of its scores can be compared.
     problem = "regression" if len(model.labels) == 1 else model.problem_type or "single_label"
     load = _LOADERS[problem]
@@ -74,6 +78,12 @@ def _load_multi(
 def _load_regression(
     location: FileLocation, model: EvaluatedModel, sampling: ExampleSampling
 ) -> Evaluation:
+    if len(model.labels) > 1:
+        raise BuildError(
+            f"the model returns {len(model.labels)} scores per text; labeled data can have one",
+            hint="build without labeled data: the accuracy gate then compares all scores for the "
+            "probe texts",
+        )
     records = read_records(location, _build_layout(lambda cell: as_number(cell) is not None))
     examples = sampling.sample(
         [(_build_text(record), record.number("label")) for record in records]

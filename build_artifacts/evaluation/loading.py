@@ -36,7 +36,7 @@ def load_evaluation(
 ) -> Evaluation:
     """Load the examples of a file as items for an engine.
 
-    Raises BadEvaluationData for an unusable file, and BuildError for a task without an evaluation.
+    Raises BadEvaluationData for an unusable file, and BuildError for a model without an evaluation.
     """
     load = EVALUATIONS.get(task)
     if load is None:

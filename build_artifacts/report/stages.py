@@ -28,7 +28,7 @@ from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.sources.hub import Hub
-from build_artifacts.steps.resolve import resolve
+from build_artifacts.steps.resolve import pin_to_revision, resolve
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import (
     ArtifactManifest,
@@ -61,7 +61,7 @@ def rebuild_checkpoint(
                 f"`{package}` is not installed", hint="run `pip install 'hundredfold[build,cpu]'`"
             )
     with steps.run_uncached("resolve", manifest.source.ref) as step:
-        checkpoint = resolve(manifest.source.ref, sources, hub)
+        checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
     checkpoint = cached_dequantize(steps, checkpoint)

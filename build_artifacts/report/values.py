@@ -85,9 +85,9 @@ class ServedVariants:
 
     @property
     def size_bytes(self) -> int:
-        """Size of the graph files."""
-        files = self.target.manifest.files
-        return sum(files[graph].size for graph in {c.graph for c in self.candidates})
+        """Size of the graphs and of their weight files. A graph of two candidates counts once."""
+        by_graph = {candidate.graph: candidate for candidate in self.candidates}
+        return sum(map(self.target.manifest.count_bytes, by_graph.values()))
 
 
 def read_served_variants(target: TuningTarget) -> ServedVariants | None:

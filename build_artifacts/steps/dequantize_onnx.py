@@ -56,16 +56,20 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
             f"the weights in `{file.name}` do not fit `{architecture}`: {first_line(exc)}",
             hint="build from the original safetensors checkpoint",
         ) from exc
-    if found.missing_keys:
+    absent = set(found.missing_keys)
+    # A model without a task head returns embeddings. Its export has no pooler.
+    unused = {name for name in absent if model.base_model is model and name.startswith("pooler.")}
+    if missing := absent - unused:
         raise UnsupportedModel(
-            f"`{file.name}` has no readable weights for `{min(found.missing_keys)}`",
+            f"`{file.name}` has no readable weights for `{min(missing)}`",
             hint="fused and int8 MatMuls are not read: pass a 4-bit or float export, or build from "
             "the original safetensors checkpoint",
         )
     for name, path in hashed_files(checkpoint.directory):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, into / name)
-    model.float().save_pretrained(into)
+    state = model.float().state_dict()
+    model.save_pretrained(into, state_dict={n: v for n, v in state.items() if n not in unused})
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 

@@ -57,6 +57,9 @@ class Gate(FrozenModel):
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
+    # Correlation of the logits, centered per class, for heads that return choices. A graph with
+    # constant logits has all best choices right if all probes belong to one class.
+    logit_correlation: float = 0.98
     # If the two best choices of an output differ by less probability than this, the output is a
     # near-tie. Rounding decides near-ties in every precision, so both choices count as correct.
     near_tie_margin: float = 0.1
@@ -71,12 +74,12 @@ class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
     Cosines compare the whole output of an item. Agreements are the share of outputs (label, token
-    label, span, masked token) with the same best choice, near-ties excluded. Agreements are None
-    for vectors and single scores.
+    label, span, masked token) with the same best choice, near-ties excluded. `logit_correlation`
+    covers all logits of such outputs, centered per class. Both are None for vectors and scores.
 
-    `top1_agreement` compares the unbatched and the batched run with the reference; the lower share
-    counts. `batched_*` compare the two runs with each other. The batched run pads items, and puts
-    them into batches with long texts and outliers.
+    `top1_agreement` and `logit_correlation` compare the unbatched and the batched run with the
+    reference; the lower value counts. `batched_*` compare the two runs with each other. The batched
+    run pads items, and puts them into batches with long texts and outliers.
     """
 
     cosine_mean: float
@@ -84,6 +87,7 @@ class Parity(FrozenModel):
     batched_cosine_worst: float
     top1_agreement: float | None = None
     batched_top1_agreement: float | None = None
+    logit_correlation: float | None = None  # None also for decoders and older artifacts
 
 
 class EngineOptions(FrozenModel):

@@ -46,6 +46,7 @@ ANYTHING = Gate(
     batched_cosine_worst=-2,
     top1_agreement=-1,
     batched_top1_agreement=-1,
+    logit_correlation=-2,
     metric_drop=1e9,
 )
 

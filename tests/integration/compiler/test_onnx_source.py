@@ -14,6 +14,7 @@ from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
 from build_artifacts.__main__ import main
+from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.report.stages import rebuild_checkpoint
 from build_artifacts.sources.hub import HuggingFaceHub
@@ -124,6 +125,34 @@ def test_missing_weight_is_named(tmp_path: Path, file: Path, tagger: Path) -> No
     write_graph(file, load_file(tagger / "model.safetensors"), without="classifier.bias")
     checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
     with pytest.raises(UnsupportedModel, match=r"no readable weights for `classifier\.bias`"):
+        dequantize_onnx(checkpoint, tmp_path)
+
+
+def test_graph_of_embeddings_needs_no_pooler(tmp_path: Path) -> None:
+    original = tiny_checkpoint(tmp_path / "model", layers=1)
+    weights = load_file(original / "model.safetensors")
+    pooler = {name for name in weights if name.startswith("pooler.")}
+    assert pooler
+    (original / "model.safetensors").unlink()
+    kept = {name: value for name, value in weights.items() if name not in pooler}
+    file = write_graph(original / "onnx" / "model.onnx", kept)
+    checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
+    into = tmp_path / "whole"
+    into.mkdir()
+    converted = load_file(dequantize_onnx(checkpoint, into).weights / "model.safetensors")
+    assert converted.keys() == kept.keys()
+    load_model(into, head=ModelHead.VECTOR, dtype="float32")
+    write_graph(file, kept, without="embeddings.LayerNorm.bias")
+    with pytest.raises(UnsupportedModel, match=r"for `embeddings\.LayerNorm\.bias`"):
+        dequantize_onnx(checkpoint, into)
+
+
+def test_pooler_of_a_classifier_is_required(tmp_path: Path) -> None:
+    original = tiny_checkpoint(tmp_path / "model", labels=LABELS, layers=1)
+    weights = load_file(original / "model.safetensors")
+    file = write_graph(original / "m.onnx", weights, without="bert.pooler.dense.bias")
+    checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
+    with pytest.raises(UnsupportedModel, match=r"for `bert\.pooler\.dense\.bias`"):
         dequantize_onnx(checkpoint, tmp_path)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import BadEvaluationData, ExampleSampling, load_evaluation
 from deployments.artifacts.types import TaskName
 from tests.unit.build_artifacts.evaluation.conftest import MakeModel, WriteFile, json_lines
@@ -99,6 +100,15 @@ def test_single_score_is_evaluated_by_spearman_and_pearson(
     }
 
 
+def test_regression_with_several_scores_is_rejected(
+    write: WriteFile, make_model: MakeModel
+) -> None:
+    model = make_model(labels=("VALENCE", "AROUSAL"), problem_type="regression")
+    with pytest.raises(BuildError, match="the model returns 2 scores per text") as caught:
+        load_evaluation(write("a.tsv", "text\tscore\na\t0\nthe\t2\n"), TASK, model)
+    assert "build without labeled data" in caught.value.hint
+
+
 def test_sample_keeps_labels_of_texts(write: WriteFile, make_model: MakeModel) -> None:
     model = make_model(labels=tuple(f"len{i}" for i in range(30)))
     path = write("a.tsv", "".join(f"len{i}\t{'a ' * i}a\n" for i in range(30)))
@@ -135,8 +145,10 @@ def test_data_unlike_the_model_is_rejected(
     text: str,
     complaint: str,
 ) -> None:
+    labels = ("SCORE",) if problem == "regression" else MOODS
+    model = make_model(labels=labels, problem_type=problem)
     with pytest.raises(BadEvaluationData, match=complaint):
-        load_evaluation(write(name, text), TASK, make_model(labels=MOODS, problem_type=problem))
+        load_evaluation(write(name, text), TASK, model)
 
 
 def test_error_truncates_many_labels(write: WriteFile, make_model: MakeModel) -> None:

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
-from build_artifacts.report.values import Report, StageLatency, add_speedups
+from build_artifacts.report.values import Report, ServedVariants, StageLatency, add_speedups
+from deployments.artifacts.manifest import Candidate, FileDigest
+from deployments.artifacts.types import Device
+from deployments.config import EncoderSettings
+from deployments.tuning.costs import TuningTarget, Variant
+from tests.support.artifacts import tiny_manifest
 from tests.support.report_samples import latency, report_of, stage
 
 
@@ -50,6 +57,34 @@ def test_runs_per_length_are_minimum_of_stages() -> None:
     report = report_of(torch, int8)
     assert report.runs == {32: 50, 64: 7}
     assert report.lengths == (32, 64)
+
+
+def test_served_size_includes_weight_files_and_counts_shared_graphs_once(tmp_path: Path) -> None:
+    manifest = tiny_manifest(devices=(Device.CPU,))
+    (candidate,) = manifest.candidates
+    shared = candidate.model_copy(update={"name": "cpu-shared"})
+    other = candidate.model_copy(update={"name": "cpu-other", "graph": "other/graph.onnx"})
+    sizes = {
+        candidate.graph: 1,
+        f"{candidate.graph}.data": 20,
+        other.graph: 300,
+        f"{other.graph}.data": 4_000,
+    }
+    manifest = manifest.model_copy(
+        update={
+            "candidates": (candidate, shared, other),
+            "files": {n: FileDigest(sha256="0" * 64, size=size) for n, size in sizes.items()},
+        }
+    )
+    target = TuningTarget(tmp_path, manifest, Device.CPU, EncoderSettings())
+
+    def size_of(*served: Candidate) -> int:
+        variants = tuple(Variant.of(each.name, each.options) for each in served)
+        return ServedVariants(target, variants).size_bytes
+
+    assert size_of(candidate) == 21
+    assert size_of(candidate, shared) == 21
+    assert size_of(candidate, shared, other) == 4_321
 
 
 def test_report_round_trips_json() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deployments.artifacts.manifest import Gate
+from deployments.artifacts.manifest import Gate, Parity
 from deployments.artifacts.types import ModelHead
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import ArtifactError
@@ -81,7 +81,8 @@ def test_every_label_of_a_multi_label_model_is_compared() -> None:
     others_flipped = -expected
     best = np.arange(len(expected)), expected.argmax(axis=1)
     others_flipped[best] = np.abs(expected).max() + 1
-    assert compare(expected, others_flipped, head=ModelHead.LABELS).passed
+    any_logits = Gate(logit_correlation=-2)
+    assert compare(expected, others_flipped, head=ModelHead.LABELS, gate=any_logits).passed
     result = compare(expected, others_flipped, head=ModelHead.LABELS, problem_type="multi_label")
     assert any(reason.startswith("top-1 agreement 0.") for reason in result.reasons)
     same = compare(expected, expected, head=ModelHead.LABELS, problem_type="multi_label")
@@ -123,7 +124,9 @@ def test_vector_changed_by_batching_fails() -> None:
     ]
 
 
-ACCEPT_ALL_GATE = Gate(cosine_mean=-2.0, cosine_worst=-2.0, top1_agreement=-1.0)
+ACCEPT_ALL_GATE = Gate(
+    cosine_mean=-2.0, cosine_worst=-2.0, top1_agreement=-1.0, logit_correlation=-2.0
+)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -187,6 +190,65 @@ def test_near_ties_of_the_reference_do_not_count() -> None:
         top1_agreement(expected[:, ::-1], expected, CHOICES[ModelHead.LABELS], near_tie_margin=0.1)
         == 0.0
     )
+
+
+ONE_CLASS = np.array([3, -3], np.float32) + create_rows(2)
+NO_LABEL = -5 + create_rows(6)  # of a multi-label model
+UNCLEAR = 0.3 * create_rows(150)  # no probe has a clear label
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "problem_type"),
+    [
+        (ONE_CLASS, np.full_like(ONE_CLASS, [9, -9]), "single_label"),
+        (NO_LABEL, np.full_like(NO_LABEL, -20), "multi_label"),
+        (UNCLEAR, create_rows(150, seed=1), "single_label"),
+    ],
+    ids=["one class", "no label", "no clear choice"],
+)
+def test_labels_without_the_variation_of_the_reference_fail(
+    expected: Floats, actual: Floats, problem_type: str
+) -> None:
+    for alone, batched in ((actual, actual), (expected, actual)):
+        result = compare(expected, alone, batched, head=ModelHead.LABELS, problem_type=problem_type)
+        assert result.parity is not None
+        assert result.parity.top1_agreement == 1.0
+        assert result.parity.logit_correlation is not None
+        assert result.parity.logit_correlation < 0.5
+        assert "logit correlation 0." in " ".join(result.reasons)
+    assert compare(expected, expected, head=ModelHead.LABELS, problem_type=problem_type).passed
+
+
+def test_tagger_that_finds_no_entity_fails() -> None:
+    other = np.tile(np.array([6, -1, -1], np.float32), (60, 1))
+    entity = other.copy()
+    entity[3] = [-1, 6, -1]
+    expected = [entity, other] * 32
+    result = compare(expected, [other] * 64, head=ModelHead.TOKENS)
+    assert result.parity is not None
+    assert result.parity.top1_agreement == pytest.approx(1 - 32 / (64 * 60))
+    (reason,) = result.reasons
+    assert reason.startswith("logit correlation ")
+    noise = [0.05 * create_rows(3, seed)[:60] for seed in range(64)]
+    noisy = [output + each for output, each in zip(expected, noise, strict=True)]
+    assert compare(expected, noisy, head=ModelHead.TOKENS).passed
+
+
+@pytest.mark.parametrize("width", [2, 150])
+def test_rounding_of_constant_logits_passes(width: int) -> None:
+    constant = np.linspace(3, -3, width, dtype=np.float32) + 1e-3 * create_rows(width)
+    for error in (constant * 0, 0.04 * create_rows(width, seed=1)):
+        result = compare(constant, constant + error, head=ModelHead.LABELS)
+        assert result.passed, result.reasons
+
+
+def test_parity_without_logit_correlation_is_read() -> None:
+    parity = compare(create_rows(3), create_rows(3), head=ModelHead.LABELS).parity
+    assert parity is not None
+    stored = parity.model_dump(exclude={"logit_correlation"})
+    assert Parity.model_validate(stored).logit_correlation is None
+    limits = GATE.model_dump(exclude={"logit_correlation"})
+    assert Gate.model_validate(limits) == GATE
 
 
 def test_label_changed_by_batching_fails() -> None:
