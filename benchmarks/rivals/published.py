@@ -18,7 +18,9 @@ _NOTHING = "-"
 
 
 def summarize_published() -> Table:
-    """Return requests/s of the servers that answered all requests at every load in COLUMNS.
+    """Return requests/s of the servers that neither failed nor answered nothing at any load.
+
+    The loads are those in COLUMNS. Servers slower than the measured window answer nothing in it.
 
     Raises BenchmarkError if the published results lack a table.
     """
@@ -33,7 +35,7 @@ def summarize_published() -> Table:
 
 
 def _find_rate(table: Table, system: str, connections: int) -> str:
-    """Return requests/s; `-` unless the server answered all requests."""
+    """Return requests/s; `-` if the server failed or answered nothing within the window."""
     rate = next(_cells(table, system, f"requests/s at {connections}"), _NOTHING)
     return _NOTHING if rate == "0.0" or "failed" in rate else rate
 
