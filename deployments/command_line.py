@@ -24,7 +24,7 @@ OK, FAILED, INTERRUPTED = 0, 1, 130
 STDOUT = 1  # file descriptor
 
 # Packages of this project. Any other module that is missing belongs to a pip extra.
-_OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
+OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
 
 
 class HintedError(ServeError):
@@ -95,7 +95,7 @@ class Program:
         except ServeError as error:
             return print_error(error.message, error.hint if isinstance(error, HintedError) else "")
         except ModuleNotFoundError as error:
-            if spec is None or (error.name or "").partition(".")[0] in _OWN_PACKAGES:
+            if spec is None or (error.name or "").partition(".")[0] in OWN_PACKAGES:
                 raise
             hint = f"run `pip install 'hundredfold[{spec.extra}]'`" if spec.extra else ""
             return print_error(f"`{error.name}` is not installed", hint)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from build_artifacts.errors import UnsupportedModel
+from deployments.command_line import OWN_PACKAGES
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.errors import ServeError
 
@@ -127,7 +128,11 @@ def run_case(part: str, case: Case, bench: Bench) -> CaseResult:
     except MissingRequirement as error:
         state, reason = "blocked", str(error)
     except ModuleNotFoundError as error:
-        state, reason = "blocked", f"the package `{error.name}` is not installed"
+        if (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            state, reason = "failed", f"ModuleNotFoundError: {error}"
+            traceback.print_exc()
+        else:
+            state, reason = "blocked", f"the package `{error.name}` is not installed"
     except UnsupportedModel as error:
         state, reason = "unsupported", error.message
     except ServeError as error:

@@ -21,6 +21,7 @@ from benchmarks.graphs.candidates import (
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
+from deployments.tuning.costs import CostTable
 from tests.integration.benchmarks.test_commands import only_result
 from tests.support.prepared_build import LITTLE
 from tests.support.tiny_encoders import tiny_checkpoint
@@ -93,6 +94,12 @@ def test_tuning_measures_the_selected_variants(
     results = only_result(tmp_path)["results"]
     assert "cpu-int8" in results["measured"]
     assert results["skipped"] == {}
+    table = CostTable.model_validate_json(Path(results["cost_table"]).read_bytes())
+    assert [(one["shape"], one["selected"]) for one in results["checks"]] == [
+        (str(shape), variant.name) for shape, variant in table.selection
+    ]
+    assert results["unmeasured"] == []
+    assert {one["fastest"] for one in results["checks"]} <= set(results["measured"])
     assert all(one["ratio"] >= 1.0 for one in results["checks"])
     assert "selected / fastest at the worst shape" in capsys.readouterr().out
 

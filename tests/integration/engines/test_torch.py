@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -151,10 +152,20 @@ def test_compiled_program_matches(written: Written) -> None:
 
 
 def test_close_stops_the_thread(written: Written) -> None:
-    engine = open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS)
+    spec = spec_of(TORCH, written(TORCH, ModelHead.VECTOR))
+    before = set(threading.enumerate())
+    engine = open_engine(spec, SETTINGS)
     engine.run(collate([item(1)]))
+    # Other libraries may start threads too, such as tqdm's monitor.
+    started = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and thread.name.startswith("torch")
+    ]
+    assert len(started) == 1, "the engine computes on a thread of its own"
     engine.close()
     engine.close()
+    assert not started[0].is_alive()
 
 
 class ReplayedShape:

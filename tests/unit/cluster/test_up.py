@@ -6,16 +6,16 @@ import argparse
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.edge.haproxy_config import METRICS_HOST
+from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.local import LocalPorts
 from cluster.processes import find_free_port, open_listener
-from cluster.progress import StartError
+from cluster.progress import StartError, StartupProgress
 from cluster.serve_config import IMPORT_PATH
 from cluster.up import (
     StopSignal,
@@ -27,6 +27,7 @@ from cluster.up import (
     client_url,
     list_stop_signals,
     run,
+    run_edge,
     serve_until_stopped,
     stop_signals_raise,
 )
@@ -119,6 +120,30 @@ def test_numbers_out_of_range_are_refused(
     assert f"argument {option}: {limit}" in capsys.readouterr().err
 
 
+class FakeEdge:
+    """An edge without HAProxy, which keeps its limits."""
+
+    limits: ClientLimits
+
+    def create(
+        self,
+        _directory: Path,
+        _listener: socket.socket,
+        _haproxy: str,
+        _report: Callable[[str], None],
+        limits: ClientLimits,
+        _metrics_host: str,
+    ) -> FakeEdge:
+        self.limits = limits
+        return self
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
 @pytest.fixture
 def restored_hangup() -> Iterator[None]:
     previous = signal.getsignal(signal.SIGHUP)
@@ -176,3 +201,23 @@ def test_no_gpu_hides_the_gpus_from_every_process(
     settings = UpSettings(config=tmp_path, run_dir=tmp_path, num_gpus=num_gpus)
     environment = build_environment(settings, LocalPorts(*range(8)), tmp_path)
     assert environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_limits_of_the_command_line_reach_the_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("applications: []\n")
+    given: list[UpSettings] = []
+    monkeypatch.setattr("cluster.up.leads_own_session", lambda: True)
+    monkeypatch.setattr("cluster.up.serve_until_stopped", lambda settings: given.append(settings))
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = ["--connections-per-client", "7", "--max-requests", "9"]
+    run(parser.parse_args([str(config), *options]))
+    edge = FakeEdge()
+    monkeypatch.setattr("cluster.up.Edge", edge.create)
+    monkeypatch.setattr("cluster.up.find_haproxy", lambda: "haproxy")
+    address = ("127.0.0.1", find_free_port(8000))
+    with run_edge(given[0], address, StartupProgress()):
+        assert edge.limits == ClientLimits(connections=7, requests=9)

@@ -22,6 +22,14 @@ from benchmarks.gpu.transformers_generation import GENERATION_BASELINES
 from build_artifacts.errors import UnsupportedModel
 from deployments.errors import EngineFailed
 
+OWN_MODULES = (
+    "hundredfold",
+    "deployments.engines.gone",
+    "build_artifacts.gone",
+    "cluster.gone",
+    "benchmarks.gpu.gone",
+)
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
@@ -42,6 +50,11 @@ def raising(error: Exception) -> Case:
         (Case("case", lambda _: {"reasons": ["cosine 0.2 < 0.9"]}), "rejected", "cosine 0.2"),
         (raising(MissingRequirement("no provider")), "blocked", "no provider"),
         (raising(ModuleNotFoundError("x", name="nncf")), "blocked", "`nncf` is not installed"),
+        (raising(ModuleNotFoundError("x", name="nncf.torch")), "blocked", "`nncf.torch` is not"),
+        *(
+            (raising(ModuleNotFoundError(f"no {name}", name=name)), "failed", f"Error: no {name}")
+            for name in OWN_MODULES
+        ),
         (raising(UnsupportedModel("no fp16 graph", hint="-")), "unsupported", "no fp16 graph"),
         (raising(EngineFailed("CUDA error 700")), "failed", "CUDA error 700"),
         (raising(ValueError("bad\nshape")), "failed", "ValueError: bad shape"),

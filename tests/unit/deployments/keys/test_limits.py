@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import deque
 from collections.abc import Callable
@@ -96,6 +97,21 @@ def test_large_request_is_paid_back() -> None:
     with pytest.raises(RateLimited, match="600 tokens per minute") as refused:
         meter.enter(1)
     clock.now_s += refused.value.retry_after_s
+    meter.enter(1)
+
+
+def test_expected_tokens_are_reserved_for_requests_in_flight() -> None:
+    meter = KeyMeter("alice", KeyLimits(tokens_per_minute=600), FakeClock())
+    metered = meter.enter(1)
+    meter.use_tokens(50)
+    metered.release()
+    admitted: list[MeteredRequest] = []
+    with contextlib.suppress(RateLimited):
+        while len(admitted) < 10:
+            admitted.append(meter.enter(1))
+    assert 1 <= len(admitted) <= 2, "10 of 60 tokens are left, and each request may use 50"
+    for metered in admitted:
+        metered.release()
     meter.enter(1)
 
 

@@ -61,6 +61,15 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
     assert {r.path for r in app.table.routes if r.access is Access.PUBLIC} == PUBLIC
 
 
+async def test_public_routes_need_no_key(tiny_store: Path, key_file: Path) -> None:
+    add_key(key_file)
+    async with keyed(tiny_store, key_file).client() as http:
+        for path in sorted(PUBLIC):
+            response = await http.get(path)
+            assert response.status_code == 200, path
+        assert (await http.get("/v1/models")).status_code == 401
+
+
 @pytest.mark.parametrize(
     ("origin", "host", "status"),
     [

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
 from pathlib import Path
 
 import pytest
 
 from deployments.errors import ReplicasLost
-from deployments.transports.channel.client import ChannelRequest
-from deployments.transports.channel.endpoint import Endpoint, encode_hello
+from deployments.transports.channel.client import ChannelRequest, ClientConnection
+from deployments.transports.channel.endpoint import NONCE_BYTES, Endpoint, encode_hello
 from deployments.transports.channel.frames import (
     WIRE_VERSION,
     FrameType,
     Method,
     encode_call,
+    encode_count,
     encode_frame,
 )
-from deployments.transports.channel.pool import ReplicaPool
 from tests.support.channels import NODE, connected_pool, running_replica, send, server_loads, until
+
+TIMEOUT_S = 10  # longer than HANDSHAKE_TIMEOUT_S
+OTHER_USER = os.getuid() + 1
 
 
 async def test_socket_directory_is_private_and_removed() -> None:
@@ -37,22 +41,79 @@ async def test_missing_unix_socket_falls_back_to_tcp() -> None:
             assert await send(pool, b"echo") == b"echo"
 
 
-async def test_client_with_a_wrong_secret_is_refused() -> None:
-    async with running_replica() as replica:
-        pool = ReplicaPool("CpuEncoder", NODE)
-        pool.update({"0": replica.endpoint._replace(secret="00" * 32)})
-        await asyncio.sleep(0.2)
-        assert pool.connected == 0
-        assert not replica.server.connections
-        pool.close()
-
-
 def hello(version: int = WIRE_VERSION) -> bytes:
     return version.to_bytes(2, "little") + encode_hello(bytes(32))[2:]
 
 
 def message(kind: FrameType, body: bytes = b"") -> bytes:
     return b"".join(encode_frame(kind, 1, body))
+
+
+async def connect(endpoint: Endpoint) -> ClientConnection:
+    """Connect by Unix socket, and wait until the handshake has succeeded or failed."""
+
+    def build() -> ClientConnection:
+        return ClientConnection(endpoint.key, asyncio.Event())
+
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(TIMEOUT_S):
+        _, connection = await loop.create_unix_connection(build, endpoint.unix)
+        await until(lambda: connection.is_ready or connection.closed.done())
+    return connection
+
+
+async def test_client_with_a_wrong_secret_is_refused() -> None:
+    async with running_replica() as replica:
+        connection = await connect(replica.endpoint._replace(secret="00" * 32))
+        assert not connection.is_ready
+        assert not replica.server.connections
+
+
+async def test_client_refuses_a_server_with_a_wrong_secret(tmp_path: Path) -> None:
+    async def impersonate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(message(FrameType.HELLO, hello())))
+        challenge = bytes(NONCE_BYTES) + bytes(32)  # a nonce and a signature
+        writer.write(message(FrameType.CHALLENGE, challenge))
+        writer.write(message(FrameType.READY, encode_count(1_000)))
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+    path = str(tmp_path / "replica.sock")
+    async with await asyncio.start_unix_server(impersonate, path):
+        connection = await connect(Endpoint(WIRE_VERSION, NODE, path, "", 0, "ab" * 32))
+        connection.close()
+        assert not connection.is_ready
+
+
+async def test_server_refuses_a_client_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = b""
+    async with running_replica() as replica, asyncio.timeout(TIMEOUT_S):
+        monkeypatch.setattr(os, "getuid", lambda: OTHER_USER)
+        reader, writer = await asyncio.open_unix_connection(replica.endpoint.unix)
+        writer.write(message(FrameType.HELLO, hello()))
+        with contextlib.suppress(ConnectionResetError):
+            answer = await reader.read(1)
+        writer.close()
+    assert answer == b"", "the server sends no challenge"
+
+
+async def test_client_refuses_a_server_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greetings: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        greetings.put_nowait(await reader.read(1))
+        writer.close()
+
+    path = str(tmp_path / "replica.sock")
+    async with await asyncio.start_unix_server(greet, path):
+        monkeypatch.setattr(os, "getuid", lambda: OTHER_USER)
+        connection = await connect(Endpoint(WIRE_VERSION, NODE, path, "", 0, "ab" * 32))
+        assert not connection.is_ready
+        async with asyncio.timeout(TIMEOUT_S):
+            assert await greetings.get() == b"", "the client sends no hello"
 
 
 @pytest.mark.parametrize(
@@ -73,8 +134,9 @@ async def test_nothing_is_accepted_before_the_handshake(sent: bytes) -> None:
     async with running_replica() as replica:
         reader, writer = await asyncio.open_connection("127.0.0.1", replica.endpoint.port)
         writer.write(sent)
-        with contextlib.suppress(ConnectionResetError):
-            await reader.read()  # the server sends at most a challenge, then closes
+        async with asyncio.timeout(TIMEOUT_S):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()  # the server sends at most a challenge, then closes
         writer.close()
         assert replica.replica.started == []
         assert not replica.server.connections
@@ -85,7 +147,8 @@ async def test_connection_with_a_wrong_frame_is_closed(kind: FrameType) -> None:
     async with running_replica() as replica, connected_pool(replica) as pool:
         (connection,) = pool.connections()
         connection.send(kind)
-        await connection.closed
+        async with asyncio.timeout(TIMEOUT_S):
+            await connection.closed
 
 
 async def test_unknown_method_and_repeated_id_close_the_connection() -> None:
@@ -96,7 +159,8 @@ async def test_unknown_method_and_repeated_id_close_the_connection() -> None:
         (connection,) = pool.connections()
         for _ in range(2):
             connection.send(FrameType.CALL, 99, encode_call(Method.INFER, 1, 1), b"wait")
-        await connection.closed
+        async with asyncio.timeout(TIMEOUT_S):
+            await connection.closed
         await until(lambda: server_loads(replica) == 0)
 
 
