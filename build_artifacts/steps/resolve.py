@@ -17,7 +17,7 @@ from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import is_model_id
 
-# Revision of a hub model. Other sources have a sha256 digest, after the version of a package.
+# The revision of a hub model. That of any other source contains a sha256 digest.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

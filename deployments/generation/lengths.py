@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
 # Tokens of an assumed first answer. It counts until MAX_ANSWERS real answers have finished.
-# `_Survival.estimate` also assumes that answers of unknown length have at least as many.
+# It is also the least that `_Survival.estimate` assumes for the longest answers if all were cut.
 INITIAL_TOKENS = 256
 
 

@@ -148,6 +148,7 @@ def _index_scores(value: Any) -> Any:
     """Map what each entry names, such as a label or a span, to its score; return others as is."""
     if isinstance(value, Mapping) and "labels" in value:  # zero-shot classification
         scores = zip(value["labels"], value["scores"], strict=True)
+        # A tuple, because any text may be a label.
         return {("sequence",): value["sequence"], **dict(scores)}
     if isinstance(value, Sequence) and value and _has_score(value[0]):
         return {

@@ -75,13 +75,15 @@ class VersionProber:
 
     async def _load_twice(self, model: RegisteredModel) -> None:
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self._load(model)
+            await self._load_in_time(model)
         except (ArtifactError, EngineFailed) as error:
             log.warning("version %s is tried once more: %s", model.ref.name, error.message)
             await asyncio.sleep(RETRY_S)
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await self._load(model)
+            await self._load_in_time(model)
+
+    async def _load_in_time(self, model: RegisteredModel) -> None:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            await self._load(model)
 
     async def _refuse(self, ref: ModelRef, error: ServeError) -> bool:
         try:

@@ -125,9 +125,9 @@ class FillMask(Task):
     def predict_decode_s(self, context: DecodeContext, options: FillMaskOptions) -> float:
         mask, ids = context.manifest.mask_token, [item.ids for item in context.items]
         top_k = min(options.top_k, len(options.targets) or context.manifest.output_width)
-        predictions = top_k * sum(int((own == mask).sum()) for own in ids)
-        repeated_s = _PREDICTION_S * predictions + _TOKEN_S * _count_tokens(ids, mask, top_k)
-        return super().predict_decode_s(context, options) + repeated_s
+        predictions, tokens = _count_predictions(ids, mask, top_k)
+        proposing_s = _PREDICTION_S * predictions + _TOKEN_S * tokens
+        return super().predict_decode_s(context, options) + proposing_s
 
 
 def _select_choices(
@@ -152,13 +152,15 @@ def _check_masks(ids: Sequence[TokenIds], mask: int, spelling: str, fields: Sequ
             raise InvalidField(f"No mask_token ({spelling}) found on the input", field=field)
 
 
-def _count_tokens(ids: Sequence[TokenIds], mask: int | None, top_k: int) -> int:
-    """Count the tokens that the predictions of a call repeat."""
-    return top_k * sum(len(own) * int((own == mask).sum()) for own in ids)
+def _count_predictions(ids: Sequence[TokenIds], mask: int | None, top_k: int) -> tuple[int, int]:
+    """Count the predictions of a call, and the tokens in them: each repeats its text."""
+    masks = [int((own == mask).sum()) for own in ids]
+    tokens = sum(len(own) * count for own, count in zip(ids, masks, strict=True))
+    return top_k * sum(masks), top_k * tokens
 
 
 def _check_size(ids: Sequence[TokenIds], mask: int, top_k: int) -> None:
-    tokens = _count_tokens(ids, mask, top_k)
+    _, tokens = _count_predictions(ids, mask, top_k)
     if tokens > MAX_TOKENS_PER_RESPONSE:
         raise InvalidField(
             f"`parameters.top_k` is {top_k}: the response would repeat {tokens} tokens; the "

@@ -152,12 +152,22 @@ def read_costs(target: TuningTarget) -> CostTable | None:
     return table
 
 
-def _find_mismatch(table: CostTable, target: TuningTarget) -> str | None:
-    """Return why the table does not apply to `target`, or None if it does."""
-    settings, sealed = target.settings, {c.name: c for c in target.candidates}
+def find_artifact_mismatch(table: CostTable, target: TuningTarget) -> str | None:
+    """Return why the table of any host does not apply to the artifact of `target`, or None."""
+    sealed = {candidate.name: candidate for candidate in target.candidates}
     selected = {variant.candidate for variant in table.selected_variants()}
     if table.version != target.manifest.version or not selected <= sealed.keys():
         return "it was measured for another artifact"
+    if len({rounding_of(name, sealed[name].precision) for name in selected}) > 1:
+        return "its selected variants round differently"
+    return None
+
+
+def _find_mismatch(table: CostTable, target: TuningTarget) -> str | None:
+    """Return why the table does not apply to `target`, or None if it does."""
+    if reason := find_artifact_mismatch(table, target):
+        return reason
+    settings = target.settings
     if table.host != target.host:
         return "it was measured on another kind of host"
     if table.threads != settings.intra_op_threads:
@@ -165,8 +175,6 @@ def _find_mismatch(table: CostTable, target: TuningTarget) -> str | None:
     if table.providers != settings.providers:
         measured, current = _join(table.providers), _join(settings.providers)
         return f"it was measured on {measured}, the encoder has {current}"
-    if len({rounding_of(name, sealed[name].precision) for name in selected}) > 1:
-        return "its selected variants round differently"
     installed = read_engine_versions(candidate.engine for candidate in target.candidates)
     if installed != table.engines:
         measured, current = _join(table.engines.values()), _join(installed.values())

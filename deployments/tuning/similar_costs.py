@@ -8,7 +8,12 @@ from math import log as logarithm
 from pydantic import ValidationError
 
 from deployments.artifacts.store import list_host_files
-from deployments.tuning.costs import CostTable, TuningTarget, read_costs, rounding_of
+from deployments.tuning.costs import (
+    CostTable,
+    TuningTarget,
+    find_artifact_mismatch,
+    read_costs,
+)
 from deployments.tuning.host import Host, read_engine_versions
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -39,7 +44,7 @@ def read_similar_costs(target: TuningTarget) -> list[CostTable]:
         except (OSError, ValidationError) as error:
             log.warning("%s is not used: %s", path, error)
             continue
-        if _fits_artifact(table, target):
+        if find_artifact_mismatch(table, target) is None:
             tables.append(table)
     host, threads = target.host, target.settings.intra_op_threads
     return sorted(tables, key=lambda one: (*_distance(one.host, host), abs(one.threads - threads)))
@@ -55,16 +60,6 @@ def computes_alike(table: CostTable, target: TuningTarget) -> bool:
         (table.host.flags, table.providers) == (here.flags, target.settings.providers)
         and (here.device == "cpu" or table.host.name == here.name)
         and table.engines == read_engine_versions(each.engine for each in target.candidates)
-    )
-
-
-def _fits_artifact(table: CostTable, target: TuningTarget) -> bool:
-    sealed = {candidate.name: candidate for candidate in target.candidates}
-    selected = {variant.candidate for variant in table.selected_variants()}
-    return (
-        table.version == target.manifest.version
-        and selected <= sealed.keys()
-        and len({rounding_of(name, sealed[name].precision) for name in selected}) == 1
     )
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from benchmarks.page.browser import read_first_paint_ms
 from deployments.config import IngressUserConfig
+from tests.support.artifacts import EMBEDDER
 from tests.support.browser import (
     INPUTS,
     PAGE_MODELS,
@@ -210,6 +211,24 @@ def test_retries_end_with_the_first_success(visitor: Visitor) -> None:
     visitor.run()
     assert [url for url in loads if url.endswith("/v1/models")] == []
     expect(page.get_by_role("textbox", name="Text")).to_have_value("A cat.")
+
+
+def test_task_of_the_address_is_opened_once_a_model_can_do_it(visitor: Visitor) -> None:
+    page = visitor.page
+
+    def only_embedder(route: Route) -> None:
+        answer = route.fetch()
+        models = [one for one in answer.json()["data"] if one["id"] == EMBEDDER]
+        route.fulfill(response=answer, json={"object": "list", "data": models})
+
+    page.route("**/v1/models", only_embedder)
+    page.route("**/v2/repository/index", lambda route: route.fulfill(json=[]))
+    visitor.open("play/chat")
+    expect(page.get_by_role("textbox", name="Message")).to_have_count(0)
+    page.unroute_all()
+    page.get_by_role("button", name="API key").click()
+    page.get_by_role("button", name="Forget it").click()
+    expect(page.get_by_role("textbox", name="Message")).to_be_visible()
 
 
 def test_page_works_below_a_prefix(browser: Browser, server: HttpServer) -> None:
