@@ -13,6 +13,9 @@ from typing import ClassVar
 
 class RivalHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"  # keeps connections alive
+    # Send head and body together. The client may delay its acknowledgment of a head alone, and the
+    # body would wait for it.
+    wbufsize = -1
     vectors: ClassVar[dict[str, list[float]]] = {}
 
     def do_GET(self) -> None:
