@@ -10,7 +10,7 @@ from deployments.engines.base import EngineInfo, GraphSpec, translate_errors
 from deployments.engines.capture_lock import find_capture_lock
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import build_feeds, split
-from deployments.engines.onnx_memory import ArenaTrimmer
+from deployments.engines.onnx_memory import ArenaTrimmer, find_shared_trimmer
 from deployments.engines.onnx_sessions import CUDA, open_session, output_names, uses_gpu
 from deployments.errors import EngineFailed
 
@@ -25,7 +25,8 @@ class OnnxEngine:
             self._session: ort.InferenceSession | None = open_session(spec, settings)
         self._inputs = frozenset(i.name for i in self._session.get_inputs())
         self._outputs = output_names(self._session)
-        self._arena = ArenaTrimmer(is_gpu=CUDA in self._session.get_providers())
+        has_own_arena = CUDA in self._session.get_providers()
+        self._arena = ArenaTrimmer(is_gpu=True) if has_own_arena else find_shared_trimmer()
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
 
     def run(self, batch: Batch) -> Outputs:

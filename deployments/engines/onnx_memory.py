@@ -31,30 +31,38 @@ def share_arena() -> None:
 
 
 class ArenaTrimmer:
-    """Decides after which passes of a session ONNX Runtime returns unused arena memory.
+    """Decides after which passes ONNX Runtime returns unused memory of an arena.
 
     A GPU waits while memory is allocated or returned, so there large passes do not return it.
     Threads update the counters without a lock. A lost update only delays the return of memory.
     """
 
     def __init__(self, *, is_gpu: bool = False) -> None:
-        """With `is_gpu` the session must have an arena on a GPU."""
+        """With `is_gpu` the arena must be on a GPU."""
         self._is_gpu = is_gpu
         self._options = ort.RunOptions()
         arenas = "cpu:0;gpu:0" if is_gpu else "cpu:0"
         self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
-        self._largest = 0  # tokens of the largest pass since the last return
+        self._largest = 0  # tokens of the largest pass since small passes returned memory
         self._small = 0  # consecutive small passes, see SMALL_SHARE
 
     def options(self, tokens: int) -> ort.RunOptions | None:
         """Return the options for a pass of `tokens` tokens with padding; None: the defaults."""
+        if self._is_unused(tokens):
+            self._largest = self._small = 0
+            return self._options
+        # Part of the memory may remain, because passes in other threads use it. So a large pass
+        # leaves the counters as they are, and small passes later return the rest.
         is_large = tokens > MAX_RETAINED_TOKENS and not self._is_gpu
-        if not is_large and not self._is_unused(tokens):
-            return None
-        self._largest = self._small = 0
-        return self._options
+        return self._options if is_large else None
 
     def _is_unused(self, tokens: int) -> bool:
         self._largest = max(self._largest, tokens)
         self._small = self._small + 1 if tokens < self._largest * SMALL_SHARE else 0
         return self._small >= SMALL_PASSES
+
+
+@cache
+def find_shared_trimmer() -> ArenaTrimmer:
+    """Return the trimmer of the arena that the sessions of this process share."""
+    return ArenaTrimmer()

@@ -16,6 +16,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
+from deployments.engines.onnx_memory import SMALL_PASSES
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import measure_graphs
 from tests.support.cluster_load import embed
@@ -72,6 +73,8 @@ def test_replicas_stay_small_without_torch_and_transformers(
     for _ in range(3):
         assert embed(cluster, ["word " * n for n in range(1, 200, 7)]).status_code == 200
         assert read(cluster, "word " * 3000).status_code == 200
+    for _ in range(SMALL_PASSES):  # they return what concurrent large passes left in the arena
+        assert embed(cluster, "text").status_code == 200
     limits_mib = {
         "Ingress": INGRESS_LIMIT_MIB,
         "Tokenizer": TOKENIZER_LIMIT_MIB,

@@ -69,8 +69,8 @@ def test_sessions_share_memory_and_return_it_when_passes_get_small(
     for engine in engines:
         run(engine, MAX_RETAINED_TOKENS)
     assert 0.8 * PASS_BYTES < resident_bytes() - before < 1.5 * PASS_BYTES
-    for _ in range(SMALL_PASSES):
-        run(engines[0], 8)
+    for number in range(SMALL_PASSES):
+        run(engines[number % 2], 8)
     assert resident_bytes() - before < 0.3 * PASS_BYTES
 
 
@@ -88,6 +88,14 @@ def test_memory_is_kept_while_large_passes_return() -> None:
     returned = [trimmer.options(100) is not None for _ in range(SMALL_PASSES * 2)]
     assert returned.index(True) == SMALL_PASSES - 1
     assert returned.count(True) == 1, "100 tokens are the largest pass now"
+
+
+def test_small_passes_return_what_a_large_pass_left_to_others() -> None:
+    trimmer = ArenaTrimmer()
+    assert trimmer.options(MAX_RETAINED_TOKENS + 1) is not None
+    returned = [trimmer.options(100) is not None for _ in range(SMALL_PASSES * 2)]
+    assert returned.index(True) == SMALL_PASSES - 1
+    assert returned.count(True) == 1
 
 
 def test_large_passes_on_a_gpu_keep_their_memory() -> None:
