@@ -13,7 +13,13 @@ from typing import NamedTuple, TypeVar
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import ArtifactManifest, sealed_ns
-from deployments.artifacts.store import LATEST_NAME, find_artifact, model_directory
+from deployments.artifacts.store import (
+    LATEST_NAME,
+    find_artifact,
+    list_model_directories,
+    model_directory,
+    read_model_id,
+)
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import (
     ArtifactError,
@@ -203,6 +209,17 @@ class ModelRegistry:
         for model_id in self._configured:
             with suppress(ArtifactError):
                 yield self.find(model_id, client)
+
+    def has_usable_model(self) -> bool:
+        """Whether any model can be used, of the configuration or of the store."""
+        if any(True for _ in self.open_models()):
+            return True
+        with suppress(OSError):  # the store cannot be read
+            for directory in list_model_directories(self._store):
+                with suppress(ArtifactError, UnknownModel):
+                    self.find(read_model_id(directory))
+                    return True
+        return False
 
     def pinned(self) -> list[RegisteredModel]:
         """Return the models that replicas keep loaded: configured models and pins of the plan."""

@@ -33,6 +33,10 @@ class PermittedModels:
         models = self._registry.open_models(self._identify_client)
         return (model for model in models if may_use(model.ref.id))
 
+    def has_usable_model(self) -> bool:
+        """Whether any model can be used, without regard to the caller."""
+        return self._registry.has_usable_model()
+
     def pinned(self) -> list[RegisteredModel]:
         """Return the models that replicas keep in memory, without regard to the caller."""
         return self._registry.pinned()

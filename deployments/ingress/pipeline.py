@@ -102,10 +102,14 @@ class RequestPipeline:
         return True
 
     def list_missing(self) -> list[str]:
-        """List the reasons why requests without options would fail; empty when ready."""
+        """List the reasons why all requests without options would fail; empty when ready.
+
+        A server without the configured models is ready if the store has another model, which
+        requests can name.
+        """
         missing = self.monitor.missing()
         rejected = self.registry.rejected()
-        if rejected and not any(True for _ in self.registry.open_models()):
+        if rejected and not self.registry.has_usable_model():
             missing.append(f"no model could be opened: {next(iter(rejected.values())).message}")
         return missing
 
@@ -187,9 +191,12 @@ class RequestPipeline:
                 request, model, context, deadline_s, skip_special=skip_special
             )
 
-    async def find_generator(self, model_id: str | None) -> RegisteredModel:
+    async def find_generator(
+        self, model_id: str | None, *, for_chat: bool = False
+    ) -> RegisteredModel:
         """Find the generative model. Raises UnknownModel, ArtifactError or WrongTask."""
-        return await self.settle(model_id, self.resolver.find_generator(model_id))
+        model = self.resolver.find_generator(model_id, for_chat=for_chat)
+        return await self.settle(model_id, model)
 
     async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
         """Return `model`. If its version fails the trial, return another version for `name`.
@@ -366,7 +373,7 @@ class RequestPipeline:
         context.set_model(model.ref)
         context.task = request.task or model.tasks[0]
         context.items = len(request.prompts)
-        self.admission.check_generation(request.prompts, request.choices, request.candidates)
+        self.admission.check_generation(request)
         answers = len(request.prompts) * request.candidates
         tokens = self._forecasts.expect_tokens(model, request.options.max_new_tokens)
         work = RequestWork(model, answers * tokens)

@@ -11,9 +11,12 @@ import pytest
 import yaml
 
 from deployments.artifacts.store import LATEST_NAME
+from deployments.tuning.costs import TuningTarget
+from tests.support.artifacts import EMBEDDER
 from tests.support.model_hub import ModelHub, serve_hub
 from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.served_models import DAMAGED, LONG_CONTEXT, SOUND, fill
+from tests.support.tuning_artifacts import seal_tunable
 
 KV_SLOTS = 4  # sequences that a generator generates at a time
 
@@ -111,3 +114,38 @@ def cluster(
         yield cluster
     finally:
         cluster.end()
+
+
+@pytest.fixture(scope="session")
+def placement(tmp_path_factory: pytest.TempPathFactory) -> TuningTarget:
+    """A tiny model whose default candidate is slow; its candidate `int8` is fast."""
+    return seal_tunable(tmp_path_factory.mktemp("tuned") / "store", names=["slow", "int8"])
+
+
+@pytest.fixture(scope="session")
+def tuning_cluster(
+    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], placement: TuningTarget
+) -> Iterator[Cluster]:
+    """A cluster with one tiny model, whose processes tests may kill.
+
+    The first test starts it, and it tunes the model in the background. It listens on all network
+    interfaces, without API keys, so that a test can check which ports other hosts reach.
+    """
+    tuning = encoder_config(config, [{"id": EMBEDDER, "version": LATEST_NAME}])
+    tuning["http_options"]["host"] = "0.0.0.0"
+    ingress = next(d for d in tuning["applications"][0]["deployments"] if d["name"] == "Ingress")
+    ingress["user_config"]["no_auth"] = True
+    arguments = tuning["applications"][0]["args"]
+    arguments["encoders"]["cpu"] |= {"tune": "background", "tune_seconds": 1}
+    store = placement.artifact.parents[1]
+    cluster = Cluster(tmp_path_factory.mktemp("own"), tuning, store)
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+def own_cluster(tuning_cluster: Cluster) -> Cluster:
+    """The same cluster, running."""
+    if not tuning_cluster.is_running:
+        tuning_cluster.start()
+    return tuning_cluster

@@ -9,11 +9,11 @@ from benchmarks.gpu.server import server_cases
 from tests.support.forked_programs import fork_model_builder
 
 
-def test_served_answers_are_the_same_alone_and_in_a_crowd(tmp_path: Path) -> None:
+def test_served_answers_are_the_same_alone_and_batched(tmp_path: Path) -> None:
     bench = Bench(Target(is_cuda=False), tmp_path)
     (case,) = server_cases(bench.target)
     with fork_model_builder():
         result = run_case("server", case, bench)
     assert (result.state, result.reason) == ("passed", "")
-    assert result.values["crowd_cosine_worst"] > 0.9999
-    assert result.values["same_answers_in_crowd"] > 0.9
+    assert result.values["batched_cosine_worst"] > 0.9999
+    assert result.values["same_answers_batched"] > 0.9

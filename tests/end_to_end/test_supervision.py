@@ -1,36 +1,22 @@
-"""Restart of killed Ray processes: a helper process alone, a core process with the cluster."""
+"""Killed processes: a helper of Ray alone, a core process with the cluster, the launcher."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+import os
+import signal
+import subprocess
+from collections.abc import Callable
 
 import httpx
 import psutil
 import pytest
 
 from benchmarks.servers.process_kinds import read_command
-from tests.end_to_end.conftest import encoder_config
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import Cluster, port_is_open, wait_for
+from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, wait_for
 
 REPLICA = "ray::ServeReplica"
 AGAIN = "serving again after"
-
-
-@pytest.fixture(scope="module")
-def own_cluster(
-    tmp_path_factory: pytest.TempPathFactory, config: dict[str, Any], tiny_store: Path
-) -> Iterator[Cluster]:
-    """A separate cluster with one tiny model, because these tests kill its processes."""
-    small = encoder_config(config, [{"id": EMBEDDER}])
-    cluster = Cluster(tmp_path_factory.mktemp("supervised"), small, tiny_store)
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.end()
 
 
 def find(cluster: Cluster, words: str) -> psutil.Process:
@@ -99,3 +85,35 @@ def test_lost_core_starts_everything_again(
     # Only a request in flight may be lost. The port stays open, so no connection is refused.
     assert [type(error) for error in lost] in ([], [httpx.RemoteProtocolError])
     assert own_cluster.launcher.poll() is None
+
+
+def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if is_alive(p)]
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def test_start_after_crash_works_and_stop_leaves_no_process(own_cluster: Cluster) -> None:
+    first = own_cluster.processes()
+    assert any("/haproxy" in read_command(p) for p in first)
+
+    second = subprocess.run(
+        own_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False
+    )
+    assert second.returncode == 1
+    assert f"pid {own_cluster.launcher.pid} already serves from this directory" in second.stderr
+
+    os.kill(own_cluster.launcher.pid, signal.SIGKILL)
+    own_cluster.launcher.wait()
+
+    own_cluster.start()
+    assert alive(first) == []
+    running = own_cluster.processes()
+    assert own_cluster.stop(signal.SIGHUP) == 0
+    assert alive(running) == []
+    wait_for(lambda: not port_is_open(own_cluster.port), 5)

@@ -47,16 +47,18 @@ async def test_missing_deployments_are_not_ready(
     assert response.json()["missing"] == missing
 
 
-async def test_ready_needs_one_open_model_and_lists_rejected_ones(
+async def test_ready_needs_one_usable_model_and_lists_rejected_ones(
     tmp_path: Path,
 ) -> None:
     (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).unlink()
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        none_left = await http.get("/ready")
     seal_tiny(tmp_path, CLASSIFIER, labels=("NO", "YES"))
     async with InProcess(tmp_path).client() as http:
         one_left = await http.get("/ready")
     async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
-        none_left = await http.get("/ready")
-    assert one_left.status_code == 200
+        only_outside_of_the_configuration = await http.get("/ready")
+    assert one_left.status_code == only_outside_of_the_configuration.status_code == 200
     assert list(one_left.json()["refused"]) == [EMBEDDER]
     assert GRAPH_NAME in one_left.json()["refused"][EMBEDDER]
     assert none_left.status_code == 503
