@@ -16,17 +16,9 @@ from deployments.engines.decoder import DecoderEngine, Logits
 from deployments.errors import EngineFailed, EngineLost, ServeError, hide_details
 from deployments.generation.isolation import IsolatedStep, decode_isolated
 from deployments.generation.job import Job
+from deployments.generation.kv_slots import CacheMove, CopySlot, Owner, SlotTable
+from deployments.generation.prefill import PrefillRate, chunk_size, fits_min_chunk, prefill_budget
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
-from deployments.generation.slots import (
-    CacheMove,
-    CopySlot,
-    Owner,
-    PrefillRate,
-    SlotTable,
-    chunk_size,
-    fits_min_chunk,
-    prefill_budget,
-)
 from deployments.health import WorkerHealth
 from deployments.messages import StreamEvent
 from deployments.tokenization.encodings import translate_panics

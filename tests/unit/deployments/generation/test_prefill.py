@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.config import SchedulingSettings
-from deployments.generation.slots import (
+from deployments.generation.prefill import (
     MIN_CHUNK_TOKENS,
     PrefillRate,
     chunk_size,

@@ -4,13 +4,8 @@ import random
 
 import pytest
 
-from deployments.generation.slots import (
-    MIN_CHUNK_TOKENS,
-    MIN_PREFIX_TOKENS,
-    CopySlot,
-    SlotTable,
-    SwapSlots,
-)
+from deployments.generation.kv_slots import MIN_PREFIX_TOKENS, CopySlot, SlotTable, SwapSlots
+from deployments.generation.prefill import MIN_CHUNK_TOKENS
 
 SYSTEM = list(range(100, 140))  # shared prompt prefix
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from deployments.generation.slots import CopySlot, SlotTable
+from deployments.generation.kv_slots import CopySlot, SlotTable
 
 
 def carried_out(memory: dict[int, str], moves: list[CopySlot]) -> dict[int, str]:

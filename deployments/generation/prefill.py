@@ -1,0 +1,56 @@
+"""Sizes of the chunks in which prompts are prefilled between decode steps."""
+
+from __future__ import annotations
+
+from deployments.config import SchedulingSettings
+
+# Minimum size of a prefill chunk. Kernels for one token round differently from kernels for several
+# tokens. With chunks of one token, the output would depend on chunk sizes and the prefix cache.
+MIN_CHUNK_TOKENS = 2
+# Maximum duration of a prefill while no job decodes, in seconds. It is far below HANG_TIMEOUT_S
+# (health.py), so that a prompt on a slow machine does not count as a hang.
+MAX_IDLE_PREFILL_S = 2.0
+
+
+def prefill_budget(
+    tokens_per_s: float, settings: SchedulingSettings, *, is_decode_idle: bool
+) -> int:
+    """Return how many prompt tokens to prefill before the next decode step.
+
+    While other jobs decode, the stall of their answers limits the time. Otherwise a chunk is
+    limited in tokens too, so that a new request waits for one chunk at most.
+    """
+    max_s = MAX_IDLE_PREFILL_S if is_decode_idle else settings.max_prefill_stall_ms / 1e3
+    budget = max(settings.min_prefill_chunk_tokens, int(tokens_per_s * max_s))
+    return min(budget, settings.max_prefill_chunk_tokens) if is_decode_idle else budget
+
+
+def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) -> bool:
+    """Return whether the budget covers the remaining prompt or a chunk of the minimum size."""
+    return budget >= min(remaining, settings.min_prefill_chunk_tokens)
+
+
+def chunk_size(remaining: int, max_tokens: int) -> int:
+    """Return the size of the next chunk of a prompt with `remaining` tokens, about `max_tokens`.
+
+    Unless `remaining` is 1, the chunk has at least two tokens and does not leave a single token.
+    """
+    max_tokens = max(max_tokens, MIN_CHUNK_TOKENS)
+    if remaining - max_tokens == 1:
+        return max_tokens - 1 if max_tokens > MIN_CHUNK_TOKENS else remaining
+    return min(remaining, max_tokens)
+
+
+class PrefillRate:
+    """Prefill speed in tokens per second, estimated from recent chunks."""
+
+    def __init__(self, tokens_per_s: float) -> None:
+        self.tokens_per_s = tokens_per_s
+
+    def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
+        """Add a measurement. Ignore chunks below `min_tokens`: they are not representative."""
+        if tokens >= min_tokens and elapsed_s > 0:
+            # Adopt a slower rate at once and a faster rate gradually, to keep the stall limit.
+            measured = tokens / elapsed_s
+            weight = 1.0 if measured < self.tokens_per_s else 0.25
+            self.tokens_per_s += weight * (measured - self.tokens_per_s)
