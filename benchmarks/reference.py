@@ -166,9 +166,10 @@ def _describe_bounds(schema: Mapping[str, Any]) -> str:
     for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">")):
         if key in schema:
             return f"{sign} {schema[key]:g}" if schema[key] < 1e6 else f"{sign} {schema[key]:,}"
-    kinds = [kind.get("type") for kind in schema.get("anyOf", ())] or [schema.get("type")]
+    if "anyOf" in schema:
+        return ", ".join(filter(None, map(_describe_bounds, schema["anyOf"])))
     names = {"array": "list", "boolean": "`true`, `false`", "string": "text", "null": "`null`"}
-    return ", ".join(names[kind] for kind in kinds if kind in names)
+    return names.get(schema.get("type", ""), "")
 
 
 def _read_comment(lines: list[str], index: int) -> str:

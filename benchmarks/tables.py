@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     if outdated and arguments.check:
         raise BenchmarkError(
             f"tables differ from the results or the code: {', '.join(outdated)}",
-            hint="run `python -m benchmarks tables`",
+            hint="run `hundredfold bench tables`",
         )
     return 0
 

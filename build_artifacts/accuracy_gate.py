@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic
@@ -111,6 +110,12 @@ class CandidateSearch(Generic[R, S]):
     # accepted. The limit does not apply if speed screening ranked the candidates.
     seconds: float
 
+    @classmethod
+    def of(cls, build: ModelBuild[R, S], *, keep: int, seconds: float) -> CandidateSearch[R, S]:
+        """Return the search of `build`, with its steps and its accuracy gate."""
+        steps = build.context.steps
+        return cls(steps, build, AccuracyGate(steps, build), keep, seconds)
+
     def select_graphs(self) -> list[EvaluatedCandidate[R, S]]:
         """Return the accepted graphs of every device.
 
@@ -154,11 +159,3 @@ class CandidateSearch(Generic[R, S]):
         if candidate is None:
             raise self.gate.failure()
         return candidate
-
-
-def select_graphs(
-    build: ModelBuild[R, S], *, keep: int, seconds: float
-) -> Sequence[EvaluatedCandidate[R, S]]:
-    """Run the search of `build`. Raises as `CandidateSearch.select_graphs` does."""
-    steps = build.context.steps
-    return CandidateSearch(steps, build, AccuracyGate(steps, build), keep, seconds).select_graphs()

@@ -22,12 +22,7 @@ from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
-from build_artifacts.inspection import (
-    CandidateCheck,
-    format_costs,
-    migrate_manifests,
-    verify_candidates,
-)
+from build_artifacts.migration import migrate_manifests
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import BuildProgress, copy_stderr
 from build_artifacts.pruning.prune import Pruning
@@ -45,6 +40,7 @@ from build_artifacts.report.values import (
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace
+from build_artifacts.verification import CandidateCheck, verify_candidates
 from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.types import Device, ModelHead
@@ -59,7 +55,7 @@ from deployments.machine import usable_cores
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import find_named
 from deployments.tasks import find_head
-from deployments.tuning.costs import TuningTarget
+from deployments.tuning.costs import CostTable, TuningTarget
 from deployments.tuning.tuner import tune_exclusively
 
 
@@ -197,6 +193,24 @@ def tune(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(format_costs(costs), flush=True)
     return print_json([json.loads(costs.to_json()) for costs in tables]) if arguments.json else OK
+
+
+def format_costs(table: CostTable) -> str:
+    """Format a row per shape and a column per variant; `*` marks the selected variant."""
+    selection = dict(table.selection)
+    rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
+    for shape in selection:
+        cells = [str(shape)]
+        for row in table.rows:
+            ms = row.by_shape().get(shape)
+            mark = "*" if row.variant == selection[shape] else " "
+            cells.append("-" if ms is None else f"{ms:.2f}{mark}")
+        rows.append(cells)
+    threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
+    head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
+    rejected = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
+    unmeasured = [f"{name} was not measured here: {why}" for name, why in table.unmeasured.items()]
+    return "\n".join([head, format_table(rows, align_right=True), *rejected, *unmeasured])
 
 
 def verify(arguments: argparse.Namespace) -> int:

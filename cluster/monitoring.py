@@ -17,10 +17,15 @@ from deployments.console import print_json
 from deployments.metrics import PREFIX
 
 KUBERNETES_PREFIX = "ray_"  # Ray's agents put it before each name
-_SCHEMA = 39  # of Grafana's dashboard JSON, read by Grafana 10 and later
+_SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # Grafana's grid, and the size of a panel
 _MODEL = 'model=~"$model"'
 _FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
+# HAProxy answers these requests itself, so the ingress does not count them. Its other backends have
+# no requests of clients: one denies unknown paths, `stats` is the status page.
+_EDGE = 'proxy!~"default_backend|stats"'
+_EDGE_DENIED = ("requests_denied_total",)  # 429
+_EDGE_FAILED = ("connection_errors_total", "response_errors_total")  # 502, 503, 504
 
 
 class Series(NamedTuple):
@@ -33,7 +38,7 @@ class Series(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Panel:
     title: str
-    unit: str  # of Grafana
+    unit: str  # Grafana's name of the unit
     series: tuple[Series, ...]
 
 
@@ -50,6 +55,12 @@ class Alert:
 def _rate(metric: str, labels: str = _MODEL, by: str = "", window: str = "$__rate_interval") -> str:
     grouped = f" by ({by})" if by else ""
     return f"sum{grouped} (rate({PREFIX}_{metric}{{{labels}}}[{window}]))"
+
+
+def _edge_rate(*metrics: str, window: str = "$__rate_interval") -> str:
+    return " + ".join(
+        f"sum (rate(haproxy_backend_{name}{{{_EDGE}}}[{window}]))" for name in metrics
+    )
 
 
 def _quantiles(metric: str, *quantiles: float) -> tuple[Series, ...]:
@@ -97,6 +108,10 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                 for which, legend in ((_REFUSED, "refused"), (_FAILED, "failed"))
             ),
         ),
+        Panel("Requests that HAProxy answers itself", "reqps", (
+            Series(_edge_rate(*_EDGE_DENIED), "refused"),
+            Series(_edge_rate(*_EDGE_FAILED), "failed"),
+        )),
         Panel("Share of cache hits", "percentunit", (
             _share_of_hits("response"), _share_of_hits("tokenization"),
         )),
@@ -107,6 +122,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
     ),
     "Replicas": (
+        Panel("Running replicas", "short", (_maximum("running_replicas", "deployment"),)),
         Panel("Busy share", "percentunit", (_maximum("busy_ratio", "deployment"),)),
         Panel("Queue, predicted time", "s", (_maximum("queued_seconds", "deployment"),)),
         Panel("Tokenization", "s", _quantiles("tokenization_seconds", 0.5, 0.99)),
@@ -157,22 +173,29 @@ def _share_of_requests(status: str) -> str:
     return f"{chosen} / {all_requests}"
 
 
+def _share_at_edge(metrics: tuple[str, ...]) -> str:
+    chosen, all_requests = (
+        _edge_rate(*names, window="5m") for names in (metrics, ("http_requests_total",))
+    )
+    return f"({chosen}) / {all_requests}"
+
+
 ALERTS = (
     Alert(
         "HundredfoldMissing",
-        f"absent({PREFIX}_busy_ratio)",
+        f"absent({PREFIX}_busy_ratio) or absent({PREFIX}_running_replicas)",
         5,
-        "no replica reports metrics",
+        "no ingress, or no other replica, reports metrics",
     ),
     Alert(
         "HundredfoldFailures",
-        f"{_share_of_requests(_FAILED)} > 0.01",
+        f"{_share_of_requests(_FAILED)} > 0.01 or {_share_at_edge(_EDGE_FAILED)} > 0.01",
         5,
-        "more than 1 % of the requests fail; the log of the ingress names them",
+        "more than 1 % of the requests fail; the log of the ingress names those that reached it",
     ),
     Alert(
         "HundredfoldOverloaded",
-        f"{_share_of_requests(_REFUSED)} > 0.1",
+        f"{_share_of_requests(_REFUSED)} > 0.1 or {_share_at_edge(_EDGE_DENIED)} > 0.1",
         10,
         "more than 10 % of the requests are refused; allow more replicas, or lower the load",
     ),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,8 @@ from typing import Any
 
 import psutil
 
+from cluster.progress import StartError, file_errors
+from deployments.claimed_directory import claim_directory
 from deployments.files import write_atomically
 
 SESSION_NAME = "session.json"
@@ -35,10 +36,12 @@ RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 STOP_POLL_S = 0.1
 KILL_TIMEOUT_S = 10.0
-CONTROLLER_NAME = "ray::ServeContr"  # of Serve's controller; the kernel keeps 15 characters
+CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 characters
 # Maximum bytes of the path of a run's private directory. The path of a socket has at most 107, and
 # Ray Serve adds 68: a slash, the id of the node with 56 characters, and `/admin.sock`.
 MAX_PRIVATE_PATH = 107 - 68
+MAX_PRIVATE_NAMES = 10  # names that a run tries for its private directory
+TAIL_LINES = 5  # lines to show of the log of a child that has ended
 BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
 PORTS = range(1, 1 << 16)
 
@@ -54,23 +57,33 @@ def private_directory(run_dir: Path) -> Iterator[Path]:
     """Create an empty, private directory for the sockets of a run. Remove it afterwards.
 
     It is neither in the run directory nor below a long `$TMPDIR`, because the path of a socket has
-    at most 107 characters.
+    at most 107 characters. Raises StartError if it cannot be created.
     """
-    digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
-    name = f"hundredfold-{os.getuid()}-{digest}"
-    path = Path(tempfile.gettempdir()) / name
-    if len(os.fsencode(path)) > MAX_PRIVATE_PATH:
-        path = Path("/tmp") / name
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(mode=0o700)
-    descriptor = os.open(path, os.O_DIRECTORY)
+    path, lock = _claim_private_directory(run_dir)
     try:
-        # systemd-tmpfiles, which removes old files of /tmp, passes over locked directories.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield path
     finally:
-        os.close(descriptor)
         shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)
+
+
+def _claim_private_directory(run_dir: Path) -> tuple[Path, int]:
+    digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
+    name = f"hundredfold-{os.getuid()}-{digest}"
+    # A container that shares the temporary directory may have a run directory of the same path.
+    names = [name, *(f"{name}-{number}" for number in range(1, MAX_PRIVATE_NAMES))]
+    root = Path(tempfile.gettempdir())
+    if len(os.fsencode(root / names[-1])) > MAX_PRIVATE_PATH:
+        root = Path("/tmp")
+    with file_errors(root):
+        for path in (root / each for each in names):
+            lock = claim_directory(path)
+            if lock is not None:
+                return path, lock
+    raise StartError(
+        f"other processes use `{root / name}` and {MAX_PRIVATE_NAMES - 1} more directories like it",
+        hint="set `TMPDIR` to a directory of this server",
+    )
 
 
 class ChildProcesses:
@@ -85,12 +98,24 @@ class ChildProcesses:
         self.run_dir = run_dir
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._session = ProcessSession.of(os.getpid())
-        save_session(self.run_dir / SESSION_NAME, self._session)
+        self._session_file = run_dir / SESSION_NAME
+        with file_errors(run_dir):
+            save_session(self._session_file, self._session)
 
     def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """Start a child. The kernel ends the child if this process is killed."""
-        log = self.run_dir / f"{name}.log"
-        self._processes[name] = _start(command, environment, log, process_group=0)
+        """Start a child. The kernel ends the child if this process is killed.
+
+        Raises StartError if the child, or a run directory that was removed, cannot be created.
+        """
+        with file_errors(self.run_dir):
+            self.run_dir.mkdir(exist_ok=True)
+            if not self._session_file.exists():
+                save_session(self._session_file, self._session)
+            log = self._find_log(name)
+            self._processes[name] = _start(command, environment, log, process_group=0)
+
+    def _find_log(self, name: str) -> Path:
+        return self.run_dir / f"{name}.log"
 
     def names(self) -> set[str]:
         """Return the names of all live processes of the children."""
@@ -115,9 +140,13 @@ class ChildProcesses:
     def failure(self) -> str | None:
         """Describe a child that has ended; None while all children run."""
         for name, code in self.find_ended().items():
-            log = self.run_dir / f"{name}.log"
-            tail = log.read_text(errors="replace").strip().splitlines()[-5:]
-            return "\n".join([f"`{name}` ended with exit code {code}; {log} ends:", *tail])
+            log = self._find_log(name)
+            ended = f"`{name}` ended with exit code {code}"
+            try:
+                lines = log.read_text(errors="replace").strip().splitlines()
+            except OSError as exc:
+                return f"{ended}; {log} cannot be read: {exc.strerror}"
+            return "\n".join([f"{ended}; {log} ends:", *lines[-TAIL_LINES:]])
         return None
 
     def wait(self, is_ray_silent: Callable[[], bool]) -> None:
@@ -144,7 +173,8 @@ class ChildProcesses:
         kill_remaining(self._session)
         remaining = sorted(self.names())
         if not remaining:
-            (self.run_dir / SESSION_NAME).unlink(missing_ok=True)
+            with suppress(OSError):  # the next start ignores the file of an ended session
+                self._session_file.unlink()
         return remaining
 
     def _has_controller(self) -> bool:
@@ -171,7 +201,7 @@ class ChildProcesses:
 def start_session(
     command: list[str], environment: dict[str, str], log: Path, directory: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a new session. Its output goes to `log`.
+    """Start a process in a new session. Its output goes to `log`, whose former content is kept.
 
     Its working directory is `directory`; None: the directory of this process. The kernel sends the
     new process SIGTERM when this process ends.
@@ -182,6 +212,9 @@ def start_session(
 def _start(
     command: list[str], environment: dict[str, str], log: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
+    # The former log says why the process before this one ended.
+    with suppress(FileNotFoundError):
+        log.replace(log.with_name(f"{log.name}.1"))
     with log.open("wb") as output:
         return subprocess.Popen(
             [*end_with_parent(signal.SIGTERM), *command],
@@ -211,8 +244,8 @@ class ProcessSession:
     """
 
     sid: int
-    boot_id: str  # of the kernel; ticks of another boot are not comparable
-    started_ticks: int  # of the clock, since the boot
+    boot_id: str  # the kernel's; ticks of another boot are not comparable
+    started_ticks: int  # clock ticks since the boot
 
     @classmethod
     def of(cls, leader_pid: int) -> ProcessSession:

@@ -9,8 +9,9 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rich.live import Live
 from rich.text import Text
@@ -23,6 +24,24 @@ class StartError(HintedError):
     """The cluster cannot be started. `hint` is the remedy."""
 
     code = "cannot_start"
+
+
+class UnusableConfig(StartError):
+    """The config cannot be served until it is changed, so a service manager does not try again."""
+
+    code = "unusable_config"
+
+
+@contextmanager
+def file_errors(path: Path) -> Iterator[None]:
+    """Raise StartError in place of an OSError, which names its file or `path`."""
+    try:
+        yield
+    except OSError as exc:
+        raise StartError(
+            f"cannot use `{exc.filename or path}`: {exc.strerror or exc}",
+            hint="free space on its disk, or let this user write there",
+        ) from exc
 
 
 POLL_S = 0.25

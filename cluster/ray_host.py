@@ -24,7 +24,9 @@ from cluster.progress import (
     StatusCheck,
     check_port_open,
     check_ready,
+    file_errors,
 )
+from deployments.files import write_atomically
 from deployments.machine import usable_cores
 
 OBJECT_STORE_BYTES = 256 << 20  # small, because messages between replicas bypass Ray's object store
@@ -96,8 +98,8 @@ class RayHost:
     def restart(self, url: str, edge: Edge) -> None:
         """Restart Serve if only Serve has ended, else Ray and Serve.
 
-        After an attempt that timed out, restart both, because Ray may hang. Raises StartError
-        after MAX_STARTS failed attempts.
+        After an attempt that timed out, restart both, because Ray may hang. A file that cannot be
+        written is a failed attempt too. Raises StartError after MAX_STARTS failed attempts.
         """
         started_s = time.monotonic()
         reason = self.children.failure()
@@ -122,7 +124,12 @@ class RayHost:
 
     def _start_serve(self) -> None:
         effective = self.children.run_dir / CONFIG_NAME
-        effective.write_text(yaml.safe_dump(self.read_config(), sort_keys=False), encoding="utf-8")
+        content = yaml.safe_dump(self.read_config(), sort_keys=False).encode()
+        with file_errors(effective):
+            # An unchanged file is not written again: a restart needs no space on a full disk.
+            if not effective.exists() or effective.read_bytes() != content:
+                effective.parent.mkdir(exist_ok=True)
+                write_atomically(effective, content)
         self.progress.report("serve run")
         environment = self.environment | {"RAY_ADDRESS": f"127.0.0.1:{self.ports.gcs}"}
         self.children.start("serve", [bin_path("serve"), "run", str(effective)], environment)

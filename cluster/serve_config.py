@@ -13,12 +13,12 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentEntry:
-    """One item of an application's `deployments`. `ours`: the application is of this project."""
+    """One item of `deployments` of an application. `is_hundredfold` is that of the application."""
 
     path: KeyPath
     name: str
     raw: dict[str, Any]
-    ours: bool
+    is_hundredfold: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class ApplicationEntry:
         return str(self.raw.get("import_path"))
 
     @property
-    def ours(self) -> bool:
+    def is_hundredfold(self) -> bool:
         return self.import_path == IMPORT_PATH
 
     def deployments(self) -> Iterator[DeploymentEntry]:
         """Yield the entries that are mappings. The schema check reports all others."""
         for path, raw in _mappings(self.raw.get("deployments"), (*self.path, "deployments")):
-            yield DeploymentEntry(path, str(raw.get("name")), raw, self.ours)
+            yield DeploymentEntry(path, str(raw.get("name")), raw, self.is_hundredfold)
 
 
 def find_applications(config: Any) -> Iterator[ApplicationEntry]:
@@ -52,7 +52,7 @@ def find_applications(config: Any) -> Iterator[ApplicationEntry]:
 def read_args(config: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the `args` of each application of this project."""
     for application in find_applications(config):
-        if application.ours:
+        if application.is_hundredfold:
             yield read_mapping(application.raw, "args")
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from cluster.access import check_access, use_key_file
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
-from cluster.progress import StartError
+from cluster.progress import StartError, UnusableConfig
 from cluster.serve_config import find_applications
 
 DEFAULT_LIMITS = ClientLimits()
@@ -46,7 +46,8 @@ class ServedConfig:
     def read(self) -> dict[str, Any]:
         """Lint and read the file. Later reads keep host and port of the first.
 
-        Raises StartError if the file has problems, or opens the server to other hosts without keys.
+        Raises UnusableConfig if the file has problems, or opens the server to other hosts without
+        keys, and StartError for an unusable key file.
         """
         settings = self._settings
         reject_problems(settings.config)
@@ -81,13 +82,13 @@ class ServedConfig:
 def find_prefix(config: dict[str, Any]) -> str:
     """Return the path below which clients find the server, without a slash at its end.
 
-    Raises StartError if no client could reach it.
+    Raises UnusableConfig if no client could reach it.
     """
     for application in find_applications(config):
-        if application.ours:
+        if application.is_hundredfold:
             prefix = application.raw.get("route_prefix", "/")
             if prefix is None:
-                raise StartError(
+                raise UnusableConfig(
                     "`route_prefix` of the application is null, so no client could reach it",
                     hint="set it to `/`",
                 )
@@ -107,13 +108,13 @@ def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:
 def reject_problems(config: Path) -> None:
     """Lint the config before processes start, because Serve ignores unknown keys.
 
-    Raises StartError.
+    Raises UnusableConfig.
     """
     from cluster.check import check_file, report  # imported late: Ray takes a second
 
     try:
         problems = check_file(config, is_deployed=False)  # check_access checks host and keys
     except (OSError, UnicodeDecodeError) as exc:
-        raise StartError(f"cannot read `{config}`: {exc}") from exc
+        raise UnusableConfig(f"cannot read `{config}`: {exc}") from exc
     if problems:
-        raise StartError(f"`{config}` has problems\n{report(config.name, problems)}")
+        raise UnusableConfig(f"`{config}` has problems\n{report(config.name, problems)}")

@@ -17,7 +17,6 @@ import argparse
 import fcntl
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
 from cluster.gpu_support import gpu_environment, read_gpu_support
-from cluster.local import LocalPorts, find_haproxy, local_environment
+from cluster.local import LocalPorts, find_haproxy, local_environment, ray_temp_environment
 from cluster.new_session import leads_own_session, run_in_new_session
 from cluster.processes import (
     PORTS,
@@ -45,7 +44,13 @@ from cluster.processes import (
     open_listener,
     private_directory,
 )
-from cluster.progress import StartError, StartupProgress, notify_systemd
+from cluster.progress import (
+    StartError,
+    StartupProgress,
+    UnusableConfig,
+    file_errors,
+    notify_systemd,
+)
 from cluster.ray_host import RayHost
 from cluster.serve_config import read_args
 from cluster.served_config import (
@@ -56,7 +61,14 @@ from cluster.served_config import (
     move_behind_edge,
 )
 from deployments.builds.process import HUB_OFFLINE_VARIABLE
-from deployments.command_line import count_from_zero, positive_count, positive_seconds
+from deployments.command_line import (
+    FAILED,
+    UNUSABLE_CONFIG,
+    count_from_zero,
+    positive_count,
+    positive_seconds,
+    print_error,
+)
 from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
@@ -89,7 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--metrics-host",
         default=METRICS_HOST,
         metavar="ADDRESS",
-        help="address of /metrics, for Prometheus on another host (default: %(default)s)",
+        help="address of /metrics and /haproxy, for Prometheus on another host "
+        "(default: %(default)s)",
     )
     parser.add_argument(
         "--connections-per-client",
@@ -118,7 +131,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a stop signal. Return 0 after a signal, 1 if the cluster does not start."""
+    """Serve until a stop signal, and return 0 then.
+
+    Return FAILED if the cluster does not start, UNUSABLE_CONFIG if no later start would succeed.
+    """
     if not leads_own_session():
         return run_in_new_session(list_stop_signals())
     given: Path | None = arguments.config
@@ -142,10 +158,8 @@ def run(arguments: argparse.Namespace) -> int:
     except StopSignal:
         return 0
     except StartError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"\nhint: {error.hint}", file=sys.stderr)
-        return 1
+        code = UNUSABLE_CONFIG if isinstance(error, UnusableConfig) else FAILED
+        return print_error(error.message, error.hint, code=code)
 
 
 class StopSignal(BaseException):
@@ -242,6 +256,7 @@ def build_environment(settings: UpSettings, ports: LocalPorts, edge: Path) -> di
     return {
         **os.environ,
         **local_environment(ports, edge),
+        **ray_temp_environment(os.environ),
         **key_file_environment(settings.key_file),
         **gpu_environment(settings.num_gpus),
         HUB_OFFLINE_VARIABLE: os.environ.get("HF_HUB_OFFLINE", ""),
@@ -268,11 +283,13 @@ def run_edge(
     """
     limits = ClientLimits(settings.connections_per_client, settings.max_requests)
     with private_directory(settings.run_dir) as directory, open_listener(*address) as listener:
-        edge = Edge(
-            directory, listener, find_haproxy(), progress.report, limits, settings.metrics_host
-        )
+        with file_errors(directory):
+            edge = Edge(
+                directory, listener, find_haproxy(), progress.report, limits, settings.metrics_host
+            )
         try:
-            edge.start()
+            with file_errors(directory):
+                edge.start()
             yield edge
         except EdgeError as error:
             raise StartError(error.message) from error
@@ -300,9 +317,10 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
                 f"pid {lock.read().strip()} already serves from this directory",
                 hint="stop it with Ctrl-C, or serve a config in another directory on another port",
             ) from exc
-        lock.truncate(0)
-        lock.write(str(os.getpid()))
-        lock.flush()
+        with file_errors(run_dir):
+            # Unbuffered: closing the file would write a buffer again that did not fit on the disk.
+            os.ftruncate(lock.fileno(), 0)
+            os.write(lock.fileno(), str(os.getpid()).encode())
         yield
 
 

@@ -38,6 +38,7 @@ from deployments.ingress.cluster_state import (
     GENERATOR_DEPLOYMENTS,
     TOKENIZER,
     ClusterMonitor,
+    ClusterSnapshot,
     read_serve_status,
 )
 from deployments.ingress.http.application import HttpApplication
@@ -45,9 +46,9 @@ from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.server import configure_servers
+from deployments.ingress.micro_batches import serve_micro_batches
 from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
-from deployments.ingress.routing import serve_micro_batches
 from deployments.load import LoadMeter
 from deployments.messages import (
     CallBatch,
@@ -104,11 +105,14 @@ from deployments.transports.serve import (
 )
 
 
-def prepare_replica() -> None:
-    """Bind gRPC to the node's address only; log at INFO even if the config silences Ray Serve."""
+def prepare_replica(args: AppArgs) -> None:
+    """Collect garbage rarely, bind gRPC to the node's address only, and set the level of the log.
+
+    The level applies even if the config silences Ray Serve.
+    """
     collect_rarely()
     bind_grpc_to_node()
-    logging.getLogger("ray.serve.hundredfold").setLevel(logging.INFO)
+    logging.getLogger("ray.serve.hundredfold").setLevel(args.log_level)
 
 
 class _ChannelHooks:
@@ -147,7 +151,7 @@ class Tokenizer(_ChannelHooks):
     """Deployment of TokenizerReplica."""
 
     def __init__(self, args: AppArgs) -> None:
-        prepare_replica()
+        prepare_replica(args)
         self._replica = self._meter = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
         self._replica.start()
         self._pools = (self._replica,)
@@ -188,7 +192,7 @@ class Encoder(_ChannelHooks):
     """
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        prepare_replica()
+        prepare_replica(args)
         self._replica = self._meter = EncoderReplica(
             args, device, DeferredRecorder(EncoderMetrics())
         )
@@ -224,7 +228,7 @@ class Generator(_ChannelHooks):
     """Deployment of GeneratorReplica, one per kind of device (CPU, GPU)."""
 
     def __init__(self, args: AppArgs, device: Device) -> None:
-        prepare_replica()
+        prepare_replica(args)
         self._replica = self._meter = GeneratorReplica(
             args, device, DeferredRecorder(GeneratorMetrics())
         )
@@ -302,12 +306,17 @@ class Ingress:
         encoders: dict[Device, DeploymentHandle],
         generators: dict[Device, DeploymentHandle],
     ) -> None:
-        prepare_replica()
+        prepare_replica(args)
         settings = IngressUserConfig()
         app_name = serve.get_replica_context().app_name
-        monitor = ClusterMonitor(
-            args.encoders, lambda: read_serve_status(app_name), args.generators
-        )
+        metrics = IngressMetrics()
+
+        def read_status() -> ClusterSnapshot:
+            snapshot = read_serve_status(app_name)
+            metrics.record_replicas(snapshot.running)
+            return snapshot
+
+        monitor = ClusterMonitor(args.encoders, read_status, args.generators)
         self._transport = args.transport
         clients = build_clients(args.transport, tokenizer, encoders, generators)
         self._pipeline = build_pipeline(
@@ -315,7 +324,7 @@ class Ingress:
             clients,
             monitor,
             serve_micro_batches,
-            DeferredRecorder(IngressMetrics()),
+            DeferredRecorder(metrics),
             settings,
         )
         self._gate = AccessGate(settings.key_file_path(), monitor.count_ingress_replicas)

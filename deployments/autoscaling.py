@@ -84,7 +84,9 @@ class ScaleOnLoad:
     """Policy that applies `count_replicas` to the replicas' reports and the calls in handles.
 
     Every `target_ongoing_requests` calls that wait in handles count as one busy replica. Calls wait
-    there while a deployment starts, and always with `transport: handle`.
+    there while a deployment starts, and always with `transport: handle`. They add replicas only
+    while all replicas report: behind a replica that starts, such as the successor of one that
+    crashed, a few seconds of calls would else ask for many.
     """
 
     def __init__(self, **targets: float | None) -> None:
@@ -98,6 +100,9 @@ class ScaleOnLoad:
         in_handles = context.total_queued_requests / context.config.get_target_ongoing_requests()
         current = context.target_num_replicas
         replicas = count_replicas(busy + in_handles, queued_s, current, self._targets)
+        if len(reported.get(BUSY, {})) < current:
+            by_reports = count_replicas(busy, queued_s, current, self._targets)
+            replicas = min(replicas, max(by_reports, current))
         cores = self._targets.cores_per_replica
         if cores is not None and replicas > current:
             replicas = min(replicas, max(int(count_cores() / cores), current, 1))

@@ -16,11 +16,15 @@ class Capacity:
     limit while the client has no other request in flight.
     """
 
-    def __init__(self, limit: Callable[[], int], unit: str) -> None:
-        """`limit` is read at each reservation, because settings change without a restart."""
+    def __init__(self, limit: Callable[[], int], unit: str, setting: str | None = None) -> None:
+        """`limit` is read at each reservation, because settings change without a restart.
+
+        `setting` is the name of the limit in `serve_config.yaml`, for errors; None: it is fixed.
+        """
         self.used = 0
         self._limit = limit
         self._unit = unit
+        self._reached = f"`{setting}` is reached: " if setting else ""
         self._used_by: Counter[str] = Counter()  # units by client, only for clients with a name
 
     @property
@@ -32,13 +36,13 @@ class Capacity:
         limit, own = self._limit(), self._used_by[client]
         if own and 2 * (own + units) > limit:
             raise Overloaded(
-                f"{own} {self._unit} of this client are in flight and the request needs {units}; "
-                f"one client may have {limit // 2}. Retry later."
+                f"{self._reached}{own} {self._unit} of this client are in flight and the request "
+                f"needs {units}; one client may have {limit // 2}. Retry later."
             )
         if self.used + units > limit:
             raise Overloaded(
-                f"Model is overloaded: {self.used} of {limit} {self._unit} are in use and the "
-                f"request needs {units}. Retry later."
+                f"{self._reached}{self.used} of {limit} {self._unit} are in use, the request "
+                f"needs {units}. Retry later."
             )
         self.used += units
         if client:

@@ -1,7 +1,8 @@
 """Trees of subcommands with lazy imports, error hints and exit codes, and types for numbers.
 
 Exit codes of every command: 0 success; 1 the command failed and printed the reason, or the reader
-of its output has gone, as `head` does; 2 the command line is wrong; 130 interrupted.
+of its output has gone, as `head` does; 2 the command line is wrong; 78 the config cannot be served
+until it is changed (`hundredfold serve` only); 130 interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
 
-OK, FAILED, INTERRUPTED = 0, 1, 130
+OK, FAILED, UNUSABLE_CONFIG, INTERRUPTED = 0, 1, os.EX_CONFIG, 130
 STDOUT = 1  # file descriptor
 
 # Packages of this project. Any other module that is missing belongs to a pip extra.
@@ -97,7 +98,7 @@ class Program:
         except ModuleNotFoundError as error:
             if spec is None or (error.name or "").partition(".")[0] in OWN_PACKAGES:
                 raise
-            hint = f"run `pip install 'hundredfold[{spec.extra}]'`" if spec.extra else ""
+            hint = f"run `pip install '.[{spec.extra}]'` in the checkout" if spec.extra else ""
             return print_error(f"`{error.name}` is not installed", hint)
         except KeyboardInterrupt:
             return print_error("interrupted", code=INTERRUPTED)

@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -107,15 +106,19 @@ def default_step_threads() -> int:
 class GeneratorSettings(HardwareSettings):
     """Engine settings of a generator and the KV cache of each model."""
 
-    # None: default_step_threads.
-    intra_op_threads: Annotated[
-        int, BeforeValidator(lambda value: default_step_threads() if value is None else value)
-    ] = Field(1, ge=1)
+    # None: default_step_threads of the replica's host, see `resolve`. The engines get a number.
+    intra_op_threads: int | None = Field(1, ge=1)  # type: ignore[assignment]
     kv_slots: int = Field(8, ge=1)  # requests that generate in parallel
     # Tokens of prompt and answer together. The model's own limit may be lower.
     max_context_tokens: int = Field(4_096, ge=16)
     # Bytes of the KV cache per model and GPU. If too small for kv_slots, fewer slots are allocated.
     kv_cache_bytes: int = Field(2 << 30, ge=1)
+
+    def resolve(self) -> Self:
+        """Return the settings with a number of threads for this host. Call it in the replica."""
+        if self.intra_op_threads is not None:
+            return self
+        return self.model_copy(update={"intra_op_threads": default_step_threads()})
 
 
 class AppArgs(_Settings):
@@ -133,6 +136,8 @@ class AppArgs(_Settings):
     hang_timeout_s: float = Field(HANG_TIMEOUT_S, gt=0)
     # Memory limit of a replica's loaded tokenizers, in bytes.
     tokenizer_pool_bytes: int = Field(1 << 30, ge=1)
+    # Level of the log of the replicas. Ray Serve's own messages follow `logging_config`.
+    log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
     # Calls between the deployments use direct connections, or only Ray Serve handles.
     transport: Literal["channel", "handle"] = "channel"
 
@@ -157,7 +162,7 @@ class LimitSettings(_Settings):
     body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
-    request_chars: int = Field(4_000_000, ge=1)  # of all texts; a text in n pairs counts n times
+    request_chars: int = Field(4_000_000, ge=1)  # all texts; a text in n pairs counts n times
     inflight_items: int = Field(8_192, ge=1)  # a client may use half
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)

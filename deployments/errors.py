@@ -189,6 +189,10 @@ class InputTooLong(ServeError):
     status, code = 422, "input_too_long"
 
 
+# Part of messages of InputTooLong. APIs without truncation omit it.
+TRUNCATION_ADVICE = " or request truncation"
+
+
 class UnknownToken(ServeError):
     """A token id is not in the vocabulary of the model."""
 
@@ -204,14 +208,16 @@ class Overloaded(ServeError):
     status, code, retryable, retry_after_s = 429, "overloaded", True, 1.0
     elsewhere = True
     needed_s: float | None = None
+    from_queue: bool = False  # the queue of a replica refused the request: similar ones also fail
 
 
 def build_overloaded(
     message: str, retry_after_s: float, needed_s: float | None = None
 ) -> Overloaded:
-    """Build the error of a request that the client may send again after `retry_after_s`."""
+    """Build the error of a full or too long queue. The client may retry after `retry_after_s`."""
     error = Overloaded(message)
     error.retry_after_s, error.needed_s = max(retry_after_s, 1.0), needed_s
+    error.from_queue = True
     return error
 
 
@@ -231,7 +237,7 @@ class EngineLost(EngineFailed):
     """The engine cannot be used again; the replica must be replaced."""
 
 
-def hide_details(error: Exception) -> ServeError:
+def hide_details(error: BaseException) -> ServeError:
     """Return the error to send to clients, without the text of foreign exceptions.
 
     Foreign exceptions may quote paths, tensors and texts, so they belong in the log only. A

@@ -61,7 +61,9 @@ class FairQueue(Generic[T]):
         self._queued: Counter[str] = Counter()  # items by client
         self._pushed = 0
         self._cost = 0.0
-        self._overtaken = 0.0  # cost served since a lower priority last had a turn
+        # Cost of the highest priority that lower ones let pass. Their items are charged against it,
+        # so that it is negative after a turn of many items.
+        self._overtaken = 0.0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -94,8 +96,8 @@ class FairQueue(Generic[T]):
 
     def peek(self, count: int) -> list[T]:
         """Return up to `count` items, starting with the one to serve next."""
-        start = self._turn()
-        return [entry.item for entry in self._entries[start : start + count]]
+        start, end = self._find_window(count)
+        return [entry.item for entry in self._entries[start:end]]
 
     def push(self, item: T, *, cost: float, client: str = "", priority: int = 0) -> None:
         """Queue an item. Costs are above 0, in any unit that all items share."""
@@ -119,15 +121,13 @@ class FairQueue(Generic[T]):
         Index 0 must be one of them. The other chosen items are served before their turn, and their
         clients are charged for them.
         """
-        start = self._turn()
-        window = self._entries[start : start + count]
+        start, end = self._find_window(count)
+        window = self._entries[start:end]
         chosen = choose([entry.item for entry in window])
         taken = [window[index] for index in chosen]
-        self._pass_turn(window[0], sum(entry.cost for entry in taken))
+        self._charge_priorities(taken)
         numbers = {entry.number for entry in taken}
-        self._entries[start : start + count] = [
-            entry for entry in window if entry.number not in numbers
-        ]
+        self._entries[start:end] = [entry for entry in window if entry.number not in numbers]
         self._classes[window[0].priority].now = window[0].finish
         self._forget(taken)
         return [entry.item for entry in taken]
@@ -166,7 +166,7 @@ class FairQueue(Generic[T]):
             while higher < start and overtaken * LOWER_SHARE < turn:
                 overtaken += self._entries[higher].cost
                 higher += 1
-            overtaken = 0.0
+            overtaken -= turn / LOWER_SHARE
         return chain(islice(self._entries, higher), lower)
 
     def _turn(self) -> int:
@@ -177,15 +177,31 @@ class FairQueue(Generic[T]):
         lower = self._find_lower()
         return lower if self._overtaken * LOWER_SHARE >= entries[lower].cost else 0
 
+    def _find_window(self, count: int) -> tuple[int, int]:
+        """Return the indices of the items from which the next turn takes: first and end.
+
+        Items of a lower priority may share a turn of the highest, but not while they owe for
+        earlier turns.
+        """
+        start = self._turn()
+        end = min(start + count, len(self._entries))
+        if start == 0 and end and self._overtaken < 0:
+            end = min(end, self._find_lower())
+        return start, end
+
     def _find_lower(self) -> int:
         """Return the index of the first item below the highest queued priority."""
         highest = self._entries[0].priority
         return bisect(self._entries, (highest, inf, 0), key=lambda each: each.position)
 
-    def _pass_turn(self, first: _WaitingItem[T], cost: float) -> None:
-        is_highest = first.priority == self._entries[0].priority
-        has_lower = is_highest and self._entries[-1].priority != first.priority
-        self._overtaken = self._overtaken + cost if has_lower else 0.0
+    def _charge_priorities(self, taken: Sequence[_WaitingItem[T]]) -> None:
+        """Add what the highest priority gets to `_overtaken`; subtract what lower ones pay for."""
+        highest, last = self._entries[0].priority, self._entries[-1].priority
+        for entry in taken:
+            is_highest = entry.priority == highest
+            self._overtaken += entry.cost if is_highest else -entry.cost / LOWER_SHARE
+        if highest == last:  # no lower priority waits: it saves nothing for later, but still owes
+            self._overtaken = min(self._overtaken, 0.0)
 
     def _finish(self, cost: float, client: str, priority: int) -> float:
         group = self._classes.setdefault(priority, _PriorityClass())

@@ -28,6 +28,12 @@ HANG_TIMEOUT_S = 10.0
 # the size of the call and the pace of the slowest recent call, so that a long text on a slow
 # machine does not count as hanging.
 SLOW_FACTOR = 4.0
+# Smaller calls count as calls of this size. Their time is mostly a fixed cost: the stall of a short
+# one says nothing about the pace of a long one.
+MIN_PACE_SIZE = 256
+# Limit of every call as a multiple of `hang_timeout_s`. With the defaults it is `timeout_s`, after
+# which no caller waits for the answer.
+MAX_EXTENSION = 3.0
 # Each call that ends multiplies the recorded pace of the slowest call, in seconds per unit of size,
 # by this factor. A single stall therefore stops counting after some tens of calls.
 PACE_DECAY = 0.95
@@ -63,7 +69,8 @@ class WorkerHealth:
     def running(self, size: int = 1) -> Iterator[None]:
         """Record the duration of one call. `size` is its work, in units that all calls share."""
         number = next(self._numbers)
-        call = self._running[number] = _RunningCall(time.perf_counter(), max(size, 1))
+        call = _RunningCall(time.perf_counter(), max(size, MIN_PACE_SIZE))
+        self._running[number] = call
         try:
             yield
         finally:
@@ -142,7 +149,8 @@ class WorkerHealth:
             raise EngineLost(self._lost.message)
         now_s = time.perf_counter()
         for call in list(self._running.values()):
-            limit_s = max(hang_timeout_s, SLOW_FACTOR * self._pace_s * call.size)
+            predicted_s = SLOW_FACTOR * self._pace_s * call.size
+            limit_s = min(max(hang_timeout_s, predicted_s), MAX_EXTENSION * hang_timeout_s)
             if now_s - call.started_s > limit_s:
                 raise EngineFailed(
                     f"{self.subject}: a call has run for {now_s - call.started_s:.0f} s; the limit "

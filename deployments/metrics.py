@@ -6,6 +6,8 @@ Ray's agents export them on every node with the prefix `ray_`. `GET /metrics` sc
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from deployments.load import Load
@@ -50,6 +52,11 @@ class IngressMetrics:
             "response_cache_lookups", "Look-ups in the response cache", CACHE_LABELS
         )
         self._cache_bytes = Gauge(f"{PREFIX}_response_cache_bytes", "Bytes in the response cache")
+        self._replicas = Gauge(
+            f"{PREFIX}_running_replicas",
+            "Running replicas, as the ingress sees them",
+            tag_keys=("deployment",),
+        )
         self._key_requests = _counter(
             "key_requests", "Requests of an API key, by status", ("key", "status")
         )
@@ -75,6 +82,15 @@ class IngressMetrics:
             self._cache_bytes.set(request.cache_bytes)
         if request.key:
             self._record_key(request)
+
+    def record_replicas(self, running: Mapping[str, int]) -> None:
+        """Record the running replicas by deployment.
+
+        Ray exports a gauge only after it was set. Repeated calls therefore show that this ingress
+        replica runs, also while it has no requests.
+        """
+        for deployment, count in running.items():
+            self._replicas.set(count, {"deployment": deployment})
 
     def _record_key(self, request: RequestRecord) -> None:
         self._key_requests.inc(1, {"key": request.key, "status": str(request.status)})

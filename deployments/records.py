@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from deployments.messages import EncoderTimings
+from deployments.messages import CallTimings
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -31,7 +31,7 @@ class RequestRecord:
     cache: Literal["hit", "miss", "none"] = "none"  # none: no look-up in the response cache
     cache_bytes: int = 0  # size of the response cache after the request
     # All zero if no engine ran, except for `tokens` of a response from the cache.
-    timings: EncoderTimings = field(default_factory=EncoderTimings)
+    timings: CallTimings = field(default_factory=CallTimings)
     key: str = ""  # name of the API key; empty: none
     version: str = ""  # version of the model; empty: the request failed before the model was known
 

@@ -84,7 +84,7 @@ class Simulation:
         # One value per second. The controller gets the means over its look-back period.
         self._busy: list[float] = []  # share of the replicas' time
         self._visible: list[float] = []  # queue that each replica reports, in s of work
-        self._calls: list[float] = []  # of the whole deployment
+        self._calls: list[float] = []  # calls of the whole deployment
         self.trace = Trace()
 
     def run(self) -> Trace:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.common.agreement import BATCHED_COSINE_SLACK, CosineCheck
 from benchmarks.common.local_model import LocalModel, unbatched_outputs
 from benchmarks.common.statistics import RoundSummary, summarize
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.messages import TokenizedItem

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.common.errors import BenchmarkError
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.artifacts.types import Device
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import InvalidField, ServeError

@@ -137,7 +137,14 @@ def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResult
     scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     checkpoint = SourceCheckpoint(model, arguments.source, scratch)
     factory = SystemFactory(
-        arguments, model, checkpoint, runner, stack, kv_slots, threads, generator.context
+        arguments=arguments,
+        model=model,
+        checkpoint=checkpoint,
+        runner=runner,
+        stack=stack,
+        kv_slots=kv_slots,
+        threads=threads,
+        context=generator.context,
     )
     in_process = StreamingSystem(IN_PROCESS, generator, runner)
     benchmark = open_benchmark(arguments, factory, in_process)

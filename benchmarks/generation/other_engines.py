@@ -31,10 +31,8 @@ from build_artifacts.types import Tokens
 
 _NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
-# Tokens per page of the paged KV cache.
-_PAGE_TOKENS = 256
-# Maximum tokens per forward pass: enough for eight prompts of 64 tokens.
-_MAX_BATCH_TOKENS = 512
+_PAGE_TOKENS = 256  # tokens per page of the paged KV cache
+_MAX_BATCH_TOKENS = 512  # limit per forward pass; eight prompts of 64 tokens fit into one
 
 
 class TokenTimes:

@@ -75,7 +75,7 @@ class SystemFactory:
         return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:
-        """Open onnxruntime-genai on the graph in `--genai`. Build a graph without this option."""
+        """Open onnxruntime-genai on the graph in `--genai`, else on a graph that is built here."""
         named = self.arguments.genai
         if named is None:
             directory = self.checkpoint.genai_directory(self.arguments.genai_precision)

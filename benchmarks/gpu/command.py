@@ -49,8 +49,8 @@ Each part runs in a process of its own, at most {MAX_PART_SECONDS:.0f} s. Result
 every case, and the same command continues until nothing is left. A case is `passed`, `rejected` by
 the accuracy gate, `unsupported` by the compiler, `blocked` by a missing package, or `failed`; the
 last two run again. Tracebacks are in a .log beside the results.
-CONTRIBUTING.md, "A GPU for an hour": what to take to a machine without network, and how the
-results get into docs/performance.md."""
+docs/gpu-check.md: what to take to a machine without network, and how the results get into
+docs/performance.md."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Answers of a server with GPU replicas: alone, in a crowd, and beside answers of the CPU."""
+"""Answers of a server with GPU replicas: alone, batched, and beside answers of the CPU."""
 
 from __future__ import annotations
 
@@ -116,30 +116,30 @@ def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:
     Raises BenchmarkError if a GPU replica does not start, or if other hardware answers.
     """
     texts = _draw_texts(seed)
-    alone, crowd, cpu = (_to_vectors(round_) for round_ in _ask(address, _EMBED, texts))
-    in_crowd, on_cpu = cosines(alone, crowd), cosines(alone, cpu)
-    texts_alone, texts_crowd, texts_cpu = _ask(address, _GENERATE, texts)
-    same_in_crowd, same_on_cpu = (
+    alone, batched, cpu = (_to_vectors(round_) for round_ in _ask(address, _EMBED, texts))
+    batched_cosines, cpu_cosines = cosines(alone, batched), cosines(alone, cpu)
+    texts_alone, texts_batched, texts_cpu = _ask(address, _GENERATE, texts)
+    same_batched, same_on_cpu = (
         float(np.mean([one == other for one, other in zip(texts_alone, others, strict=True)]))
-        for others in (texts_crowd, texts_cpu)
+        for others in (texts_batched, texts_cpu)
     )
     reasons = []
-    if in_crowd.min() < _MIN_COSINE:
-        reasons.append(f"an embedding changes in a crowd: cosine {in_crowd.min():.4f}")
-    if same_in_crowd < _MIN_SAME_ANSWERS:
-        reasons.append(f"only {same_in_crowd:.0%} of the answers stay the same in a crowd")
+    if batched_cosines.min() < _MIN_COSINE:
+        reasons.append(f"an embedding changes in a batch: cosine {batched_cosines.min():.4f}")
+    if same_batched < _MIN_SAME_ANSWERS:
+        reasons.append(f"only {same_batched:.0%} of the answers stay the same in a batch")
     return {
         "texts": len(texts),
-        "crowd_cosine_worst": float(in_crowd.min()),
-        "cpu_cosine_worst": float(on_cpu.min()),
-        "same_answers_in_crowd": same_in_crowd,
+        "batched_cosine_worst": float(batched_cosines.min()),
+        "cpu_cosine_worst": float(cpu_cosines.min()),
+        "same_answers_batched": same_batched,
         "same_answers_on_cpu": same_on_cpu,
         "reasons": reasons,
     }
 
 
 def _ask(address: ServerAddress, call: _ModelCall, texts: Sequence[str]) -> list[list[Any]]:
-    """Return the answers of the GPU to each text alone, in a crowd, and those of the CPU."""
+    """Return the answers of the GPU to each text alone and batched, and those of the CPU."""
 
     def send(text: str, device: Device) -> Any:
         with Client(address) as client:
@@ -154,8 +154,8 @@ def _ask(address: ServerAddress, call: _ModelCall, texts: Sequence[str]) -> list
     _wait_until_answered(lambda: send(texts[0], Device.GPU))
     alone = [send(text, Device.GPU) for text in texts]
     with ThreadPoolExecutor(len(texts)) as threads:
-        crowd = list(threads.map(lambda text: send(text, Device.GPU), texts))
-    return [alone, crowd, [send(text, Device.CPU) for text in texts]]
+        batched = list(threads.map(lambda text: send(text, Device.GPU), texts))
+    return [alone, batched, [send(text, Device.CPU) for text in texts]]
 
 
 def _wait_until_answered(send: Callable[[], object]) -> None:

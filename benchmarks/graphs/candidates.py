@@ -178,5 +178,5 @@ def _build_spec(
     if reason := missing_requirement(
         build_graph_spec(recipe, Path(recipe.name), prepared), settings
     ):
-        raise UnsupportedModel(reason, hint="run `pip install 'hundredfold[openvino]'`")
+        raise UnsupportedModel(reason, hint="run `pip install '.[openvino]'` in the checkout")
     return build_graph_spec(recipe, graphs.graph(recipe), prepared)

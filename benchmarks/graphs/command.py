@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> GraphResults:
-    """Run the rounds of every core split. Compute task metrics with the engines of the first split.
+    """Run the rounds of every core split. Compute task metrics with the engines of a single pass.
 
     Raise BuildError if the source checkpoint is missing or has changed.
     """
@@ -137,8 +137,9 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
             with open_run(candidates, split, run_inputs) as run:
                 run_rounds(run, arguments.rounds)
                 runs.append(build_results(run, candidates, run_inputs, model))
-                if evaluation is not None and not scores:
+                if evaluation is not None and split.passes == 1:
                     scores = score_systems(run.engines, evaluation)
+    single_pass = next(run for run in runs if run.split.passes == 1)
     return GraphResults(
         model_id=manifest.id,
         version=manifest.version,
@@ -148,7 +149,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
         scores=scores,
         missing=collected.missing,
         goals=(
-            *speed_goals(runs[0].ratios, manifest.max_tokens),
+            *speed_goals(single_pass.ratios, manifest.max_tokens),
             *(score_goals(evaluation, scores, manifest.gate) if evaluation else ()),
         ),
     )

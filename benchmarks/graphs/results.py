@@ -54,7 +54,7 @@ class ParityRow:
     cosine_worst: float | None
     top1_agreement: float | None  # None also for tasks that choose no label or token
     must_pass_gate: bool
-    violations: tuple[str, ...]  # of the artifact's accuracy gate
+    violations: tuple[str, ...]  # violated limits of the artifact's accuracy gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class GraphResults:
     model_id: str
     version: str
     systems: Mapping[str, str]  # name -> description
-    runs: tuple[CoreSplitResults, ...]  # the first run has one pass on all threads
+    runs: tuple[CoreSplitResults, ...]  # one per core split
     metric: str | None
     scores: Mapping[str, Mapping[str, float]]  # system -> metric -> value
     missing: Mapping[str, str]  # system -> reason

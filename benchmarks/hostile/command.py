@@ -300,8 +300,9 @@ async def wait_until_drained(before: Mapping[str, int]) -> dict[str, int]:
 
 
 def build_tables(results: HostileResults) -> tuple[Table, ...]:
-    header = ("hostile requests", "seconds", "unexpected 5xx or no answer", "otherwise unexpected",
-              "background requests", "failed", "slowest, ms", "memory of the replicas")  # fmt: skip
+    header = ("hostile requests", "seconds", "unexpected 5xx or no answer",
+              "other unexpected statuses", "background requests", "failed", "slowest, ms",
+              "memory of the replicas")  # fmt: skip
     row = [
         format_number(results.requests),
         f"{results.seconds:.0f}",

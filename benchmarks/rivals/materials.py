@@ -23,7 +23,7 @@ FASTEMBED_FILES = (
     "special_tokens_map.json",
 )
 SERVERS = Path(__file__).with_name("servers")
-GENAI_PRECISION = "int4"  # of the weights that onnxruntime-genai's model builder writes
+GENAI_PRECISION = "int4"  # precision of the weights that genai's model builder writes
 MLSERVER_MODEL = "embedder"
 
 

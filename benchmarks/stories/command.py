@@ -5,7 +5,7 @@ model from PyTorch to int8, stage by stage. Story c runs a GPT-2 with and withou
 cache.
 
 Each story starts the servers that it needs. It writes a result file with tables, and plots.
-`python -m benchmarks tables` copies tables from the files in docs/results to docs/stories.md.
+`hundredfold bench tables` copies tables from the files in docs/results to docs/stories.md.
 """
 
 from __future__ import annotations

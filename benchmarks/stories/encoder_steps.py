@@ -35,7 +35,7 @@ from build_artifacts.report.values import (
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.storage.workspace import StepRunner, Workspace
 from deployments.artifacts.types import Device
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine
 from deployments.engines.forward_pass import Batch
 from deployments.messages import TokenizedItem

@@ -74,7 +74,7 @@ class CheckpointMetadata:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     pooling: Pooling | None = None
-    projection: tuple[DenseLayer, ...] = ()  # of the pooled vectors
+    projection: tuple[DenseLayer, ...] = ()  # applied to the pooled vectors
     token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
     similarity: Similarity = "cosine"

@@ -51,7 +51,7 @@ class EmbeddingConfig:
     """Pooling, projection, normalization, similarity and prompts of an embedding model."""
 
     pooling: Pooling
-    projection: tuple[DenseLayer, ...]  # of the pooled vectors, in order
+    projection: tuple[DenseLayer, ...]  # applied to the pooled vectors, in order
     normalize: bool
     similarity: Similarity
     prompts: tuple[tuple[str, str], ...]

@@ -164,7 +164,7 @@ class _Int8KvCacheWriter:
         self._graph = model.graph
         self._tables = tables
         self._lengths = ""  # input with the slot lengths, shared by all attention nodes
-        self._nodes: list[onnx.NodeProto] = []  # of the current branch
+        self._nodes: list[onnx.NodeProto] = []  # nodes of the current branch
 
     def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[FloatArray]) -> None:
         """Replace an attention node by an If with both branches. `name` prefixes the new tensors.

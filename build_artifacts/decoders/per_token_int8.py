@@ -129,11 +129,11 @@ class _PerTokenRewriter:
 
     def rewrite(self) -> None:
         for node in self._graph.node:
-            if node.op_type == "Transpose" and self._read_large_matrix(node.input[0]) is not None:
+            if node.op_type == "Transpose" and self._is_quantizable(node.input[0]):
                 self._transpose(node)
-            elif node.op_type == "MatMul" and self._read_large_matrix(node.input[1]) is not None:
+            elif node.op_type == "MatMul" and self._is_quantizable(node.input[1]):
                 self._quantize_matmul(node)
-            elif _gathers_rows(node) and self._read_large_matrix(node.input[0]) is not None:
+            elif _gathers_rows(node) and self._is_quantizable(node.input[0]):
                 self._quantize_gather(node)
             else:
                 self._nodes.append(node)
@@ -147,27 +147,26 @@ class _PerTokenRewriter:
         del self._graph.initializer[:]
         self._graph.initializer.extend([*retained, *self._added.values()])
 
-    def _read_large_matrix(self, name: str) -> FloatArray | None:
-        """Return a matrix to quantize, None for other tensors."""
+    def _is_quantizable(self, name: str) -> bool:
+        table = self._tables.get(name)
+        return table is not None and _is_large_matrix(table)
+
+    def _read_matrix(self, name: str) -> FloatArray:
         import onnx
 
-        table = self._tables.get(name)
-        if table is None or not _is_large_matrix(table):
-            return None
-        weights: FloatArray = onnx.numpy_helper.to_array(table)
+        weights: FloatArray = onnx.numpy_helper.to_array(self._tables[name])
         return weights
 
     def _transpose(self, node: onnx.NodeProto) -> None:
         """Store the transposed embedding table, which is the weight of the head, as a tensor."""
         import onnx
 
-        turned = onnx.numpy_helper.to_array(self._tables[node.input[0]]).T
-        self._tables[node.output[0]] = onnx.numpy_helper.from_array(turned.copy(), node.output[0])
+        transposed = self._read_matrix(node.input[0]).T.copy()
+        self._tables[node.output[0]] = onnx.numpy_helper.from_array(transposed, node.output[0])
 
     def _quantize_matmul(self, node: onnx.NodeProto) -> None:
-        weights = self._read_large_matrix(node.input[1])
-        assert weights is not None, "bug: the MatMul has no large weight matrix"
         name = node.input[1]
+        weights = self._read_matrix(name)
         scales = _compute_scales(weights, axis=0)
         self._constant(f"{name}_int8", _round_to_int8(weights, scales))
         self._constant(f"{name}_scales", scales.ravel())
@@ -180,12 +179,14 @@ class _PerTokenRewriter:
 
     def _quantize_rows(self, value: str) -> _QuantizedRows:
         """Quantize an activation once for all its consumers."""
-        if value not in self._quantized_rows:
-            is_fixed = value in self._static_scales
-            self._quantized_rows[value] = (
-                self._quantize_static if is_fixed else self._quantize_dynamic
-            )(value)
-        return self._quantized_rows[value]
+        rows = self._quantized_rows.get(value)
+        if rows is None:
+            if value in self._static_scales:
+                rows = self._quantize_static(value)
+            else:
+                rows = self._quantize_dynamic(value)
+            self._quantized_rows[value] = rows
+        return rows
 
     def _quantize_static(self, value: str) -> _QuantizedRows:
         rows = _QuantizedRows(f"{value}_int8", f"{value}_step")
@@ -206,9 +207,8 @@ class _PerTokenRewriter:
     def _quantize_gather(self, node: onnx.NodeProto) -> None:
         import onnx
 
-        table = self._read_large_matrix(node.input[0])
-        assert table is not None, "bug: the Gather has no large table"
         name, output = node.input[0], node.output[0]
+        table = self._read_matrix(name)
         scales = _compute_scales(table, axis=1)
         self._constant(f"{name}_words_int8", _round_to_int8(table, scales))
         self._constant(f"{name}_words_scales", scales)

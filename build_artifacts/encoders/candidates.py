@@ -31,7 +31,7 @@ from build_artifacts.steps.sensitivity import rank_by_sensitivity
 from build_artifacts.storage.workspace import StepRunner, megabytes
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines import GraphSpec
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch

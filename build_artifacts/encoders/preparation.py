@@ -27,12 +27,12 @@ from build_artifacts.evaluation import (
     load_evaluation,
     score_engine,
 )
+from build_artifacts.pruning.prune import prune_checkpoint
 from build_artifacts.recipes import Dtype
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.merge import merge
-from build_artifacts.steps.prune import prune_checkpoint
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.engines.base import EngineInfo

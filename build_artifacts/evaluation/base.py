@@ -36,7 +36,7 @@ class EvaluatedModel:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     prompt: str = ""  # prefix of every sentence for an embedding model
-    similarity: Similarity = "cosine"  # of two vectors of an embedding model
+    similarity: Similarity = "cosine"  # measure for two embedding vectors
     mask_token: int | None = None
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from build_artifacts.evaluation.base import Evaluation, Output, ReducedOutput
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.base import EncoderEngine
 from deployments.messages import TokenizedItem
 

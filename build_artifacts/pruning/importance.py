@@ -22,7 +22,7 @@ from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.compaction.layers import ChannelGroups, EncoderLayer
 from build_artifacts.types import TorchTensor
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.messages import TokenizedItem
 
@@ -86,7 +86,7 @@ class _Observer:
         import torch
 
         channels = groups.sink.in_features
-        self.inputs: Any = None  # of the latest pass, [1, T, C]
+        self.inputs: Any = None  # those of the latest pass, [1, T, C]
         self.hook = groups.sink.register_forward_pre_hook(self._keep)
         self._width = groups.width
         self._items = 0

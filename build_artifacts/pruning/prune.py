@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from build_artifacts.checkpoints.checkpoint import copy_without_weights
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.checkpoints.models import TorchModel, load_model
+from build_artifacts.compaction.find import find
 from build_artifacts.compaction.layers import ChannelGroups, EncoderLayer, encoder_layers
 from build_artifacts.compaction.layouts import LAYOUTS
 from build_artifacts.errors import UnsupportedModel
@@ -33,7 +35,7 @@ _RIDGE = 1e-3  # ridge of the least squares, relative to the mean square of a ch
 class Pruning:
     """Share to prune, and the data that determine the importance of heads and channels."""
 
-    fraction: float  # of the heads and of the feed-forward channels, between 0 and 1
+    fraction: float  # share of the heads and of the feed-forward channels, between 0 and 1
     data: Path | None = None  # as for `--eval`, labels ignored; None: built-in texts
 
 
@@ -41,6 +43,26 @@ def describe_pruning(pruning: Pruning) -> PruningSource:
     """Return the fraction and the digest of the data. Raises BuildError for unreadable data."""
     digest = None if pruning.data is None else digest_data(pruning.data, "--prune-data")
     return PruningSource(fraction=pruning.fraction, data=digest)
+
+
+def prune_checkpoint(
+    weights: Path,
+    metadata: CheckpointMetadata,
+    fraction: float,
+    items: Sequence[TokenizedItem],
+    into: Path,
+) -> str:
+    """Write the pruned checkpoint of `weights` to `into`. Return what compaction can remove.
+
+    Pruned parts are zero. The shapes are unchanged, so any tool can load the result. Raises
+    UnsupportedModel if the model cannot be loaded or pruned.
+    """
+    model = load_model(weights, head=metadata.head, dtype="float32")
+    prune(model, fraction, metadata, items)
+    model.save_pretrained(into)
+    # Copy last, to replace the saved config.json, which may name another class.
+    copy_without_weights(weights, into, weights=weights)
+    return find(model).describe()
 
 
 def prune(
@@ -104,17 +126,18 @@ def _remove(groups: ChannelGroups, removed: Sequence[int], moments: TorchTensor)
     if not removed:
         return
     sink = groups.sink
-    gone = torch.zeros(groups.count, dtype=torch.bool)
-    gone[list(removed)] = True
-    gone = gone.repeat_interleave(groups.width)
-    kept = torch.cat([~gone, torch.tensor([True])])  # the constant 1 represents the bias
-    gone = torch.cat([gone, torch.tensor([False])])
-    squares = moments[kept][:, kept].double()
+    is_removed = torch.zeros(groups.count, dtype=torch.bool)
+    is_removed[list(removed)] = True
+    is_removed = is_removed.repeat_interleave(groups.width)
+    is_kept = torch.cat([~is_removed, torch.tensor([True])])  # the constant 1 represents the bias
+    is_removed = torch.cat([is_removed, torch.tensor([False])])
+    squares = moments[is_kept][:, is_kept].double()
     ridge = _RIDGE * squares.diagonal()[:-1].mean() + torch.finfo(torch.float32).tiny
     squares.diagonal()[:-1].add_(ridge)
-    mixed = torch.linalg.solve(squares, moments[kept][:, gone].double())  # [kept + 1, gone]
+    # [kept channels + 1, removed channels]
+    coefficients = torch.linalg.solve(squares, moments[is_kept][:, is_removed].double())
     with torch.no_grad():
-        moved = sink.weight[:, gone[:-1]].double() @ mixed.T
-        sink.weight[:, kept[:-1]] += moved[:, :-1].to(sink.weight.dtype)
-        sink.bias += moved[:, -1].to(sink.bias.dtype)
-        sink.weight[:, gone[:-1]] = 0
+        update = sink.weight[:, is_removed[:-1]].double() @ coefficients.T
+        sink.weight[:, is_kept[:-1]] += update[:, :-1].to(sink.weight.dtype)
+        sink.bias += update[:, -1].to(sink.bias.dtype)
+        sink.weight[:, is_removed[:-1]] = 0

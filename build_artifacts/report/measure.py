@@ -168,9 +168,9 @@ class InterleavedTimer:
         del self.engines[name]
 
 
-_LATENCY_SHARE = 0.7  # of the time budget; throughput gets the remainder
+_LATENCY_SHARE = 0.7  # share of the time budget; throughput gets the remainder
 _OPEN_PER_BYTE = 3  # memory of an open stage per byte of its weights
-_MEMORY_SHARE = 0.7  # of the free memory, for all open stages
+_MEMORY_SHARE = 0.7  # share of the free memory, for all open stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

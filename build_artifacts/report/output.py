@@ -359,5 +359,5 @@ def _draw_optional_plots(report: Report, log: LogFunction) -> Mapping[str, bytes
     except ModuleNotFoundError as exc:
         if exc.name != "matplotlib":
             raise
-        log("no plot: `matplotlib` is not installed; `pip install 'hundredfold[plots]'` adds it")
+        log("no plot: `matplotlib` is not installed; run `pip install '.[plots]'` in the checkout")
         return {}

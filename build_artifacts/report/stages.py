@@ -58,7 +58,8 @@ def rebuild_checkpoint(
     for package in _REQUIRED_PACKAGES:
         if find_spec(package) is None:
             raise BuildError(
-                f"`{package}` is not installed", hint="run `pip install 'hundredfold[build,cpu]'`"
+                f"`{package}` is not installed",
+                hint="run `pip install '.[build,cpu]'` in the checkout",
             )
     with steps.run_uncached("resolve", manifest.source.ref) as step:
         checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)
@@ -166,7 +167,7 @@ class Stage:
     throughput: EncoderSettings  # for the most items per second
     is_baseline_path: bool = True  # False: measured for comparison only
     scores: Mapping[str, float]  # measured by the build; empty if not measured
-    parities: tuple[Parity, ...] = ()  # of the sealed graphs; empty for stages built again
+    parities: tuple[Parity, ...] = ()  # one per sealed graph; empty for stages built again
 
 
 def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:

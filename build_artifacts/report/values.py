@@ -61,7 +61,7 @@ class ReportOptions(ReportModel):
 class ReportConditions(ReportModel):
     """Conditions of a measurement. A stored report is reused until one of them changes."""
 
-    version: str  # of the artifact
+    version: str  # artifact version
     host: Host
     gpu: Host | None
     versions: dict[str, str]

@@ -50,7 +50,11 @@ class ActivationSmoother:
         self._copied: list[_NeuronLayer] = []
 
     def can_smooth(self, source: ir.Value, readers: Sequence[Product]) -> bool:
-        """Return whether a few calibration texts suffice to determine the range of `source`."""
+        """Return whether `source` has a known pattern.
+
+        These are attention outputs, and outputs of norms, of products, and of gated or plain
+        neurons. Calibration texts determine the ranges of these patterns only.
+        """
         return is_attention_output(source) or (
             not source.is_graph_output()
             and (

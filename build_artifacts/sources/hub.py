@@ -103,7 +103,7 @@ def hub_errors(model_id: str) -> Iterator[None]:
     foreign = (
         *(httpx2.HTTPError, HFValidationError, RevisionResolutionError),
         OSError,  # includes HfHubHTTPError and OfflineModeIsEnabled
-        RuntimeError,  # of hf_xet, for example without a connection to its storage
+        RuntimeError,  # raised by hf_xet, for example without a connection to its storage
     )
     try:
         yield

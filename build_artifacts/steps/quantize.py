@@ -23,7 +23,7 @@ from build_artifacts.recipes import (
     StaticInt8,
 )
 from build_artifacts.smoothing.quantizer import quantize_smoothed
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.engines.openvino_engine import disable_telemetry
 from deployments.machine import read_cpu_info

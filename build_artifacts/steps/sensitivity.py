@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.graph_files import open_with_outputs
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.messages import TokenizedItem
 

@@ -56,6 +56,11 @@ backend refusals
     stick-table type binary len 20 size 64k expire 10s store \
 gpc0_rate(1s),gpc1_rate(5s),conn_cur,gpt(2)
 """
+# A proxy or replica of Serve that does not know its route yet, such as after a restart, answers 404
+# in plain text; the ingress answers in JSON. HAProxy knows the route, so clients may retry.
+_RETRY_UNROUTED = """\
+    http-response deny deny_status 503 if { status 404 } { res.hdr(content-type) -m beg text/plain }
+"""
 # The time when the whole request has arrived, or the first part of a long body.
 _SET_ARRIVAL = f"    http-request set-header {ARRIVAL_HEADER} %[date(0,ms)]\n"
 
@@ -137,7 +142,10 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
         (r"^(frontend http_frontend\n    bind \S+\n)", r"\1" + _serve_clients(limits)),
         (r"^    http-request return status 404 .*\n", _deny("")),
-        (r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + _limit_requests(limits.requests)),
+        (
+            r"^backend (?!default_backend\n)\S+\n",
+            r"\g<0>" + _limit_requests(limits.requests) + _RETRY_UNROUTED,
+        ),
     )
     return _apply(edits, text) + _REQUESTS
 
@@ -149,7 +157,8 @@ def edit_for_host(
 
     HAProxy inherits the listening socket for clients. All ports but that of the metrics are on
     loopback, and the admin socket is private. The metrics port serves the applications' metrics.
-    HAProxy's own metrics move to the path HAPROXY_METRICS_PATH of this port.
+    HAProxy's own metrics move to the path HAPROXY_METRICS_PATH of this port. Hosts that can connect
+    to this port may read them: HAProxy checks no API keys, and they have no content of requests.
     """
     host = f"[{metrics_host}]" if ":" in metrics_host else metrics_host
     metrics = find_metrics_paths(text)
@@ -198,12 +207,12 @@ def find_metrics_paths(text: str) -> str:
 def _metrics_rules(text: str, metrics: str) -> str:
     """Build the rules of the metrics port.
 
-    The port returns HAProxy's own metrics at HAPROXY_METRICS_PATH to this host, because HAProxy
-    checks no API keys, routes the paths in `metrics`, and denies all others.
+    The port returns HAProxy's own metrics at HAPROXY_METRICS_PATH, routes the paths in `metrics`,
+    and denies all others.
     """
     routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
     routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
-    own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }} {{ src 127.0.0.0/8 ::1 }}\n"
+    own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"
     return own + _deny(f"unless {{ path {metrics} }}") + "".join(routes)
 
 
@@ -317,6 +326,8 @@ def _serve_clients(limits: ClientLimits) -> str:
         "    http-request set-header x-request-disconnect-disabled ?1\n"
         "    http-request set-header x-request-timeout-seconds 0\n"
         f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
+        # A repeated rollback goes back two versions.
+        "    http-request disable-l7-retry if { path,url_dec,rtrim(/) -m end /rollback }\n"
     )
 
 

@@ -30,7 +30,7 @@ class HaproxyFiles:
 
     binary: str
     config: Path
-    text: str  # of the configuration
+    text: str  # content of the configuration file
     admin_socket: Path
     log: Path  # output of the process; a restarted process appends to it
 

@@ -54,7 +54,7 @@ def find_capacity_errors(
     """
     demands_by_group: dict[str, list[ResourceDemand]] = {group.name: [] for group in groups}
     for demand in map(ResourceDemand.of, deployments):
-        matching_groups = [group for group in groups if _fits(demand, group)]
+        matching_groups = [group for group in groups if fits_on(demand, group)]
         if len(matching_groups) != 1:
             yield (
                 f"a replica of `{demand.name}` fits on {len(matching_groups)} worker groups, must "
@@ -109,6 +109,12 @@ def count_pods(group: WorkerGroup, replicas: Sequence[tuple[ResourceDemand, int]
     return len(free)
 
 
+def fits_on(demand: ResourceDemand, group: WorkerGroup) -> bool:
+    """Return whether a replica may run on a pod of `group` and fits on an empty one."""
+    selected = demand.pool in (None, group.name)
+    return selected and demand.cpus <= group.cpu and demand.gpus <= group.gpus
+
+
 def _replica_bounds(deployment: Mapping[str, Any]) -> tuple[int, int]:
     scaling = deployment.get("autoscaling_config") or {}
     fixed = deployment.get("num_replicas")
@@ -116,8 +122,3 @@ def _replica_bounds(deployment: Mapping[str, Any]) -> tuple[int, int]:
         default = SERVE_AUTO_MAX_REPLICAS if fixed == "auto" else 1
         return int(scaling.get("min_replicas", 1)), int(scaling.get("max_replicas", default))
     return int(fixed or 1), int(fixed or 1)
-
-
-def _fits(demand: ResourceDemand, group: WorkerGroup) -> bool:
-    selected = demand.pool in (None, group.name)
-    return selected and demand.cpus <= group.cpu and demand.gpus <= group.gpus

@@ -1,37 +1,28 @@
-"""Pod templates of head and workers. Both use the same builders."""
+"""Pod templates of head and workers, which use the same builders, and their disruption budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cluster.access import key_file_environment
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.kuberay.capacity import POOL_LABEL
+from cluster.kuberay.endpoint import HEAD_PORTS, METRICS_PORT, ServeEndpoint
 from cluster.kuberay.overlay import Pod, Production, WorkerGroup
+from cluster.ray_host import OBJECT_STORE_BYTES
 
 Manifest = dict[str, Any]
 
-# network-policy.yaml and disruption-budgets.yaml select pods by this label.
+# network-policy.yaml and the disruption budgets select pods by this label.
 PART_OF = {"app.kubernetes.io/part-of": "hundredfold"}
 USER_ID = 1000  # user of the images
 GPU_RESOURCE = "nvidia.com/gpu"
-# KubeRay requires these port names.
-HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
-METRICS_PORT = 8080
 KEY_FILE = Path("/keys/keys.json")  # in the mounted secret `keys_secret`
 STOP_S = 55  # seconds for Ray to stop after the drain
-
-
-@dataclass(frozen=True, slots=True)
-class ServeEndpoint:
-    """Values of the merged Serve config that the pods depend on."""
-
-    port: int
-    store: str  # mount point of the artifacts
-    drain_s: int  # seconds that a terminating worker keeps serving
+# Ray's default of 30 % of a pod's memory would leave less for models.
+OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
 
 
 def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:
@@ -41,7 +32,7 @@ def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifes
         {**HEAD_PORTS, "serve": endpoint.port, "metrics": METRICS_PORT}
     )
     return {
-        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
+        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", **OBJECT_STORE},
         "template": _build_template(production, container),
     }
 
@@ -54,11 +45,7 @@ def build_worker_group(
     container = _build_container("ray-worker", image, group, endpoint)
     container["ports"] = _build_ports({"serve": endpoint.port, "metrics": METRICS_PORT})
     container["readinessProbe"] = _build_readiness_probe(endpoint.port)
-    # Kubernetes removes a terminating pod from the Service at once. The sleep lets the pod's
-    # HAProxy serve late requests.
-    container["lifecycle"] = {
-        "preStop": {"exec": {"command": ["/bin/sleep", str(endpoint.drain_s)]}}
-    }
+    container["lifecycle"] = {"preStop": {"exec": {"command": _build_drain(endpoint.drain_s)}}}
     template = _build_template(production, container)
     # Workers need no token, because only the autoscaler on the head calls the Kubernetes API.
     template["spec"]["automountServiceAccountToken"] = False
@@ -76,9 +63,37 @@ def build_worker_group(
         "maxReplicas": group.max_replicas,
         "idleTimeoutSeconds": group.idle_timeout_s,
         "labels": {POOL_LABEL: group.name},
-        "rayStartParams": {},
+        "rayStartParams": dict(OBJECT_STORE),
         "template": template,
     }
+
+
+def build_disruption_budgets(production: Production) -> list[Manifest]:
+    """Build the limits on the pods that node drains may evict: one of a group, and never the head.
+
+    A group that may have only one pod gets no budget, because it would block every drain.
+    """
+    budgets = [
+        (group.name, group.min_replicas - 1, {"ray.io/group": group.name})
+        for group in production.workers
+        if group.min_replicas > 1
+    ]
+    budgets.append(("head", 1, {"ray.io/node-type": "head"}))
+    return [
+        {
+            "apiVersion": "policy/v1",
+            "kind": "PodDisruptionBudget",
+            "metadata": {"name": f"{production.name}-{name}", "labels": dict(PART_OF)},
+            "spec": {
+                # Kubernetes cannot query the size of a RayCluster, so percentages do not work.
+                "minAvailable": pods,
+                # A worker without a replica is unready by design; it must not block a drain.
+                "unhealthyPodEvictionPolicy": "AlwaysAllow",
+                "selector": {"matchLabels": {**PART_OF, **labels}},
+            },
+        }
+        for name, pods, labels in budgets
+    ]
 
 
 def build_security_context() -> Manifest:
@@ -127,6 +142,17 @@ def _build_template(production: Production, container: Manifest) -> Manifest:
             "volumes": volumes,
         },
     }
+
+
+def _build_drain(drain_s: int) -> list[str]:
+    """Build the preStop command: tell Serve that the node drains, and wait.
+
+    Kubernetes removes a terminating pod from the Service at once, but the HAProxies and handles of
+    other pods would use its replicas until they are killed. Serve replaces them first. The pod's
+    HAProxy serves until its last request ends; an empty Ray node then ends the pod early.
+    """
+    notice = f"python -m cluster.kuberay.drain {drain_s}"
+    return ["/bin/bash", "-c", f"{notice} & exec sleep {drain_s}"]
 
 
 def _build_variables(environment: Mapping[str, str]) -> list[Manifest]:

@@ -16,7 +16,7 @@ from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEP
 
 def project_sections(application: ApplicationEntry) -> Iterator[Section]:
     """Yield the mappings whose keys this project defines: `args` and each `user_config`."""
-    if not application.ours:
+    if not application.is_hundredfold:
         return
     yield from sections(AppArgs, application.raw.get("args") or {}, (*application.path, "args"))
     for entry in application.deployments():
@@ -27,7 +27,7 @@ def project_sections(application: ApplicationEntry) -> Iterator[Section]:
 
 def find_wrong_names(application: ApplicationEntry) -> Iterator[KeyFinding]:
     """Yield findings about a wrong import path and about unknown or missing deployments."""
-    if not application.ours:
+    if not application.is_hundredfold:
         if application.import_path.startswith(IMPORT_PATH.split(".")[0] + "."):
             yield (*application.path, "import_path"), f"the application is `{IMPORT_PATH}`"
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +14,6 @@ from cluster.linting.application import parse_ingress_settings
 from cluster.linting.gpu_rules import check_gpu_rules
 from cluster.linting.schema import KeyFinding
 from cluster.linting.timeout_rules import check_timeouts
-from cluster.processes import PORTS
 from cluster.serve_config import (
     ApplicationEntry,
     DeploymentEntry,
@@ -66,30 +64,33 @@ GPU_DEPLOYMENTS = {ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device
 
 def check_rules(config: Any) -> Iterator[KeyFinding]:
     """Yield a finding per violated rule. The schema check reports values of wrong types."""
-    yield from _invalid_ports(config)
     for application in find_applications(config):
-        yield from _invalid_route_prefix(application)
         yield from _same_name_twice(application)
-        if application.ours:
+        if application.is_hundredfold:
             yield from check_gpu_rules(application)
             yield from check_timeouts(application)
-        for entry in application.deployments():
-            yield from _queue_unlimited(entry)
-            yield from _look_back_too_short(entry)
-            yield from _target_unreachable(entry)
-            yield from _invalid_policy_targets(entry)
-            if entry.ours and entry.name != INGRESS:
-                yield from _channel_without_hooks(application, entry)
-            if entry.ours and entry.name in REQUIRED:
-                yield from _required_at_zero(entry)
-            if entry.ours and entry.name in GENERATORS:
-                yield from _queue_limit_unreachable(application, entry)
-            if entry.ours:
-                yield from _rollout_without_surge(entry)
-            if entry.ours and entry.name == INGRESS:
-                yield from _ingress_that_scales(entry)
-                yield from _ingress_below_micro_batch(entry)
-                yield from _placement_without_effect(application, entry)
+            for entry in application.deployments():
+                yield from _check_deployment(application, entry)
+
+
+def _check_deployment(
+    application: ApplicationEntry, entry: DeploymentEntry
+) -> Iterator[KeyFinding]:
+    yield from _queue_unlimited(entry)
+    yield from _look_back_too_short(entry)
+    yield from _target_unreachable(entry)
+    yield from _invalid_policy_targets(entry)
+    yield from _rollout_without_surge(entry)
+    if entry.name in REQUIRED:
+        yield from _required_at_zero(entry)
+    if entry.name in GENERATORS:
+        yield from _queue_limit_unreachable(application, entry)
+    if entry.name == INGRESS:
+        yield from _ingress_that_scales(entry)
+        yield from _ingress_below_micro_batch(entry)
+        yield from _placement_without_effect(application, entry)
+    else:
+        yield from _channel_without_hooks(application, entry)
 
 
 def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyFinding]:
@@ -102,7 +103,7 @@ def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyF
         return
     for application in find_applications(config):
         for entry in application.deployments():
-            if not entry.ours or entry.name != INGRESS:
+            if not entry.is_hundredfold or entry.name != INGRESS:
                 continue
             settings = parse_ingress_settings(entry)
             if settings and not settings.no_auth and settings.key_file_path(environment) is None:
@@ -114,35 +115,15 @@ def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyF
                 )
 
 
-def _invalid_ports(config: Any) -> Iterator[KeyFinding]:
-    """Check the range of the ports, which Serve does not validate."""
-    for options in ("http_options", "grpc_options"):
-        port = read_mapping(config, options).get("port")
-        if isinstance(port, int) and port not in PORTS:
-            yield (
-                (options, "port"),
-                f"{port} is not a port: use a number from {PORTS[0]} to {PORTS[-1]}",
-            )
-
-
-def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[KeyFinding]:
-    """Check the route prefix, which Serve does not validate when it reads a config."""
-    prefix = application.raw.get("route_prefix")
-    if isinstance(prefix, str) and prefix != "/" and not re.fullmatch(r"(/[^/{}]+)+", prefix):
-        path = (*application.path, "route_prefix")
-        yield (
-            path,
-            f"`{prefix}` must start with `/`, must not end with `/` and must have no wildcard",
-        )
-
-
 def _same_name_twice(application: ApplicationEntry) -> Iterator[KeyFinding]:
     names: Counter[str] = Counter()
     for entry in application.deployments():
         names[entry.name] += 1
         if names[entry.name] > 1:
             yield (*entry.path, "name"), f"`{entry.name}` occurs twice"
-    models = read_mapping(application.raw, "args").get("models") if application.ours else None
+    if not application.is_hundredfold:
+        return
+    models = read_mapping(application.raw, "args").get("models")
     ids: Counter[str] = Counter()
     for index, model in enumerate(models if isinstance(models, list) else ()):
         if isinstance(model, dict) and "id" in model:
@@ -199,7 +180,7 @@ def _invalid_policy_targets(entry: DeploymentEntry) -> Iterator[KeyFinding]:
 
 def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
     """Return the defaults for missing keys: those of `build_app` for generators, else Serve's."""
-    if entry.ours and entry.name in GENERATORS:
+    if entry.name in GENERATORS:
         return {"max_ongoing_requests": GENERATOR_ONGOING_REQUESTS}
     return DEPLOYMENT_DEFAULTS
 

@@ -170,7 +170,8 @@ class ArtifactManifest(FrozenModel):
     max_tokens: int = Field(ge=1)
     # Values per output row: embedding size, number of labels, 2 span ends or vocabulary size.
     output_width: int = Field(ge=1)
-    token_width: int | None = Field(default=None, ge=1)  # of unpooled vectors; None: output_width
+    # Values per unpooled vector; None: output_width.
+    token_width: int | None = Field(default=None, ge=1)
     labels: tuple[str, ...] = ()
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None

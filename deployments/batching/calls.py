@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from deployments.batching.passes import PassResult
 from deployments.errors import ServeError
-from deployments.messages import EncoderTimings, ModelRef, TokenizedItem
+from deployments.messages import CallTimings, ModelRef, TokenizedItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,8 @@ class CallOutputs:
     """Outputs of the items of one call."""
 
     rows: Sequence[NDArray[np.float32]]  # one per item, in the call's order; shapes as in ModelHead
-    compute_type: str  # of the engine that computed the call; tuning may have replaced it since
-    timings: EncoderTimings
+    compute_type: str  # names the engine that computed the call; tuning may have replaced it
+    timings: CallTimings
 
 
 class BatchGroup(NamedTuple):
@@ -73,7 +73,7 @@ def deliver(
     call.forward_s = max(call.forward_s, done.forward_s)
     call.batch_items = max(call.batch_items, batch_items)
     if call.missing == 0:
-        timings = EncoderTimings(
+        timings = CallTimings(
             queue_s=call.queue_s,
             forward_s=call.forward_s,
             tokens=call.tokens,

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.base import EncoderEngine
 from deployments.errors import EngineFailed, EngineLost, ServeError, WrongTask, hide_details
 from deployments.messages import TokenizedItem
+
+PROBE_TOKENS = 4
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 
 @dataclass(slots=True)
 class PassResult:
-    """Result of one forward pass: an array or an error per item."""
+    """Result of one forward pass: an array or an error per item.
+
+    `failure` is set if the engine fails, and not only on these items.
+    """
 
     compute_type: str
     started_s: float
     results: list[NDArray[np.float32] | ServeError] = field(default_factory=list)
     forward_s: float = 0.0
+    failure: EngineFailed | None = None
 
 
 def check_unpooled(engine: EncoderEngine) -> None:
@@ -42,6 +48,33 @@ def run_pass(engine: EncoderEngine, items: list[TokenizedItem], unpooled: bool) 
     done = PassResult(engine.info.compute_type, started_s=time.perf_counter())
     done.results.extend(_compute(engine, items, unpooled))
     done.forward_s = time.perf_counter() - done.started_s
+    return done
+
+
+def build_probe_item(mask_token: int | None = None) -> TokenizedItem:
+    """Build an item that every working engine computes; models for fill-mask need a mask token."""
+    ids = np.arange(PROBE_TOKENS, dtype=np.int32)
+    if mask_token is not None:
+        ids[1] = mask_token
+    return TokenizedItem(ids, PROBE_TOKENS)
+
+
+def run_checked_pass(
+    engine: EncoderEngine,
+    items: list[TokenizedItem],
+    unpooled: bool,
+    get_known_good: Callable[[], TokenizedItem],
+) -> PassResult:
+    """Run one forward pass. If every item fails, run a known good one to find out who is at fault.
+
+    Without this check a client could quarantine a model with texts whose output is NaN.
+    """
+    done = run_pass(engine, items, unpooled)
+    failures = [result for result in done.results if isinstance(result, EngineFailed)]
+    if len(failures) == len(items):
+        lost = [failure for failure in failures if isinstance(failure, EngineLost)]
+        (known,) = lost[:1] or _compute(engine, [get_known_good()], unpooled)
+        done.failure = known if isinstance(known, EngineFailed) else None
     return done
 
 

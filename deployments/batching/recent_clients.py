@@ -12,7 +12,7 @@ WEIGHT = 0.1  # weight of a new call in the moving average `usual_items` of the 
 
 @dataclass(slots=True)
 class _Presence:
-    items: int = 0  # of the calls that have not ended
+    items: int = 0  # items of all calls that have not ended
     usual_items: float = 0.0  # moving average of `items`, updated by each new call
     seen_s: float = 0.0
 

@@ -7,27 +7,30 @@ thread is busy. There is no background task, because its failure could remain un
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
 
-from deployments.batching.batches import LOOK_AHEAD, plan_batch
+from deployments.batching.batch_policy import LOOK_AHEAD, plan_batch
 from deployments.batching.calls import BatchGroup, CallOutputs, QueuedCall, QueuedItem, deliver
 from deployments.batching.deadline_admission import DeadlineAdmission
 from deployments.batching.displacement import choose_displaced
-from deployments.batching.passes import PassResult, check_unpooled, run_pass
+from deployments.batching.passes import (
+    PassResult,
+    build_probe_item,
+    check_unpooled,
+    run_checked_pass,
+)
 from deployments.batching.prices import MEASURED_PASSES, EstimateItem, WorkPrices, guess_item_s
 from deployments.batching.recent_clients import RecentClients
+from deployments.batching.replica_hooks import GetKnownGood, HoldModel, LonePass, PlanLonePass
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
 from deployments.errors import (
     DeadlineExceeded,
-    EngineFailed,
     Overloaded,
     ServeError,
     build_overloaded,
@@ -40,26 +43,14 @@ from deployments.records import ForwardPassRecord, ForwardPassRecorder
 from deployments.safety_factor import Prediction
 from deployments.thread_priority import lower_priority
 
-log = logging.getLogger("ray.serve.hundredfold")
-
-
-class LonePass(NamedTuple):
-    """Settings of a pass that runs while nothing else runs or waits."""
-
-    engine: EncoderEngine | None = None  # None: the model's usual engine
-    is_brief: bool = False  # short enough to run on the event loop
-
-
-# Plans a pass that runs alone, from its model, number of items and padded tokens per item.
-PlanLonePass = Callable[[ModelRef, int, int], LonePass]
-# Called with True when a pass of a model starts, and with False when it ends. The model must stay
-# loaded in between, even if the callers have gone.
-HoldModel = Callable[[ModelRef, bool], None]
 _USUAL = LonePass()
 # A call is dropped if its waiting items need more than DROP_FACTOR times the time that is left.
 DROP_FACTOR = 1.1
 # A pass is selected from the items of this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
+# Minimum seconds between two traversals of the queue for cancelled calls: one takes milliseconds of
+# the event loop if the queue is long, and clients may disconnect one by one.
+CLEAN_INTERVAL_S = 0.05
 
 
 class BatchScheduler:
@@ -82,6 +73,7 @@ class BatchScheduler:
     ) -> None:
         self.settings = settings
         self.hold_model: HoldModel = lambda _model, _is_held: None
+        self.get_known_good: GetKnownGood = lambda _model: build_probe_item()
         self.health = {model: WorkerHealth(model.id) for model in engines}
         self._recorder = recorder
         self._engines = engines
@@ -96,6 +88,7 @@ class BatchScheduler:
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._admission = DeadlineAdmission(self._queue)
         self._is_cleaning = False
+        self._cleaned_s = 0.0  # loop time of the last traversal
         self._clients = RecentClients()
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
 
@@ -107,7 +100,8 @@ class BatchScheduler:
     def load(self, backlog: int = 0) -> Load:
         """Return the share of engine threads in use, and the predicted time of all waiting items.
 
-        `backlog` is the number of tokens, of any model, that wait outside this scheduler.
+        The share is the mean since the last call: each call starts a new mean. `backlog` is the
+        number of tokens, of any model, that wait outside this scheduler.
         """
         queued_s = self._queue.cost + self._token_rate.predict_s(backlog)
         return Load(self._meter.take(), queued_s)
@@ -177,7 +171,8 @@ class BatchScheduler:
         """Schedule one traversal of the queue that removes the items of all cancelled calls."""
         if not self._is_cleaning:
             self._is_cleaning = True
-            asyncio.get_running_loop().call_soon(self._remove_cancelled)
+            loop = asyncio.get_running_loop()
+            loop.call_at(self._cleaned_s + CLEAN_INTERVAL_S, self._remove_cancelled)
 
     async def drain(self) -> None:
         """Wait until the queue is empty and no pass runs, then stop the threads."""
@@ -211,16 +206,19 @@ class BatchScheduler:
         ahead = self._queue.count_ahead(cost=cost, client=client, priority=priority)
         if not (displaced := choose_displaced(self._queue, ahead, excess)):
             raise error
-        for call in displaced:
-            self._reject(call, error)
+        self._reject([(call, error) for call in displaced])
 
-    def _reject(self, call: QueuedCall, error: ServeError) -> None:
-        if not call.future.done():
-            call.future.set_exception(error)
-        self._queue.discard(lambda item: item.call is call)
+    def _reject(self, errors: Sequence[tuple[QueuedCall, ServeError]]) -> None:
+        """Fail calls, and remove their items from the queue in one traversal."""
+        for call, error in errors:
+            if not call.future.done():
+                call.future.set_exception(error)
+        rejected = {id(call) for call, _ in errors}
+        self._queue.discard(lambda item: id(item.call) in rejected)
 
     def _remove_cancelled(self) -> None:
         self._is_cleaning = False
+        self._cleaned_s = asyncio.get_running_loop().time()
         self._queue.discard(lambda item: item.call.future.cancelled())
 
     def _dispatch(self) -> None:
@@ -229,18 +227,20 @@ class BatchScheduler:
             window = min(WINDOW_PASSES * self.settings.max_batch_items, LOOK_AHEAD)
             taken = self._queue.take(window, self._choose)
             calls = {id(item.call): item.call for item in taken}
-            dropped = {key for key, call in calls.items() if not self._can_end(call)}
-            if batch := [item for item in taken if id(item.call) not in dropped]:
+            errors = [(call, self._check_deadline(call)) for call in calls.values()]
+            if late := [(call, error) for call, error in errors if error is not None]:
+                self._reject(late)
+            if batch := [item for item in taken if not item.call.future.done()]:
                 self._start(first.call.group, batch)
 
-    def _can_end(self, call: QueuedCall) -> bool:
-        """Whether the caller still waits and the call can end in time. If not, drop the call.
+    def _check_deadline(self, call: QueuedCall) -> DeadlineExceeded | None:
+        """Return the error of a call that cannot end in time.
 
         Measurements from before the arrival of the call do not suffice to drop it. The replica may
         be less busy now, and so faster.
         """
-        if call.future.done():
-            return False
+        if call.future.done():  # the caller has gone
+            return None
         left_s = remaining_s(call.deadline_s)
         model = call.group.model
         needed_s = self.prices.predict_s(model, call.price)
@@ -252,9 +252,8 @@ class BatchScheduler:
                 f"{left_s:.1f} s. Send fewer or shorter texts."
             )
         else:
-            return True
-        self._reject(call, DeadlineExceeded(message))
-        return False
+            return None
+        return DeadlineExceeded(message)
 
     def _choose(self, items: list[QueuedItem]) -> list[int]:
         """Return the indices of the items of the next pass, all of the first item's group."""
@@ -309,10 +308,11 @@ class BatchScheduler:
         health = self.health[group.model]
 
         padded_tokens = len(items) * max(len(item.ids) for item in items)
+        get_known_good = partial(self.get_known_good, group.model)
 
         def run() -> PassResult:
             with health.running(padded_tokens):
-                return run_pass(engine, items, group.unpooled)
+                return run_checked_pass(engine, items, group.unpooled, get_known_good)
 
         # A pass on all cores leaves no time for others.
         threads = self._concurrent_passes if lone.engine is not None else 1
@@ -346,13 +346,10 @@ class BatchScheduler:
         self._meter.end()
         self.hold_model(model, False)
         health = self.health[model]
-        first = done.results[0]
-        if isinstance(first, EngineFailed) and all(
-            isinstance(result, EngineFailed) for result in done.results
-        ):
-            health.record_failure(first)
-        else:
+        if done.failure is None:
             health.record_success()
+        else:
+            health.record_failure(done.failure)
         try:
             self._dispatch()  # first: an idle engine thread costs more than a late result
         finally:

@@ -47,7 +47,7 @@ class DecoderSpec:
     options: EngineOptions
     generation_config: GenerationConfig
     vocabulary: int  # V
-    max_tokens: int  # of prompt and answer together; of each for encoder-decoders
+    max_tokens: int  # limit of prompt and answer together; for encoder-decoders, limit of each
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
@@ -133,8 +133,8 @@ class DecoderEngine(Protocol):
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
-        Slot i has `lengths[i]` valid tokens before the call. The caller may pass any token for a
-        slot whose logits it does not use: the call writes only behind the valid tokens of a slot.
+        Slot i has `lengths[i]` valid tokens before the call. The call writes at index `lengths[i]`
+        and later only, so the caller may pass any token for a slot whose logits it ignores.
         """
         ...
 

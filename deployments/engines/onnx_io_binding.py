@@ -45,7 +45,7 @@ from deployments.engines.onnx_sessions import (
 from deployments.engines.tensorrt import TENSORRT
 from deployments.errors import EngineFailed
 
-_DEVICES = {CUDA: "cuda", TENSORRT: "cuda"}  # of bound memory, by the first provider
+_DEVICES = {CUDA: "cuda", TENSORRT: "cuda"}  # device of bound memory, by the first provider
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -34,8 +34,8 @@ _DTYPES: Mapping[str, type[np.generic]] = {
 class KvCacheLayout:
     """Two arrays per layer, keys and values: [slots, heads, tokens, size]."""
 
-    names: tuple[str, ...]  # of the arrays, such as "0.key"
-    shape: tuple[int, int, int, int]  # of each array
+    names: tuple[str, ...]  # a name per array, such as "0.key"
+    shape: tuple[int, int, int, int]  # all arrays have it
     dtype: np.dtype[np.generic]
     logits_dtype: np.dtype[np.generic]
 

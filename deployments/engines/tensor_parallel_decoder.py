@@ -55,7 +55,7 @@ class _ProcessReply(NamedTuple):
     """Result of a call in one process."""
 
     error: str | None = None
-    logits: NDArray[np.float32] | None = None  # of a prefill; decode steps use shared memory
+    logits: NDArray[np.float32] | None = None  # result of a prefill; decode steps use shared memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from deployments.machine import installed_versions
 log = logging.getLogger("ray.serve.hundredfold")
 
 TENSORRT = "TensorrtExecutionProvider"
-_MODULE = "tensorrt_libs"  # of NVIDIA's packages on PyPI
+_MODULE = "tensorrt_libs"  # module in NVIDIA's packages on PyPI
 _PACKAGES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs")
 _ADVICE = "pip install 'tensorrt-cu13-libs>=10,<11'"
 # The major version that onnxruntime-gpu of constraints.txt links. A library may depend on the

@@ -20,7 +20,7 @@ class CapturedCall(NamedTuple):
     """The CUDA graph of a call. Any thread may replay it."""
 
     graph: torch.cuda.CUDAGraph
-    stream: torch.cuda.Stream  # of the capture
+    stream: torch.cuda.Stream  # the graph was captured on it
 
     def replay(self) -> None:
         self.graph.replay()

@@ -29,7 +29,7 @@ class AdmissionQueue:
         self._slots = slots
         self._jobs: FairQueue[Job] = FairQueue()
         self._safety = SafetyFactor()
-        self._predictions: dict[int, Prediction] = {}  # of waiting and running jobs, by number
+        self._predictions: dict[int, Prediction] = {}  # for waiting and running jobs, by number
 
     def __len__(self) -> int:
         return len(self._jobs)

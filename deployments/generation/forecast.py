@@ -75,7 +75,7 @@ class StepTimes:
         return self._prefill.predict_s(1)
 
     def decode_s(self, used_slots: int) -> float:
-        """Return the seconds of a decode step."""
+        """Return the expected seconds of one decode step over `used_slots` slots."""
         return self._decode[used_slots]
 
     def step_s(self, used_slots: int) -> float:

@@ -72,8 +72,8 @@ FULL = TrialLimits(cpu_s=1.0, memory_bytes=128 << 20, nice=10)
 class Trial(NamedTuple):
     """Result of a compilation within the limits."""
 
-    error: str | None  # of llguidance; None: the grammar can be used
-    memory_bytes: int  # of the compiled grammar
+    error: str | None  # message of llguidance; None: the grammar can be used
+    memory_bytes: int  # memory that the compiled grammar takes
 
 
 def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:

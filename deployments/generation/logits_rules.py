@@ -61,7 +61,7 @@ class Penalties:
         self._repetition = sampling.repetition_penalty
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
-        self._counts = np.zeros(vocabulary, np.int32)  # of the answer's tokens
+        self._counts = np.zeros(vocabulary, np.int32)  # how often the answer has each token
         self._is_listed = np.zeros(vocabulary, np.bool_)
         prompt = np.zeros(0, np.int64)
         if self._repetition != 1:

@@ -16,7 +16,14 @@ from deployments.artifacts.manifest import (
     TOOL_TEMPLATE_NAME,
 )
 from deployments.engines.decoder import DecoderInfo
-from deployments.errors import EmptyInput, InputTooLong, InvalidField, ManifestInvalid, UnknownToken
+from deployments.errors import (
+    TRUNCATION_ADVICE,
+    EmptyInput,
+    InputTooLong,
+    InvalidField,
+    ManifestInvalid,
+    UnknownToken,
+)
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
@@ -282,8 +289,8 @@ class RequestPreparer:
             )
         if len(ids) > limit:
             raise InputTooLong(
-                f"`prompt` has {len(ids)} tokens; the maximum is {limit}. Shorten it or request "
-                "truncation.",
+                f"`prompt` has {len(ids)} tokens; the maximum is {limit}. Shorten it"
+                f"{TRUNCATION_ADVICE}.",
                 field="prompt",
             )
         return ids

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 # Sizes of the n-grams to look up, longest first. A single token has too many continuations.
 _NGRAM_LENGTHS = (3, 2)
 _INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
-_WEIGHT = 0.12  # of a new observation in an estimate
-# Estimates return to their initial values by this share of the distance, so that drafting resumes.
-# The acceptance rate does so at each step whose expected gain is too small for a draft. The cost of
-# a token does so at each decode step over a single slot.
+_WEIGHT = 0.12  # share of a new observation in an estimate
+# Share of the distance to the initial value by which an estimate recovers, so that drafting resumes
+# after a bad phase. Applied to the acceptance rate at each step whose expected gain is too small
+# for a draft, and to the token cost after each single-slot decode step.
 _RECOVERY = 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1

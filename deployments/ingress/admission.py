@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from deployments.capacity import Capacity
 from deployments.config import LimitSettings
 from deployments.errors import InvalidField, TooManyItems
 from deployments.ingress.limits import (
     check_count,
+    check_pairs,
     check_prompts,
     check_total_length,
     limit_text_length,
 )
-from deployments.messages import Prompt
+from deployments.ingress.requests import GenerationRequest
 from deployments.tasks import TaskInput
 
 
@@ -22,25 +21,37 @@ class Admission:
 
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
-        self.items = Capacity(lambda: self.limits.inflight_items, "texts")
-        self.generations = Capacity(lambda: self.limits.inflight_generations, "completions")
-        self.body_bytes = Capacity(lambda: self.limits.inflight_body_bytes, "body bytes")
-        self.response_bytes = Capacity(
-            lambda: self.limits.inflight_response_bytes, "bytes of large answers"
+        self.items = self._limit_in_flight("inflight_items", "texts")
+        self.generations = self._limit_in_flight("inflight_generations", "completions")
+        self.body_bytes = self._limit_in_flight("inflight_body_bytes", "body bytes")
+        self.response_bytes = self._limit_in_flight(
+            "inflight_response_bytes", "bytes of large answers"
         )
+
+    def _limit_in_flight(self, name: str, unit: str) -> Capacity:
+        """Build the capacity of the setting `name` of the limits."""
+        return Capacity(lambda: getattr(self.limits, name), unit, f"limits.{name}")
 
     def limit_texts(self, inputs: TaskInput) -> TaskInput:
         """Truncate long texts if the request allows it, and check the limits of one request.
 
         Raises TooManyItems or InputTooLong.
         """
-        check_count(inputs.many, len(inputs.texts) - inputs.extra, self.limits.items)
+        items = len(inputs.texts) - inputs.extra
+        if inputs.paired_with is None:
+            check_count(inputs.many, items, self.limits.items)
+        else:
+            check_pairs(inputs.many, inputs.paired_with, items, self.limits.items)
         return check_total_length(
             limit_text_length(inputs, self.limits.item_chars), self.limits.request_chars
         )
 
-    def check_generation(self, prompts: Sequence[Prompt], choices: int, candidates: int) -> None:
-        """Check counts and prompt sizes. Raises InvalidField, TooManyItems or InputTooLong."""
+    def check_generation(self, request: GenerationRequest) -> None:
+        """Check counts, lengths and prompt sizes.
+
+        Raises InvalidField, TooManyItems or InputTooLong.
+        """
+        choices, candidates = request.choices, request.candidates
         for name, count in (("choices", choices), ("best_of", candidates)):
             if not 1 <= count <= self.limits.choices:
                 raise InvalidField(
@@ -48,10 +59,18 @@ class Admission:
                 )
         if candidates < choices:
             raise InvalidField(
-                f"`best_of` is {candidates}; it must be at least `choices` ({choices})",
+                f"`best_of` is {candidates}; it must be at least {choices}, the number of answers "
+                "per prompt",
                 field="best_of",
             )
-        check_prompts(prompts, candidates, self.limits)
+        minimum, maximum = request.options.min_new_tokens, request.options.max_new_tokens
+        if maximum is not None and minimum > maximum:
+            raise InvalidField(
+                f"`min_new_tokens` is {minimum}, above the maximum of {maximum} new tokens of this "
+                "request",
+                field="min_new_tokens",
+            )
+        check_prompts(request.prompts, candidates, self.limits)
 
     def reserve_generations(self, completions: int, client: str) -> None:
         """Reserve capacity for the completions of a request.

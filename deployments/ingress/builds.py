@@ -80,8 +80,8 @@ class BuildService:
             raise Forbidden("this server pulls no models: `builds.allow_pull` is false")
         if not has_compiler():
             raise InvalidField(
-                "this server has no compiler. Install `hundredfold[build,cpu]`, or build on "
-                "another host",
+                "this server has no compiler. Run `pip install '.[build,cpu]'` in the checkout, or "
+                "build on another host",
                 field="source",
             )
         own_id = default_model_id(source)

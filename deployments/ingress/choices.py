@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
-from deployments.messages import Completion, EncoderTimings, Finished, GenerationOptions, Started
+from deployments.messages import CallTimings, Completion, Finished, GenerationOptions, Started
 
 T = TypeVar("T")
 
@@ -64,13 +64,13 @@ def mean_logprob(completion: Completion) -> float:
 
 def combine_timings(
     started: Sequence[Started], finished: Sequence[Finished], candidates_per_prompt: int
-) -> EncoderTimings:
+) -> CallTimings:
     """Combine all completions of a request: the longest time of each phase, the sum of tokens.
 
     The tokens of a prompt count once for all its candidates.
     """
     timings = [completion.timings for completion in finished]
-    return EncoderTimings(
+    return CallTimings(
         tokenize_s=max((one.tokenize_s for one in timings), default=0.0),
         queue_s=max((one.queue_s for one in timings), default=0.0),
         forward_s=max((one.prefill_s + one.decode_s for one in timings), default=0.0),

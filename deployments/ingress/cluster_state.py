@@ -266,17 +266,9 @@ def _check_device(
 ) -> HardwareUnavailable | None:
     state = states.get(device)
     if state is None or not state.available:
-        return HardwareUnavailable(
-            f"this cluster runs no model on `{device}`. Set `options.use_gpu` to another value or "
-            "omit it.",
-            field="options.use_gpu",
-        )
+        return HardwareUnavailable(f"this cluster runs no model on `{device}`")
     if manifest.candidate_for(device) is None:
-        return HardwareUnavailable(
-            f"Model {manifest.id} has no graph for `{device}`. Set `options.use_gpu` to another "
-            "value or omit it.",
-            field="options.use_gpu",
-        )
+        return HardwareUnavailable(f"Model {manifest.id} has no graph for `{device}`")
     return None
 
 

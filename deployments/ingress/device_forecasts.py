@@ -20,7 +20,7 @@ from deployments.ingress.cluster_state import (
 )
 from deployments.ingress.placement import DeviceForecast
 from deployments.load import WorkRate
-from deployments.messages import CHARACTERS_PER_TOKEN, EncoderTimings, Finished, ModelRef
+from deployments.messages import CHARACTERS_PER_TOKEN, CallTimings, Finished, ModelRef
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 from deployments.tuning.costs import TuningTarget, selected_times
@@ -123,7 +123,7 @@ class DeviceForecasts:
         return end
 
     def record_result(
-        self, work: RequestWork, device: Device, items: int, timings: EncoderTimings
+        self, work: RequestWork, device: Device, items: int, timings: CallTimings
     ) -> None:
         """Update the rates with an encoder's answer to a request of `items` items.
 

@@ -8,12 +8,12 @@ from deployments.errors import Overloaded
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.cold_start import limit_cold_start
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.micro_batches import MicroBatchRouter
 from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
-from deployments.ingress.routing import MicroBatchRouter
 from deployments.keys.caller import current_caller
-from deployments.messages import BatchKey, Call, CallResult, EncoderTimings, ModelRef
+from deployments.messages import BatchKey, Call, CallResult, CallTimings, ModelRef
 
 
 class EncoderExecutor:
@@ -49,7 +49,7 @@ class EncoderExecutor:
         cached = self.cache.get(cache_key)
         if cached is not None:
             # Keep the token count for the `usage` in the response.
-            timings = EncoderTimings(tokens=cached.timings.tokens)
+            timings = CallTimings(tokens=cached.timings.tokens)
             return cached._replace(compute_type="cache", timings=timings), True
         result = await self.cache.compute_once(
             cache_key,

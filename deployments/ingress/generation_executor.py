@@ -45,7 +45,7 @@ class GenerationPlan:
     fallback: Device | None
     calls: tuple[GenerationCall, ...]  # `candidates` calls per prompt, in prompt order
     candidates: int
-    prompts: int
+    prompt_sizes: tuple[int, ...]  # characters or token ids per prompt
     deadline_s: float  # on the monotonic clock
     waits_for_model: bool  # waits until the deadline, even if no replica runs
 
@@ -82,7 +82,8 @@ class GenerationPlan:
 
     def call_field_names(self, number: int) -> Mapping[str, str]:
         """Map fields of call `number` to fields of the request, for errors."""
-        return {"prompt": f"prompt[{number // self.candidates}]"} if self.prompts > 1 else {}
+        several = len(self.prompt_sizes) > 1
+        return {"prompt": f"prompt[{number // self.candidates}]"} if several else {}
 
 
 class GenerationExecutor:
@@ -134,7 +135,7 @@ class GenerationExecutor:
                 for candidate in range(request.candidates)
             ),
             candidates=request.candidates,
-            prompts=len(request.prompts),
+            prompt_sizes=tuple(map(count_prompt, request.prompts)),
             deadline_s=deadline_s,
             waits_for_model=bool(request.request_options.wait_for_model),
         )
@@ -185,9 +186,9 @@ class GenerationExecutor:
         call = plan.calls[number]
         limits = (call.options.min_new_tokens, call.options.max_new_tokens)
         queue = (plan.device, call.model, call.client, call.priority, limits)
-        length = count_prompt(call.prompt)
+        size = plan.prompt_sizes[number // plan.candidates]
         if self._in_flight:  # earlier refusals are outdated if no call is in flight
-            self._refusals.check(queue, length, call.deadline_s)
+            self._refusals.check(queue, size, call.deadline_s)
         wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
         self._in_flight += 1
         try:
@@ -198,7 +199,7 @@ class GenerationExecutor:
                 with rename_error_fields(plan.call_field_names(number)):
                     yield
         except Overloaded as error:
-            self._refusals.note(queue, length, error)
+            self._refusals.note(queue, size, error)
             raise
         finally:
             self._in_flight -= 1

@@ -83,6 +83,16 @@ def check_count(path: str, items: int, max_items: int) -> None:
         )
 
 
+def check_pairs(path: str, other: str, pairs: int, max_items: int) -> None:
+    """Raise TooManyItems if `pairs`, of the items of two lists, exceeds `max_items`."""
+    if pairs > max_items:
+        raise TooManyItems(
+            f"`{path}` and `{other}` make {pairs} pairs; the maximum is {max_items}. Split the "
+            "request.",
+            field=path,
+        )
+
+
 def check_prompts(prompts: Sequence[Prompt], candidates: int, limits: LimitSettings) -> None:
     """Check prompts, each of which is read `candidates` times.
 

@@ -7,9 +7,9 @@ from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.ingress.device_forecasts import DeviceForecasts
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.micro_batches import MicroBatcher, MicroBatchRouter
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.resolver import RequestResolver
-from deployments.ingress.routing import MicroBatcher, MicroBatchRouter
 from deployments.ingress.tokenization import TokenizationService
 from deployments.records import RequestRecorder
 from deployments.registry import ModelRegistry

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from deployments.errors import DeadlineExceeded, ServeError, missing_model
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
-from deployments.messages import EncoderTimings, ModelRef
+from deployments.messages import CallTimings, ModelRef
 from deployments.records import RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -30,7 +30,7 @@ CLIENT_CLOSED_REQUEST = 499
 UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
 
 
-NO_TIMINGS = EncoderTimings()
+NO_TIMINGS = CallTimings()
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class RequestContext:
     compute: str = "none"
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
-    timings: EncoderTimings = NO_TIMINGS
+    timings: CallTimings = NO_TIMINGS
     sent_tokens: float = 0.0  # estimated tokens of the work for a replica
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)

@@ -8,7 +8,7 @@ from typing import Any
 
 from deployments.artifacts.types import Device
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.messages import CallResult, Completion, EncoderTimings, GenerationOptions, Prompt
+from deployments.messages import CallResult, CallTimings, Completion, GenerationOptions, Prompt
 from deployments.registry import RegisteredModel
 from deployments.tasks import TaskInput
 
@@ -62,7 +62,7 @@ class GenerationRequest:
     further_prompts: tuple[Prompt, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
     model: RegisteredModel | None = None  # the model that the request was parsed for, if any
-    model_id: str | None = None  # used if `model` is None; None: the first generative model
+    model_id: str | None = None  # used if `model` is None; None: the default generative model
     choices: int = 1  # completions returned per prompt; choice i has the given seed plus i
     best_of: int | None = None  # candidates per prompt, of which the best `choices` are returned
     task: str | None = None  # for the request log; None: the model's first task
@@ -89,5 +89,5 @@ class GenerationResponse:
     completions: tuple[Completion, ...]
     total_s: float
     discarded: tuple[Completion, ...] = ()  # candidates of `best_of` that are not returned
-    timings: EncoderTimings = field(default_factory=EncoderTimings)
+    timings: CallTimings = field(default_factory=CallTimings)
     fallback: Device | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import NamedTuple
 
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
 from deployments.artifacts.types import Device
-from deployments.errors import InvalidField, WrongTask
+from deployments.errors import HardwareUnavailable, InvalidField, WrongTask
 from deployments.ingress.cluster_state import (
     ClusterMonitor,
     DeploymentState,
@@ -15,7 +17,7 @@ from deployments.ingress.cluster_state import (
     list_devices,
 )
 from deployments.ingress.device_forecasts import DeviceForecasts, RequestWork
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.http.request_options import HARDWARE_HEADERS, RequestOptions
 from deployments.ingress.permitted_models import PermittedModels
 from deployments.ingress.placement import choose_after_refusal, choose_forecast
 from deployments.ingress.requests import InferenceRequest
@@ -61,14 +63,21 @@ class RequestResolver:
             model = generator or self._default_model(request, detect)
         return ModelSelection(model, detect(model))
 
-    def find_generator(self, model_id: str | None) -> RegisteredModel:
-        """Return the requested generative model, by default the first one.
+    def find_generator(self, model_id: str | None, *, for_chat: bool = False) -> RegisteredModel:
+        """Return the requested generative model, or a default model.
+
+        The default is the first decoder-only model, with `for_chat` the first of these that has a
+        chat template. If no model fits, it is the first generative model.
 
         Raises Forbidden, UnknownModel or ArtifactError. Raises WrongTask if the requested model is
         not generative, or if no model is.
         """
         if model_id is None:
-            if generators := self._generators():
+            generators = self._generators()
+            for model in generators:
+                if not has_encoder(model) and (has_chat_template(model) or not for_chat):
+                    return model
+            if generators:
                 return generators[0]
             raise WrongTask("no served model generates text; `/v1/models` lists their tasks")
         model = self.registry.find(model_id)
@@ -88,14 +97,15 @@ class RequestResolver:
         """
         states = self._usable_states(options, work)
         compute = self._requested_compute(options)
-        if compute != "auto":
-            return choose_device(
-                Device(compute),
-                work.model.manifest,
-                states,
-                is_required=options.requires_device,
-            )
-        devices = list_devices(work.model.manifest, states)
+        with name_hardware_option(options):
+            if compute != "auto":
+                return choose_device(
+                    Device(compute),
+                    work.model.manifest,
+                    states,
+                    is_required=options.requires_device,
+                )
+            devices = list_devices(work.model.manifest, states)
         if len(devices) == 1:
             return DeviceChoice(devices[0])
         forecasts = [self.forecasts.forecast(work, device) for device in devices]
@@ -110,7 +120,8 @@ class RequestResolver:
         """
         if self._requested_compute(options) != "auto":
             return None
-        devices = list_devices(work.model.manifest, self._usable_states(options, work))
+        with name_hardware_option(options):
+            devices = list_devices(work.model.manifest, self._usable_states(options, work))
         forecasts = [self.forecasts.forecast(work, device) for device in devices]
         other = choose_after_refusal(forecasts, refused, self._deadline_s(options, work))
         return None if other is None else other.device
@@ -181,6 +192,30 @@ class RequestResolver:
         detected = [model for model in models if detect(model) is not None]
         native = [model for model in detected if has_native_head(model, detect(model))]
         return (native or detected or models)[0]
+
+
+@contextmanager
+def name_hardware_option(options: RequestOptions) -> Iterator[None]:
+    """Add to HardwareUnavailable which option of the request named the hardware."""
+    try:
+        yield
+    except HardwareUnavailable as error:
+        option = options.hardware_option
+        raise HardwareUnavailable(
+            f"{error.message}. Set `options.{option}` or the header `{HARDWARE_HEADERS[option]}` "
+            "to another value, or omit it.",
+            field=f"options.{option}",
+        ) from error
+
+
+def has_encoder(model: RegisteredModel) -> bool:
+    """Return whether a generative model is an encoder-decoder model."""
+    generation_config = model.manifest.generation_config
+    return generation_config is not None and generation_config.encoder_decoder is not None
+
+
+def has_chat_template(model: RegisteredModel) -> bool:
+    return CHAT_TEMPLATE_NAME in model.manifest.files
 
 
 def task_detector(request: InferenceRequest) -> DetectTask:

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import LimitSettings
 from deployments.deadlines import enforce_deadline
-from deployments.errors import InputTooLong, UnknownToken
+from deployments.errors import EmptyInput, InputTooLong, UnknownToken
 from deployments.messages import DecodeRequest, TextTokens, TokenizeRequest
 from deployments.tasks.embedding import add_prompt
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText
@@ -94,9 +94,15 @@ def build_token_id_inputs(valid: Sequence[Any], path: str = "inputs") -> TokenId
 
 
 def replace_ids_with_texts(inputs: TokenIdInputs, texts: Sequence[str]) -> str | list[str]:
-    """Replace each sequence of token ids with the next of `texts`."""
+    """Replace each sequence of token ids with the next of `texts`.
+
+    Raises EmptyInput for a sequence without text.
+    """
     remaining = iter(texts)
     filled = [value if isinstance(value, str) else next(remaining) for value in inputs.values]
+    if "" in filled:  # values that are texts were checked
+        path = inputs.path if inputs.single else f"{inputs.path}[{filled.index('')}]"
+        raise EmptyInput(f"`{path}` has only special tokens", field=path)
     return filled[0] if inputs.single else filled
 
 

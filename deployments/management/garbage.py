@@ -257,7 +257,10 @@ def _store_errors(store: Path, doing: str) -> Iterator[None]:
 
 
 def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) -> frozenset[str]:
-    """Return the versions that the plan or the configuration names, and that of a rollback."""
+    """Return the versions that the plan or the configuration names.
+
+    The result includes the version to which `rollback` would return.
+    """
     model_id = read_model_id(model)
     entry = plan.find(model_id)
     try:

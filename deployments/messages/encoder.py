@@ -130,18 +130,17 @@ class TokenizedBatch(NamedTuple):
         return items
 
 
-class EncoderTimings(NamedTuple):
-    """Durations of an encoder call or a generation, for metrics, response headers and the log line.
+class CallTimings(NamedTuple):
+    """Durations of an encoder call, or of the generations of one request.
 
-    The comments describe an encoder call. For a generation see `combine_timings` in
-    ingress/choices.py.
+    Metrics, response headers and the log line contain them.
     """
 
-    tokenize_s: float = 0.0
-    queue_s: float = 0.0  # longest wait of the call's items for a free engine thread
-    forward_s: float = 0.0  # the longest forward pass of the call
-    tokens: int = 0  # tokens of the call without padding
-    batch_items: int = 0  # items of the largest batch of the call; 0 for a generation
+    tokenize_s: float = 0.0  # texts to token ids; of a generation also the chat template
+    queue_s: float = 0.0  # longest wait of an item for an engine thread, of a generation for a slot
+    forward_s: float = 0.0  # longest forward pass; longest prefill and decode of a generation
+    tokens: int = 0  # tokens without padding; of generations, those of prompts and answers
+    batch_items: int = 0  # items of the largest batch; 0 for a generation
 
 
 class TokenizeRequest(NamedTuple):
@@ -182,7 +181,7 @@ class CallResult(NamedTuple):
     value: Any
     compute_type: str
     truncated: int = 0
-    timings: EncoderTimings = EncoderTimings()
+    timings: CallTimings = CallTimings()
 
 
 CallOutcome = CallResult | ServeError

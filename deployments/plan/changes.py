@@ -1,8 +1,8 @@
 """Changes of the plan by operators. Each function returns the new plan.
 
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
-the store has no such version, BadSetting if it is an alias of a refused version. All functions
-raise BadSetting if the plan cannot be read or written.
+the store has no such version, and BadSetting if the selector is an alias of a refused version. All
+functions raise BadSetting if the plan cannot be read or written.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Shadow(FrozenModel):
     """A version that computes requests again. Its answers are compared and never sent."""
 
     version: Version
-    percent: Percent  # of the requests that name no version
+    percent: Percent  # share of the requests that name no version
 
 
 class Refusal(FrozenModel):

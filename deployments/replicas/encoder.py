@@ -10,21 +10,17 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
-
-from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import Device, ModelHead
+from deployments.artifacts.types import Device
 from deployments.batching.calls import CallOutputs
-from deployments.batching.passes import run_pass
+from deployments.batching.passes import build_probe_item, run_pass
 from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
 from deployments.errors import (
     EngineFailed,
-    InputTooLong,
     ServeError,
     UnknownModel,
     hide_details,
@@ -45,34 +41,26 @@ from deployments.messages import (
 from deployments.records import ForwardPassRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
+from deployments.replicas.large_outputs import MAX_OUTPUT_VALUES, count_large_values
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import count_arena_bytes, leave_room_for_arena
-from deployments.tasks import TASKS, DecodeContext
+from deployments.tasks import TASKS, DecodeContext, Task
+from deployments.tokenization.encodings import translate_panics
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner, Untuned
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import LonePassPlanner, measure_graphs
 from deployments.tuning.opening import open_tuned_engine
-from deployments.tuning.prices import TablePrices
 from deployments.tuning.rounds import TuningRounds
+from deployments.tuning.table_prices import TablePrices
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 # A call whose decoding takes longer by its task's prediction is decoded in a thread.
 INLINE_DECODE_S = 2.5e-3
-# Limit of the values of one call's token vectors: 16 MB, three times that as JSON.
-MAX_TOKEN_VALUES = 1 << 22
-# Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
-# Each mask token has a score per vocabulary entry, so one request body could need 40 GB.
-MAX_MASK_VALUES = 1 << 27
-# Limit of the token vector values and vocabulary scores of all calls in the replica.
-MAX_OUTPUT_VALUES = 1 << 27
-
-
 # Bytes of an engine session besides its weights.
 ENGINE_BYTES = 1 << 20
-PROBE_TOKENS = 4
 
 
 class _LoadedEncoder(NamedTuple):
@@ -136,6 +124,7 @@ class EncoderReplica:
             estimate_item=self._prices.estimate_s,
         )
         self._scheduler.hold_model = self._hold_model
+        self._scheduler.get_known_good = self._build_known_good
         self._pinned = PinnedModels(args, self._serves)
         self.pool = ModelPool(
             args.store_path(),
@@ -181,10 +170,12 @@ class EncoderReplica:
         async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
             with self._lone_passes.overlaps:
                 items = iter(batch.items())
-                submitted = [self._submit(batch.key, call, items, loaded) for call in batch.calls]
-                done = _DoneCalls(submitted)
-                answered = 0
+                submitted: list[_Submitted | ServeError] = []
                 try:
+                    for call in batch.calls:
+                        submitted.append(self._submit(batch.key, call, items, loaded))
+                    done = _DoneCalls(submitted)
+                    answered = 0
                     while answered < len(submitted):
                         indices = await done.take()
                         yield {
@@ -201,7 +192,7 @@ class EncoderReplica:
             if isinstance(call, _Submitted):
                 if call.outputs.cancel():
                     self._scheduler.clean()
-                self._output_values.release(call.large_values)
+                self._output_values.release(call.large_values, call.call.client)
 
     def _submit(
         self,
@@ -215,8 +206,8 @@ class EncoderReplica:
         unpooled = TASKS[key.task].unpooled
         call_items = list(islice(items, len(call.lengths)))
         try:
-            values = _count_large_values(call_items, loaded.model.manifest, unpooled=unpooled)
-            self._output_values.reserve(values)
+            values = count_large_values(call_items, loaded.model.manifest, unpooled=unpooled)
+            self._output_values.reserve(values, call.client)
         except ServeError as error:
             return error
         try:
@@ -228,9 +219,11 @@ class EncoderReplica:
                 client=call.client,
                 priority=call.priority,
             )
-        except ServeError as error:
-            self._output_values.release(values)
-            return error
+        except BaseException as error:
+            self._output_values.release(values, call.client)
+            if isinstance(error, ServeError):
+                return error
+            raise
         return _Submitted(call, call_items, outputs, values)
 
     async def _finish(
@@ -253,7 +246,7 @@ class EncoderReplica:
         try:
             task = TASKS[batch.key.task]
             is_long = task.predict_decode_s(context, call.options) > INLINE_DECODE_S
-            decode = partial(task.decode, context, call.options)
+            decode = partial(_decode, task, context, call.options)
             value = await asyncio.to_thread(decode) if is_long else decode()
         except ServeError as error:
             return error
@@ -339,6 +332,10 @@ class EncoderReplica:
     def _hold_model(self, ref: ModelRef, is_held: bool) -> None:
         (self.pool.hold if is_held else self.pool.release)(ref)
 
+    def _build_known_good(self, ref: ModelRef) -> TokenizedItem:
+        loaded = self.pool.get(ref)
+        return build_probe_item(loaded.model.manifest.mask_token if loaded else None)
+
     def _use_tuning(
         self, ref: ModelRef, target: TuningTarget, engine: EncoderEngine | None
     ) -> None:
@@ -358,41 +355,13 @@ class EncoderReplica:
             engine.close()
 
 
+def _decode(task: Task, context: DecodeContext, options: Any) -> Any:
+    with translate_panics():
+        return task.decode(context, options)
+
+
 def probe_engine(engine: EncoderEngine, model: RegisteredModel) -> None:
     """Run one pass. Raises EngineFailed if the pass fails, so that the version is not used."""
-    ids = np.arange(PROBE_TOKENS, dtype=np.int32)
-    if model.manifest.mask_token is not None:
-        ids[1] = model.manifest.mask_token
-    (result,) = run_pass(engine, [TokenizedItem(ids, PROBE_TOKENS)], False).results
+    (result,) = run_pass(engine, [build_probe_item(model.manifest.mask_token)], False).results
     if isinstance(result, ServeError):
         raise EngineFailed(f"model {model.ref.name} fails its probe: {result.message}")
-
-
-def _count_large_values(
-    items: Sequence[TokenizedItem], manifest: ArtifactManifest, *, unpooled: bool
-) -> int:
-    """Count the values of token vectors or mask scores. Other outputs are small and count as 0.
-
-    Raises InputTooLong for more tokens or masks than one response can hold.
-    """
-    if unpooled:
-        tokens = sum(len(item.ids) for item in items)
-        width = manifest.token_width or manifest.output_width
-        max_tokens = MAX_TOKEN_VALUES // width
-        if tokens > max_tokens:
-            raise InputTooLong(
-                f"`inputs` has {tokens} tokens; the maximum for token vectors is {max_tokens}. "
-                "Send fewer or shorter texts.",
-                field="inputs",
-            )
-        return tokens * width
-    if manifest.head is ModelHead.MASKS:
-        masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
-        max_masks = MAX_MASK_VALUES // manifest.output_width
-        if masks > max_masks:
-            raise InputTooLong(
-                f"`inputs` has {masks} mask tokens; the maximum is {max_masks}. Send fewer texts.",
-                field="inputs",
-            )
-        return masks * manifest.output_width
-    return 0

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from deployments.engines.decoder_factory import (
 from deployments.errors import HardwareUnavailable, ServeError
 from deployments.generation.grammar import Constraint, GrammarTooCostly
 from deployments.generation.grammar_trials import FULL, QUICK, TrialLimits
+from deployments.generation.job import Job
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_executor import JobEvent
@@ -99,7 +100,7 @@ class GeneratorReplica:
     """
 
     def __init__(self, args: AppArgs, device: Device, recorder: StepRecorder) -> None:
-        self._hardware = args.generators[device]
+        self._hardware = args.generators[device].resolve()
         self._hang_timeout_s = args.hang_timeout_s
         self._device = device
         self._recorder = recorder
@@ -113,6 +114,7 @@ class GeneratorReplica:
         self._long_grammars = FairThreads("long-grammars")
         self._prompt_health = WorkerHealth("the prompt thread")
         self._grammar_health = WorkerHealth("a grammar thread")
+        self._preparing = 0  # calls that wait for a model, their grammar or the prompt thread
         self._grammar_bytes = Capacity(lambda: MAX_GRAMMAR_BYTES, "bytes of compiled grammars")
         self._has_started = False
         self._pinned = PinnedModels(args, self._serves)
@@ -171,28 +173,40 @@ class GeneratorReplica:
 
     @asynccontextmanager
     async def _run_job(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
-        async with self.pool.lease(call.model, calls=1) as model:
-            model.scheduler.check(model.preparer.estimate(call))
-            constraint = await self._compile_grammar(model.preparer, call)
-            grammar_bytes = constraint.memory_bytes if constraint else 0
-            with self._grammar_bytes.hold(grammar_bytes, call.client):
-                with_health = self._prompt_health.wrap(model.preparer.build_job)
-                received_s = time.perf_counter()
-                job = await self._prompts.run(
-                    partial(with_health, call, constraint),
-                    cost=1 + count_prompt(call.prompt),
-                    client=call.client,
-                    priority=call.priority,
-                )
-                job.times.tokenize_s = time.perf_counter() - received_s
-                buffer = StreamBuffer()
-                self._readers[job.number] = buffer
-                try:
-                    model.scheduler.submit(job)
-                    yield buffer
-                finally:
-                    del self._readers[job.number]
-                    model.scheduler.cancel(job)
+        async with AsyncExitStack() as held:
+            self._preparing += 1
+            try:
+                model, job = await self._prepare_job(call, held)
+            finally:
+                self._preparing -= 1
+            buffer = StreamBuffer()
+            self._readers[job.number] = buffer
+            try:
+                model.scheduler.submit(job)
+                yield buffer
+            finally:
+                del self._readers[job.number]
+                model.scheduler.cancel(job)
+
+    async def _prepare_job(
+        self, call: GenerationCall, held: AsyncExitStack
+    ) -> tuple[_LoadedGenerator, Job]:
+        """Return the call's model and its job. `held` releases what both occupy."""
+        model = await held.enter_async_context(self.pool.lease(call.model, calls=1))
+        model.scheduler.check(model.preparer.estimate(call))
+        constraint = await self._compile_grammar(model.preparer, call)
+        grammar_bytes = constraint.memory_bytes if constraint else 0
+        held.enter_context(self._grammar_bytes.hold(grammar_bytes, call.client))
+        with_health = self._prompt_health.wrap(model.preparer.build_job)
+        received_s = time.perf_counter()
+        job = await self._prompts.run(
+            partial(with_health, call, constraint),
+            cost=1 + count_prompt(call.prompt),
+            client=call.client,
+            priority=call.priority,
+        )
+        job.times.tokenize_s = time.perf_counter() - received_s
+        return model, job
 
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall
@@ -220,9 +234,10 @@ class GeneratorReplica:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
         All models share the device, so their shares add up: two half-used models make the replica
-        busy. The backlog is ignored, because all requests wait here and none in the ingress.
+        busy. A call that has no job yet counts as a slot, because another replica could serve it.
+        The backlog is ignored, because all requests wait here and none in the ingress.
         """
-        busy = queued_s = 0.0
+        busy, queued_s = self._preparing / self._hardware.kv_slots, 0.0
         for model in self.pool.models():
             active, _ = model.scheduler.load
             busy += active / model.decoder.info.slots

@@ -23,11 +23,12 @@ from deployments.errors import ServeError
 from deployments.messages import LoadedModel, ModelRef, PoolRequest, PoolState
 from deployments.native_heap import return_free_memory
 from deployments.registry import RegisteredModel, open_model
-from deployments.replicas.call_rate import CallRate
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.failed_loads import FailedLoads
+from deployments.replicas.pool_entry import PoolEntry, PoolLoad
 from deployments.replicas.pool_memory import PoolMemory
 from deployments.thread_priority import lower_priority
+from deployments.tokenization.encodings import translate_panics
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -71,8 +72,8 @@ class ModelPool(Generic[T]):
         self._pinned = pinned
         self._clock = clock
         # Ordered by last use, the least recently used first.
-        self._entries: OrderedDict[ModelRef, _PoolEntry[T]] = OrderedDict()
-        self._loading: dict[ModelRef, _Loading] = {}
+        self._entries: OrderedDict[ModelRef, PoolEntry[T]] = OrderedDict()
+        self._loading: dict[ModelRef, PoolLoad] = {}
         self._closing: dict[ModelRef, asyncio.Future[None]] = {}
         self._failures = FailedLoads(clock)
         self._room = asyncio.Lock()  # held by a load while it evicts models
@@ -238,13 +239,13 @@ class ModelPool(Generic[T]):
             raise copy.copy(error)
         return self._entries[ref].model
 
-    def _start_load(self, ref: ModelRef) -> _Loading:
-        loading = _Loading()
+    def _start_load(self, ref: ModelRef) -> PoolLoad:
+        loading = PoolLoad()
         loading.task = asyncio.get_running_loop().create_task(self._load(ref, loading))
         self._loading[ref] = loading
         return loading
 
-    async def _load(self, ref: ModelRef, loading: _Loading) -> ServeError | None:
+    async def _load(self, ref: ModelRef, loading: PoolLoad) -> ServeError | None:
         """Load a model and lease it to all waiting calls. Return the error of a failed load."""
         run = asyncio.get_running_loop().run_in_executor
         size, started_s = 0, time.perf_counter()
@@ -259,7 +260,7 @@ class ModelPool(Generic[T]):
         except Exception as exception:  # noqa: BLE001  every waiting call gets the error
             self._give_back(size)
             return self._failures.add(ref, exception)
-        except asyncio.CancelledError:
+        except BaseException:
             self._give_back(size)
             raise
         finally:
@@ -274,7 +275,8 @@ class ModelPool(Generic[T]):
         return None
 
     def _load_model(self, model: RegisteredModel) -> T:
-        loaded = self._loader.load(model)
+        with translate_panics():
+            loaded = self._loader.load(model)
         return_free_memory()
         return loaded
 
@@ -283,7 +285,7 @@ class ModelPool(Generic[T]):
         return_free_memory()
 
     def _add(self, ref: ModelRef, model: T, size: int, leases: int = 0) -> None:
-        entry = _PoolEntry(model, size, self._clock())
+        entry = PoolEntry(model, size, self._clock())
         entry.leases = leases
         self._entries[ref] = entry
         self.on_change(ref, True)
@@ -337,7 +339,7 @@ class ModelPool(Generic[T]):
         self._closing[ref] = asyncio.create_task(self._close(ref, entry))
         await asyncio.shield(self._closing[ref])
 
-    async def _close(self, ref: ModelRef, entry: _PoolEntry[T]) -> None:
+    async def _close(self, ref: ModelRef, entry: PoolEntry[T]) -> None:
         run = asyncio.get_running_loop().run_in_executor
         try:
             await run(self._threads, self._close_model, ref, entry.model)
@@ -372,24 +374,3 @@ class ModelLease(Generic[T]):
         traceback: TracebackType | None,
     ) -> None:
         self._pool.release(self._ref)
-
-
-class _PoolEntry(Generic[T]):
-    __slots__ = ("leases", "loaded_s", "model", "rate", "size", "used_s")
-
-    def __init__(self, model: T, size: int, now_s: float) -> None:
-        self.model = model
-        self.size = size
-        self.leases = 0
-        self.loaded_s = self.used_s = now_s
-        self.rate = CallRate(now_s)
-
-
-class _Loading:
-    """A load and the number of calls that wait for it."""
-
-    task: asyncio.Task[ServeError | None]
-
-    def __init__(self) -> None:
-        self.waiters = 0
-        self.is_done = False  # True: each waiting call has a lease

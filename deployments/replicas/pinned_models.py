@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from deployments.config import AppArgs
@@ -23,7 +24,9 @@ CHECK_INTERVAL_S = 2.0  # seconds between reads of the list of pinned models
 class PinnedModels:
     """The default versions of the configured models and of the models that the plan pins.
 
-    A new default version is loaded before the first request needs it.
+    A new default version is loaded before the first request needs it. Reads of the store may block
+    for long, such as on a network file system, so they have a thread of their own: the event loop
+    uses the models of the last read.
     """
 
     def __init__(self, args: AppArgs, serves: Callable[[RegisteredModel], bool]) -> None:
@@ -34,10 +37,13 @@ class PinnedModels:
         """
         self._registry = ModelRegistry(args.store_path(), args.models, verify=False)
         self._serves = serves
+        self._reader = ThreadPoolExecutor(1, "pinned-models")
+        self._refs = frozenset(model.ref for model in self._read())
         self._following: asyncio.Task[None] | None = None
 
     def refs(self) -> frozenset[ModelRef]:
-        return frozenset(model.ref for model in self._registry.pinned() if self._serves(model))
+        """Return the pinned models, as they were up to CHECK_INTERVAL_S ago."""
+        return self._refs
 
     def load_into(self, pool: ModelPool[T]) -> None:
         """Load all pinned models at the start of a replica. Blocks.
@@ -46,9 +52,9 @@ class PinnedModels:
         that a rollout keeps the previous replicas; HardwareUnavailable is only logged. Other models
         fail later, at the calls that need them.
         """
-        for model in self._registry.pinned():
-            if not self._serves(model):
-                continue
+        models = self._read()
+        self._refs = frozenset(model.ref for model in models)
+        for model in models:
             try:
                 pool.load_now(model.ref)
             except ServeError as error:
@@ -64,12 +70,20 @@ class PinnedModels:
     def close(self) -> None:
         if self._following is not None:
             self._following.cancel()
+        self._reader.shutdown(wait=False)
+
+    def _read(self) -> list[RegisteredModel]:
+        """Read the list of pinned models. Blocks. The registry allows one caller at a time."""
+        return [model for model in self._registry.pinned() if self._serves(model)]
 
     async def _follow(self, pool: ModelPool[T]) -> None:
+        run = asyncio.get_running_loop().run_in_executor
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
-                pool.keep(self.refs())
+                models = await run(self._reader, self._read)
+                self._refs = frozenset(model.ref for model in models)
+                pool.keep(self._refs)
                 await pool.trim()
             except Exception:  # such as a store that is not available for a moment
                 log.exception("the list of pinned models cannot be read; it is read again soon")

@@ -25,7 +25,10 @@ def leave_room_for_arena(
 
 
 def count_arena_bytes(device: Device, concurrent_passes: int) -> int:
-    """Return the bytes that the arena of one encoder may keep: on the CPU 0, as all share one."""
+    """Return the bytes to count per encoder for its arena.
+
+    0 on the CPU, where `leave_room_for_arena` subtracts the shared arena from the pool.
+    """
     return 0 if device is Device.CPU else concurrent_passes * ARENA_BYTES_PER_PASS
 
 

@@ -21,7 +21,7 @@ from typing import (
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead
@@ -47,6 +47,8 @@ class TaskInput:
     truncation: Truncation
     windowing: Windowing | None = None  # for tasks whose results are character ranges
     many: str = "inputs"  # request path for the error about too many items
+    # Path of a list whose items are paired with each item of `many`: each pair is a text.
+    paired_with: str | None = None
     extra: int = 0  # texts that are no items of `many`, such as the one that all are compared with
 
 
@@ -129,6 +131,17 @@ class TextParameters(BaseModel):
             return Truncation.REFUSE
         left = self.truncation_direction == "left"
         return Truncation.KEEP_END if left else Truncation.KEEP_START
+
+
+class TruncatingParameters(TextParameters):
+    """Parameters of a task that truncates long texts unless `truncate` is false."""
+
+    truncate: bool | None = True
+
+    @field_validator("truncate", mode="before")
+    @classmethod
+    def _null_is_not_given(cls, value: Any) -> Any:
+        return True if value is None else value
 
 
 class OneOrMany(NamedTuple, Generic[T]):

@@ -17,6 +17,7 @@ from deployments.tasks.base import (
     Task,
     TaskInput,
     TextParameters,
+    TruncatingParameters,
     as_list,
     build_item_paths,
 )
@@ -24,7 +25,7 @@ from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, pa
 from deployments.tasks.numbers import normalize
 
 
-class SimilarityParameters(TextParameters):
+class SimilarityParameters(TruncatingParameters):
     prompt_name: str | None = None
 
 

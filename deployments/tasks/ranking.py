@@ -12,7 +12,14 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
-from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, build_item_paths
+from deployments.tasks.base import (
+    DecodeContext,
+    Task,
+    TaskInput,
+    TextParameters,
+    TruncatingParameters,
+    build_item_paths,
+)
 from deployments.tasks.embedding import add_prompt, compare_with_first
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, parse_parameters
 from deployments.tasks.numbers import sigmoid
@@ -24,7 +31,7 @@ DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 TEXTS_PATH = "inputs.texts"
 
 
-class RankingParameters(TextParameters):
+class RankingParameters(TruncatingParameters):
     raw_scores: bool | None = None
     return_text: bool | None = None
 

@@ -8,14 +8,21 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, field_validator
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
 from deployments.errors import TooManyItems
-from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
+from deployments.tasks.base import (
+    DecodeContext,
+    Task,
+    TaskInput,
+    TextParameters,
+    TruncatingParameters,
+    as_list,
+)
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
 
@@ -24,6 +31,7 @@ LABELS_PATH = "parameters.candidate_labels"
 # length. These limits apply before the service counts the items of the call.
 MAX_PAIRS = 16_384
 MAX_TEMPLATE_CHARACTERS = 1_000
+DEFAULT_TEMPLATE = "This example is {}."
 
 
 def _comma_separated(value: Any) -> Any:
@@ -39,17 +47,16 @@ CandidateLabels = Annotated[
 ]
 
 
-class ZeroShotParameters(TextParameters):
-    truncate: bool | None = True  # the default of the transformers pipeline
+class ZeroShotParameters(TruncatingParameters):
     candidate_labels: CandidateLabels
     multi_label: bool | None = None
     multi_class: bool | None = None  # former name of `multi_label`
-    hypothesis_template: str = Field("This example is {}.", max_length=MAX_TEMPLATE_CHARACTERS)
+    hypothesis_template: str = Field(DEFAULT_TEMPLATE, max_length=MAX_TEMPLATE_CHARACTERS)
 
-    @field_validator("truncate", "hypothesis_template", mode="before")
+    @field_validator("hypothesis_template", mode="before")
     @classmethod
-    def _null_is_not_given(cls, value: Any, info: ValidationInfo) -> Any:
-        return cls.model_fields[str(info.field_name)].default if value is None else value
+    def _null_is_default_template(cls, value: Any) -> Any:
+        return DEFAULT_TEMPLATE if value is None else value
 
     @field_validator("hypothesis_template")
     @classmethod
@@ -131,6 +138,7 @@ class ZeroShotClassification(Task):
             options=ZeroShotOptions(texts, labels, params.independent, single),
             truncation=params.truncation,
             many=LABELS_PATH if single else "inputs",
+            paired_with=None if single else LABELS_PATH,
         )
 
     def decode(

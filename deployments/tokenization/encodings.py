@@ -32,7 +32,7 @@ def translate_panics() -> Iterator[None]:
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise
-        raise EngineFailed("the tokenizer panicked") from error
+        raise EngineFailed("a library in Rust panicked") from error
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:

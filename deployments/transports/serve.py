@@ -14,7 +14,13 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle, DeploymentResponse
 
 from deployments.deadlines import deadline_after, remaining_s
-from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ServeError
+from deployments.errors import (
+    EngineFailed,
+    Overloaded,
+    ReplicasLost,
+    ServeError,
+    build_overloaded,
+)
 from deployments.messages import (
     CallBatch,
     CallOutcome,
@@ -257,4 +263,6 @@ async def _translate_backpressure(send: Callable[[], Awaitable[T]]) -> T:
 
 
 def _queue_full() -> Overloaded:
-    return Overloaded("the queue of a deployment is full (`max_queued_requests`); retry later")
+    return build_overloaded(
+        "the queue of a deployment is full (`max_queued_requests`); retry later", retry_after_s=1.0
+    )

@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.batching.scheduler import LonePass
+from deployments.batching.replica_hooks import LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.messages import ModelRef

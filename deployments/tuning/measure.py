@@ -16,7 +16,7 @@ from statistics import median
 import numpy as np
 
 from deployments.artifacts.types import Device
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.base import EncoderEngine
 from deployments.engines.forward_pass import Batch
 from deployments.errors import EngineFailed

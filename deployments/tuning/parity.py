@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import Gate, Parity
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import ArtifactError, EngineFailed
@@ -48,8 +48,8 @@ class ReferenceOutputs:
 
     items: tuple[TokenizedItem, ...]
     outputs: tuple[Floats, ...]
-    problem_type: str | None = None  # that of the manifest
-    similarity: str = "cosine"  # that of the manifest
+    problem_type: str | None = None  # as in the manifest
+    similarity: str = "cosine"  # as in the manifest
 
     def write(self, path: Path) -> None:
         """Write one .npz file: concatenated arrays, and the index at which each array ends.

@@ -12,7 +12,6 @@ from openai import (
     BadRequestError,
     NotFoundError,
     OpenAI,
-    UnprocessableEntityError,
 )
 from pydantic import BaseModel, Field
 
@@ -196,9 +195,9 @@ def test_errors_have_their_exception_types(openai: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="temperature") as hot:
         create(model=WRITER, messages=[USER], temperature=3)
     assert hot.value.param == "temperature"
-    with pytest.raises(UnprocessableEntityError, match="tokens") as long:
+    with pytest.raises(BadRequestError, match="tokens") as long:
         create(model=FIXED_TEXT_MODEL, messages=[{**USER, "content": "word " * 2_000}])
-    assert (long.value.param, long.value.code) == ("messages", "input_too_long")
+    assert (long.value.param, long.value.code) == ("messages", "context_length_exceeded")
     with pytest.raises(BadRequestError, match="cannot be used") as odd:
         create(model=WRITER, messages=[USER], response_format={"type": "regex", "value": "("})  # type: ignore[call-overload]
     assert odd.value.param == "response_format"

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from deployments.errors import InvalidField
 from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.endpoint import Endpoint
-from deployments.transports.channel.frames import Method
+from deployments.transports.channel.frames import ChannelError, Method
 from deployments.transports.channel.pool import ReplicaPool
 from deployments.transports.channel.server import ChannelServer, Reply, Service
+from tests.support.fakes import PanicException
 
 NODE = "node-1"
 
 
+_FAULTS: Mapping[bytes, BaseException] = {
+    b"fail": InvalidField("wrong", field="inputs"),
+    b"bug": ZeroDivisionError(),
+    b"undecodable": ChannelError("a map, expected an array"),
+    b"panic": PanicException("index out of bounds"),
+    b"cancelled": asyncio.CancelledError(),
+}
+
+
 @dataclass
 class ScriptedReplica:
-    """Replica that answers `b"echo ..."` at once, and raises errors for `b"fail"` and `b"bug"`.
+    """Replica that answers `b"echo ..."` at once, and raises the errors in `_FAULTS`.
 
     All other messages wait for `release`. A stream with the message `b"3"` yields three numbers,
     then waits for `release`.
@@ -34,10 +44,8 @@ class ScriptedReplica:
     async def infer(self, message: memoryview, _deadline_s: float) -> Reply:
         content = bytes(message)
         self.started.append(content)
-        if content == b"fail":
-            raise InvalidField("wrong", field="inputs")
-        if content == b"bug":
-            raise ZeroDivisionError
+        if content in _FAULTS:
+            raise _FAULTS[content]
         if not content.startswith(b"echo"):
             try:
                 await self.release.wait()

@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TypeVar
@@ -82,6 +83,10 @@ class _BackendHandler(BaseHTTPRequestHandler):
             self._wait_until_left()
         if self.path == "/full":
             self._refuse()
+        elif self.path == "/unrouted":
+            self._answer(b"Path not found", 404, {"content-type": "text/plain; charset=utf-8"})
+        elif self.path == "/unknown":
+            self._answer(b"{}", 404, {"content-type": "application/json"})
         elif self.path == "/places":
             self._answer_in_a_place(body)
         elif self.path == "/limited":
@@ -128,7 +133,8 @@ class EdgeHarness:
         self.backend = Backend()
         self.port = free_port()
         self.reports: list[str] = []
-        self.ports = LocalPorts.choose(reserved=self.port)
+        # The default ports would collide with those of a harness in another test process.
+        self.ports = LocalPorts(*(free_port() for _ in fields(LocalPorts)))
         self._listener = open_listener(host, self.port)
         self.edge = Edge(directory, self._listener, find_haproxy(), self.reports.append, limits)
         self.environment = local_environment(edge=directory)

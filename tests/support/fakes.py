@@ -17,7 +17,7 @@ from deployments.deadlines import deadline_after
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.ingress.routing import MicroBatcher, PendingCall, SendMicroBatch, Submit
+from deployments.ingress.micro_batches import MicroBatcher, PendingCall, SendMicroBatch, Submit
 from deployments.messages import Call, CallBatch, CallOutcome, CallResult, TokenizedItem
 from deployments.records import TokenizeRecord
 from deployments.transports.base import Deliver, EncoderClient
@@ -107,6 +107,10 @@ class ScriptedEngine:
 
     def close(self) -> None:
         pass
+
+
+class PanicException(BaseException):
+    """Stand-in for the PanicException of Rust libraries, a class that cannot be imported."""
 
 
 class FakeClock:

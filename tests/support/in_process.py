@@ -31,9 +31,9 @@ from deployments.ingress.cluster_state import (
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
+from deployments.ingress.micro_batches import MicroBatcher
 from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
-from deployments.ingress.routing import MicroBatcher
 from deployments.records import RequestRecord
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica

@@ -43,7 +43,7 @@ KNOW_RAY = {
     "deployments/transports/serve.py",
     "deployments/transports/channel/replica_channel.py",
     "deployments/transports/channel/router.py",
-    "deployments/ingress/routing.py",
+    "deployments/ingress/micro_batches.py",
     "deployments/ingress/cluster_state.py",
     "deployments/ingress/apis/operations/metrics_text.py",
 }

@@ -15,6 +15,7 @@ ENVELOPE_KEYS = frozenset({"inputs", "parameters", "options", "stream", "model"}
 LEGACY_INPUT_KEYS = ("source_sentence", "sentences", "question", "context", "query", "texts")
 # Parameters of all tasks. Newer clients send parameters at the top level.
 TASK_PARAMETER_KEYS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
+TOP_LEVEL_KEYS = TASK_PARAMETER_KEYS.union(ENVELOPE_KEYS, LEGACY_INPUT_KEYS)
 
 
 def parse_task(name: str | None) -> str | None:
@@ -56,15 +57,15 @@ def parse_task_inputs(body: Mapping[str, Any]) -> Any:
     return inputs
 
 
-def parse_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `parameters` and top-level keys of a request for an encoder task; `parameters` wins.
-
-    Raises InvalidField, or UnknownParameter for a top-level key unknown to all tasks.
-    """
-    known = TASK_PARAMETER_KEYS.union(ENVELOPE_KEYS, LEGACY_INPUT_KEYS)
-    if unknown := next((key for key in body if key not in known), None):
-        raise UnknownParameter(f"`{unknown}` is not a parameter of any task", field=unknown)
+def merge_task_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge parameters as `merge_parameters` does, without the legacy keys of the inputs."""
     return merge_parameters({k: v for k, v in body.items() if k not in LEGACY_INPUT_KEYS})
+
+
+def check_task_keys(body: Mapping[str, Any]) -> None:
+    """Raise UnknownParameter for a top-level key that no encoder task has."""
+    if unknown := next((key for key in body if key not in TOP_LEVEL_KEYS), None):
+        raise UnknownParameter(f"`{unknown}` is not a parameter of any task", field=unknown)
 
 
 def merge_parameters(body: Mapping[str, Any]) -> dict[str, Any]:

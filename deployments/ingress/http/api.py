@@ -47,7 +47,7 @@ class Operation:
     access: Access
     body: JsonSchema | None = None  # None: no body is read
     response: JsonSchema | None = field(default_factory=dict)  # for status 200; {}: any JSON
-    media_type: str = "application/json"  # of status 200
+    media_type: str = "application/json"  # for status 200
     events: JsonSchema | None = None  # schema of each event, if status 200 can be a stream
     examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
     # Runs a model: headers may set `options`, and a missing model may be built before the handler

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from statistics import mode
 from typing import NamedTuple
 
 from starlette.datastructures import Headers
@@ -113,30 +114,30 @@ class HttpApplication:
         try:
             with self._hooks.in_flight, ClientWatch(scope, receive):
                 response = await self._handle(request, scope)
-                self._cors.add_headers(request.headers, response)
-                if (metered := scope.get(METERED_KEY)) is not None:
-                    response.raw_headers += metered.headers
-                if (request_id := scope.get(REQUEST_ID_KEY)) is not None:
-                    response.raw_headers.append((REQUEST_ID_HEADER, request_id))
-                if len(getattr(response, "body", b"")) <= CHUNK_BYTES:
+                size = None
+                if len(getattr(response, "body", b"")) > CHUNK_BYTES:
+                    try:
+                        size = self._large_responses.reserve(response)
+                    except Overloaded as error:
+                        error.recorded = True  # the request is already in the metrics
+                        response = self._respond(scope, error)
+                self._add_headers(request, response)
+                if size is None:
                     await response(scope, receive, send)
                 else:
-                    await self._send_large(response, scope, receive, send)
+                    await self._large_responses.send(response, size, send)
         finally:
             body.release()
             if (metered := scope.get(METERED_KEY)) is not None:
                 metered.release()
 
-    async def _send_large(
-        self, response: Response, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        try:
-            size = self._large_responses.reserve(response)
-        except Overloaded as error:
-            error.recorded = True  # the request is already in the metrics
-            await self._respond(scope, error)(scope, receive, send)
-        else:
-            await self._large_responses.send(response, size, send)
+    def _add_headers(self, request: Request, response: Response) -> None:
+        """Add the headers that successes and errors share: CORS, limits of the key, request id."""
+        self._cors.add_headers(request.headers, response)
+        if (metered := request.scope.get(METERED_KEY)) is not None:
+            response.raw_headers += metered.headers
+        if (request_id := request.scope.get(REQUEST_ID_KEY)) is not None:
+            response.raw_headers.append((REQUEST_ID_HEADER, request_id))
 
     async def _handle(self, request: Request, scope: Scope) -> Response:
         try:
@@ -147,7 +148,7 @@ class HttpApplication:
                 return permission
             found = self.table.find(scope["method"], path)
             if found is None:
-                raise UnknownRoute(f"no route matches {path}; see /docs")
+                raise self._build_unknown_route(path, scope)
             scope["path_params"] = found.path_params
             scope[ERROR_FORMAT_KEY] = found.route.error_format
             scope[METERED_KEY] = self._gate.admit(found.route.access, request.headers)
@@ -165,6 +166,15 @@ class HttpApplication:
             # The client gets no details.
             log.error("unexpected failure on %s", scope["path"], exc_info=error)
             return self._respond(scope, ServeError("unexpected failure; see the log of the server"))
+
+    def _build_unknown_route(self, path: str, scope: Scope) -> UnknownRoute:
+        """Name the routes below the first segment of `path`, and use their usual error format."""
+        family = self.table.find_family(path)
+        if not family:
+            return UnknownRoute(f"no route matches {path}; see /docs")
+        scope[ERROR_FORMAT_KEY] = mode(route.error_format for route in family)
+        names = ", ".join(sorted({route.path for route in family}))
+        return UnknownRoute(f"no route matches {path}; there are {names}; see /docs")
 
     async def _run(self, route: OperationRoute, request: Request) -> Response:
         try:

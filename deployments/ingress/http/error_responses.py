@@ -35,14 +35,16 @@ def retry_headers(error: ServeError) -> dict[str, str]:
 
 
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
-    """Mark a 429 of a full queue, so that HAProxy repeats it to requests with the same headers.
+    """Mark a 429 of a replica's queue, so that HAProxy repeats it to requests with equal headers.
+
+    Other limits, such as the bytes of large answers, say nothing about the next request.
 
     A body that sets deadline or priority prevents the mark. HAProxy does not read bodies, so it
     would also refuse requests with later deadlines. Searching the body costs less than parsing it
     again, and happens only for refused requests. A text in the body that equals such a key also
     prevents the mark, which does no harm.
     """
-    if error.code != Overloaded.code:
+    if not (isinstance(error, Overloaded) and error.from_queue):
         return
     body: bytes = scope.get(BODY_KEY, b"")
     if not any(key in body for key in QUEUE_KEYS):

@@ -58,6 +58,15 @@ class RequestOptions(BaseModel):
         return "cpu" if self.use_gpu is False else self.compute
 
     @property
+    def hardware_option(self) -> str:
+        """The option that determines `requested_compute`; `compute` if the request has none."""
+        if self.hardware is not None:
+            return "hardware"
+        if self.require_gpu:
+            return "require_gpu"
+        return "compute" if self.use_gpu is None else "use_gpu"
+
+    @property
     def requires_device(self) -> bool:
         """Whether the request fails if the device is not available."""
         return self.hardware is not None or bool(self.require_gpu)
@@ -79,7 +88,14 @@ NO_OPTIONS = RequestOptions()
 # The field `options` of a body. `read_options` validates it together with the headers.
 RawOptions = Annotated[Any, WithJsonSchema(build_schema(RequestOptions))]
 
-HARDWARE_KEYS = {"use_gpu", "require_gpu", "hardware", "compute"}
+# The options that name hardware, and the header that sets each.
+HARDWARE_HEADERS: Mapping[str, str] = {
+    "use_gpu": "x-use-gpu",
+    "require_gpu": "x-use-gpu",
+    "hardware": "x-hardware",
+    "compute": "x-compute",
+}
+HARDWARE_KEYS = frozenset(HARDWARE_HEADERS)
 # Allowed words for each option whose header takes one of several words.
 HEADER_WORDS: Mapping[str, Sequence[str]] = {
     "hardware": [device.value for device in Device],

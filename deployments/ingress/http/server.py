@@ -15,8 +15,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from deployments.ingress.http.direct_requests import DirectRequests
 
-# Limit of the held bytes. Beyond the limit the bytes are written immediately: the transport must
-# write to detect that a client does not read.
+# Bytes to hold, at most. Above this they are written at once, because only a write shows that a
+# client does not read.
 MAX_HELD_BYTES = 1 << 14
 
 

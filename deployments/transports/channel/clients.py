@@ -13,6 +13,7 @@ from typing import TypeVar
 from deployments.deadlines import deadline_after
 from deployments.errors import EngineFailed, ReplicasSilent, ServeError
 from deployments.messages import (
+    CHARACTERS_PER_TOKEN,
     CallBatch,
     Chunk,
     Completion,
@@ -87,7 +88,7 @@ class ChannelEncoderClient:
         direct = ChannelRequest(
             Method.TOKENIZE_AND_INFER,
             message,
-            characters,
+            -(-characters // CHARACTERS_PER_TOKEN),
             deadline_s,
             is_repeatable=True,
             model=model,

@@ -26,13 +26,17 @@ class Directory:
         """Replace the replicas of a deployment; call it from any thread."""
         self._endpoints[deployment] = endpoints
         for loop, listener in self._listeners.get(deployment, ()):
-            loop.call_soon_threadsafe(listener, endpoints)
+            loop.call_soon_threadsafe(self._report, deployment, listener)
 
     def subscribe(self, deployment: str, listener: Listener) -> None:
         """Call `listener` in the running event loop, now and after every change."""
         loop = asyncio.get_running_loop()
         self._listeners.setdefault(deployment, []).append((loop, listener))
-        loop.call_soon(listener, self._endpoints.get(deployment, {}))
+        loop.call_soon(self._report, deployment, listener)
+
+    def _report(self, deployment: str, listener: Listener) -> None:
+        """Pass the present replicas on, even if `publish` replaced them after the call."""
+        listener(self._endpoints.get(deployment, {}))
 
 
 DIRECTORY = Directory()

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-WIRE_VERSION = 9
+# Raise it with every change of the bytes on the wire. A test has a fingerprint of all messages.
+WIRE_VERSION = 10
 MAX_HANDSHAKE_BYTES = 256
 # Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents, split into windows, fit.
 MAX_BODY_BYTES = 1 << 30
@@ -26,7 +27,7 @@ _COUNT = struct.Struct("<I")
 
 
 class ChannelError(Exception):
-    """The peer broke the protocol; the connection must be closed."""
+    """The peer sent bytes of another format. A broken frame or header closes the connection."""
 
 
 class FrameType(IntEnum):
@@ -78,7 +79,7 @@ class AnswerFrame(NamedTuple):
 
     other_load: int  # cost of the calls in progress on other connections
     window: int  # limit of the cost in progress on this connection
-    cost: int  # of a later call that forwards this message, such as its number of tokens; or 0
+    cost: int  # cost, such as tokens, of a later call that forwards this message; else 0
     message: memoryview
 
 

@@ -55,16 +55,19 @@ class Peer:
         self.connection: ClientConnection | None = None
         self._name = name
         self._connect = connect
-        self._has_lost = False  # whether a connection was lost after its handshake
+        self._was_lost = False  # whether a connection was ever lost after its handshake
         self._task = asyncio.get_running_loop().create_task(self._stay_connected())
 
     @property
-    def is_lost(self) -> bool:
-        """Whether a connection was lost after its handshake, and the replica does not drain."""
+    def may_return(self) -> bool:
+        """Whether a connection was ever lost after its handshake, and the replica does not drain.
+
+        Such a replica is connected again, or Serve replaces it.
+        """
         connection = self.connection
         if connection is None or connection.is_draining:
             return False
-        return self._has_lost or connection.is_lost
+        return self._was_lost or connection.is_lost
 
     def retire(self) -> None:
         """Stop connecting; close the connection after its last answer."""
@@ -82,7 +85,7 @@ class Peer:
                 log.info("channel to %s: %s", self._name, error)
             else:
                 await self.connection.closed
-                self._has_lost |= self.connection.is_ready
+                self._was_lost |= self.connection.is_ready
                 if self.connection.is_draining:
                     return
                 if self.connection.is_ready:
@@ -249,6 +252,7 @@ class ReplicaPool:
         Also return one replica's share of the cost that waits in this process. Connections that
         `refused` the request are used only if there are no others.
         """
+        ends_s: float | None = None  # loop time until which the call waits for a successor
         while True:
             every = [
                 _Option(peer.connection, peer.endpoint.node == self._node, replica)
@@ -257,7 +261,10 @@ class ReplicaPool:
             ]
             usable = [one for one in every if one.connection not in refused] or every
             if not usable:
-                await self._wait_for_successor(SUCCESSOR_S if request.can_wait else 0)
+                if ends_s is None:
+                    wait_s = SUCCESSOR_S if request.can_wait else 0.0
+                    ends_s = asyncio.get_running_loop().time() + wait_s
+                await self._wait_for_successor(ends_s)
                 continue
             free = [one for one in usable if one.connection.has_credit]
             if free:
@@ -286,16 +293,16 @@ class ReplicaPool:
             free = random.sample(free, 2)
         return min(free, key=lambda one: (one.connection.load, not one.is_local)).connection
 
-    async def _wait_for_successor(self, wait_s: float) -> None:
+    async def _wait_for_successor(self, ends_s: float) -> None:
         """Wait for a new replica or connection, because no listed replica is usable.
 
-        Raises ReplicasSilent after `wait_s`, or NoChannel if no listed replica was lost.
+        Raises ReplicasSilent at the loop time `ends_s`, or NoChannel if no listed replica was lost.
         """
-        if not any(peer.is_lost for peer in self._peers.values()):
+        if not any(peer.may_return for peer in self._peers.values()):
             raise NoChannel
         self._changed.clear()
         try:
-            async with asyncio.timeout(wait_s):
+            async with asyncio.timeout_at(ends_s):
                 await self._changed.wait()
         except TimeoutError:
             raise ReplicasSilent(

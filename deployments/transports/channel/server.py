@@ -133,6 +133,7 @@ class ChannelServer:
             connection.abort()
         if self._directory is not None:
             self._directory.remove()
+            self._directory = None
 
     def add(self, connection: ServerConnection) -> None:
         self.connections.add(connection)
@@ -233,7 +234,7 @@ class ServerConnection(FrameConnection):
     ) -> None:
         """Run a call. Send the events of a stream, then exactly one ANSWER or ERROR.
 
-        Send neither if the call is cancelled. Close the connection if the call cannot be decoded.
+        Send neither if the client has cancelled the call or has gone.
         """
         unary = self._server.service.unary.get(call.method)
         try:
@@ -247,11 +248,15 @@ class ServerConnection(FrameConnection):
         except ServeError as error:
             self._end(id, FrameType.ERROR, encode_error(error))
         except ChannelError as error:
-            log.warning("channel closed: %s", error)
-            self.abort()
-        except Exception as error:
+            self._end(id, FrameType.ERROR, encode_error(_build_decode_error(error)))
+        except BaseException as error:
+            # A panic in Rust and the end of an inner task are no Exception; the client waits too.
+            if _is_cancelled():
+                raise
             log.error("bug: a call over a channel failed", exc_info=error)
             self._end(id, FrameType.ERROR, encode_error(hide_details(error)))
+            if isinstance(error, SystemExit | KeyboardInterrupt):
+                raise
         else:
             self._end(id, FrameType.ANSWER, reply.message, reply.cost)
 
@@ -287,3 +292,19 @@ class ServerConnection(FrameConnection):
         self._load += cost
         self._server.load += cost
         self._server.calls += calls
+
+
+def _is_cancelled() -> bool:
+    """Whether this task itself was cancelled, not only something that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _build_decode_error(error: ChannelError) -> ServeError:
+    """Build the error of a call that this replica cannot decode. A newer one may be able to."""
+    log.error("a call cannot be decoded: %s", error)
+    failed = EngineFailed(
+        f"the replica cannot decode the call: {error}. Update all deployments to one release."
+    )
+    failed.elsewhere = True
+    return failed

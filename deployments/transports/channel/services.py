@@ -59,8 +59,8 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
 def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Service:
     """Build the service of an encoder replica.
 
-    The cost of an INFER call is its number of tokens without padding. The cost of a
-    TOKENIZE_AND_INFER call is its number of characters.
+    The cost of an INFER call is its number of tokens without padding; the client estimates that of
+    a TOKENIZE_AND_INFER call.
     """
 
     async def run(batch: TokenizedBatch) -> AsyncGenerator[bytes, None]:

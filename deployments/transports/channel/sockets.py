@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import tempfile
 from pathlib import Path
 from typing import NamedTuple, Self
+
+from deployments.claimed_directory import claim_directory, remove_unused
 
 _PREFIX = "hundredfold-channel-"
 _SOCKET = "replica.sock"
@@ -14,16 +17,22 @@ _MAX_PATH_BYTES = 107  # limit of `sockaddr_un` for the path of a socket
 
 
 class SocketDirectory(NamedTuple):
-    """A directory of mode 0700 with one socket."""
+    """A directory of mode 0700 with one socket, locked by this process."""
 
     path: Path
+    lock: int  # descriptor
 
     @classmethod
     def create(cls) -> Self:
         """Create a directory. First remove the directories of processes that have ended."""
         root = Path(tempfile.gettempdir())
-        _remove_orphans(root)
-        return cls(Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root)))
+        for path in root.glob(f"{_PREFIX}*"):
+            remove_unused(path)
+        while True:
+            path = root / f"{_PREFIX}{secrets.token_hex(4)}"
+            lock = claim_directory(path)
+            if lock is not None:
+                return cls(path, lock)
 
     @property
     def socket_path(self) -> str:
@@ -33,14 +42,4 @@ class SocketDirectory(NamedTuple):
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _remove_orphans(root: Path) -> None:
-    for path in root.glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
-        try:
-            is_own = path.lstat().st_uid == os.getuid()
-        except OSError:
-            continue
-        if is_own and pid.isdecimal() and not Path("/proc", pid).exists():
-            shutil.rmtree(path, ignore_errors=True)
+        os.close(self.lock)

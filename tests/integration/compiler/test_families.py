@@ -27,7 +27,7 @@ from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import megabytes
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest, Candidate, Parity
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.tasks import find_head

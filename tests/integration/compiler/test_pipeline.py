@@ -26,7 +26,7 @@ from cluster.store_list import list_versions
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Gate
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, resolve_version
 from deployments.artifacts.types import Device, TaskName
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.messages import TokenizedItem

@@ -50,6 +50,13 @@ def test_edge_before_routes_answers_503(directory: Path) -> None:
         assert reply.json()["code"] == "unavailable"
 
 
+def test_route_that_a_replica_does_not_know_yet_is_retryable(edge: EdgeHarness) -> None:
+    reply = edge.post("/unrouted")
+    assert (reply.status_code, reply.headers["retry-after"]) == (503, "1")
+    assert reply.json()["code"] == "unavailable"
+    assert edge.post("/unknown").status_code == 404
+
+
 def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
     (first,) = edge.haproxies()
     with ThreadPoolExecutor(4) as pool:

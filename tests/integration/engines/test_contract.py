@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem

@@ -9,7 +9,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_state
 
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.engines.base import translate_errors

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
 from deployments.engines.onnx_io_binding import IoBindingEngine

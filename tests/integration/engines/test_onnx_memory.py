@@ -11,7 +11,7 @@ from onnx import helper
 
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.engines.onnx_encoder import OnnxEngine

@@ -12,7 +12,7 @@ import pytest
 from onnx import helper
 
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines import missing_requirement, open_engine
 from tests.integration.engines.conftest import KINDS, SETTINGS, Written, spec_of
 from tests.support.engine_programs import write_model

@@ -20,7 +20,7 @@ from safetensors import safe_open  # noqa: E402
 
 from deployments.artifacts.manifest import EngineOptions  # noqa: E402
 from deployments.artifacts.types import ModelHead  # noqa: E402
-from deployments.batching.batches import collate  # noqa: E402
+from deployments.batching.batch_policy import collate  # noqa: E402
 from deployments.engines import open_engine, torch_engine  # noqa: E402
 from deployments.engines.torch_engine import TorchEngine  # noqa: E402
 from deployments.engines.torch_program import read_program, write_program  # noqa: E402

@@ -22,7 +22,7 @@ def write_result(directory: Path) -> None:
 @pytest.mark.parametrize("path", list_documents(), ids=lambda path: path.name)
 def test_document_has_the_tables_of_the_results_and_of_the_code(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert fill_tables(text, RESULTS) == text, "run `python -m benchmarks tables`"
+    assert fill_tables(text, RESULTS) == text, "run `hundredfold bench tables`"
 
 
 def test_every_committed_table_is_in_a_document() -> None:
@@ -78,6 +78,7 @@ def test_every_table_of_figures_comes_from_a_result_file() -> None:
     rows = [line for line in typed.splitlines() if line.startswith("|")]
     headers = [row for row, below in pairwise(rows) if set(below) <= set("|- ")]
     assert headers == [  # these tables contain no measurements
+        "| November 2026 | machine | sections |",
         "| rival | serves |",
-        "| measurement | options of `python -m benchmarks generation` |",
+        "| measurement | options of `hundredfold bench generation` |",
     ]

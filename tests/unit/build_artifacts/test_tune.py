@@ -1,4 +1,4 @@
-"""`hundredfold models tune`: the device and the threads that it measures."""
+"""`hundredfold models tune`: the device and the threads that it measures, and its table."""
 
 from __future__ import annotations
 
@@ -71,3 +71,15 @@ def test_host_without_gpu_measures_nothing_for_a_gpu(
     assert tune(tmp_path, "--device", "gpu") == 1
     assert measured == []
     assert "this host has none" in capsys.readouterr().err
+
+
+def test_costs_list_rejected_and_unmeasured_candidates(tmp_path: Path) -> None:
+    target = seal_tunable(tmp_path, names=["plain", "far", "astray"])
+    reasons = {"rejected": {"astray": "mean cosine 0.1 < 0.985"}, "unmeasured": {"far": "no GPU"}}
+    write_table(target, {"1x16": "plain"}, **reasons)
+    table = read_costs(target)
+    assert table is not None
+    assert commands.format_costs(table).splitlines()[-2:] == [
+        "astray violates the gate here: mean cosine 0.1 < 0.985",
+        "far was not measured here: no GPU",
+    ]

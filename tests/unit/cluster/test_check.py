@@ -274,10 +274,10 @@ def test_other_application_is_checked_only_by_rules_of_serve() -> None:
     config["applications"].append(
         {**other, "deployments": [{"name": "D", "user_config": {"k": 1}}]}
     )
-    problems = check_text(yaml.safe_dump(config))
-    assert [to_dotted_path(p.path) for p in problems] == [
-        "applications.1.deployments.0.max_queued_requests"
-    ]
+    assert check_text(yaml.safe_dump(config)) == []
+    config["applications"][1]["routeprefix"] = "/y"
+    (problem,) = check_text(yaml.safe_dump(config))
+    assert to_dotted_path(problem.path) == "applications.1.routeprefix"
 
 
 def test_all_problems_are_reported_together() -> None:

@@ -88,8 +88,6 @@ def test_conflicting_timeouts_are_reported(
     [
         {f"{APP}.args.hang_timeout_s": 8.1},
         {f"{INGRESS}.user_config.builds.wait_s": 149},
-        # Without effect, because the edge turns it off.
-        {"http_options.request_timeout_s": 10},
         {f"{INGRESS}.user_config.generation_timeout_s": 100},
         {f"{INGRESS}.user_config.timeout_s": 99, f"{INGRESS}.user_config.generation_timeout_s": 99},
         {f"{INGRESS}.user_config.timeout_s": 60, f"{APP}.args.hang_timeout_s": 26},

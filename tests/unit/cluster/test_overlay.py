@@ -8,8 +8,12 @@ import yaml
 
 from cluster.access import find_key_file
 from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
+from cluster.kuberay.endpoint import find_endpoint_errors
+from cluster.kuberay.memory import find_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
+from cluster.kuberay.pods import build_disruption_budgets
 from cluster.kuberay.render import PRODUCTION, render_rayservice
+from cluster.serve_config import ApplicationEntry
 from deployments.config import AppArgs
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
@@ -93,6 +97,11 @@ def test_invalid_overlay_is_rejected(tmp_path: Path, old: str, new: str, expecte
         ("store: /artifacts", "store: null     ", "args.store"),
         ("no_auth: true ", "no_auth: false ", "without API keys"),
         ("keys_secret: null", "keys_secret: ''", "keys_secret"),
+        ("host: 0.0.0.0 ", "host: 127.0.0.1 ", "`http_options.host` is 127.0.0.1"),
+        ("host: 0.0.0.0 ", "host: 10.0.0.1 ", "`http_options.host` is 10.0.0.1"),
+        ("serve:\n", "serve:\n  proxy_location: HeadOnly\n", "`proxy_location` is HeadOnly"),
+        ("pool_bytes: 2147483648 ", "pool_bytes: 4294967296 ", "may take .* lower `pool_bytes`"),
+        ("memory_gib: 8 ", "memory_gib: 6 ", "2 `CpuEncoder` fit on its CPUs and may take 6.7 GiB"),
     ],
 )
 def test_overlay_with_invalid_result_is_rejected(
@@ -134,7 +143,8 @@ def test_secret_of_keys_is_mounted_and_named_to_every_replica(tmp_path: Path) ->
     production = write_edited_overlay(tmp_path, "keys_secret: null ", "keys_secret: team ")
     text = production.read_text()
     production.write_text(text.replace("            no_auth: true ", "            no_auth: false "))
-    cluster = yaml.safe_load(render_rayservice(CONFIG, production))["spec"]
+    service, *_ = yaml.safe_load_all(render_rayservice(CONFIG, production))
+    cluster = service["spec"]
     serve = yaml.safe_load(cluster["serveConfigV2"])
     key_file = find_key_file(serve)
     assert key_file is not None
@@ -239,9 +249,87 @@ def test_merge_keeps_other_settings() -> None:
         merged["applications"][0]["deployments"],
         strict=True,
     ):
-        stated = {"no_auth": True} if before["name"] == "Ingress" else {}
-        assert {**before["user_config"], **stated} == after["user_config"]
+        if before["name"] == "Ingress":
+            before["user_config"]["no_auth"] = True
+            before["user_config"]["limits"]["trusted_proxies"] = 1
+        assert before["user_config"] == after["user_config"]
         assert before["max_queued_requests"] == after["max_queued_requests"]
+
+
+@pytest.mark.parametrize(
+    ("port", "owner"),
+    [
+        (8265, "Ray's dashboard"),
+        (8080, "Ray's metrics"),
+        (9101, "HAProxy's metrics"),
+        (10_500, "Ray's workers"),
+        (30_000, "the replicas"),
+        (31_000, "the replicas"),
+        (31_001, None),
+        (80, None),
+    ],
+)
+def test_port_of_another_process_in_the_pods_is_rejected(port: int, owner: str | None) -> None:
+    errors = list(find_endpoint_errors({"http_options": {"port": port}}))
+    assert errors == (
+        [f"`http_options.port` is {port}: in the pods it belongs to {owner}. Use 8000"]
+        if owner
+        else []
+    )
+
+
+def create_application(**changes: Any) -> ApplicationEntry:
+    """Create an application with one tokenizer, and encoders of 2 GiB on one CPU each."""
+    encoder = {"pool_bytes": 2 << 30}
+    args = {"tokenizer_pool_bytes": 1, "encoders": {"cpu": encoder, "gpu": encoder}, **changes}
+    deployments = [
+        create_deployment("Tokenizer", 1, num_cpus=1),
+        create_deployment("CpuEncoder", 8, "cpu", num_cpus=1),
+        create_deployment("GpuEncoder", 8, num_cpus=1, num_gpus=1),
+    ]
+    import_path = "deployments.app:build_app"
+    raw = {"import_path": import_path, "args": args, "deployments": deployments}
+    return ApplicationEntry(("applications", 0), raw)
+
+
+def test_pods_have_memory_for_the_pools_of_all_replicas_that_fit() -> None:
+    application = create_application()
+    assert list(find_memory_errors([application], [create_group("cpu", cpu=2)])) == []
+    (error,) = find_memory_errors([application], [create_group("cpu", cpu=3)])
+    assert error == (
+        "a pod of worker group `cpu` has 8 GiB (`memory_gib`); 3 `CpuEncoder` fit on its CPUs and "
+        "may take 8.0 GiB with Ray. Raise `memory_gib`, or lower `pool_bytes` and "
+        "`tokenizer_pool_bytes` in `args`"
+    )
+    small = create_application(encoders={"cpu": {"pool_bytes": 1 << 30}})
+    assert list(find_memory_errors([small], [create_group("cpu", cpu=3)])) == []
+
+
+def test_models_on_gpus_take_no_memory_of_the_pod() -> None:
+    group = create_group("gpu", cpu=8, gpus=8).model_copy(update={"memory_gib": 4})
+    assert list(find_memory_errors([create_application()], [group])) == []
+    large = create_application(tokenizer_pool_bytes=1 << 30)
+    (error,) = find_memory_errors([large], [group])
+    assert "1 `Tokenizer`, 7 `GpuEncoder` fit" in error
+
+
+def test_memory_is_checked_for_the_most_replicas_of_a_deployment() -> None:
+    application = create_application()
+    application.raw["deployments"][1]["num_replicas"] = 2
+    assert list(find_memory_errors([application], [create_group("cpu", cpu=64)])) == []
+
+
+@pytest.mark.parametrize(("pods", "available"), [(0, None), (1, None), (2, 1), (5, 4)])
+def test_disruption_budget_follows_the_minimum_of_its_group(
+    pods: int, available: int | None
+) -> None:
+    production = read_production(PRODUCTION)
+    group = create_group("pool", pods=8, min_pods=pods)
+    budgets = build_disruption_budgets(production.model_copy(update={"workers": (group,)}))
+    assert {each["metadata"]["name"]: each["spec"]["minAvailable"] for each in budgets} == {
+        **({"hundredfold-pool": available} if available else {}),
+        "hundredfold-head": 1,
+    }
 
 
 @pytest.mark.parametrize(

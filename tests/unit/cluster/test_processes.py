@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster import processes
 from cluster.processes import ProcessSession, kill_previous_run, private_directory
+from cluster.progress import StartError
 from tests.support.ray_cluster import list_session, wait_for
 
 # A launcher that starts two children and `edge`. Like HAProxy, `edge` is in the process group of
@@ -38,6 +41,12 @@ for line in sys.stdin:
         print(*(p.pid for p in children.find_stopped()), flush=True)
     elif line == "ended\\n":
         print(*children.find_ended(), flush=True)
+    elif line == "failure\\n":
+        print(children.failure().splitlines()[0], flush=True)
+    elif line == "again\\n":
+        children.start("serve", ["echo", "again"], dict(os.environ))
+        children._processes["serve"].wait()
+        print(flush=True)
     else:
         print(*children.stop(), flush=True)
 """
@@ -148,6 +157,33 @@ def test_ended_child_is_found(launcher: Launcher) -> None:
     wait_for(lambda: launcher.ask("ended") == ["serve"], 5)
 
 
+def test_restart_keeps_the_former_log(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "serve.log").write_text("why it ended\n")
+    launcher.ask("again")
+    assert (tmp_path / "serve.log.1").read_text() == "why it ended\n"
+    assert (tmp_path / "serve.log").read_text() == "again\n"
+
+
+def test_removed_run_directory_is_created_again(launcher: Launcher, tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path)
+    launcher.serve.kill()
+    wait_for(lambda: launcher.ask("ended") == ["serve"], 5)
+    assert "cannot be read: No such file" in " ".join(launcher.ask("failure"))
+    launcher.ask("again")
+    assert (tmp_path / "serve.log").read_text() == "again\n"
+    assert (tmp_path / "session.json").exists()
+
+
+def test_run_directory_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
+    run_dir = tmp_path / "missing"
+    with pytest.raises(StartError, match=f"cannot use `{run_dir}/") as raised:
+        processes.ChildProcesses(run_dir)
+    assert "free space" in raised.value.hint
+
+
 def test_next_start_kills_the_rest_of_a_killed_launcher(launcher: Launcher, tmp_path: Path) -> None:
     launcher.process.send_signal(signal.SIGKILL)
     launcher.process.wait()
@@ -212,6 +248,27 @@ def test_private_directory_is_locked_against_cleaners_and_removed(tmp_path: Path
             os.close(descriptor)
         (directory / "file").touch()
     assert not directory.exists()
+
+
+def test_private_directory_of_another_container_is_spared(tmp_path: Path) -> None:
+    """Containers that share /tmp may have equal run directories and user ids."""
+    with private_directory(tmp_path) as first:
+        (first / "socket").touch()
+        with private_directory(tmp_path) as second:
+            assert second == first.with_name(f"{first.name}-1")
+        assert (first / "socket").exists()
+
+
+def test_too_many_private_directories_in_use_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "MAX_PRIVATE_NAMES", 1)
+    with (
+        private_directory(tmp_path),
+        pytest.raises(StartError, match="other processes use"),
+        private_directory(tmp_path),
+    ):
+        pass
 
 
 def test_session_of_a_process_that_has_ended_is_an_error() -> None:

@@ -92,6 +92,27 @@ def test_end_of_ray_restarts_both(host: RayHost, children: RecordedChildren) -> 
     assert children.events[:3] == ["kill", "start ray", "start serve"]
 
 
+def test_unchanged_config_is_not_written_again(host: RayHost, children: RecordedChildren) -> None:
+    """A restart must succeed on a full disk."""
+    config = children.run_dir / "serve_config.yaml"
+    config.write_text("{}\n")
+    children.run_dir.chmod(0o500)
+    before = config.stat().st_mtime_ns
+    host.start()
+    assert config.stat().st_mtime_ns == before
+
+
+def test_config_that_cannot_be_written_is_a_failed_attempt(
+    host: RayHost, children: RecordedChildren, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = children.run_dir / "serve_config.yaml"
+    config.mkdir()  # cannot be replaced by a file
+    children.end("serve")
+    with pytest.raises(StartError, match=f"cannot use `{config}`: Is a directory"):
+        host.restart(NOWHERE, SimpleNamespace(is_attached=True))
+    assert capsys.readouterr().err.count("starting again") == 3
+
+
 def test_named_token_keeps_its_mode_and_must_be_readable(tmp_path: Path) -> None:
     token = tmp_path / "token"
     environment = {"RAY_AUTH_TOKEN_PATH": str(token)}

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 import cluster
+from deployments.command_line import UNUSABLE_CONFIG
 
 UNIT = Path(cluster.__file__).parent / "systemd" / "hundredfold.service"
 BINARY = "/opt/hundredfold/bin/hundredfold"
+
+
+def test_commands_that_would_fail_again_are_not_repeated() -> None:
+    assert f"\nRestartPreventExitStatus=2 {UNUSABLE_CONFIG}\n" in UNIT.read_text()
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from cluster.up import (
     choose_ports,
     client_url,
     list_stop_signals,
+    lock_run_directory,
     run,
     run_edge,
     serve_until_stopped,
@@ -187,6 +189,59 @@ def test_run_directory_that_cannot_be_written_is_named(tmp_path: Path, blocked: 
     with pytest.raises(StartError, match=f"cannot write to `{run_dir}`: ") as refused:
         serve_until_stopped(UpSettings(config=file, run_dir=run_dir))
     assert "in a directory that you may write to" in refused.value.hint
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Let every write to a file fail. Python ignores the signal that comes with it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    lock = lock_run_directory(tmp_path)
+    with pytest.raises(StartError, match=f"cannot use `{tmp_path}`: File too large") as refused:
+        lock.__enter__()
+    assert "free space" in refused.value.hint
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_of_the_edge_is_named(tmp_path: Path) -> None:
+    settings = UpSettings(config=tmp_path, run_dir=tmp_path)
+    edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+    with pytest.raises(StartError, match=r"cannot use `/.*/hundredfold-.*: File too large"):
+        edge.__enter__()
+
+
+@pytest.mark.parametrize(
+    "text", ["applications: [\n", "unknown: 1\napplications: []\n", None], ids=repr
+)
+def test_unusable_config_has_an_exit_code_of_its_own(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The systemd unit does not start the server again after this code."""
+    monkeypatch.setattr("cluster.up.leads_own_session", lambda: True)
+    file = tmp_path / "config.yaml"
+    if text is not None:
+        file.write_text(text)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(file)])) == 78
+
+
+def test_other_failed_start_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.up.leads_own_session", lambda: True)
+    file = tmp_path / "config.yaml"
+    file.write_text("applications: [{name: a, route_prefix: /, import_path: 'shop:app'}]\n")
+    (tmp_path / ".run").touch()
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(file)])) == 1
 
 
 @pytest.mark.parametrize(("options", "visible"), [(["--no-gpu"], ""), ([], "0,1")])

@@ -33,3 +33,14 @@ def test_clients_that_are_not_known_share_all(capacity: Capacity) -> None:
     capacity.reserve(4)
     with pytest.raises(Overloaded, match="10 of 10 texts are in use"):
         capacity.reserve(1)
+
+
+def test_error_names_the_setting() -> None:
+    capacity = Capacity(lambda: 10, "texts", "limits.inflight_items")
+    with pytest.raises(Overloaded) as refused:
+        capacity.reserve(11)
+    assert refused.value.message == (
+        "`limits.inflight_items` is reached: 0 of 10 texts are in use, the request needs 11. "
+        "Retry later."
+    )
+    assert not refused.value.from_queue

@@ -94,8 +94,10 @@ def test_steps_use_half_of_the_cores_unless_the_threads_are_set(
     monkeypatch: pytest.MonkeyPatch, cores: int, threads: int
 ) -> None:
     monkeypatch.setattr("deployments.config.usable_cores", lambda: cores)
-    assert GeneratorSettings.parse({"intra_op_threads": None}).intra_op_threads == threads
-    assert GeneratorSettings.parse({"intra_op_threads": 3}).intra_op_threads == 3
+    derived = GeneratorSettings.parse({"intra_op_threads": None})
+    assert derived.intra_op_threads is None, "the host of the replica decides"
+    assert derived.resolve().intra_op_threads == threads
+    assert GeneratorSettings.parse({"intra_op_threads": 3}).resolve().intra_op_threads == 3
     with pytest.raises(BadSetting, match="intra_op_threads"):
         GeneratorSettings.parse({"intra_op_threads": 0})
 

@@ -188,3 +188,46 @@ def test_idle_clients_are_forgotten() -> None:
     assert known <= MAX_IDLE_CLIENTS + 2
     assert queue.take_first() == "stays"
     assert not queue._classes
+
+
+@pytest.mark.parametrize("count", [1, 2, 16, 32, 256])
+def test_share_of_a_lower_priority_does_not_depend_on_the_items_per_turn(count: int) -> None:
+    """Turns take many items at once, as the forward passes of an encoder do."""
+    queue: FairQueue[int] = FairQueue()
+    served: Counter[int] = Counter()
+    pushed: Counter[int] = Counter()
+    for _ in range(20_000 // count + 600):
+        for priority in (0, 1):
+            while pushed[priority] - served[priority] < 2 * count:
+                queue.push(priority, cost=1.0, priority=priority)
+                pushed[priority] += 1
+        served.update(queue.take(count, lambda items: list(range(len(items)))))
+    assert served[1] / served[0] == pytest.approx(1 / 16, rel=0.06)
+
+
+def test_lower_priority_pays_for_the_items_that_share_a_turn_of_the_highest() -> None:
+    """A client keeps one item of the highest priority in the queue, beside many lower ones."""
+    queue: FairQueue[int] = FairQueue()
+    served: Counter[int] = Counter()
+    for _ in range(1_000):
+        queue.push(1, cost=1.0, priority=1)
+    queue.push(0, cost=1.0)
+    for _ in range(400):
+        taken = queue.take(32, lambda items: list(range(len(items))))
+        served.update(taken)
+        if 0 in taken:
+            queue.push(0, cost=1.0)
+    assert 0 < served[1] <= served[0] / 16 + 31
+
+
+def test_lower_priority_owes_for_its_turn_until_others_had_theirs() -> None:
+    """Its client empties the queue and comes back while the highest priority still waits."""
+    queue: FairQueue[int] = FairQueue()
+    served: Counter[int] = Counter()
+    for _ in range(2_000):
+        for priority in (0, 1):
+            if priority not in queue:
+                for _ in range(16):
+                    queue.push(priority, cost=1.0, priority=priority)
+        served.update(queue.take(16, lambda items: list(range(len(items)))))
+    assert served[1] / served[0] == pytest.approx(1 / 16, rel=0.1)

@@ -118,13 +118,35 @@ def test_call_that_hangs_beside_calls_that_work_is_found(clock: FakeClock) -> No
 def test_long_call_of_a_slow_worker_is_no_hang(clock: FakeClock) -> None:
     """Small calls predict how long a large one may take."""
     worker = WorkerHealth("model")
-    with worker.running(size=16):
-        clock.now_s += 0.16
+    with worker.running(size=512):
+        clock.now_s += 1.5
     with worker.running(size=2_048):
-        clock.now_s += 0.01 * 2_048 * 2
+        clock.now_s += 23
         worker.check(HANG_S)
-        clock.now_s += 0.01 * 2_048 * 2.1
-        with pytest.raises(EngineFailed, match="the limit is 82 s"):
+        clock.now_s += 2
+        with pytest.raises(EngineFailed, match="the limit is 24 s"):
+            worker.check(HANG_S)
+
+
+@pytest.mark.parametrize(
+    ("size", "took_s", "limit_s"),
+    [
+        (8, 0.1, HANG_S),
+        (8, 0.5, 16),  # not 512 s: a short call does not tell the pace of a long one
+        (2_048, 60.0, 3 * HANG_S),  # no caller waits longer
+    ],
+)
+def test_limit_of_a_long_call_is_bounded(
+    size: int, took_s: float, limit_s: float, clock: FakeClock
+) -> None:
+    worker = WorkerHealth("model")
+    with worker.running(size):
+        clock.now_s += took_s
+    with worker.running(size=2_048):
+        clock.now_s += limit_s - 0.1
+        worker.check(HANG_S)
+        clock.now_s += 0.2
+        with pytest.raises(EngineFailed, match=f"the limit is {limit_s:.0f} s"):
             worker.check(HANG_S)
 
 

@@ -7,7 +7,7 @@ import pytest
 from ray.util.metrics import Counter, Gauge, Histogram, Metric
 
 from deployments.load import Load
-from deployments.messages import EncoderTimings
+from deployments.messages import CallTimings
 from deployments.metrics import (
     DURATION_BUCKETS,
     PREFIX,
@@ -77,15 +77,15 @@ def test_ingress_metrics_record_every_kind_of_request(
 @pytest.mark.parametrize(
     ("timings", "used"),
     [
-        (EncoderTimings(), {}),
+        (CallTimings(), {}),
         (
-            EncoderTimings(forward_s=0.8, tokens=9, batch_items=8),
+            CallTimings(forward_s=0.8, tokens=9, batch_items=8),
             {"key_tokens": 9, "key_compute_seconds": pytest.approx(0.1)},
         ),
     ],
 )
 def test_ingress_metrics_record_what_a_key_uses(
-    timings: EncoderTimings, used: dict[str, float], recorded: Recorded
+    timings: CallTimings, used: dict[str, float], recorded: Recorded
 ) -> None:
     IngressMetrics().record(
         RequestRecord("org/name", "none", "cpu-int8", 200, 1, 0.001, timings=timings, key="alice")
@@ -100,13 +100,13 @@ def test_ingress_metrics_record_what_a_key_uses(
 @pytest.mark.parametrize(
     ("items", "timings", "seconds"),
     [
-        (1, EncoderTimings(forward_s=0.8, batch_items=8), 0.1),
-        (64, EncoderTimings(forward_s=0.8, batch_items=32), 1.6),  # two passes of 32 items
-        (1, EncoderTimings(forward_s=0.8), 0.8),  # generation, without a batch size
+        (1, CallTimings(forward_s=0.8, batch_items=8), 0.1),
+        (64, CallTimings(forward_s=0.8, batch_items=32), 1.6),  # two passes of 32 items
+        (1, CallTimings(forward_s=0.8), 0.8),  # generation, without a batch size
     ],
 )
 def test_seconds_of_hardware_are_the_share_of_a_request(
-    items: int, timings: EncoderTimings, seconds: float
+    items: int, timings: CallTimings, seconds: float
 ) -> None:
     record = RequestRecord("org/name", "none", "cpu-int8", 200, items, 1.0, timings=timings)
     assert record.compute_s == pytest.approx(seconds)
@@ -158,6 +158,13 @@ def test_tokenizer_metrics_record_hits_and_misses(recorded: Recorded) -> None:
             (1, model | {"result": "hit"}),
             (2, model | {"result": "miss"}),
         ],
+    }
+
+
+def test_ingress_metrics_record_running_replicas(recorded: Recorded) -> None:
+    IngressMetrics().record_replicas({"Ingress": 1, "GpuEncoder": 0})
+    assert recorded == {
+        "running_replicas": [(1, {"deployment": "Ingress"}), (0, {"deployment": "GpuEncoder"})]
     }
 
 

@@ -104,7 +104,7 @@ def test_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
     tree = {"draw": CommandSpec("no_such_package.module", "Draw", extra="plots")}
     assert Program("toy", "A toy.", tree).run(["draw"]) == 1
-    assert "pip install 'hundredfold[plots]'" in capsys.readouterr().err
+    assert "run `pip install '.[plots]'` in the checkout" in capsys.readouterr().err
 
 
 def test_help_imports_no_command() -> None:

@@ -27,12 +27,12 @@ from deployments.builds.record import ENDS
 from deployments.errors import ArtifactMissing, UnknownModel
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.envelope import (
+    check_task_keys,
     find_task_inputs,
-    merge_parameters,
+    merge_task_parameters,
     parse_envelope,
     parse_task,
     parse_task_inputs,
-    parse_task_parameters,
 )
 from deployments.ingress.apis.model_list import (
     build_model_facts,
@@ -49,7 +49,7 @@ from deployments.ingress.apis.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
 )
-from deployments.ingress.apis.text2text.requests import has_encoder, resolve_generation_task
+from deployments.ingress.apis.text2text.requests import resolve_generation_task
 from deployments.ingress.apis.text2text.routes import (
     TEXT2TEXT_EXAMPLE,
     TEXT2TEXT_RESPONSE,
@@ -76,6 +76,7 @@ from deployments.ingress.http.request_options import (
 )
 from deployments.ingress.http.sse import SseResponse, build_event
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
+from deployments.ingress.resolver import has_encoder
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
@@ -177,12 +178,13 @@ class HuggingFaceRoutes:
         body = parse_envelope(await read_json(request, self._pipeline.settings.limits))
         model_id = model_in_path(request) or model_in_body(body.get("model"))
         task = parse_task(request.path_params.get("task"))
+        parameters = merge_task_parameters(body)
         selection = self._pipeline.resolver.select(
             InferenceRequest(
                 inputs=find_task_inputs(body),
                 model_id=model_id,
                 task=task,
-                parameters=merge_parameters(body),
+                parameters=parameters,
             ),
             may_generate=True,
             streams=body.get("stream") is True,
@@ -191,12 +193,14 @@ class HuggingFaceRoutes:
             model = await self._pipeline.settle(model_id, selection.model)
             return await self._generate(request, body, model, task)
         options = read_options(body.get("options"), request.headers)
+        inputs = parse_task_inputs(body)
+        check_task_keys(body)
         response = await self._pipeline.infer(
             InferenceRequest(
-                inputs=parse_task_inputs(body),
+                inputs=inputs,
                 model_id=model_id,
                 task=task,
-                parameters=parse_task_parameters(body),
+                parameters=parameters,
                 options=options,
             ),
             selection,

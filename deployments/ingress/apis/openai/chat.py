@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from deployments.ingress.apis.openai.responses import (
     FINISH_REASONS,
+    AlignedTokens,
     build_envelope,
     build_response_usage,
     clamp_logprob,
@@ -87,7 +88,7 @@ def build_choice(
     return ChatChoice(
         index=index,
         message=message,
-        logprobs=build_logprobs(completion.tokens) if with_logprobs else None,
+        logprobs=build_logprobs(AlignedTokens().take(completion)) if with_logprobs else None,
         finish_reason=map_finish_reason(completion.finished.reason, calls),
     )
 
@@ -139,7 +140,8 @@ class ChatStreamChoice:
         self._with_logprobs = with_logprobs
         self._text = ""  # not sent yet
         self._has_content = False
-        self._tokens: list[Token] = []
+        self._aligned = AlignedTokens()
+        self._tokens: list[Token] = []  # not sent yet
 
     def open(self) -> Iterator[ChatChunkChoice]:
         yield self._build({"role": "assistant", "content": ""})
@@ -147,7 +149,7 @@ class ChatStreamChoice:
     def add_chunk(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
         self._text += chunk.text
         if self._with_logprobs:
-            self._tokens += [token for token in chunk.tokens if not token.special]
+            self._tokens += [t for t in self._aligned.take(chunk) if not t.special]
         yield from self._flush(self._count_content())
         if chunk.finished is None:
             return

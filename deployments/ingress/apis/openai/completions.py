@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from deployments.ingress.apis.openai.responses import (
     FINISH_REASONS,
+    AlignedTokens,
     build_envelope,
     build_response_usage,
     clamp_logprob,
@@ -90,6 +91,7 @@ class CompletionStreamChoice:
     def __init__(self, index: int, body: CompletionBody, prompt: Prompt, started: Started) -> None:
         self._index = index
         self._with_logprobs = body.logprobs is not None
+        self._tokens = AlignedTokens()
         self._pending_prompt = started.prompt if body.echo else ()  # precedes the next logprobs
         self._offset = 0  # characters of text before the next token
         self._echoed_text = ""
@@ -104,13 +106,14 @@ class CompletionStreamChoice:
             yield self._build(self._echoed_text, (), None)
 
     def add_chunk(self, chunk: Chunk) -> Iterator[CompletionChoice]:
-        has_logprobs = bool(chunk.tokens) and self._with_logprobs
+        tokens = self._tokens.take(chunk)
+        has_logprobs = bool(tokens) and self._with_logprobs
         if chunk.text or has_logprobs or chunk.finished is not None:
-            yield self._build(chunk.text, chunk.tokens, chunk.finished)
+            yield self._build(chunk.text, tokens, chunk.finished)
 
     def build_whole(self, completion: Completion) -> CompletionChoice:
         text = self._echoed_text + completion.text
-        return self._build(text, completion.tokens, completion.finished)
+        return self._build(text, self._tokens.take(completion), completion.finished)
 
     def _build(
         self, text: str, tokens: Sequence[Token], finished: Finished | None

@@ -119,7 +119,7 @@ def parse_completion_request(
     return GenerationRequest(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
-        options=parse_options(body, model.generation_config.defaults)._replace(
+        options=build_options(body, model.generation_config.defaults)._replace(
             max_new_tokens=max(1, max_tokens),
             logprobs=body.logprobs,
             prompt_logprobs=bool(body.echo) and (body.logprobs is not None or has_token_ids),
@@ -135,25 +135,40 @@ def parse_chat_request(
     body: ChatBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
     """Parse a body of `/v1/chat/completions`. Raises InvalidField or EmptyInput."""
-    if body.top_logprobs is not None and not body.logprobs:
+    _reject_former_fields(body)
+    if body.top_logprobs and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
-    options = parse_options(body, model.generation_config.defaults)
+    options = build_options(body, model.generation_config.defaults)
     if forced := forced_tools(body):
         # As in vLLM, the call replaces `response_format`, which describes a text.
         options = options._replace(grammar=call_grammar(forced))
-    max_tokens = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    newer, older = body.max_completion_tokens, body.max_tokens
     return GenerationRequest(
         prompt=Chat(messages, tuple(tools), parse_template_variables(body)),
         options=options._replace(
-            max_new_tokens=max_tokens,
+            max_new_tokens=older if newer is None else newer,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
         model=model,
         choices=body.n or 1,
         request_options=request_options,
     )
+
+
+def _reject_former_fields(body: ChatBody) -> None:
+    """Raise InvalidField for calls of functions in the form that `tools` replaced."""
+    if body.functions:
+        raise InvalidField("`functions` is not supported; send `tools`", field="functions")
+    if body.function_call is not None:
+        raise InvalidField(
+            "`function_call` is not supported; send `tool_choice`", field="function_call"
+        )
+    for i, message in enumerate(body.messages):
+        if message.function_call is not None:
+            path = f"messages[{i}].function_call"
+            raise InvalidField(f"`{path}` is not supported; send `tool_calls`", field=path)
 
 
 def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
@@ -169,17 +184,17 @@ def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
     return tuple(variables.items())
 
 
-def parse_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
+def build_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
     """Build the options. `defaults` are those of the checkpoint. Raises InvalidField."""
     return GenerationOptions(
-        sampling=parse_sampling(body, defaults),
+        sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
         stop=parse_stops(body.stop),
         grammar=parse_grammar(body.response_format),
     )
 
 
-def parse_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:
+def build_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:
     """Build the sampling parameters. Raises InvalidField for an invalid `logit_bias`."""
     top_k = defaults.top_k if body.top_k is None else body.top_k
     top_p = defaults.top_p if body.top_p is None else max(body.top_p, MIN_TOP_P)
@@ -298,11 +313,16 @@ def _parse_arguments(text: str) -> dict[str, Any] | str:
 
 def field_names(body: GenerationBody) -> dict[str, str]:
     """Map the fields of a GenerationRequest to their names in the body, for errors."""
-    names = {"choices": "n", "grammar": "response_format", "max_new_tokens": "max_tokens"}
+    names = {
+        "choices": "n",
+        "grammar": "response_format",
+        "max_new_tokens": "max_tokens",
+        "min_new_tokens": "min_tokens",
+    }
     if isinstance(body, CompletionBody):
         return names | {"inputs": "prompt", "prompt_logprobs": "echo"}
     assert isinstance(body, ChatBody)
-    if body.max_tokens is None and body.max_completion_tokens is not None:
+    if body.max_completion_tokens is not None:
         names["max_new_tokens"] = "max_completion_tokens"
     if body.tool_choice not in (None, "none", "auto"):
         names["grammar"] = "tools"

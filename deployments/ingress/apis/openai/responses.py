@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections import deque
 from collections.abc import Mapping, Sequence
 
-from deployments.errors import ServeError
+from deployments.errors import TRUNCATION_ADVICE, InputTooLong, ServeError
 from deployments.ingress.apis.openai.schemas import (
     ErrorObject,
     FinishReasonWord,
@@ -15,7 +16,15 @@ from deployments.ingress.apis.openai.schemas import (
     StreamTimings,
 )
 from deployments.ingress.requests import GenerationResponse
-from deployments.messages import Finished, FinishReason, GenerationTimings, Started
+from deployments.messages import (
+    Chunk,
+    Completion,
+    Finished,
+    FinishReason,
+    GenerationTimings,
+    Started,
+    Token,
+)
 from deployments.registry import RegisteredModel
 
 FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
@@ -25,14 +34,21 @@ FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
 }
 # Error types by status. All other statuses below 500 have the type `invalid_request_error`.
 ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+LONG_PROMPT_CODE = "context_length_exceeded"  # OpenAI's code
+PROMPT_FIELDS = ("prompt", "messages")  # fields whose texts are prompts of generation
 MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
 
 def build_openai_error(error: ServeError) -> ErrorObject:
+    """Build the error object. Clients recognize prompts that are too long by LONG_PROMPT_CODE."""
     error_type = ERROR_TYPES.get(error.status, "invalid_request_error")
     if error.status >= 500:
         error_type = "server_error"
-    return {"message": error.message, "type": error_type, "param": error.field, "code": error.code}
+    message, code = error.message, error.code
+    if isinstance(error, InputTooLong) and (error.field or "").startswith(PROMPT_FIELDS):
+        # Generation has no parameter for truncation in this API.
+        message, code = message.replace(TRUNCATION_ADVICE, ""), LONG_PROMPT_CODE
+    return {"message": message, "type": error_type, "param": error.field, "code": code}
 
 
 def build_envelope(model: RegisteredModel, object_type: str, id_prefix: str) -> ResponseEnvelope:
@@ -83,6 +99,31 @@ def build_response_usage(response: GenerationResponse, choices_per_prompt: int) 
     completions = (*response.completions, *response.discarded)
     finished = [completion.finished for completion in completions]
     return build_usage(started, finished, choices_per_prompt)
+
+
+class AlignedTokens:
+    """Hands out the tokens of a text together with their characters, for the logprobs.
+
+    Drops the tokens of a stop string, because the text does not have its characters.
+    """
+
+    def __init__(self) -> None:
+        self._pending: deque[Token] = deque()
+        self._start = 0  # characters before the first pending token
+        self._end = 0  # characters of the text so far
+
+    def take(self, part: Chunk | Completion) -> list[Token]:
+        """Return the tokens that begin within the text so far; at its end, the last tokens too."""
+        self._pending += part.tokens
+        self._end += len(part.text)
+        finished = part.finished
+        is_whole = finished is not None and finished.reason is not FinishReason.STOP
+        taken = []
+        while self._pending and (is_whole or self._start < self._end):
+            token = self._pending.popleft()
+            self._start += len(token.text)
+            taken.append(token)
+        return taken
 
 
 def clamp_logprob(logprob: float | None) -> float:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
-from deployments.errors import InvalidField, ServeError
+from deployments.errors import DeadlineExceeded, InvalidField, ServeError
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.openai.chat import build_chat_response, encode_chat_stream
@@ -75,13 +75,25 @@ EXAMPLE_CHAT = {
 
 
 def openai_error(error: ServeError) -> Response:
+    return build_error_response(error, should_retry=error.retryable)
+
+
+def generation_error(error: ServeError) -> Response:
+    # The same generation would exceed the same deadline again, at the highest cost of all requests.
+    is_late = isinstance(error, DeadlineExceeded)
+    return build_error_response(error, should_retry=error.retryable and not is_late)
+
+
+def build_error_response(error: ServeError, *, should_retry: bool) -> Response:
     # Without `x-should-retry` OpenAI's clients retry each 5xx twice. Most retries would fail again.
-    headers = {**retry_headers(error), "x-should-retry": str(error.retryable).lower()}
+    headers = {**retry_headers(error), "x-should-retry": str(should_retry).lower()}
     body = {"error": build_openai_error(error)}
-    return json_response(body, status=error.status, headers=headers)
+    status = 400 if error.status == 422 else error.status  # OpenAI's API has no 422
+    return json_response(body, status=status, headers=headers)
 
 
 OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error)
+GENERATION_ERROR_FORMAT = ErrorFormat("OpenAI", generation_error)
 
 
 class OpenAIRoutes:
@@ -124,6 +136,7 @@ class OpenAIRoutes:
                 events=build_schema(ChatCompletionChunk | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
+                error_formats=(GENERATION_ERROR_FORMAT,),
             ),
             Operation(
                 method="POST",
@@ -137,6 +150,7 @@ class OpenAIRoutes:
                 events=build_schema(CompletionChunk | OpenAIError),
                 runs_model=True,
                 headers=GENERATION_HEADERS,
+                error_formats=(GENERATION_ERROR_FORMAT,),
             ),
             Operation(
                 method="GET",
@@ -184,7 +198,7 @@ class OpenAIRoutes:
         )
 
     async def chat(self, request: Request) -> Response:
-        raw, model = await self._read(request)
+        raw, model = await self._read(request, for_chat=True)
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers, streams=bool(body.stream))
         generation_request = parse_chat_request(body, model, options)
@@ -213,14 +227,16 @@ class OpenAIRoutes:
         content = build_completion_response(response, generation_request, body)
         return json_response(content, headers=generation_headers(response))
 
-    async def _read(self, request: Request) -> tuple[dict[str, Any], RegisteredModel]:
+    async def _read(
+        self, request: Request, *, for_chat: bool = False
+    ) -> tuple[dict[str, Any], RegisteredModel]:
         """Return the body, which is not validated yet, and the model.
 
         An error for an unknown model therefore takes precedence over errors in the body.
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))
-        return raw, await self._pipeline.find_generator(model_id)
+        return raw, await self._pipeline.find_generator(model_id, for_chat=for_chat)
 
     async def _stream(
         self,

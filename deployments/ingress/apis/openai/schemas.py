@@ -113,6 +113,7 @@ class ChatRequestMessage(BaseModel):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FailFastList()] | None = None
     tool_call_id: str | None = None
+    function_call: Any = None  # former form of `tool_calls`; rejected
 
 
 class FunctionDefinition(BaseModel):
@@ -138,12 +139,15 @@ class ChatBody(GenerationBody):
 
     messages: Many[ChatRequestMessage]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # newer name of `max_tokens`
+    # Newer name of `max_tokens`; takes precedence.
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
     parallel_tool_calls: bool | None = None
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
+    functions: Any = None  # former form of `tools`; rejected
+    function_call: Any = None  # former form of `tool_choice`; rejected
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # a variable of the same name

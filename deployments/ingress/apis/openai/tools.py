@@ -31,7 +31,7 @@ _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)
 
 @dataclass(frozen=True, slots=True)
 class FunctionCall:
-    """A call by the model. `arguments` is a JSON object as the model wrote it."""
+    """A call by the model. `arguments` is a JSON object in the model's formatting."""
 
     name: str
     arguments: str
@@ -133,14 +133,26 @@ class ToolCallParser:
             return None
         try:
             written = WRITTEN_CALLS.decode(block.removeprefix(OPEN).removesuffix(CLOSE))
+            calls = [
+                FunctionCall(item.name, read_arguments(bytes(item.arguments or item.parameters)))
+                for item in (written if isinstance(written, list) else [written])
+            ]
         except (ValueError, RecursionError):
             return None
-        calls = [
-            FunctionCall(item.name, bytes(item.arguments or item.parameters).decode())
-            for item in (written if isinstance(written, list) else [written])
-        ]
         are_calls = [call.name in self.names and call.arguments[0] == "{" for call in calls]
         return calls if calls and all(are_calls) else None
+
+
+def read_arguments(written: bytes) -> str:
+    """Return the arguments of a call. Some models write the object as text, or null for none.
+
+    Raises ValueError for a text that is not JSON.
+    """
+    value = written
+    if value.startswith(b'"'):
+        value = msgspec.json.decode(value, type=str).strip().encode()
+        msgspec.json.decode(value or b"{}")
+    return "{}" if value in (b"", b"null") else value.decode()
 
 
 def list_deciding_members(names: Iterable[str]) -> list[str]:

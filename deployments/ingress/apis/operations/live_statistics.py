@@ -47,9 +47,9 @@ class RequestFigures(TypedDict):
     """Requests of the window; `failed_ratio` is null without a request."""
 
     requests_per_s: float
-    tokens_per_s: float  # of prompts and answers, cache hits excluded
+    tokens_per_s: float  # tokens in prompts and answers, cache hits excluded
     failed_ratio: float | None  # share with a status other than 200
-    latency_ms: Percentiles  # of requests with status 200
+    latency_ms: Percentiles  # requests with status 200 only
 
 
 class ModelFigures(RequestFigures):

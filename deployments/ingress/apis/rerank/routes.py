@@ -44,6 +44,7 @@ from deployments.ingress.http.api import (
     parse_body,
     use_error_format,
 )
+from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
@@ -145,7 +146,7 @@ class RerankRoutes:
             response = await self._rank(request, body, texts, parameters)
         returned_texts = texts if body.return_documents else None
         bare = self._is_tei_path(request)
-        version = "2" if request.url.path.endswith("/v2/rerank") else "1"
+        version = "2" if route_path(request.scope).endswith("/v2/rerank") else "1"
         envelope = build_rerank_envelope(response)
         content = {
             **envelope,
@@ -199,7 +200,7 @@ class RerankRoutes:
 
     def _is_tei_path(self, request: Request) -> bool:
         """Return whether text-embeddings-inference also has the path of the request."""
-        return not request.url.path.endswith(VERSIONED_PATHS)
+        return not route_path(request.scope).endswith(VERSIONED_PATHS)
 
 
 def build_rerank_envelope(response: InferenceResponse) -> RerankEnvelope:

@@ -16,9 +16,9 @@ from deployments.ingress.apis.text_generation.requests import (
     GenerateRequest,
     RouteDefaults,
     build_generate_request,
+    build_options,
     parameter_conflict,
     parse_inputs,
-    parse_options,
 )
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
@@ -76,7 +76,7 @@ class TextToTextRequest:
         no_repeat_ngram = parameters.no_repeat_ngram_size
         if no_repeat_ngram is None:  # 0 with a grammar, whose texts must repeat n-grams
             no_repeat_ngram = 0 if parameters.grammar else defaults.no_repeat_ngram_size
-        options = parse_options(parameters, streams=self.tgi_request.streams)
+        options = build_options(parameters, streams=self.tgi_request.streams)
         return options._replace(
             sampling=adapt_sampling(options.sampling, parameters, defaults),
             beam_search=parse_beam_search(parameters, defaults, streams=self.tgi_request.streams),
@@ -104,11 +104,6 @@ class TextToTextRequest:
             options=self.options,
             task=self.task,
         )
-
-
-def has_encoder(model: RegisteredModel) -> bool:
-    generation_config = model.manifest.generation_config
-    return generation_config is not None and generation_config.encoder_decoder is not None
 
 
 def resolve_generation_task(model: RegisteredModel, requested: str | None) -> str:
@@ -221,7 +216,7 @@ def _reject_conflicts(parameters: TextToTextParameters, *, streams: bool) -> Non
         raise parameter_conflict("num_beams", "must be 1 when sampling. Omit `do_sample`.")
     if (name := _find_token_level(parameters)) is not None:
         raise parameter_conflict("num_beams", f"must be 1 when `{name}` is set")
-    if (parameters.num_return_sequences or 1) > 1:
+    if parameters.has_sequences:
         raise parameter_conflict("num_return_sequences", "must be 1 with beam search")
 
 

@@ -56,7 +56,7 @@ def build_text2text_response(
     ]
     if not request.tgi_request.is_list:
         return objects[0]
-    if (request.parameters.num_return_sequences or 1) > 1:
+    if request.parameters.has_sequences:
         return objects
     return [sequence for (sequence,) in objects]
 

@@ -17,6 +17,7 @@ from deployments.ingress.apis.text_generation.schemas import (
 )
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.limits import MAX_STOPS
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import GenerationOptions, Grammar, SamplingParams, Started
 from deployments.registry import RegisteredModel
@@ -82,7 +83,7 @@ class GenerateRequest:
         return GenerationRequest(
             prompt=first,
             further_prompts=tuple(further),
-            options=parse_options(self.parameters, streams=self.streams),
+            options=build_options(self.parameters, streams=self.streams),
             model=model,
             model_id=model_id,
             choices=self.parameters.num_return_sequences or 1,
@@ -111,9 +112,10 @@ def build_generate_request(
     """Build the request. Raises InvalidField for parameters that conflict."""
     is_list = isinstance(inputs, list)
     _reject_unsupported(parameters)
+    _reject_conflicts(parameters)
     if defaults.streams:
         _reject_unstreamable(parameters, is_list=is_list)
-    if not defaults.many and (parameters.num_return_sequences or 1) > 1:
+    if not defaults.many and parameters.has_sequences:
         raise parameter_conflict(
             "num_return_sequences", "must be 1 on this route, which returns one object"
         )
@@ -128,23 +130,29 @@ def build_generate_request(
 
 
 def _reject_unsupported(parameters: GenerateParameters) -> None:
-    has_best_of = (parameters.best_of or 1) > 1
-    has_sequences = (parameters.num_return_sequences or 1) > 1
     if parameters.watermark:
         raise parameter_conflict("watermark", "is not supported. Omit it.")
     if parameters.adapter_id is not None:
         raise parameter_conflict(
             "adapter_id", "is not supported. Request the id of the model built with the adapter."
         )
+
+
+def _reject_conflicts(parameters: GenerateParameters) -> None:
+    has_best_of = parameters.has_best_of
     if has_best_of and not parameters.samples:
         raise parameter_conflict("best_of", "needs sampling. Set `do_sample` or `temperature`.")
     if has_best_of and parameters.seed is not None:
         raise parameter_conflict("seed", "must not be set when `best_of` is above 1")
     if has_best_of and parameters.max_time is not None:
         raise parameter_conflict("max_time", "must not be set when `best_of` is above 1")
-    if has_best_of and has_sequences:
+    if has_best_of and parameters.has_sequences:
         raise parameter_conflict("num_return_sequences", "must be 1 when `best_of` is above 1")
-    if has_sequences and not parameters.samples:
+    if len(parameters.stop_strings) > MAX_STOPS:
+        raise parameter_conflict(
+            "stop_sequences", f"and `stop` have more than {MAX_STOPS} strings together. Send fewer."
+        )
+    if parameters.has_sequences and not parameters.samples:
         raise parameter_conflict(
             "num_return_sequences", "needs sampling. Set `do_sample` or `temperature`."
         )
@@ -154,22 +162,23 @@ def _reject_unstreamable(parameters: GenerateParameters, *, is_list: bool) -> No
     """Raise InvalidField for inputs and parameters that a stream of one sequence cannot have."""
     if is_list:
         raise InvalidField("`inputs` must be a text when `stream` is true", field="inputs")
-    for name in ("best_of", "num_return_sequences"):
-        if (getattr(parameters, name) or 1) > 1:
-            raise parameter_conflict(name, "must be 1 when streaming")
+    if parameters.has_best_of:
+        raise parameter_conflict("best_of", "must be 1 when streaming")
+    if parameters.has_sequences:
+        raise parameter_conflict("num_return_sequences", "must be 1 when streaming")
     if parameters.decoder_input_details:
         raise parameter_conflict("decoder_input_details", "must be false when streaming")
 
 
-def parse_options(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
+def build_options(parameters: GenerateParameters, *, streams: bool) -> GenerationOptions:
     """Build the options. Raises InvalidField for an invalid grammar."""
     # Events of a stream always have a log-probability, because typed clients require a number.
     includes_tokens = streams or parameters.includes_details
     return GenerationOptions(
-        sampling=parse_sampling(parameters),
+        sampling=build_sampling(parameters),
         max_new_tokens=parameters.max_new_tokens,
         min_new_tokens=parameters.min_new_tokens or 0,
-        stop=tuple(parameters.stop or parameters.stop_sequences or ()),
+        stop=parameters.stop_strings,
         include_stop_string=True,
         grammar=None if parameters.grammar is None else parse_grammar(parameters.grammar),
         logprobs=(parameters.top_n_tokens or 0) if includes_tokens else None,
@@ -178,7 +187,7 @@ def parse_options(parameters: GenerateParameters, *, streams: bool) -> Generatio
     )
 
 
-def parse_sampling(parameters: GenerateParameters) -> SamplingParams:
+def build_sampling(parameters: GenerateParameters) -> SamplingParams:
     """Return greedy decoding (temperature 0), unless a parameter requests sampling."""
     penalty = parameters.repetition_penalty
     temperature = 0.0

@@ -81,6 +81,21 @@ class GenerateParameters(BaseModel):
         return bool(self.do_sample) or is_heated or any(value is not None for value in values)
 
     @property
+    def has_best_of(self) -> bool:
+        """Whether the best of several candidates is returned."""
+        return (self.best_of or 1) > 1
+
+    @property
+    def has_sequences(self) -> bool:
+        """Whether several sequences per prompt are returned."""
+        return (self.num_return_sequences or 1) > 1
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The strings of `stop` and `stop_sequences`. Some clients send the same in both."""
+        return tuple(dict.fromkeys([*(self.stop or ()), *(self.stop_sequences or ())]))
+
+    @property
     def includes_details(self) -> bool:
         """Whether the response has `details`, with or without the tokens of the prompt."""
         return bool(self.details or self.decoder_input_details)

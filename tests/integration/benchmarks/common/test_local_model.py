@@ -8,7 +8,7 @@ import pytest
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import find_source, open_torch
 from deployments.artifacts.manifest import ModelSource
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from tests.support.artifacts import tiny_manifest
 from tests.support.fakes import item
 from tests.support.tiny_encoders import HIDDEN, tiny_checkpoint

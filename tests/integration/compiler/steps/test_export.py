@@ -15,7 +15,7 @@ from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
 from build_artifacts.steps.export import export
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.tuning.parity import cosines, run_probes

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from deployments.artifacts.types import Device, TaskName
-from deployments.batching.scheduler import BatchScheduler, LonePass
+from deployments.batching.replica_hooks import LonePass
+from deployments.batching.scheduler import BatchScheduler
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import EngineFailed

@@ -38,7 +38,7 @@ def texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_draw_texts", lambda _seed: ["one", "two"])
 
 
-def test_each_text_is_asked_alone_in_a_crowd_and_on_the_cpu(
+def test_each_text_is_asked_alone_batched_and_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "Client", FakeClient)
@@ -58,25 +58,25 @@ def test_answer_of_other_hardware_is_no_result(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("crowd", "reasons"),
+    ("batched", "reasons"),
     [
         ([[[1.0, 0.0]], [[0.0, 1.0]]], []),
-        ([[[1.0, 0.0]], [[0.5, 1.0]]], ["an embedding changes in a crowd: cosine 0.8944"]),
+        ([[[1.0, 0.0]], [[0.5, 1.0]]], ["an embedding changes in a batch: cosine 0.8944"]),
     ],
 )
-def test_embedding_that_depends_on_the_crowd_is_rejected(
-    crowd: list[Any], reasons: list[str], monkeypatch: pytest.MonkeyPatch
+def test_embedding_that_depends_on_the_batch_is_rejected(
+    batched: list[Any], reasons: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = [[[1.0, 0.0]], [[0.0, 1.0]]]
 
     def ask(_address: object, call: object, _texts: object) -> list[list[Any]]:
-        return [alone, crowd, alone] if call is server._EMBED else [["a", "b"]] * 3
+        return [alone, batched, alone] if call is server._EMBED else [["a", "b"]] * 3
 
     monkeypatch.setattr(server, "_ask", ask)
     assert server.compare_answers(ADDRESS, 0)["reasons"] == reasons
 
 
-def test_texts_that_depend_on_the_crowd_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_depend_on_the_batch_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(_address: object, call: object, _texts: object) -> list[list[Any]]:
         vectors = [[[1.0, 0.0]], [[0.0, 1.0]]]
         if call is server._EMBED:
@@ -85,5 +85,5 @@ def test_texts_that_depend_on_the_crowd_are_rejected(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(server, "_ask", ask)
     values = server.compare_answers(ADDRESS, 0)
-    assert values["reasons"] == ["only 50% of the answers stay the same in a crowd"]
+    assert values["reasons"] == ["only 50% of the answers stay the same in a batch"]
     assert values["same_answers_on_cpu"] == 1.0

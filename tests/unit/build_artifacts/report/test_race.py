@@ -13,7 +13,7 @@ from build_artifacts.report.measure import (
     fit_runs,
     split_runs,
 )
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed

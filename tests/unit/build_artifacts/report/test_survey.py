@@ -9,7 +9,7 @@ from build_artifacts.report.measure import MeasurementInputs, StageMeasurement, 
 from build_artifacts.report.stages import Stage
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine
 from deployments.errors import EngineFailed

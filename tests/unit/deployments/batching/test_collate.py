@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from tests.support.fakes import build_item
 
 

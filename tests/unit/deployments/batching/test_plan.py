@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from deployments.batching.batches import LOOK_AHEAD, plan_batch
+from deployments.batching.batch_policy import LOOK_AHEAD, plan_batch
 from deployments.config import BatchSettings
 
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from deployments.batching.scheduler import BatchScheduler, LonePass
+from deployments.batching.replica_hooks import LonePass
+from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs

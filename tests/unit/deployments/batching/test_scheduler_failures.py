@@ -11,7 +11,8 @@ import pytest
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.forward_pass import Batch, Outputs
-from deployments.errors import EngineFailed, EngineLost
+from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
+from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.records import ForwardPassRecord
 from tests.support.fakes import (
     TIMEOUT_S,
@@ -78,6 +79,42 @@ async def test_call_with_one_nan_item_fails(make_scheduler: MakeScheduler) -> No
     scheduler = make_scheduler(FakeEngine(nan={2}))
     with pytest.raises(EngineFailed):
         await scheduler.submit(MODEL, [item(1), item(2)], far_deadline())
+
+
+async def test_texts_without_finite_output_do_not_quarantine_the_model(
+    make_scheduler: MakeScheduler,
+) -> None:
+    scheduler = make_scheduler(FakeEngine(nan={2}, failing={3}))
+    health = scheduler.health[MODEL]
+    for marker in [2, 3] * MAX_CONSECUTIVE_FAILURES:
+        with pytest.raises(EngineFailed):
+            await scheduler.submit(MODEL, [item(marker)], far_deadline())
+        assert not health.is_failing
+    assert (await scheduler.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
+
+
+async def test_engine_that_fails_on_known_tokens_is_quarantined(
+    make_scheduler: MakeScheduler,
+) -> None:
+    scheduler = make_scheduler(FakeEngine(nan={0, 2}))
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        with pytest.raises(EngineFailed):
+            await scheduler.submit(MODEL, [item(2)], far_deadline())
+    with pytest.raises(ModelUnavailable):
+        await scheduler.submit(MODEL, [item(1)], far_deadline())
+
+
+async def test_bad_text_as_a_probe_ends_the_quarantine_of_an_engine_that_works(
+    make_scheduler: MakeScheduler,
+) -> None:
+    scheduler = make_scheduler(FakeEngine(nan={2}))
+    health = scheduler.health[MODEL]
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        health.record_failure()
+    health._probe_s = 0.0  # the next call is a probe
+    with pytest.raises(EngineFailed):
+        await scheduler.submit(MODEL, [item(2)], far_deadline())
+    assert (await scheduler.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
 
 
 def divide_by_zero(batch: Batch) -> Outputs:

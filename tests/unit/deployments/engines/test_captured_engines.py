@@ -16,7 +16,7 @@ import pytest
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import (
     GraphSpec,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.types import ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.graph_io import OutputNames, build_feeds, check_inputs, split
 from deployments.errors import EngineFailed
 from tests.support.fakes import build_item

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.graph_io import (
     INPUTS,
     Bucket,

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, save
 
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import missing_requirement, onnx_sessions, open_engine, tensorrt
 from deployments.engines.base import GraphSpec

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from deployments.config import SchedulingSettings
 from deployments.errors import Overloaded
 from tests.support.virtual_time import (
     PREFILL_TOKEN_S,
@@ -20,6 +21,7 @@ from tests.support.virtual_time import (
 )
 
 PROMPT_TOKENS = 32
+MAX_WAITING_REQUESTS = SchedulingSettings().max_waiting_requests
 
 
 def capacity(new_tokens: float) -> float:
@@ -142,30 +144,33 @@ def test_interactive_requests_precede_batch_requests(monkeypatch) -> None:
 
 
 def test_full_queue_drops_the_last_in_turn_not_the_newcomer(monkeypatch) -> None:
-    greedy = [Arrival(0.005 * n, 32, 50, 120.0, client="greedy") for n in range(150)]
+    greedy_count = 150
+    greedy = [Arrival(0.005 * n, 32, 50, 120.0, client="greedy") for n in range(greedy_count)]
     quiet = Arrival(0.8, 32, 50, 120.0, client="quiet")
     outcomes = VirtualScheduler(monkeypatch).replay([*greedy, quiet])
     assert outcomes[-1].is_in_time
     kinds = Counter(type(each.error) for each in outcomes)
-    assert kinds[Overloaded] == 151 - 100 - SLOTS
+    assert kinds[Overloaded] == greedy_count + 1 - MAX_WAITING_REQUESTS - SLOTS
     dropped = [each for each in outcomes if each.error and not each.is_rejected]
     assert [each.arrival.client for each in dropped] == ["greedy"]
 
 
 def test_long_prompts_starve_neither_running_answers_nor_short_prompts(monkeypatch) -> None:
     """Six prompts have about 3,000 tokens each: 18 s of prefill in all."""
+    max_step_s = 0.2  # prefills extend a step by at most max_prefill_stall_ms and one chunk
     running = Arrival(0.0, prompt_tokens=32, new_tokens=100, timeout_s=120.0)
     long = [Arrival(0.5 + 0.01 * n, 3_000 + n, 10, 120.0) for n in range(6)]
     short = Arrival(1.0, prompt_tokens=40, new_tokens=10, timeout_s=120.0)
     answered, *others, quick = VirtualScheduler(monkeypatch).replay([running, *long, short])
     assert quick.first_token_s - 1.0 < 1.0
-    # Prefills extend a step by at most max_prefill_stall_ms and one chunk.
-    assert answered.ended_s < 100 * 0.2
+    assert answered.ended_s < running.new_tokens * max_step_s
     assert all(each.is_in_time for each in others)
 
 
 def test_short_prompts_do_not_starve_a_long_one(monkeypatch) -> None:
+    # Alone, the long prompt is prefilled in 3 s. The short ones need 0.6 s per second.
+    max_first_token_s = 10.0
     long = Arrival(0.0, prompt_tokens=3_000, new_tokens=10, timeout_s=120.0)
     short = poisson_arrivals(6.0, 20, 1, prompt_tokens=100, new_tokens=4, timeout_s=120.0)
     first, *_ = VirtualScheduler(monkeypatch).replay([long, *short])
-    assert first.first_token_s < 10.0
+    assert first.first_token_s < max_first_token_s

@@ -27,8 +27,6 @@ from tests.support.in_process import InProcess
     [
         ("GET", "/no/such/path", 404, "route_not_found"),
         ("POST", "/no/such/path", 404, "route_not_found"),
-        ("GET", "/v1/poems", 404, "route_not_found"),
-        ("GET", "/v2/poems", 404, "route_not_found"),
         ("PUT", f"/models/{EMBEDDER}", 405, "method_not_allowed"),
         ("PUT", "/", 405, "method_not_allowed"),
         ("POST", "/health", 405, "method_not_allowed"),
@@ -42,6 +40,22 @@ async def test_unmatched_route_answers_in_the_default_error_format(
         response = await http.request(method, path)
     assert (response.status_code, response.json()["code"]) == (status, code)
     assert isinstance(response.json()["error"], str)
+
+
+async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
+    tiny_store: Path,
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        openai = await http.post("/v1/responses", json={"input": "a"})
+        open_inference = await http.get("/v2/poems")
+    assert openai.status_code == open_inference.status_code == 404
+    error = openai.json()["error"]
+    assert error["code"] == "route_not_found"
+    assert error["message"] == (
+        "no route matches /v1/responses; there are /v1/chat/completions, /v1/completions, "
+        "/v1/embeddings, /v1/models, /v1/rerank; see /docs"
+    )
+    assert "/v2/repository/index" in open_inference.json()["error"]
 
 
 @pytest.mark.parametrize(

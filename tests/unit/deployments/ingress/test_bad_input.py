@@ -20,6 +20,8 @@ CLASSIFY = f"/models/{CLASSIFIER}"
 COMPARE = f"/pipeline/sentence-similarity/{EMBEDDER}"
 TOO_LONG = "good " * 20  # 22 tokens; the maximum is 16
 
+WHOLE = {"parameters": {"truncate": False}}
+
 LIMITS = IngressUserConfig(limits=LimitSettings(items=4, body_bytes=2_000, item_chars=500))
 
 
@@ -114,16 +116,16 @@ async def test_body_without_strict_json_object_is_malformed(
             "too_many_items",
             "inputs.sentences",
         ),
-        (EMBED, {"inputs": TOO_LONG}, 422, "input_too_long", "inputs"),
-        (EMBED, {"inputs": ["a", TOO_LONG]}, 422, "input_too_long", "inputs[1]"),
+        (EMBED, {"inputs": TOO_LONG, **WHOLE}, 422, "input_too_long", "inputs"),
+        (EMBED, {"inputs": ["a", TOO_LONG], **WHOLE}, 422, "input_too_long", "inputs[1]"),
         (
             EMBED,
-            {"inputs": {"source_sentence": "a", "sentences": ["b", TOO_LONG]}},
+            {"inputs": {"source_sentence": "a", "sentences": ["b", TOO_LONG]}, **WHOLE},
             422,
             "input_too_long",
             "inputs.sentences[1]",
         ),
-        (EMBED, {"inputs": "x" * 501}, 422, "input_too_long", "inputs"),
+        (EMBED, {"inputs": "x" * 501, **WHOLE}, 422, "input_too_long", "inputs"),
         (
             EMBED,
             {"inputs": "a", "parameters": {"top_k": 1}},
@@ -166,8 +168,8 @@ async def test_wrong_task_error_lists_the_supported_tasks(tiny_store: Path) -> N
 @pytest.mark.parametrize(
     ("body", "numbers"),
     [
-        ({"inputs": TOO_LONG}, ("22 tokens", "16")),
-        ({"inputs": "x" * 501}, ("501 characters", "500")),
+        ({"inputs": TOO_LONG, **WHOLE}, ("22 tokens", "16")),
+        ({"inputs": "x" * 501, **WHOLE}, ("501 characters", "500")),
         ({"inputs": ["a"] * 5}, ("5 items", "4")),
     ],
 )
@@ -179,12 +181,33 @@ async def test_exceeded_limits_report_value_and_limit(
     assert all(number in message for number in numbers)
 
 
-async def test_truncate_cuts_texts_above_the_character_limit(tiny_store: Path) -> None:
-    body = {"inputs": "x" * 501, "parameters": {"truncate": True}}
+@pytest.mark.parametrize("parameters", [{}, {"truncate": None}, {"truncate": True}])
+@pytest.mark.parametrize(
+    "inputs",
+    ["x" * 501, TOO_LONG, {"source_sentence": "a", "sentences": [TOO_LONG]}],
+    ids=["characters", "tokens", "similarity"],
+)
+async def test_vector_tasks_truncate_by_default_and_say_so(
+    inputs: Any, parameters: dict[str, Any], tiny_store: Path
+) -> None:
+    body = {"inputs": inputs, "parameters": parameters}
     async with InProcess(tiny_store, settings=LIMITS).client() as http:
         response = await http.post(EMBED, json=body)
     assert response.status_code == 200
     assert response.headers["x-hf-warning"].startswith("input-truncated")
+
+
+async def test_too_many_pairs_of_texts_and_labels_name_both_lists(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, CLASSIFIER, labels=("contradiction", "entailment"))
+    body = {"inputs": ["a", "b", "c"], "parameters": {"candidate_labels": ["x", "y"]}}
+    async with InProcess(tmp_path, models=(CLASSIFIER,), settings=LIMITS).client() as http:
+        response = await http.post(CLASSIFY, json=body)
+        single = await http.post(
+            CLASSIFY, json={"inputs": "a", "parameters": {"candidate_labels": list("vwxyz")}}
+        )
+    is_refused(response, 422, "too_many_items", "inputs")
+    assert "`inputs` and `parameters.candidate_labels` make 6 pairs" in response.json()["error"]
+    is_refused(single, 422, "too_many_items", "parameters.candidate_labels")
 
 
 async def in_chunks(body: bytes, size: int) -> AsyncIterator[bytes]:
@@ -242,7 +265,8 @@ async def test_failed_call_does_not_fail_others_of_its_batch(
     together = InProcess(tmp_path, models=(EMBEDDER,), batched=batch_by(2))
     async with together.client() as http:
         good, failed = await asyncio.gather(
-            http.post(EMBED, json={"inputs": "good film"}), http.post(EMBED, json={"inputs": bad})
+            http.post(EMBED, json={"inputs": "good film"}),
+            http.post(EMBED, json={"inputs": bad, **WHOLE}),
         )
     assert good.status_code == 200
     assert (failed.status_code, failed.json()["code"]) == (status, code)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from deployments.config import MicroBatchSettings
-from deployments.ingress.routing import BatchSlots, PendingCall, SendMicroBatch
+from deployments.ingress.micro_batches import BatchSlots, PendingCall, SendMicroBatch
 from deployments.messages import Call, CallOutcome, CallResult, Truncation
 from tests.support.fakes import far_deadline, wait_until
 

@@ -16,7 +16,7 @@ from deployments.ingress.device_forecasts import (
 )
 from deployments.ingress.start_times import ESTIMATED_START_S
 from deployments.messages import (
-    EncoderTimings,
+    CallTimings,
     Finished,
     FinishReason,
     GenerationTimings,
@@ -91,7 +91,7 @@ def test_answers_replace_the_first_forecast(tmp_path: Path) -> None:
     forecasts.start(work, GPU)()
     before = forecasts.forecast(work, GPU)
     for _ in range(200):
-        timings = EncoderTimings(forward_s=2.0, batch_items=4)
+        timings = CallTimings(forward_s=2.0, batch_items=4)
         forecasts.record_result(work, GPU, items=1, timings=timings)
     after = forecasts.forecast(work, GPU)
     assert before.run_s < 0.1
@@ -147,7 +147,7 @@ def test_nothing_is_kept_while_only_one_device_is_available(tmp_path: Path) -> N
     model = ModelRegistry(tmp_path, []).find(EMBEDDER)
     forecasts = DeviceForecasts(args, monitor, {})
     end = forecasts.start(RequestWork(model, tokens=1_000), CPU)
-    forecasts.record_result(RequestWork(model, 1_000), CPU, 1, EncoderTimings(forward_s=9.0))
+    forecasts.record_result(RequestWork(model, 1_000), CPU, 1, CallTimings(forward_s=9.0))
     assert forecasts.forecast(RequestWork(model, 1_000), CPU).queue_s == 0
     assert forecasts.forecast(RequestWork(model, 1_000), CPU).run_s < 1
     end()

@@ -104,7 +104,7 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
         (
             {"request_options": RequestOptions(require_gpu=True)},
             HardwareUnavailable,
-            "options.use_gpu",
+            "options.require_gpu",
         ),
     ],
 )

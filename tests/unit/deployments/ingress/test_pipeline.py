@@ -49,7 +49,7 @@ async def test_cache_key_depends_on_all_parameters(tiny_store: Path) -> None:
             {"inputs": "night"},
             {"inputs": "Night"},
             {"inputs": "night", "parameters": {"normalize": False}},
-            {"inputs": "night", "parameters": {"truncate": True}},
+            {"inputs": "night", "parameters": {"truncate": False}},
             {"inputs": {"source_sentence": "night", "sentences": ["night"]}},
             {"inputs": "night", "options": {"wait_for_model": True}},
         ) == ["cpu-fp32"] * 5 + ["cache"]
@@ -94,8 +94,8 @@ async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: 
     assert rejected.status_code == 429
     assert rejected.headers["retry-after"] == "1"
     assert rejected.json() == {
-        "error": "Model is overloaded: 2 of 3 texts are in use and the request needs 2. "
-        "Retry later.",
+        "error": "`limits.inflight_items` is reached: 2 of 3 texts are in use, the request needs "
+        "2. Retry later.",
         "code": "overloaded",
         "error_type": "overloaded",
     }

@@ -61,23 +61,28 @@ def test_parameters_above_the_limits_are_named(
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "field"),
+    ("path", "body", "field", "status"),
     [
-        ("/v1/completions", {"prompt": LONG}, "prompt"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
-        ("/generate", {"inputs": LONG}, "inputs"),
-        ("/generate_stream", {"inputs": LONG}, "inputs"),
-        (f"/models/{DECODER}", {"inputs": ["a", LONG]}, "inputs[1]"),
+        ("/v1/completions", {"prompt": LONG}, "prompt", 400),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": LONG}]},
+            "messages",
+            400,
+        ),
+        ("/generate", {"inputs": LONG}, "inputs", 422),
+        ("/generate_stream", {"inputs": LONG}, "inputs", 422),
+        (f"/models/{DECODER}", {"inputs": ["a", LONG]}, "inputs[1]", 422),
     ],
 )
 async def test_every_api_applies_the_limits_with_its_field_names(
-    path: str, body: dict[str, Any], field: str, writing_store: Path
+    path: str, body: dict[str, Any], field: str, status: int, writing_store: Path
 ) -> None:
     generator = ScriptedGeneratorClient()
     settings = IngressUserConfig(limits=LIMITS)
     server = InProcess(writing_store, models=(DECODER,), generator=generator, settings=settings)
     async with server.client() as http:
         response = await http.post(path, json=body)
-    assert response.status_code == 422
+    assert response.status_code == status
     assert f"`{field}" in response.text
     assert generator.calls == []

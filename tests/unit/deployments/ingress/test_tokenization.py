@@ -119,13 +119,13 @@ async def test_usage_counts_the_tokens_of_the_model_input(tiny_store: Path) -> N
 @pytest.mark.parametrize(
     ("value", "status", "code", "param"),
     [
-        ([10**6], 422, "unknown_token", "input"),
-        ([[5], [10**6]], 422, "unknown_token", "input"),
+        ([10**6], 400, "unknown_token", "input"),
+        ([[5], [10**6]], 400, "unknown_token", "input"),
         ([-1], 400, "invalid_field", "input[0]"),
         ([5, "a"], 400, "invalid_field", "input[1]"),
         ([5, 1.5], 400, "invalid_field", "input[1]"),
         ([[5], []], 400, "empty_input", "input[1]"),
-        ([[5]] * 4, 422, "too_many_items", "input"),
+        ([[5]] * 4, 400, "too_many_items", "input"),
         ([2], 400, "empty_input", "input"),  # only a special token
         ([2, 3], 400, "empty_input", "input"),
     ],
@@ -138,6 +138,12 @@ async def test_invalid_token_ids_are_named(
         response = await http.post("/v1/embeddings", json={"input": value})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+async def test_token_ids_without_text_are_named(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await http.post("/v1/embeddings", json={"input": [[5], [2, 3]]})
+    assert response.json()["error"]["message"] == "`input[1]` has only special tokens"
 
 
 async def test_tokenization_requests_are_recorded(tiny_store: Path) -> None:

@@ -17,6 +17,7 @@ from deployments.tasks import DecodeContext
 from deployments.tasks.embedding import FeatureExtraction
 from tests.support.artifacts import EMBEDDER, WIDTH, seal, seal_tiny, seal_without_token_vectors
 from tests.support.encoder_harness import TOLERANCE, EncoderHarness, call, replace_task
+from tests.support.fakes import PanicException
 
 
 class RejectingTask(FeatureExtraction):
@@ -31,8 +32,12 @@ class RejectingTask(FeatureExtraction):
 class BuggyTask(FeatureExtraction):
     """A task with a bug in `decode`."""
 
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__()
+        self.error = error
+
     def decode(self, computed: DecodeContext, options: Any) -> Any:
-        raise KeyError("no such thing")
+        raise self.error("no such thing")
 
 
 class TokenTask(FeatureExtraction):
@@ -56,11 +61,12 @@ async def test_task_error_fails_only_its_own_call(
     assert isinstance(answered, CallResult)
 
 
+@pytest.mark.parametrize("error", [KeyError, PanicException])
 async def test_task_bug_fails_its_call_but_not_the_encoder(
-    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
+    error: type[BaseException], encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        replace_task(patch, BuggyTask())
+        replace_task(patch, BuggyTask(error))
         (failed,) = await encoder.replica.infer(encoder.batch(call(2)))
     (answered,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(failed, EngineFailed)
@@ -107,7 +113,7 @@ async def test_token_embeddings_return_one_vector_per_token(encoder: EncoderHarn
 async def test_token_embeddings_beyond_the_limit_are_rejected(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.encoder.MAX_TOKEN_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_TOKEN_VALUES", 8 * WIDTH)
     batch = encoder.batch(call(4, 5), call(4, 4))
     rejected, answered = await encoder.replica.infer(unpooled(batch))
     assert isinstance(rejected, InputTooLong)
@@ -130,10 +136,43 @@ async def test_large_outputs_of_all_calls_share_a_budget(
     assert encoder.replica._output_values.used == 0
 
 
+async def test_one_client_leaves_half_of_the_budget_to_others(
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.encoder.MAX_OUTPUT_VALUES", 8 * WIDTH)
+    calls = [call(3)._replace(client=client) for client in ("loud", "loud", "quiet")]
+    first, second, other = await encoder.replica.infer(unpooled(encoder.batch(*calls)))
+    assert isinstance(first, CallResult)
+    assert isinstance(second, Overloaded)
+    assert "of this client" in second.message
+    assert isinstance(other, CallResult)
+    assert encoder.replica._output_values.used == 0
+    assert not encoder.replica._output_values._used_by
+
+
+async def test_calls_leave_the_queue_if_a_later_one_cannot_be_queued(
+    encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submitted: list[asyncio.Future[Any]] = []
+    submit = encoder.replica._scheduler.submit
+
+    def fail_on_the_third(*args: Any, **options: Any) -> asyncio.Future[Any]:
+        if len(submitted) == 2:
+            raise ZeroDivisionError
+        submitted.append(submit(*args, **options))
+        return submitted[-1]
+
+    monkeypatch.setattr(encoder.replica._scheduler, "submit", fail_on_the_third)
+    with pytest.raises(ZeroDivisionError):
+        await encoder.replica.infer(unpooled(encoder.batch(call(2), call(2), call(2))))
+    assert all(each.cancelled() for each in submitted)
+    assert encoder.replica._output_values.used == 0
+
+
 async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.encoder.MAX_MASK_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_MASK_VALUES", 8 * WIDTH)
     # Skip the probe: the graph of the tiny embedder has no outputs per mask.
     monkeypatch.setattr("deployments.replicas.encoder.probe_engine", lambda _engine, _model: None)
     directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))

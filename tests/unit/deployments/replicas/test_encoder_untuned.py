@@ -10,7 +10,7 @@ import pytest
 
 from deployments.artifacts.types import Device
 from deployments.batching.prices import guess_item_s
-from deployments.batching.scheduler import LonePass
+from deployments.batching.replica_hooks import LonePass
 from deployments.config import AppArgs, EncoderSettings
 from deployments.messages import ModelRef
 from deployments.replicas.encoder import EncoderReplica

@@ -151,3 +151,18 @@ async def test_load_is_the_used_slots_and_the_measured_time_of_waiting_requests(
         steps.release(1_000)
         assert isinstance(await waiting, Completion)
         assert running.load() == (0.0, 0.0)
+
+
+async def test_calls_without_a_job_yet_count_as_slots(store, refs) -> None:
+    async with replica(store) as running:
+        held = threading.Event()
+        running._prompts.submit(lambda: held.wait(TIMEOUT_S))
+        waiting = [asyncio.ensure_future(running.complete(call(refs[DECODER])))]
+        await wait_until(lambda: running.load().busy == 0.5)
+        waiting += [asyncio.ensure_future(running.complete(call(refs[DECODER]))) for _ in range(2)]
+        waiting[-1].cancel()
+        await wait_until(lambda: running.load() == (1.0, 0.0))
+        held.set()
+        outcomes = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [isinstance(one, Completion) for one in outcomes] == [True, True, False]
+        await wait_until(lambda: running.load() == (0.0, 0.0))

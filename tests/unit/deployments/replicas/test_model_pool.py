@@ -16,7 +16,7 @@ from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pool_memory import PoolMemory
 from tests.support.artifacts import seal_tiny
-from tests.support.fakes import FakeClock, wait_until
+from tests.support.fakes import FakeClock, PanicException, wait_until
 
 NAMES = [f"tiny/model{number}" for number in range(6)]
 SIZE = 10
@@ -32,7 +32,7 @@ class FakeLoader:
         self.loaded: list[str] = []
         self.closed: list[str] = []
         self.running = 0
-        self.failures: dict[str, Exception] = {}
+        self.failures: dict[str, BaseException] = {}
         self.sizes: dict[str, int] = {}
 
     def measure(self, model: RegisteredModel) -> int:
@@ -272,6 +272,15 @@ async def test_failed_load_gives_its_memory_back(harness: Harness, tmp_path: Pat
         await harness.use(0)
     assert other.claim(2 * SIZE)
     other.close()
+
+
+async def test_panic_of_a_load_is_a_failed_load(harness: Harness) -> None:
+    harness.loader.failures[NAMES[0]] = PanicException("the file of a model")
+    for load in (harness.use(0), asyncio.to_thread(harness.pool.load_now, harness.refs[0])):
+        with pytest.raises(EngineFailed):
+            await load
+        assert harness.pool.bytes == 0
+    await harness.use(1)
 
 
 async def test_failed_load_is_remembered_longer_each_time(harness: Harness) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from deployments.replicas import pinned_models
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from tests.support.artifacts import seal_tiny, seal_tiny_version
-from tests.support.fakes import wait_until
+from tests.support.fakes import TIMEOUT_S, wait_until
 
 MODEL = "tiny/model"
 NEW = "bbbbbbbbbbb2"
@@ -68,6 +69,32 @@ def test_missing_version_of_the_configuration_ends_the_start(tmp_path: Path) -> 
 def test_models_of_other_replicas_are_not_pinned_here(tmp_path: Path) -> None:
     seal_tiny(tmp_path, MODEL)
     assert PinnedModels(build_args(tmp_path), lambda _: False).refs() == frozenset()
+
+
+async def test_store_that_does_not_answer_does_not_block_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pinned_models, "CHECK_INTERVAL_S", 0.01)
+    ref = ModelRef(MODEL, seal_tiny(tmp_path, MODEL).name)
+    pinned, pool = PinnedModels(build_args(tmp_path), bool), build_pool(tmp_path)
+    pinned.load_into(pool)
+    stalled, answers = threading.Event(), threading.Event()
+
+    def stall() -> list[RegisteredModel]:
+        stalled.set()
+        assert answers.wait(TIMEOUT_S)
+        return []
+
+    monkeypatch.setattr(pinned._registry, "pinned", stall)
+    pinned.start(pool)
+    try:
+        await wait_until(stalled.is_set)  # the event loop still runs
+        assert pinned.refs() == {ref}
+    finally:
+        answers.set()
+    await wait_until(lambda: pinned.refs() == frozenset())
+    pinned.close()
+    await pool.close()
 
 
 async def test_new_default_version_and_new_pins_are_loaded(

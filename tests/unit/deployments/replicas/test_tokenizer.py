@@ -36,7 +36,7 @@ from deployments.tokenization.slices import SLICE_CHARACTERS
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.windows import WindowTokenizer
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
-from tests.support.fakes import TIMEOUT_S, TokenizeLog, far_deadline, wait_until
+from tests.support.fakes import TIMEOUT_S, PanicException, TokenizeLog, far_deadline, wait_until
 
 LONG = "a " * INLINE_CHARACTERS  # tokenized in the thread, not on the event loop
 
@@ -105,10 +105,6 @@ async def test_too_long_call_leaves_no_gap_in_the_ids(
     assert cut.truncated == (1 if filler else 0)
     assert encoded.items()[1].ids.tolist() == alone.items()[0].ids.tolist()
     assert all(len(item.ids) <= MAX_TOKENS for item in encoded.items())
-
-
-class PanicException(BaseException):
-    """Stand-in for the PanicException of Rust libraries, a class that cannot be imported."""
 
 
 @pytest.mark.parametrize("error", [TypeError, PanicException])

@@ -34,7 +34,7 @@ def test_parse_returns_the_path_of_every_text(inputs: Any, fields: tuple[str, ..
     parsed = FeatureExtraction().parse(inputs, {}, MANIFEST)
     assert parsed.fields == fields
     assert parsed.options == EmbeddingOptions(normalize=True, dimensions=WIDTH)
-    assert parsed.truncation is Truncation.REFUSE
+    assert parsed.truncation is Truncation.KEEP_START
 
 
 @pytest.mark.parametrize(

@@ -109,10 +109,11 @@ def test_parse_reads_ranking_options(
     assert TASK.parse(SEARCH, parameters, model).options == options
 
 
-def test_long_texts_are_rejected_unless_truncation_is_set() -> None:
-    assert TASK.parse(SEARCH, {}, CROSS_ENCODER).truncation is Truncation.REFUSE
-    truncated = {"truncate": True, "truncation_direction": "right"}
-    assert TASK.parse(SEARCH, truncated, CROSS_ENCODER).truncation is Truncation.KEEP_START
+def test_long_texts_are_truncated_unless_the_request_forbids_it() -> None:
+    assert TASK.parse(SEARCH, {}, CROSS_ENCODER).truncation is Truncation.KEEP_START
+    assert TASK.parse(SEARCH, {"truncate": False}, CROSS_ENCODER).truncation is Truncation.REFUSE
+    left = {"truncation_direction": "left"}
+    assert TASK.parse(SEARCH, left, CROSS_ENCODER).truncation is Truncation.KEEP_END
 
 
 @pytest.mark.parametrize(

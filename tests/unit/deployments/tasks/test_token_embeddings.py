@@ -18,12 +18,12 @@ PROMPTED = MANIFEST.model_copy(update={"prompts": {"query": "the query: "}})
 
 
 def test_parse_reads_texts_and_prompt() -> None:
-    single = TokenEmbeddings().parse("a", {"prompt_name": "query", "truncate": True}, PROMPTED)
+    single = TokenEmbeddings().parse("a", {"prompt_name": "query", "truncate": False}, PROMPTED)
     assert (single.texts, single.fields) == (("the query: a",), ("inputs",))
-    assert single.truncation is Truncation.KEEP_START
+    assert single.truncation is Truncation.REFUSE
     several = TokenEmbeddings().parse(["a", "b"], {}, PROMPTED)
     assert (several.texts, several.fields) == (("a", "b"), ("inputs[0]", "inputs[1]"))
-    assert several.truncation is Truncation.REFUSE
+    assert several.truncation is Truncation.KEEP_START
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.types import Device
-from deployments.batching.scheduler import LonePass
+from deployments.batching.replica_hooks import LonePass
 from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
 from deployments.tuning import lone_passes

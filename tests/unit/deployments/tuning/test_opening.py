@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.types import Device
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine
 from deployments.engines.onnx_encoder import OnnxEngine
 from deployments.errors import EngineFailed, HardwareUnavailable

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from deployments.batching.batches import collate
+from deployments.batching.batch_policy import collate
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.tuning.costs import Variant

@@ -7,8 +7,15 @@ from typing import Any
 
 import pytest
 
-from deployments.errors import EngineFailed, Overloaded, RateLimited, ServeError
+from deployments.errors import (
+    EngineFailed,
+    Overloaded,
+    RateLimited,
+    ServeError,
+    build_overloaded,
+)
 from deployments.request_headers import REFUSAL_HEADER
+from deployments.transports.channel import codec
 from tests.support.artifacts import EMBEDDER
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
@@ -47,14 +54,28 @@ async def is_marked(
 async def test_refusal_is_marked_unless_the_body_decides_about_the_queue(
     path: str, body: dict[str, Any], marked: bool, tiny_store: Path
 ) -> None:
-    assert await is_marked(tiny_store, path, body, Overloaded("full")) is marked
+    assert await is_marked(tiny_store, path, body, build_overloaded("full", 1.0)) is marked
 
 
 async def test_refusal_is_marked_if_headers_decide_about_the_queue(tiny_store: Path) -> None:
     headers = {"x-request-timeout-ms": "900", "x-priority": "batch"}
-    assert await is_marked(tiny_store, EMBED, {"inputs": "a"}, Overloaded("full"), **headers)
+    error = build_overloaded("full", 1.0)
+    assert await is_marked(tiny_store, EMBED, {"inputs": "a"}, error, **headers)
 
 
-@pytest.mark.parametrize("error", [RateLimited("limit"), EngineFailed("the engine gave up")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RateLimited("limit"),
+        EngineFailed("the engine gave up"),
+        Overloaded("no memory for large answers is free"),
+    ],
+)
 async def test_other_errors_are_not_marked(error: ServeError, tiny_store: Path) -> None:
     assert not await is_marked(tiny_store, EMBED, {"inputs": "a"}, error)
+
+
+def test_refusal_of_a_queue_stays_one_on_its_way_to_the_ingress() -> None:
+    sent = codec.decode_error(codec.encode_error(build_overloaded("full", 1.0)))
+    assert isinstance(sent, Overloaded)
+    assert sent.from_queue

@@ -14,6 +14,7 @@ from deployments.errors import ServeError
 from deployments.ingress.http.api import Access
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.cors import Cors
+from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
@@ -50,7 +51,7 @@ class LargeAnswerApp:
         self.app = HttpApplication(
             RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC)]),
             AccessGate(),
-            Cors(CorsSettings()),
+            Cors(CorsSettings(origins=("https://page.example",))),
             Capacity(lambda: 1_000, "body bytes"),
             LargeResponseSender(self.budget, lambda: write_timeout_s),
             ServerHooks(lambda error, _seconds: self.rejections.append(error), no_lifespan),
@@ -67,7 +68,7 @@ class LargeAnswerApp:
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        await self.app(dict(SCOPE), receive, send)
+        await self.app({**SCOPE, REQUEST_ID_KEY: b"id-7"}, receive, send)
         return sent
 
 
@@ -103,7 +104,10 @@ async def test_unread_answers_count_and_further_ones_are_refused() -> None:
     await wait_until(lambda: server.budget.used == 800_000)
     sent = await server.get()
     assert sent[0]["status"] == 429
-    assert b"retry-after" in dict(sent[0]["headers"])
+    headers = dict(sent[0]["headers"])
+    assert b"retry-after" in headers
+    assert headers[b"vary"] == b"origin"
+    assert headers[REQUEST_ID_HEADER] == b"id-7"
     (rejection,) = server.rejections
     assert rejection.recorded
     for task in unread:

@@ -23,6 +23,7 @@ from tests.support.channels import (
     server_loads,
     until,
 )
+from tests.support.fakes import TIMEOUT_S
 
 
 @pytest.mark.parametrize("node", [NODE, "another node"])
@@ -32,16 +33,6 @@ async def test_call_is_answered_over_unix_and_tcp(node: str) -> None:
         assert (bytes(answer.message), answer.cost) == (b"echo 1", 6)
         (connection,) = replica.server.connections
         assert connection.family == (socket.AF_UNIX if node == NODE else socket.AF_INET)
-
-
-async def test_errors_of_the_replica_are_raised() -> None:
-    async with running_replica() as replica, connected_pool(replica) as pool:
-        with pytest.raises(InvalidField) as caught:
-            await send(pool, b"fail")
-        assert caught.value.field == "inputs"
-        with pytest.raises(EngineFailed, match="the log of its replica"):
-            await send(pool, b"bug")
-        assert await send(pool, b"echo after") == b"echo after"
 
 
 async def test_large_and_small_messages_share_a_connection() -> None:
@@ -186,6 +177,23 @@ async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
         pool.update({})
         with pytest.raises(NoChannel):
             await send(pool, b"echo")
+
+
+async def test_wait_for_a_successor_ends_although_replicas_come_and_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "SUCCESSOR_S", 0.1)
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        replica.stop_listening()
+        replica.disconnect()
+        await until(lambda: pool.connected == 0)
+        waiting = asyncio.create_task(send(pool, b"echo"))
+        async with asyncio.timeout(TIMEOUT_S):
+            while not waiting.done():
+                pool.update({"0": replica.endpoint})  # wakes the waiting calls
+                await asyncio.sleep(0.01)
+        with pytest.raises(ReplicasSilent):
+            await waiting
 
 
 async def test_slow_replica_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,20 @@ async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) ->
         assert isinstance(error, InvalidField)
 
 
+async def test_calls_with_and_without_tokens_cost_the_same_unit(fallback: Fallback) -> None:
+    encoder: Any = FakeEncoder()
+    own: Any = FakeTokenizer()
+    async with pool_of(encoder_service(encoder, own)) as encoders:
+        client = ChannelEncoderClient(encoders, encoders, fallback)
+        encoder.may_answer.clear()
+        batch = CallBatch(KEY, (build_call("a" * 401),))
+        call = asyncio.create_task(collect_outcomes(client, batch))
+        await until(lambda: own.batches == 1)
+        assert [connection.pending_cost for connection in encoders.connections()] == [101]
+        encoder.may_answer.set()
+        await call
+
+
 async def test_encoder_tokenizes_while_no_tokenizer_answers(fallback: Fallback) -> None:
     encoder: Any = FakeEncoder()
     shared: Any = FakeTokenizer()

@@ -22,11 +22,11 @@ from deployments.messages import (
     Call,
     CallBatch,
     CallResult,
+    CallTimings,
     Chat,
     Chunk,
     Completion,
     DecodeRequest,
-    EncoderTimings,
     Finished,
     FinishReason,
     GenerationCall,
@@ -140,7 +140,7 @@ def test_token_ids_that_do_not_match_the_lengths_are_rejected() -> None:
 
 def test_outcomes_round_trip_arrays_values_and_errors() -> None:
     vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
-    timings = EncoderTimings(0.1, 0.2, 0.3, 4, 5)
+    timings = CallTimings(0.1, 0.2, 0.3, 4, 5)
     value = [{"label": "A", "score": 0.5, "nested": [1, None, True]}]
     outcomes = [
         CallResult(vectors, "cpu-int8", 1, timings),

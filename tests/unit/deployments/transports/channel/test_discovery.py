@@ -31,6 +31,24 @@ async def test_listener_gets_the_present_and_every_later_list() -> None:
     assert received == [{"a": ENDPOINT}, {}, {}]
 
 
+async def test_listener_ends_with_the_latest_list() -> None:
+    """Another thread publishes between a subscription and its first report."""
+    directory, received = Directory(), list[Endpoints]()
+    directory.publish("CpuEncoder", {"a": ENDPOINT})
+    loop = asyncio.get_running_loop()
+    call_soon = loop.call_soon
+
+    def publish_first(callback: Any, *args: Any) -> Any:
+        loop.call_soon = call_soon  # type: ignore[method-assign]
+        directory.publish("CpuEncoder", {"b": ENDPOINT})
+        return call_soon(callback, *args)
+
+    loop.call_soon = publish_first  # type: ignore[assignment, method-assign]
+    directory.subscribe("CpuEncoder", received.append)
+    await asyncio.sleep(0.01)
+    assert received[-1] == {"b": ENDPOINT}
+
+
 def test_serve_loads_the_router_and_it_publishes_the_replicas(monkeypatch: Any) -> None:
     config = RequestRouterConfig(request_router_class=ROUTER)
     router_class = config.get_request_router_class()

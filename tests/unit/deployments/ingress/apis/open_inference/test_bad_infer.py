@@ -48,7 +48,7 @@ WRONG: dict[str, Any] = {
     "an empty text": message(inputs=[tensor(data=[""])]),
     "no texts": message(inputs=[tensor(shape=[0], data=[])]),
     "too many texts": message(inputs=[tensor(shape=[5], data=["a"] * 5)]),
-    "a text too long": message(inputs=[tensor(data=[TOO_LONG])]),
+    "a text too long": message(inputs=[tensor(data=[TOO_LONG])], parameters={"truncate": False}),
     "shared memory": message(inputs=[tensor(parameters={"shared_memory_region": "r"})]),
     "binary data that is not there": message(
         inputs=[tensor(data=None, parameters={"binary_data_size": 8})]
@@ -100,7 +100,10 @@ async def test_invalid_requests_return_an_error_string(tiny_store: Path) -> None
 async def test_errors_name_the_tensor_of_the_client(
     name: str, data: list[str], words: str, tiny_store: Path
 ) -> None:
-    body = {"inputs": [tensor(name=name, shape=[len(data)], data=data)]}
+    body = {
+        "inputs": [tensor(name=name, shape=[len(data)], data=data)],
+        "parameters": {"truncate": False},
+    }
     settings = IngressUserConfig(limits=LimitSettings(items=4))
     async with InProcess(tiny_store, settings=settings).client() as http:
         response = await http.post(PATH, json=body)

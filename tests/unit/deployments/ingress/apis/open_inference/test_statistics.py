@@ -3,14 +3,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployments.ingress.apis.open_inference.statistics import ModelStatistics
-from deployments.messages import EncoderTimings, ModelRef
+from deployments.messages import CallTimings, ModelRef
 from deployments.records import RequestRecord
 
 MODEL = ModelRef("org/name", "0123456789ab")
 OTHER_VERSION = ModelRef("org/name", "ba9876543210")
 TASK = "feature-extraction"
 USED = ("org/name", TASK, "cpu-fp32")
-TIMINGS = EncoderTimings(tokenize_s=0.001, queue_s=0.002, forward_s=0.003)
+TIMINGS = CallTimings(tokenize_s=0.001, queue_s=0.002, forward_s=0.003)
 
 
 def test_statistics_sum_requests_by_outcome() -> None:

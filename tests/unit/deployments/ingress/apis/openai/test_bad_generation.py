@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
-from deployments.errors import InvalidField, Overloaded, ServeError, UnknownToken
+from deployments.errors import (
+    TRUNCATION_ADVICE,
+    DeadlineExceeded,
+    InputTooLong,
+    InvalidField,
+    Overloaded,
+    ServeError,
+    UnknownToken,
+)
 from tests.support.chat_harness import (
     CHAT,
     CHAT_BODY,
@@ -82,8 +90,16 @@ async def read_error(store: Path, path: str, body: Any) -> tuple[int, str, str |
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": 7}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        (
+            {"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[1].function_call",
+        ),
+        ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
         ({"stream_options": True}, "stream_options"),
-        ({"options": {"require_gpu": True}}, "options.use_gpu"),
+        ({"options": {"require_gpu": True}}, "options.require_gpu"),
         ({"model": 7}, "model"),
     ],
 )
@@ -99,9 +115,9 @@ async def test_invalid_chat_field_is_named(
     [
         ({"messages": []}, 400, "empty_input", "messages"),
         ({"stop": ["a", ""]}, 400, "empty_input", "stop[1]"),
-        ({"messages": [USER] * 5}, 422, "too_many_items", "messages"),
-        ({"messages": [saying(101)]}, 422, "input_too_long", "messages[0].content"),
-        ({"messages": [saying(80)] * 2}, 422, "input_too_long", "messages"),
+        ({"messages": [USER] * 5}, 400, "too_many_items", "messages"),
+        ({"messages": [saying(101)]}, 400, "context_length_exceeded", "messages[0].content"),
+        ({"messages": [saying(80)] * 2}, 400, "context_length_exceeded", "messages"),
         ({"model": "no/such"}, 404, "model_not_found", "model"),
     ],
 )
@@ -123,15 +139,16 @@ async def test_limits_and_missing_fields_are_named(
         ({"prompt": [[1], []]}, 400, "empty_input", "prompt[1]"),
         ({"prompt": [1, -1]}, 400, "invalid_field", "prompt[1]"),
         ({"prompt": {"a": 1}}, 400, "invalid_field", "prompt"),
-        ({"prompt": ["a"] * 5}, 422, "too_many_items", "prompt"),
-        ({"prompt": ["a", "x" * 101]}, 422, "input_too_long", "prompt[1]"),
-        ({"prompt": [1] * 101}, 422, "input_too_long", "prompt"),
-        ({"prompt": ["x" * 80] * 2}, 422, "input_too_long", "prompt"),
+        ({"prompt": ["a"] * 5}, 400, "too_many_items", "prompt"),
+        ({"prompt": ["a", "x" * 101]}, 400, "context_length_exceeded", "prompt[1]"),
+        ({"prompt": [1] * 101}, 400, "context_length_exceeded", "prompt"),
+        ({"prompt": ["x" * 80] * 2}, 400, "context_length_exceeded", "prompt"),
         ({"max_tokens": 0}, 400, "invalid_field", "max_tokens"),
         ({"max_tokens": 0, "echo": True, "stream": True}, 400, "invalid_field", "max_tokens"),
         ({"logprobs": 21}, 400, "invalid_field", "logprobs"),
         ({"best_of": 2, "n": 3}, 400, "invalid_field", "best_of"),
         ({"best_of": 4}, 400, "invalid_field", "best_of"),
+        ({"min_tokens": 17}, 400, "invalid_field", "min_tokens"),  # 16 is the default maximum
         ({"best_of": 2, "stream": True}, 400, "invalid_field", "best_of"),
     ],
 )
@@ -155,7 +172,7 @@ async def test_invalid_completion_has_the_openai_error_format(
         (InvalidField("`max_new_tokens` is bad", field="max_new_tokens"), {}, "max_tokens"),
         (
             InvalidField("`max_new_tokens` is bad", field="max_new_tokens"),
-            {"max_completion_tokens": 9},
+            {"max_completion_tokens": 9, "max_tokens": 8},
             "max_completion_tokens",
         ),
         (InvalidField("`inputs` is bad", field="inputs"), {}, "messages"),
@@ -169,9 +186,38 @@ async def test_generator_errors_have_the_openai_format(
     asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
     response = await asking.post(CHAT, {**CHAT_BODY, **more, "stream": stream})
     body = response.json()["error"]
-    assert (response.status_code, body["code"], body["param"]) == (error.status, error.code, param)
+    assert (response.status_code, body["code"], body["param"]) == (400, error.code, param)
     assert body["message"] == f"`{param}` is bad"
     assert len(asking.in_process.recorder.records) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_too_long_prompt_gets_no_advice_to_truncate(
+    stream: bool, writing_store: Path
+) -> None:
+    error = InputTooLong(f"`prompt` has 9 tokens. Shorten it{TRUNCATION_ADVICE}.", field="prompt")
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
+    response = await asking.post(COMPLETIONS, {"prompt": "Once", "stream": stream})
+    body = response.json()["error"]
+    assert (response.status_code, body["code"]) == (400, "context_length_exceeded")
+    assert body["message"] == "`prompt` has 9 tokens. Shorten it."
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_clients_do_not_repeat_a_generation_that_was_late(
+    path: str, writing_store: Path
+) -> None:
+    late = DeadlineExceeded("late")
+    asking = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=late))
+    response = await asking.post(path, {**CHAT_BODY, "prompt": "Once"})
+    assert response.status_code == 504
+    assert response.headers["x-should-retry"] == "false"
+
+
+async def test_best_of_error_names_no_internal_field(writing_store: Path) -> None:
+    body = {"prompt": "Once", "best_of": 1, "n": 2}
+    response = await ChatHarness(writing_store).post(COMPLETIONS, body)
+    assert "choices" not in response.json()["error"]["message"]
 
 
 async def test_overloaded_generator_sets_retry_after(writing_store: Path) -> None:

@@ -162,6 +162,17 @@ async def test_all_chat_parameters_reach_the_generator(writing_store: Path) -> N
     )
 
 
+async def test_the_newer_name_of_the_maximum_wins(writing_store: Path) -> None:
+    harness = ChatHarness(writing_store)
+    await harness.post(CHAT, {**CHAT_BODY, "max_tokens": 9, "max_completion_tokens": 4})
+    assert harness.call.options.max_new_tokens == 4
+
+
+async def test_top_logprobs_0_needs_no_logprobs(writing_store: Path) -> None:
+    response = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "top_logprobs": 0})
+    assert response.json()["choices"][0]["logprobs"] is None
+
+
 async def test_null_chat_parameters_are_ignored(writing_store: Path) -> None:
     harness = ChatHarness(writing_store)
     keys = (

@@ -109,7 +109,7 @@ async def test_error_before_the_first_token_sets_the_status(writing_store: Path)
     error = InputTooLong("`prompt` has 900 tokens, the model reads 256", field="prompt")
     harness = ChatHarness(writing_store, lambda call: ScriptedReply(refusal=error))
     response = await harness.post(CHAT, STREAM)
-    assert response.status_code == 422
+    assert response.status_code == 400
     assert response.json()["error"]["param"] == "messages"
     assert response.json()["error"]["message"].startswith("`messages` has 900 tokens")
     assert "content-length" in response.headers

@@ -7,7 +7,18 @@ import pytest
 
 from deployments.errors import EngineFailed
 from deployments.ingress.apis.openai.completions import build_top_logprobs
-from deployments.messages import FinishReason, GenerationCall, Token, TopLogprob
+from deployments.ingress.apis.openai.responses import AlignedTokens
+from deployments.messages import (
+    Chunk,
+    Completion,
+    Finished,
+    FinishReason,
+    GenerationCall,
+    GenerationTimings,
+    Started,
+    Token,
+    TopLogprob,
+)
 from tests.support.chat_harness import COMPLETIONS, ChatHarness, events_in
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedReply
@@ -178,6 +189,32 @@ async def test_stop_string_ends_the_text(writing_store: Path) -> None:
     assert harness.call.options.stop == ("\n", ".")
     assert not harness.call.options.include_stop_string
     assert body["choices"][0]["finish_reason"] == "stop"
+
+
+STOPPED = Completion(
+    Started(1, 0, 7, "cpu"),
+    "Hello",
+    (Token(1, "Hel", -0.1), Token(2, "lo", -0.2), Token(3, "", -0.3), Token(4, "\n\n", -0.4)),
+    Finished(FinishReason.STOP, 4, GenerationTimings()),
+)
+
+
+def test_logprobs_lack_the_tokens_of_a_stop_string() -> None:
+    assert [token.text for token in AlignedTokens().take(STOPPED)] == ["Hel", "lo"]
+    ended = STOPPED._replace(finished=STOPPED.finished._replace(reason=FinishReason.END))
+    assert len(AlignedTokens().take(ended)) == 4
+
+
+def test_stream_sends_tokens_with_their_text() -> None:
+    aligned, tokens = AlignedTokens(), STOPPED.tokens
+    parts = [
+        Chunk("Hel", tokens[:1]),
+        Chunk("", tokens[1:2]),  # held back: it may begin a stop string
+        Chunk("lo", tokens[2:3]),
+        Chunk("", tokens[3:], STOPPED.finished),
+    ]
+    taken = [[token.text for token in aligned.take(part)] for part in parts]
+    assert taken == [["Hel"], [], ["lo"], []]
 
 
 def test_chosen_special_token_has_one_name() -> None:

@@ -102,9 +102,9 @@ async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
             "invalid_field",
             "encoding_format",
         ),
-        ({"input": TOO_LONG, **WHOLE}, 422, "input_too_long", "input"),
-        ({"input": ["a", TOO_LONG], **WHOLE}, 422, "input_too_long", "input[1]"),
-        ({"input": ["a"] * 5, "model": EMBEDDER}, 422, "too_many_items", "input"),
+        ({"input": TOO_LONG, **WHOLE}, 400, "input_too_long", "input"),
+        ({"input": ["a", TOO_LONG], **WHOLE}, 400, "input_too_long", "input[1]"),
+        ({"input": ["a"] * 5, "model": EMBEDDER}, 400, "too_many_items", "input"),
     ],
 )
 async def test_errors_have_the_openai_format(
@@ -144,7 +144,7 @@ async def test_concurrent_equal_requests_have_errors_of_their_apis(tiny_store: P
     async with InProcess(tiny_store).client() as http:
         openai, hugging_face = await asyncio.gather(
             http.post(PATH, json={"input": TOO_LONG, **WHOLE}),
-            http.post(f"/models/{EMBEDDER}", json={"inputs": TOO_LONG}),
+            http.post(f"/models/{EMBEDDER}", json={"inputs": TOO_LONG, "truncate": False}),
         )
     assert openai.json()["error"]["param"] == "input"
     assert hugging_face.json()["field"] == "inputs"

@@ -69,6 +69,7 @@ CALL_TEXTS = [
     '{"type": "function", "name": "weather", "parameters": {"city": "Rome"}}',
     '[{ "type" : "function", "name": "weather", "parameters": {"city": "Rome"}}]',
     '{"id": "abc", "name": "weather", "arguments": {"city": "Rome"}}',
+    '{"name": "weather", "arguments": "{\\"city\\": \\"Rome\\"}"}',
     '<tool_call>[{"why": "\\"a, {b\\\\", "n": -1.5e3, "x": null, "name": "weather", '
     '"arguments": {"city": "Rome"}}]',
 ]
@@ -85,6 +86,16 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
     assert call["type"] == "function"
     assert call["function"]["name"] == "weather"
     assert orjson.loads(call["function"]["arguments"]) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize("arguments", ["null", '""', '"{}"'])
+async def test_call_without_arguments_has_an_empty_object(
+    arguments: str, writing_store: Path
+) -> None:
+    text = f'{{"name": "clock", "arguments": {arguments}}}'
+    body = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()
+    (call,) = body["choices"][0]["message"]["tool_calls"]
+    assert call["function"] == {"name": "clock", "arguments": "{}"}
 
 
 async def test_only_the_first_of_several_calls_counts_if_the_client_asks(
@@ -107,6 +118,7 @@ async def test_only_the_first_of_several_calls_counts_if_the_client_asks(
         "I call <tool_call> and <tool",
         '{"name": "other", "arguments": {}}',
         '{"name": "weather", "arguments": "Rome"}',
+        '{"name": "weather", "arguments": "[]"}',
         '{"name": "weather", "arguments": {"city": "Ro',
         '{"name": 7}',
         '{"arguments": {}, "name": ["weather"]}',

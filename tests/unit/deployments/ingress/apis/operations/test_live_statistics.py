@@ -19,7 +19,7 @@ from deployments.ingress.apis.operations.live_statistics import (
     read_load,
 )
 from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot, ReplicaTarget
-from deployments.messages import EncoderTimings
+from deployments.messages import CallTimings
 from deployments.records import RequestRecord
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.fakes import FakeClock
@@ -95,9 +95,9 @@ async def test_requests_are_summarized_by_model(
 ) -> None:
     clock.now_s += 10
     for milliseconds in range(1, 101):
-        timings = EncoderTimings(queue_s=milliseconds / 2e3, tokens=5)
+        timings = CallTimings(queue_s=milliseconds / 2e3, tokens=5)
         recent.record(record(total_s=milliseconds / 1e3, timings=timings, cache="miss"))
-    recent.record(record(CLASSIFIER, cache="hit", timings=EncoderTimings(tokens=9)))
+    recent.record(record(CLASSIFIER, cache="hit", timings=CallTimings(tokens=9)))
     recent.record(record(CLASSIFIER, status=504))
     recent.record(record("none", status=401))
     stats = await reader.read()

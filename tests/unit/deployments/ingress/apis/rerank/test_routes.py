@@ -111,6 +111,17 @@ async def test_an_empty_document_does_not_change_the_scores_of_others(
         assert scores[one["index"]] == pytest.approx(one["relevance_score"], abs=1e-6)
 
 
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank"])
+async def test_slash_at_the_end_of_the_path_does_not_change_the_format(
+    path: str, store: Path
+) -> None:
+    body = {**DOCUMENTS, "return_documents": True}
+    async with ranking(store).client() as http:
+        plain, slashed = [(await http.post(each, json=body)).json() for each in (path, path + "/")]
+    assert slashed["results"] == plain["results"]
+    assert slashed["meta"] == plain["meta"]
+
+
 async def test_top_n_limits_results(store: Path) -> None:
     async with ranking(store).client() as http:
         every = (await http.post("/v2/rerank", json=DOCUMENTS)).json()["results"]

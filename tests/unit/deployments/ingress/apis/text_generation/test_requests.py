@@ -128,11 +128,12 @@ def test_logprobs_are_computed_for_details_and_streams(
     ("values", "stop"),
     [
         ({"stop_sequences": ["x"]}, ("x",)),
-        ({"stop": ["y"], "stop_sequences": ["x"]}, ("y",)),
+        ({"stop": ["y"], "stop_sequences": ["x"]}, ("y", "x")),
+        ({"stop": ["y"], "stop_sequences": ["y"]}, ("y",)),
         ({"stop": [], "stop_sequences": []}, ()),
     ],
 )
-def test_stop_sequences_is_an_alias_of_stop(values: dict[str, Any], stop: tuple[str, ...]) -> None:
+def test_stop_sequences_are_added_to_stop(values: dict[str, Any], stop: tuple[str, ...]) -> None:
     assert options(values).stop == stop
 
 

@@ -8,7 +8,7 @@ from deployments.batching.prices import guess_item_s
 from deployments.config import BatchSettings
 from deployments.messages import ModelRef
 from deployments.tuning.costs import TuningTarget
-from deployments.tuning.prices import TablePrices
+from deployments.tuning.table_prices import TablePrices
 from tests.support.cost_tables import row
 from tests.support.tuning_artifacts import seal_tunable, write_table
 

@@ -1,61 +1,16 @@
-"""Migration of a store, and verification of sealed artifacts: digests and parity."""
+"""Verification of a sealed artifact on this host: digests and parity of its candidates."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from build_artifacts.build_devices import engine_settings
-from deployments.artifacts.manifest import (
-    MANIFEST_NAME,
-    REFERENCE_NAME,
-    ArtifactManifest,
-    Candidate,
-    has_previous_schema,
-)
-from deployments.artifacts.store import list_artifacts
-from deployments.console import format_table
+from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
 from deployments.engines import GraphSpec, missing_requirement
-from deployments.files import write_atomically
 from deployments.machine import usable_cores
-from deployments.tuning.costs import CostTable
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, check_graph
-
-
-def format_costs(table: CostTable) -> str:
-    """Format a row per shape and a column per variant; `*` marks the selected variant."""
-    selection = dict(table.selection)
-    rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
-    for shape in selection:
-        cells = [str(shape)]
-        for row in table.rows:
-            ms = row.by_shape().get(shape)
-            mark = "*" if row.variant == selection[shape] else " "
-            cells.append("-" if ms is None else f"{ms:.2f}{mark}")
-        rows.append(cells)
-    threads = f"{table.threads} thread{'s' if table.threads > 1 else ''} a pass"
-    head = f"{table.host.name}, {table.host.cores} cores, {threads}; milliseconds, * serves"
-    rejected = [f"{name} violates the gate here: {why}" for name, why in table.rejected.items()]
-    unmeasured = [f"{name} was not measured here: {why}" for name, why in table.unmeasured.items()]
-    return "\n".join([head, format_table(rows, align_right=True), *rejected, *unmeasured])
-
-
-def migrate_manifests(store: Path) -> Iterator[Path]:
-    """Rewrite manifests of the previous schema in the present schema. Yield their directories.
-
-    The other files and the modification time of the manifest stay unchanged. Raises ArtifactError
-    for a damaged artifact, or OSError.
-    """
-    for directory in list_artifacts(store):
-        path = directory / MANIFEST_NAME
-        if not path.is_file() or not has_previous_schema(directory):
-            continue
-        manifest, stat = ArtifactManifest.read(directory), path.stat()
-        write_atomically(path, manifest.to_json())
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-        yield directory
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from deployments.errors import (
     Overloaded,
     ReplicasLost,
 )
-from deployments.ingress.routing import (
+from deployments.ingress.micro_batches import (
     MicroBatchRouter,
     PendingCall,
     SendMicroBatch,
@@ -202,7 +202,7 @@ async def test_micro_batch_tells_how_many_characters_wait_behind_it() -> None:
 
 
 async def test_collected_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.ingress.routing.MAX_KEYS", 3)
+    monkeypatch.setattr("deployments.ingress.micro_batches.MAX_KEYS", 3)
     routed = router(EchoEncoder())
     for number in range(8):
         key = SHORT._replace(model=ModelRef(f"tiny/model{number}", "0123456789ab"))

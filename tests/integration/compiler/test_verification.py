@@ -12,8 +12,8 @@ import pytest
 from onnx import numpy_helper
 
 from build_artifacts.__main__ import main
-from build_artifacts.inspection import verify_candidates
 from build_artifacts.pipeline import BuildResult
+from build_artifacts.verification import verify_candidates
 from deployments.artifacts.manifest import MANIFEST_NAME, REFERENCE_NAME, ArtifactManifest
 from deployments.errors import ArtifactError, DigestMismatch
 from tests.support.artifacts import replace_sealed_file, seal_tiny

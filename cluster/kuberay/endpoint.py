@@ -1,0 +1,90 @@
+"""Port, artifacts and drain time of the pods, and settings that would make pods unreachable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from cluster.kuberay.overlay import InvalidOverlay
+from cluster.serve_config import find_applications, read_args, read_mapping
+
+SERVE_PORT = 8000  # default of Serve for `http_options.port`
+SERVE_HOST = "0.0.0.0"  # default of Serve for `http_options.host`
+SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
+# Seconds for replicas on other pods to start, before those of a drained pod stop without them.
+REPLACEMENT_S = 120
+ALL_INTERFACES = (SERVE_HOST, "::")
+# KubeRay requires these port names.
+HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
+METRICS_PORT = 8080
+# Ports on which Ray, KubeRay, Serve and HAProxy listen in the pods.
+RESERVED_PORTS: Mapping[str, range] = {
+    **{f"Ray's {name}": range(port, port + 1) for name, port in HEAD_PORTS.items()},
+    "Ray's metrics": range(METRICS_PORT, METRICS_PORT + 1),
+    "Serve's fallback proxy": range(8500, 8501),
+    "Serve's fallback proxy for gRPC": range(9500, 9501),
+    "HAProxy's statistics": range(8404, 8405),
+    "HAProxy's metrics": range(9101, 9102),
+    "Ray's workers": range(10_002, 20_000),
+    "the replicas": range(30_000, 31_001),
+    "the replicas for gRPC": range(40_000, 41_001),
+    "Ray's autoscaler": range(44_217, 44_218),
+    "the metrics of Ray's dashboard": range(44_227, 44_228),
+    "Ray's agent": range(52_365, 52_366),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ServeEndpoint:
+    """Values of the merged Serve config that the pods depend on."""
+
+    port: int
+    store: str  # mount point of the artifacts
+    drain_s: int  # seconds in which a terminating worker hands over its requests
+
+
+def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
+    """Yield a message per setting with which ready pods would not be reachable."""
+    options = read_mapping(merged, "http_options")
+    host, port = options.get("host", SERVE_HOST), options.get("port", SERVE_PORT)
+    if host not in ALL_INTERFACES:
+        yield (
+            f"`http_options.host` is {host}: pods have addresses of their own and must reach each "
+            f"other. Use {SERVE_HOST}"
+        )
+    location = merged.get("proxy_location", "EveryNode")
+    if location != "EveryNode":
+        yield (
+            f"`proxy_location` is {location}: the Service leaves out the head, and workers without "
+            "a proxy stay unready. Use EveryNode"
+        )
+    for owner, ports in RESERVED_PORTS.items():
+        if port in ports:
+            yield (
+                f"`http_options.port` is {port}: in the pods it belongs to {owner}. "
+                f"Use {SERVE_PORT}"
+            )
+
+
+def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
+    """Read the endpoint. Raises InvalidOverlay if no pod could serve or be reached there."""
+    stores = {args.get("store") for args in read_args(merged)}
+    if len(stores) != 1 or None in stores:
+        raise InvalidOverlay(
+            "`args.store` must be the same directory in all applications: the pods mount the "
+            "artifacts there"
+        )
+    if errors := list(find_endpoint_errors(merged)):
+        raise InvalidOverlay("\n".join(errors))
+    # Serve stops a replica of a draining node at the latest when its shutdown ends at the deadline.
+    # The deadline leaves time for replacements to start before the slowest shutdown begins.
+    timeouts = [
+        entry.raw.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)
+        for application in find_applications(merged)
+        for entry in application.deployments()
+    ]
+    port = read_mapping(merged, "http_options").get("port", SERVE_PORT)
+    drain_s = REPLACEMENT_S + ceil(max(timeouts))
+    return ServeEndpoint(port=port, store=str(stores.pop()), drain_s=drain_s)

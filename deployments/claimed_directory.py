@@ -1,0 +1,54 @@
+"""Directories in shared places, such as /tmp, that a process locks while it uses them.
+
+The lock tells whether a directory is in use. A process id or a path does not: containers with
+process ids of their own may share the place. systemd-tmpfiles, which removes old files of /tmp,
+passes over locked directories too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+
+def claim_directory(path: Path) -> int | None:
+    """Create `path` as an empty directory of mode 0700. Return the descriptor that holds its lock.
+
+    A directory that an ended process left is replaced. Return None if `path` is in use. Raises
+    OSError if no directory can be created there.
+    """
+    remove_unused(path)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return None
+    return _lock(path)
+
+
+def remove_unused(path: Path) -> None:
+    """Remove a directory of this user, unless a process has locked it."""
+    descriptor = _lock(path)
+    if descriptor is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Lock a directory of this user. Return None if it is locked, missing or of another user."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        state = os.fstat(descriptor)
+        if state.st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Another process may have removed the directory between the two calls.
+            if os.path.samestat(state, path.lstat()):
+                return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None

@@ -1,0 +1,46 @@
+"""Private directories of the Unix sockets of replicas."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from deployments.transports.channel.sockets import SocketDirectory
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_live_directory_is_kept_and_one_that_was_left_is_removed(root: Path) -> None:
+    live = SocketDirectory.create()
+    # A pid would mean nothing: a container that shares the directory has process ids of its own.
+    left = root / f"hundredfold-channel-{os.getpid()}-left"
+    left.mkdir()
+    second = SocketDirectory.create()
+    assert live.path.exists()
+    assert not left.exists()
+    assert second.path != live.path
+    for each in (live, second):
+        each.remove()
+    assert list(root.iterdir()) == []
+
+
+def test_other_directories_are_kept(root: Path) -> None:
+    (root / "hundredfold-other").mkdir()
+    SocketDirectory.create().remove()
+    assert [path.name for path in root.iterdir()] == ["hundredfold-other"]
+
+
+def test_long_path_gives_no_socket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = root / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    directory = SocketDirectory.create()
+    assert directory.socket_path == ""
+    directory.remove()
