@@ -132,16 +132,20 @@ def attack_sizes(path: str) -> Iterator[HostileRequest]:
         "a parameter of a megabyte": b'{"inputs":"a","parameters":{"%b":1}}' % (b"p" * 1_000_000),
         "a prompt of a megabyte": b'{"inputs":"a","parameters":{"prompt_name":"%b"}}'
         % (b"p" * 1_000_000),
-        "a text of 1.9 MB": orjson.dumps({"inputs": "x" * 1_900_000}),
-        "escapes": b'{"inputs":"%b"}' % (rb"\u0041" * 300_000),
-        "a word of a megabyte in a list": orjson.dumps({"inputs": ["a", "w" * 1_000_000]}),
+        "a text of 1.9 MB, not truncated": orjson.dumps(
+            {"inputs": "x" * 1_900_000, "parameters": {"truncate": False}}
+        ),
     }
     for what, body in oversized.items():
         yield HostileRequest(what, build_post(path, body), REJECTED)
-    truncated = orjson.dumps({"inputs": "a " * 90_000, "parameters": {"truncate": True}})
-    yield HostileRequest(
-        "180,000 characters, truncated", build_post(path, truncated), frozenset({200})
-    )
+    truncated = {
+        "a text of 1.9 MB": orjson.dumps({"inputs": "x" * 1_900_000}),
+        "escapes": b'{"inputs":"%b"}' % (rb"\u0041" * 300_000),
+        "a word of a megabyte in a list": orjson.dumps({"inputs": ["a", "w" * 1_000_000]}),
+        "180,000 characters": orjson.dumps({"inputs": "a " * 90_000}),
+    }
+    for what, body in truncated.items():
+        yield HostileRequest(what, build_post(path, body), frozenset({200}))
     large = orjson.dumps({"inputs": "x" * 10_000_000})
     yield HostileRequest("a text of 10 MB", build_post(path, large), frozenset({413, CLOSED}))
     chunk = b"%x\r\n%b\r\n" % (100_000, b"x" * 100_000)
