@@ -245,7 +245,7 @@ def test_health_and_model_information_are_returned(ask: Ask) -> None:
         (f"/models/{EMBEDDER}/pipeline/dance", "fill_mask", ["a"], "`dance` is not a task"),
         (f"/models/{MASK_FILLER}", "fill_mask", ["no gap"], "mask"),
         (f"/models/{EMBEDDER}", "feature_extraction", [[]], "empty list"),
-        (f"/models/{EMBEDDER}", "feature_extraction", ["word " * 1000], "tokens"),
+        (f"/models/{CLASSIFIER}", "text_classification", ["word " * 1000], "tokens"),
         (
             f"/models/{EMBEDDER}",
             "table_question_answering",
@@ -260,6 +260,13 @@ def test_errors_have_their_message(
 ) -> None:
     with pytest.raises(HfHubHTTPError, match=sentence):
         ask(path, method, *given)
+
+
+def test_long_text_is_embedded_unless_the_client_forbids_truncation(ask: Ask) -> None:
+    path = f"/models/{EMBEDDER}"
+    assert ask(path, "feature_extraction", "word " * 1000).size
+    with pytest.raises(HfHubHTTPError, match="tokens"):
+        ask(path, "feature_extraction", "word " * 1000, truncate=False)
 
 
 def test_parameter_out_of_range_is_a_bad_request(ask: Ask) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.servers.process_kinds import read_command
+from deployments.command_line import UNUSABLE_CONFIG
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import REPOSITORY, Cluster, wait_for
@@ -84,6 +85,6 @@ def test_config_with_unknown_key_is_rejected_before_start(
     refused = subprocess.run(
         new_cluster.command(), cwd=REPOSITORY, capture_output=True, text=True, check=False
     )
-    assert refused.returncode == 1
+    assert refused.returncode == UNUSABLE_CONFIG
     assert "max_ongoing_request" in refused.stderr
     assert "starting Ray" not in refused.stderr
