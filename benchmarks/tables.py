@@ -69,7 +69,7 @@ def _build_table(kind: str, name: str, results: Path) -> Table:
     if kind == "results":
         file, _, table = name.partition(" ")
         return read_table(results / file, table)
-    from benchmarks.reference import REFERENCES  # late, because this module imports the server
+    from benchmarks.reference import REFERENCES  # imported late, because it imports the server
 
     if name not in REFERENCES:
         raise BenchmarkError(

@@ -25,7 +25,7 @@ _RESULT_NAME = "gate.json"
 
 
 class AccuracyGate(Generic[R, S]):
-    """Exports candidates of one build and compares them with the reference model."""
+    """Accuracy gate of one build: exports candidates and compares them with the reference model."""
 
     def __init__(self, steps: StepRunner, build: ModelBuild[R, S]) -> None:
         self._steps = steps
@@ -100,14 +100,14 @@ class AccuracyGate(Generic[R, S]):
 
 @dataclass(frozen=True)
 class CandidateSearch(Generic[R, S]):
-    """Selects the graphs that one build seals."""
+    """Search for the graphs that one build seals."""
 
     steps: StepRunner
     build: ModelBuild[R, S]
     gate: AccuracyGate[R, S]
     keep: int  # maximum number of graphs per device
-    # Search time per device. After this time, the search skips the remaining candidates if one is
-    # accepted. The limit does not apply if speed screening ranked the candidates.
+    # Search time per device. After this time, the search skips the remaining candidates if it has
+    # already accepted one. The limit does not apply if speed screening ranked the candidates.
     seconds: float
 
     @classmethod

@@ -179,7 +179,7 @@ def tune(arguments: argparse.Namespace) -> int:
             "`--device gpu` measures on a GPU, and this host has none that ONNX Runtime can use",
             hint="`hundredfold doctor` says why",
         )
-    # The threads of a pass matter on the CPU only.
+    # The number of threads affects forward passes on the CPU only.
     usual = sorted({1, usable_cores()}) if device is Device.CPU else [1]
     counts = [arguments.threads] if arguments.threads else usual
     tables = []

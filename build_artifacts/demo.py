@@ -1,7 +1,7 @@
 """Demo models of `make serve`.
 
-The version of a demo model is known without its source, because this module pins the revision. A
-model is missing if the store does not have this version.
+This module pins the revisions, so the version of a demo model is known before its source is read.
+`hundredfold demo` builds the demo models whose version the store lacks.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-sst2-lora",
         evaluation=_HERE / "data" / "sst2-dev.tsv",
-        # Three of the 872 sentences are .34 points, so the graph may lose three. Blockwise int8 is
-        # nearly exact: it loses two sentences, but takes 2.7 times as long.
+        # Three of the 872 sentences are .34 points, so the gate allows three more wrong answers.
+        # Blockwise int8 is nearly exact: it gives two more, but takes 2.7 times as long.
         gate=Gate(metric_drop=0.35),
     ),
     DemoModel(
@@ -156,7 +156,7 @@ MORE_DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-nli-lora",
         evaluation=_HERE / "data" / "claims.jsonl",
-        # One of the 240 claims is .42 points, so the graph may lose two.
+        # One of the 240 claims is .42 points, so the gate allows two more wrong answers.
         gate=Gate(metric_drop=0.9),
     ),
     DemoModel(
@@ -178,8 +178,8 @@ MORE_DEMO_MODELS = (
 )
 ALL_DEMO_MODELS = (*DEMO_MODELS, *MORE_DEMO_MODELS)
 
-# Values of `BuildRecord.source` for demo models, which are built by their own recipes, without or
-# with GPU candidates.
+# Values of `BuildRecord.source` that select the recipe of a demo model instead of a recipe for its
+# `ref`: without GPU candidates, and with GPU candidates.
 DEMO_SOURCE, DEMO_GPU_SOURCE = "demo", "demo-gpu"
 
 

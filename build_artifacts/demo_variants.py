@@ -35,7 +35,7 @@ VARIANTS: Mapping[str, CandidateRecipe] = {
     "fp32": CPU_FP32,  # rewritten graph with one operator per attention
 }
 _MODEL = find_demo_model("hundredfold/minilm-squad")
-_MAX_DROP = 5.0  # points that a pruned model may lose; the smallest one loses 4.0
+_MAX_DROP = 5.0  # points that a pruned model may lose; the smallest model loses 4.0
 
 
 def _prune(fraction: float) -> DemoModel:

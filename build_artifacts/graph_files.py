@@ -15,7 +15,7 @@ MAX_GRAPH_BYTES = (2 << 30) - (8 << 20)
 
 
 def find_weight_file(graph: Path) -> Path:
-    """Return where `graph` has its weights if they are not inside the graph file."""
+    """Return the path of the weight file of `graph`. Small graphs have no such file."""
     return graph.with_name(f"{graph.name}.data")
 
 
@@ -33,7 +33,7 @@ def save_graph(model: ir.Model, path: Path) -> None:
     if sum(tensor.nbytes for tensor in tensors if tensor is not None) > MAX_GRAPH_BYTES:
         ir.save(model, path, external_data=find_weight_file(path).name)
         return
-    # Weights of the source's weight file would otherwise stay there.
+    # Load external weights first. Otherwise the new graph would refer to the old weight file.
     ir.external_data.load_to_model(model)
     ir.save(model, path)
 
@@ -41,7 +41,7 @@ def save_graph(model: ir.Model, path: Path) -> None:
 def open_with_outputs(
     graph: Path, outputs: list[str], level: ort.GraphOptimizationLevel
 ) -> ort.InferenceSession:
-    """Open `graph` on the CPU with other outputs: the values `outputs` inside the graph."""
+    """Open `graph` on the CPU so that it returns the intermediate values named `outputs`."""
     import onnx
     import onnxruntime as ort
     from onnx import helper
@@ -51,7 +51,7 @@ def open_with_outputs(
     model.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in outputs)
     options = ort.SessionOptions()
     options.graph_optimization_level = level
-    # A model in memory has no directory of its own.
+    # A model in memory has no directory, so state where its weight file is.
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(graph.parent)
     )

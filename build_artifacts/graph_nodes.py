@@ -1,4 +1,4 @@
-"""What every change of an ONNX graph needs to know about nodes and their values."""
+"""Helpers of all ONNX graph rewrites: operator domain and consumers of a value."""
 
 from __future__ import annotations
 

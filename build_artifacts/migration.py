@@ -1,6 +1,6 @@
-"""Migration of a store: manifests of the previous schema in the present one.
+"""Migration of a store: rewrite of all manifests that have the previous schema.
 
-deployments/artifacts/migration.py converts a manifest.
+deployments/artifacts/migration.py converts a single manifest.
 """
 
 from __future__ import annotations

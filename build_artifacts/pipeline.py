@@ -67,9 +67,9 @@ class BuildResult:
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
     """Build `request`, unless the store holds its version and `force` is off.
 
-    A concurrent build of the same version waits for the first one. Without `force`, it then returns
-    the first one's result. A resumed build continues after the last finished step. Raises
-    BuildError if the build fails.
+    If another process builds the same version, wait for that process. Without `force`, then return
+    its result. A resumed build continues after the last finished step. Raises BuildError if the
+    build fails.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:

@@ -48,7 +48,7 @@ class PercentColumn(ProgressColumn):
 
 
 class BuildProgress:
-    """One line per finished step. A terminal also shows the current step and its elapsed time.
+    """Progress of a build: a line per finished step; on a terminal also the current step.
 
     `read_percent` returns the finished share of the build in percent, or None if it is unknown.
     """
@@ -65,7 +65,7 @@ class BuildProgress:
             console=self._console,
             refresh_per_second=_REFRESH_HZ,
             transient=True,
-            # Redirection would write results, which go to stdout, to the stream of the progress.
+            # Commands print results to stdout. Redirection would send them to the progress stream.
             redirect_stdout=False,
             redirect_stderr=False,
             disable=not is_terminal,

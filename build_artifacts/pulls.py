@@ -68,7 +68,7 @@ def drain(queue: BuildQueue, stream: TextIO) -> bool:
 def pull(
     queue: BuildQueue, model_id: str, stream: TextIO, hub: Hub | None = None
 ) -> BuildResult | None:
-    """Run the queued build of a model. Return None if another process runs it or it has ended.
+    """Run the queued build of a model. Return None if the build has ended or runs elsewhere.
 
     A failure is written to the record of the build, then raised. MemoryError becomes BuildError.
     KeyboardInterrupt returns the build to the queue.

@@ -23,7 +23,7 @@ class ExportRecipe:
 
     dtype: Dtype
     opset: int | None = None  # None: the exporter's default; 23: one Attention node per layer
-    fusions: Literal["cpu", "cuda"] | None = None  # fuse into ONNX Runtime operators at export
+    fusions: Literal["cpu", "cuda"] | None = None  # provider whose fused operators the export uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class BuildRecipe:
 
     candidates: tuple[CandidateRecipe, ...]
     fallback: CandidateRecipe = CPU_FP32
-    decoders: tuple[DecoderRecipe, ...] = ()  # replace `candidates` for generative models
+    decoders: tuple[DecoderRecipe, ...] = ()  # for generative models, instead of `candidates`
     decoder_fallback: DecoderRecipe = DECODER_FP32
     gate: Gate = field(default_factory=Gate)
     keep: int = 3  # maximum number of sealed graphs per device: the fastest accepted graphs
@@ -236,8 +236,8 @@ CPU_INT8_STATIC = replace(
 )
 CPU_INT8_WEIGHTS = replace(CPU_INT8, name="cpu-int8-weights", quantization=WeightOnlyInt8())
 # OpenVINO compiles kernels for every new shape, which takes as long as a forward pass. Batches are
-# therefore padded to one of these shapes. A CPU with bf16 instructions computes in bf16 what is
-# not int8: all of MiniLM takes 0.5 to 0.6 times as long in bf16 as in fp32.
+# therefore padded to one of these shapes. On a CPU with bf16 instructions, operators that are not
+# int8 run in bf16: a MiniLM without int8 takes 0.5 to 0.6 times as long in bf16 as in fp32.
 _OPENVINO_OPTIONS = EngineOptions(
     buckets=tuple(
         (items, tokens)
@@ -264,9 +264,9 @@ GPU_FP16 = CandidateRecipe(
     precision="fp16",
     source=ExportRecipe(dtype="float16", fusions="cuda"),
 )
-# Shapes of CUDA graphs. A batch above 4,096 tokens runs without one: it would gain little, and
-# padding it would cost more. The largest shape is captured first, because the smaller ones then
-# reuse the memory of its intermediate results.
+# Shapes of CUDA graphs. A batch above 4,096 tokens runs without a CUDA graph, because padding would
+# cost more time than the graph saves. The largest shape is captured first, because the smaller
+# shapes then reuse the memory of its intermediate results.
 _BUCKETS = tuple(
     (items, tokens)
     for tokens in (512, 256, 128, 64, 32)
@@ -317,7 +317,7 @@ DECODER_INT4 = DecoderRecipe(
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch")
 # The same program, with decode steps compiled by torch.compile, which merges kernels. The build
-# seals it only if it is the fastest, because compilation takes a minute at each start.
+# seals this candidate only if it is the fastest: compilation takes a minute at each start.
 DECODER_FP16_COMPILED = replace(
     DECODER_FP16_TORCH, name="gpu-fp16-compiled", run=EngineOptions(compile=True)
 )

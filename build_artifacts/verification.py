@@ -53,8 +53,9 @@ class CandidateCheck:
 def verify_candidates(directory: Path) -> Iterator[CandidateCheck]:
     """Check the accuracy of the artifact's candidates one after the other.
 
-    Raises ArtifactError if a file differs from its sealed digest. Without a GPU, an FP16 graph runs
-    on the CPU provider, which computes the same numbers. Skips a candidate that cannot run here.
+    For a candidate that cannot run here, yield the reason. Without a GPU, an fp16 graph runs on the
+    CPU provider, which computes the same numbers. Raises ArtifactError if a file differs from its
+    sealed digest.
     """
     manifest = ArtifactManifest.read(directory)
     reference = ReferenceOutputs.read(directory / REFERENCE_NAME)

@@ -67,7 +67,7 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this host can reach `host`; false for all names but `localhost`."""
+    """Return whether only this host can reach `host`; False for all names except `localhost`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

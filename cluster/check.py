@@ -26,10 +26,10 @@ def check_text(
 ) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
-    With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. Without it,
-    `hundredfold serve` may replace the host and the key file, and checks both itself;
-    `hundredfold render` names the key file of a mounted secret. `environment` is that of the
-    replicas, which may name a key file.
+    With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. The result then
+    includes access from other hosts without API keys. Other callers check this access themselves:
+    `hundredfold serve` may replace host and key file, and `hundredfold render` adds the key file of
+    a mounted secret. `environment` holds the variables of the replicas, which may name a key file.
     """
     try:
         document = read_document(text)

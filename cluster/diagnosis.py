@@ -16,8 +16,8 @@ Level: TypeAlias = Literal["ok", "note", "problem"]
 _GIGABYTE = 1e9
 # Memory of a server with the demo models, including Ray and all replicas.
 MIN_MEMORY_BYTES = int(4 * _GIGABYTE)
-MIN_STORE_BYTES = int(3 * _GIGABYTE)  # demo models + largest workspace of their builds
-MIN_OPEN_FILES = 8_500  # HAProxy: two for each of 4,096 connections, and some more
+MIN_STORE_BYTES = int(3 * _GIGABYTE)  # demo models and the largest workspace of their builds
+MIN_OPEN_FILES = 8_500  # HAProxy needs two per connection (at most 4,096), and some more
 MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store that the launcher sets
 _REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
 
@@ -27,7 +27,7 @@ class StoreDescription:
     """The directory of sealed artifacts."""
 
     path: str
-    models: int  # 0 if the directory does not exist or cannot be read
+    models: int  # number of models; 0 if the directory does not exist or cannot be read
     is_writable: bool
     free_bytes: int
 
@@ -37,13 +37,13 @@ class HostDescription:
     """Facts about a host, as input of `diagnose`."""
 
     cpu: CpuInfo
-    cores: int  # cores that this process may use
+    cores: int  # number of cores that this process may use
     memory_bytes: int
     free_bytes: int  # free memory of the host, or less if this process's control groups allow less
     gpus: tuple[Gpu, ...]
-    visible_gpus: int  # GPUs that CUDA shows to this process
+    visible_gpus: int  # number of GPUs that CUDA shows to this process
     python: str
-    packages: Mapping[str, str]  # installed versions
+    packages: Mapping[str, str]  # name -> installed version
     store: StoreDescription
     ports: Mapping[int, str]  # taken ports that `hundredfold serve` uses -> process
     http_port: int

@@ -26,15 +26,16 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # request, so that a reload closes no running request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "300",
         # Seconds that HAProxy waits for a replica to send; Serve's default is unlimited. The value
-        # exceeds the timeouts of the ingress, which report a timeout in the format of the API. It
-        # is the last resort: the edge turns off Serve's `http_options.request_timeout_s`.
+        # exceeds the timeouts of the ingress, which report a timeout in the format of the API. Only
+        # this timeout ends requests of a hung ingress, because the edge turns off Serve's timeout
+        # `http_options.request_timeout_s`.
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "180",
         # Seconds that a client may pause within a request. With Serve's default of 3,600, clients
         # that never complete their request keep connections for an hour.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
-        # Repeats a request if the ingress replica ended before it answered. Repeated calls have the
-        # same effect as one, except a rollback, which the edge excludes. HAProxy can only repeat a
-        # body that it has buffered. The edge buffers up to 15 KB of a body first.
+        # Repeats a request if the ingress replica ended before it answered. A repeated call has the
+        # same effect as one call, except for a rollback, which the edge excludes. HAProxy can only
+        # repeat a body that it has buffered. The edge buffers up to 15 KB of a body first.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # Number of refused connections after which an ingress replica gets no requests until a
         # health check passes. With Serve's default of 3, all retries of a request go to the same
@@ -60,7 +61,7 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Runs replicas with normal priority. With Ray's default niceness of 15, any other process
         # on the host, such as a log rotation, takes cores from the replicas.
         "RAY_worker_niceness": "0",
-        # Otherwise HAProxy reports every request to an actor, which costs 3 % of the throughput
+        # Stops HAProxy from reporting every request to an actor, which costs 3 % of the throughput
         # of two cores. `GET /metrics` counts the same requests by model and status.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         # Milliseconds between flushes of Serve's counters. Prometheus scrapes every few seconds.

@@ -18,8 +18,8 @@ class GpuSupport:
     """The GPUs of a host, and the installed engines that can use them."""
 
     gpus: tuple[Gpu, ...]
-    visible: int  # GPUs that CUDA shows to this process
-    engines: tuple[str, ...]  # packages built for CUDA
+    visible: int  # number of GPUs that CUDA shows to this process
+    engines: tuple[str, ...]  # names of installed engine packages that are built for CUDA
     problem: str | None  # why no engine here can use the GPUs
 
     @property
@@ -48,7 +48,7 @@ def read_gpu_support() -> GpuSupport:
 
 
 def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
-    """Find the installed engines that run on `gpus`. `visible` of them are visible to CUDA."""
+    """Find the installed engines that run on `gpus`. CUDA shows `visible` of these GPUs."""
     engines = [name for name in ("onnxruntime-gpu",) if name in versions]
     # The version of a CPU build of torch ends with `+cpu`, such as 2.13.0+cpu.
     if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:
@@ -67,7 +67,7 @@ def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) 
 def gpu_environment(requested: int | None) -> dict[str, str]:
     """Return the variable that hides the GPUs of this host if `requested` is 0.
 
-    Ray gives no GPU to actors with `num_gpus: 0`, but does not hide them. The builder of the
-    ingress, for example, would measure and compute on them.
+    Ray gives no GPU to actors with `num_gpus: 0`, but does not hide the GPUs from them. The builder
+    of the ingress, for example, would measure and compute on GPUs.
     """
     return {VISIBLE_GPUS_VARIABLE: ""} if requested == 0 else {}

@@ -127,7 +127,7 @@ def _free_bytes(directory: Path) -> int:
 def _is_taken(host: str, port: int) -> bool:
     try:
         return not is_port_free(host, port)
-    except PermissionError:  # a port below 1024
+    except PermissionError:  # only root may listen on a port below 1024
         return True
     except OSError:  # not an address of this host, or IPv6 is off
         return False

@@ -34,7 +34,7 @@ HEAD = ("name", "id", "scopes", "models", "expires", "limits")
 
 
 class AddKey:
-    """`hundredfold keys add NAME`."""
+    """Command `hundredfold keys add NAME`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", help="who uses the key; in metrics, usage and messages")
@@ -89,7 +89,7 @@ class AddKey:
 
 
 class ListKeys:
-    """`hundredfold keys ls`."""
+    """Command `hundredfold keys ls`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         _add_common(parser)
@@ -102,7 +102,7 @@ class ListKeys:
 
 
 class RevokeKey:
-    """`hundredfold keys revoke NAME`."""
+    """Command `hundredfold keys revoke NAME`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("key", help="name or id of the key")

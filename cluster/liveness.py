@@ -13,8 +13,8 @@ import psutil
 # answers with its own SETTINGS frame at once, without authentication, on a separate thread.
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 ANSWER_S = 1.5
-# Consecutive failed probes, in 3 to 4 s, after which Ray is restarted. Until then requests are
-# served, but Ray replaces no process that ends.
+# Number of consecutive failed probes (3 to 4 s) after which Ray is restarted. Until then the server
+# answers requests, but Ray replaces no process that ends.
 MAX_SILENT_PROBES = 2
 PERIOD_S = 0.5
 
@@ -34,8 +34,8 @@ class Liveness:
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = ports
-        self._silent = dict.fromkeys(ports, 0)  # consecutive failed probes
-        self._probed_s = 0.0  # time.monotonic of the last probe
+        self._silent = dict.fromkeys(ports, 0)  # number of consecutive failed probes
+        self._probed_s = 0.0  # reading of time.monotonic at the last probe
 
     def find_silent(self) -> str | None:
         """Return the name of a server that failed MAX_SILENT_PROBES consecutive probes, else None.
@@ -50,15 +50,15 @@ class Liveness:
 
 
 class StoppedProcesses:
-    """Kills processes that a signal such as SIGSTOP has stopped, so that they are replaced.
+    """Killer of processes that a signal such as SIGSTOP has stopped, so that new ones replace them.
 
     Ray Serve needs 7 s to find a stopped replica, and never finds a stopped controller.
     """
 
     def __init__(self, find: Callable[[], Iterable[psutil.Process]]) -> None:
         self._find = find
-        self._seen: dict[psutil.Process, int] = {}  # process -> context switches
-        self._looked_s = 0.0  # time.monotonic of the last check
+        self._seen: dict[psutil.Process, int] = {}  # process -> number of context switches
+        self._looked_s = 0.0  # reading of time.monotonic at the last check
 
     def kill(self) -> list[str]:
         """Kill processes that have been stopped ever since the last check. Return their names.

@@ -26,28 +26,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print one `export NAME=value` per line, for `eval "$(hundredfold env)"`."""
     del arguments
-    for name, value in local_environment().items():
+    environment = {**local_environment(), **ray_temp_environment(os.environ)}
+    for name, value in environment.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0
 
 
 HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
-# Maximum bytes of the directory for Ray's files. The path of a socket has at most 107, and Ray adds
-# up to 68: `/ray/session_`, date and time with 26 characters, `_` and the process id, and
-# `/sockets/plasma_store`.
-MAX_RAY_TEMP_PATH = 107 - 68
+# Maximum bytes of the path of the directory for Ray's files. The path of a socket has at most 107
+# bytes, and Ray adds up to 75: `/ray/session_`, date and time with 26 characters, `_` and the
+# process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
+MAX_RAY_TEMP_PATH = 107 - 75
 WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """All ports of a run but that for clients, on loopback unless `--metrics-host` is given."""
+    """All ports except the port for clients. Only `--metrics-host` moves a port off loopback."""
 
     gcs: int
     raylet: int
     dashboard: int
     agent: int
-    metrics: int  # `/metrics`; HAProxy's own metrics are under `/haproxy`
+    metrics: int  # port of `/metrics`, and of HAProxy's own metrics at `/haproxy`
     haproxy_stats: int
     fallback_http: int
     fallback_grpc: int
@@ -91,9 +92,9 @@ def local_environment(ports: LocalPorts | None = None, edge: Path | None = None)
 def _haproxy_at_edge(directory: Path) -> dict[str, str]:
     """Return variables that attach Ray Serve to the edge.
 
-    Serve's files for HAProxy, and the socket of the edge, are in `directory`. Its path must be
-    short: Serve adds the node id of 56 characters to each path, and the path of a socket has at
-    most 107 characters.
+    Serve's files for HAProxy, and the socket of the edge, are in `directory`. The path of
+    `directory` must be short: Serve adds the node id of 56 characters to each path, and the path of
+    a socket has at most 107 characters.
     """
     return {
         **_wrapper(),
@@ -107,7 +108,7 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
 
 
 def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that move Ray's files to /tmp if the paths of its sockets were too long.
+    """Return variables that move Ray's files to /tmp if its socket paths would be too long.
 
     Raises StartError if `$RAY_TMPDIR` itself is too long.
     """

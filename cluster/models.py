@@ -1,4 +1,4 @@
-"""`hundredfold models`: versions of the models of a store. Servers apply changes in a second."""
+"""`hundredfold models`: versions of the models of a store. Servers apply changes within 1 s."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class ActionCommand:
 
 
 class RemoveCommand:
-    """`hundredfold models rm NAME`."""
+    """Command `hundredfold models rm NAME`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", help=NAME_HELP)
@@ -77,7 +77,7 @@ class RemoveCommand:
 
 
 class CollectCommand:
-    """`hundredfold models gc`."""
+    """Command `hundredfold models gc`."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -97,7 +97,7 @@ class CollectCommand:
         if not arguments.json:
             print(garbage.describe(found))
         elif found.items and not arguments.yes:
-            print(garbage.describe(found), file=sys.stderr)  # the list that the user confirms
+            print(garbage.describe(found), file=sys.stderr)  # the user confirms this list
         removed: tuple[garbage.GarbageItem, ...] = ()
         if found.items and (arguments.yes or _is_confirmed()):
             removed = garbage.remove(found)
@@ -158,7 +158,7 @@ def _list_configured(config: Path) -> list[tuple[str, str]]:
 
 
 def _list_versions(models: list[tuple[str, str]]) -> list[str]:
-    """List the configured versions, `id@version`: applications may name several of one model."""
+    """List configured versions as `id@version`. Applications may name several of one model."""
     return [f"{model}@{version}" for model, version in models if version != LATEST_NAME]
 
 

@@ -1,6 +1,6 @@
 """`hundredfold dashboard` and `hundredfold alerts`: a dashboard for Grafana, rules for Prometheus.
 
-Both are data here, so that a test compares the names with the metrics of the code.
+This module holds both as data, so that a test can compare the names with the code's metrics.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from deployments.command_line import OK
 from deployments.console import print_json
 from deployments.metrics import PREFIX
 
-KUBERNETES_PREFIX = "ray_"  # Ray's agents put it before each name
+KUBERNETES_PREFIX = "ray_"  # Ray's agents put this prefix before each name
 _SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # Grafana's grid, and the size of a panel
 _MODEL = 'model=~"$model"'
 _FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
-# HAProxy answers these requests itself, so the ingress does not count them. Its other backends have
-# no requests of clients: one denies unknown paths, `stats` is the status page.
+# Backends whose counters cover requests that HAProxy answers itself and the ingress does not count.
+# The excluded backends have no requests for models: `default_backend` denies unknown paths, and
+# `stats` is HAProxy's status page.
 _EDGE = 'proxy!~"default_backend|stats"'
-_EDGE_DENIED = ("requests_denied_total",)  # 429
-_EDGE_FAILED = ("connection_errors_total", "response_errors_total")  # 502, 503, 504
+_EDGE_DENIED = ("requests_denied_total",)  # counts status 429
+# These count status 502, 503 and 504.
+_EDGE_FAILED = ("connection_errors_total", "response_errors_total", "responses_denied_total")
 
 
 class Series(NamedTuple):
@@ -44,7 +46,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule that fires when `expression` returned a value for `minutes`."""
+    """A rule that fires when `expression` has returned a value for `minutes` minutes."""
 
     name: str
     expression: str
@@ -215,7 +217,7 @@ ALERTS = (
 
 
 def build_dashboard(prefix: str) -> dict[str, Any]:
-    """Build Grafana's JSON of ROWS. It asks for the data source and the models at the top."""
+    """Build Grafana's JSON of ROWS. The dashboard has menus for the data source and the models."""
     models = f"label_values({prefix}{PREFIX}_requests_total, model)"
     variables = [
         {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "source"},
@@ -297,7 +299,7 @@ def add_prefix(expression: str, prefix: str) -> str:
 
 
 class _PrintCommand:
-    """A command that prints a file, for metrics of `/metrics` or of Ray's agents."""
+    """Command that prints a file about the metrics of `/metrics` or of Ray's agents."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(

@@ -3,7 +3,7 @@
 The scheduler of Linux gives each session an equal share of the cores (sched_autogroup_enabled,
 man 7 sched). While HAProxy and Ray were in two sessions, HAProxy waited up to 0.26 s for a core
 during overloads (docs/decisions/cluster.md). Only a process that leads no process group can
-start a session, and a command of a shell leads its own group. The launcher is then started again
+start a session, and a command of a shell leads its own group. The launcher then starts itself again
 as a child.
 """
 

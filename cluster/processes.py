@@ -40,9 +40,9 @@ CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 c
 # Maximum bytes of the path of a run's private directory. The path of a socket has at most 107, and
 # Ray Serve adds 68: a slash, the id of the node with 56 characters, and `/admin.sock`.
 MAX_PRIVATE_PATH = 107 - 68
-MAX_PRIVATE_NAMES = 10  # names that a run tries for its private directory
-TAIL_LINES = 5  # lines to show of the log of a child that has ended
-BACKLOG = 4096  # connections; the kernel limits it to net.core.somaxconn
+MAX_PRIVATE_NAMES = 10  # number of names that a run tries for its private directory
+TAIL_LINES = 5  # number of last log lines to show of a child that has ended
+BACKLOG = 4096  # number of connections; the kernel limits it to net.core.somaxconn
 PORTS = range(1, 1 << 16)
 
 
@@ -56,8 +56,8 @@ def kill_previous_run(run_dir: Path) -> int:
 def private_directory(run_dir: Path) -> Iterator[Path]:
     """Create an empty, private directory for the sockets of a run. Remove it afterwards.
 
-    It is neither in the run directory nor below a long `$TMPDIR`, because the path of a socket has
-    at most 107 characters. Raises StartError if it cannot be created.
+    The directory is neither in the run directory nor below a long `$TMPDIR`, because the path of a
+    socket has at most 107 characters. Raises StartError if it cannot be created.
     """
     path, lock = _claim_private_directory(run_dir)
     try:
@@ -166,8 +166,8 @@ class ChildProcesses:
 
         Return the names of processes that are still alive.
         """
-        # Serve has stopped once its controller has ended. `serve run` does not notice: Ray repeats
-        # its last call to the controller without an end.
+        # Serve has stopped once its controller has ended. `serve run` does not notice this end,
+        # because Ray repeats the last call of `serve run` to the controller forever.
         self._end("serve", signal.SIGINT, SERVE_STOP_S, lambda: not self._has_controller())
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         kill_remaining(self._session)
@@ -187,7 +187,7 @@ class ChildProcesses:
         timeout_s: float,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Send a signal to a child. Wait until it ends or `is_over`, at most `timeout_s`."""
+        """Send a signal to a child. Wait until the child ends or `is_over`, at most `timeout_s`."""
         process = self._processes.get(name)
         if process is None:
             return
@@ -201,7 +201,7 @@ class ChildProcesses:
 def start_session(
     command: list[str], environment: dict[str, str], log: Path, directory: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a new session. Its output goes to `log`, whose former content is kept.
+    """Start a process in a new session. Its output goes to `log`; a former log becomes `<log>.1`.
 
     Its working directory is `directory`; None: the directory of this process. The kernel sends the
     new process SIGTERM when this process ends.
@@ -237,19 +237,19 @@ def end_with_parent(number: signal.Signals) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ProcessSession:
-    """A session, identified by leader, boot and start of the leader: session ids are reused.
+    """A process session, identified by its leader, the boot and the start of the leader.
 
-    Start times since the epoch would not do. The kernel adds the time of the boot to them, which
-    moves when the clock of the system is set.
+    The session id alone is not enough, because the kernel reuses ids. The start is in ticks since
+    the boot, because a time since the epoch would change when the system's clock is set.
     """
 
     sid: int
-    boot_id: str  # the kernel's; ticks of another boot are not comparable
+    boot_id: str  # the kernel's id of the boot; ticks of two boots are not comparable
     started_ticks: int  # clock ticks since the boot
 
     @classmethod
     def of(cls, leader_pid: int) -> ProcessSession:
-        """Raise OSError if the leader has ended."""
+        """Return the session of a leader. Raises OSError if the leader has ended."""
         return cls(leader_pid, _read_boot_id(), _read_started_ticks(leader_pid))
 
     def members(self) -> Iterator[psutil.Process]:
@@ -275,7 +275,7 @@ def _read_boot_id() -> str:
 
 
 def _read_started_ticks(pid: int) -> int:
-    """Return field 22 of the status of a process. Raises OSError if it has ended."""
+    """Return the start of a process, field 22 of its status. Raises OSError if it has ended."""
     status = Path(f"/proc/{pid}/stat").read_bytes()
     # Field 2, the name in parentheses, may contain spaces and parentheses.
     return int(status.rpartition(b")")[2].split()[19])
@@ -356,7 +356,7 @@ def find_free_port(preferred: int, *reserved: int) -> int:
     """Return `preferred` if it is free and not `reserved`, else another such port."""
     port = preferred
     while port in reserved or not is_port_free("0.0.0.0", port):
-        with socket.socket() as probe:  # the kernel chooses
+        with socket.socket() as probe:  # the kernel chooses a port for port 0
             probe.bind(("0.0.0.0", 0))
             port = probe.getsockname()[1]
     return port

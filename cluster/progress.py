@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import json
 import os
@@ -32,15 +33,20 @@ class UnusableConfig(StartError):
     code = "unusable_config"
 
 
+# Errors of a host that lacks processes, memory or file descriptors. Its disk is not the cause.
+_HOST_ERRORS = {errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_WRITE_HINT = "free space on its disk, or let this user write there"
+
+
 @contextmanager
 def file_errors(path: Path) -> Iterator[None]:
-    """Raise StartError in place of an OSError, which names its file or `path`."""
+    """Raise StartError in place of an OSError. The message names the error's file, else `path`."""
     try:
         yield
     except OSError as exc:
         raise StartError(
             f"cannot use `{exc.filename or path}`: {exc.strerror or exc}",
-            hint="free space on its disk, or let this user write there",
+            hint="" if exc.errno in _HOST_ERRORS else _WRITE_HINT,
         ) from exc
 
 
@@ -129,7 +135,7 @@ def check_port_open(host: str, port: int) -> StatusCheck:
 
 
 def check_ready(url: str) -> StatusCheck:
-    """Return a check that `GET /ready` returns 200. It reports the missing parts."""
+    """Return a check that `GET /ready` returns 200. The check reports the missing parts."""
 
     def missing() -> str | None:
         try:

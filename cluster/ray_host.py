@@ -92,14 +92,14 @@ class RayHost:
             return silent is not None
 
         self.children.wait(is_ray_silent)
-        if "ray" not in self.children.find_ended():  # an end of Ray restarts everything
+        if "ray" not in self.children.find_ended():  # if Ray has ended, both are restarted anyway
             time.sleep(SETTLE_S)
 
     def restart(self, url: str, edge: Edge) -> None:
         """Restart Serve if only Serve has ended, else Ray and Serve.
 
-        After an attempt that timed out, restart both, because Ray may hang. A file that cannot be
-        written is a failed attempt too. Raises StartError after MAX_STARTS failed attempts.
+        After an attempt that timed out, restart both, because Ray may hang. An attempt also fails
+        if a file cannot be written. Raises StartError after MAX_STARTS failed attempts.
         """
         started_s = time.monotonic()
         reason = self.children.failure()
@@ -126,7 +126,7 @@ class RayHost:
         effective = self.children.run_dir / CONFIG_NAME
         content = yaml.safe_dump(self.read_config(), sort_keys=False).encode()
         with file_errors(effective):
-            # An unchanged file is not written again: a restart needs no space on a full disk.
+            # Do not write an unchanged file, so that a restart needs no space on a full disk.
             if not effective.exists() or effective.read_bytes() != content:
                 effective.parent.mkdir(exist_ok=True)
                 write_atomically(effective, content)

@@ -13,7 +13,7 @@ KeyPath = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentEntry:
-    """One item of `deployments` of an application. `is_hundredfold` is that of the application."""
+    """One item of `deployments`. `is_hundredfold`: its application is one of this project."""
 
     path: KeyPath
     name: str

@@ -28,7 +28,7 @@ class UpSettings:
     metrics_host: str = METRICS_HOST
     metrics_port: int | None = None  # None: 9101 if it is free, else a free port
     key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
-    no_auth: bool = False  # serve other hosts without keys
+    no_auth: bool = False  # whether other hosts may connect without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
     max_requests: int = DEFAULT_LIMITS.requests
     num_gpus: int | None = None  # None: GPUs that an installed engine can use
@@ -44,10 +44,10 @@ class ServedConfig:
         self._last: dict[str, Any] = {}
 
     def read(self) -> dict[str, Any]:
-        """Lint and read the file. Later reads keep host and port of the first.
+        """Lint and read the file. Later reads keep the host and port of the first read.
 
-        Raises UnusableConfig if the file has problems, or opens the server to other hosts without
-        keys, and StartError for an unusable key file.
+        Raises UnusableConfig if the file has problems, or if it opens the server to other hosts
+        without keys. Raises StartError for an unusable key file.
         """
         settings = self._settings
         reject_problems(settings.config)
@@ -56,7 +56,7 @@ class ServedConfig:
         http = config.setdefault("http_options", {})
         http["host"] = settings.host or http.get("host", "127.0.0.1")
         http["port"] = int(http.get("port", 8000)) if settings.port is None else settings.port
-        if self._last:  # HAProxy listens where it started
+        if self._last:  # HAProxy still listens on its first address
             http |= {name: self._last["http_options"][name] for name in ("host", "port")}
         if settings.key_file is not None:
             use_key_file(config, settings.key_file)
@@ -68,8 +68,8 @@ class ServedConfig:
     def refresh(self, report: Callable[[str], None]) -> dict[str, Any]:
         """Return the config, read again if the file has changed since.
 
-        Serve keeps no config when it ends, so a restart would otherwise undo changes that were
-        deployed. If the file has problems now, report them and return what was read last.
+        Serve loses its config when it ends. A restart with the old config would undo changes that
+        were deployed since. If the file has problems now, report them and return the last config.
         """
         try:
             if self._settings.config.read_text(encoding="utf-8") != self._text:
@@ -108,13 +108,15 @@ def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:
 def reject_problems(config: Path) -> None:
     """Lint the config before processes start, because Serve ignores unknown keys.
 
-    Raises UnusableConfig.
+    Raises UnusableConfig, or StartError if the file cannot be read.
     """
-    from cluster.check import check_file, report  # imported late: Ray takes a second
+    from cluster.check import check_file, report  # late, because an import of Ray takes a second
 
     try:
         problems = check_file(config, is_deployed=False)  # check_access checks host and keys
-    except (OSError, UnicodeDecodeError) as exc:
+    except OSError as exc:  # the file may become readable, such as when its disk is mounted
+        raise StartError(f"cannot read `{config}`: {exc}") from exc
+    except UnicodeDecodeError as exc:
         raise UnusableConfig(f"cannot read `{config}`: {exc}") from exc
     if problems:
         raise UnusableConfig(f"`{config}` has problems\n{report(config.name, problems)}")

@@ -33,7 +33,7 @@ class StoreEntry:
     version: str
     is_latest: bool
     aliases: tuple[str, ...]  # aliases in the plan
-    refused: str  # why requests get another version in place of this one; otherwise empty
+    refused: str  # why requests get another version instead; empty if they get this one
     manifest: ArtifactManifest | ArtifactError  # ArtifactError: the version is damaged
 
     def to_json(self) -> dict[str, object]:
@@ -118,7 +118,7 @@ def _latest(store: Path, model_id: str) -> str | None:
 
 
 def table(entries: Sequence[StoreEntry]) -> str:
-    """Format a line per candidate. `*` after a version means `latest`; aliases follow it."""
+    """Format a line per candidate. `*` marks the latest version. Aliases follow the version."""
     return format_table([_HEADER, *(row for entry in entries for row in _rows(entry))])
 
 

@@ -73,7 +73,7 @@ from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # by address that listens on all interfaces
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # key: address of all interfaces
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -318,7 +318,7 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
                 hint="stop it with Ctrl-C, or serve a config in another directory on another port",
             ) from exc
         with file_errors(run_dir):
-            # Unbuffered: closing the file would write a buffer again that did not fit on the disk.
+            # Write unbuffered. On a full disk, closing the file would write the buffer again.
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), str(os.getpid()).encode())
         yield

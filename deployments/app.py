@@ -120,7 +120,7 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
-    _pools: tuple[HasPool, ...]  # `manage_pool` changes all and reports the models of the first
+    _pools: tuple[HasPool, ...]  # `manage_pool` applies to all pools and reports the first
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -164,9 +164,9 @@ class Tokenizer(_ChannelHooks):
         try:
             return to_remaining(await self._replica.tokenize_batch(to_deadlines(batch)))
         except ServeError as error:
-            if not batch.calls:  # only loads the model
+            if not batch.calls:  # an empty batch only loads the model
                 raise
-            # Ray Serve passes the result directly to the encoder, which returns the errors in it
+            # Ray Serve passes the result directly to the encoder, which returns the result's errors
             # to the ingress, one per call. An exception would fail the encoder's call as a whole.
             return TokenizedBatch(batch.key, b"", (error,) * len(batch.calls), 0.0)
 

@@ -23,7 +23,7 @@ QUEUED_S = "queued_s"  # seconds that this replica alone needs for its waiting w
 class ScalingContext(Protocol):
     """The part of ray.serve.config.AutoscalingContext that the policy reads."""
 
-    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None  # by metric and replica
+    aggregated_metrics: Mapping[str, Mapping[Any, float]] | None  # values by metric and replica
     total_queued_requests: float  # calls that wait in handles
     target_num_replicas: int  # replicas that are running, starting or requested
     config: Any
@@ -72,7 +72,7 @@ def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingT
 
 
 def count_cores() -> int:
-    """Return the cores of the Ray cluster; outside of a cluster those that this process may use."""
+    """Return the cores of the Ray cluster; without a cluster, the cores this process may use."""
     import ray  # costs nothing: Serve's controller has imported it already
 
     if not ray.is_initialized():
@@ -84,13 +84,13 @@ class ScaleOnLoad:
     """Policy that applies `count_replicas` to the replicas' reports and the calls in handles.
 
     Every `target_ongoing_requests` calls that wait in handles count as one busy replica. Calls wait
-    there while a deployment starts, and always with `transport: handle`. They add replicas only
-    while all replicas report: behind a replica that starts, such as the successor of one that
-    crashed, a few seconds of calls would else ask for many.
+    in handles while a deployment starts, and always with `transport: handle`. Waiting calls add
+    replicas only while all replicas report. Otherwise the calls of a few seconds, which wait for a
+    starting replica (perhaps the successor of a crashed one), would add many replicas.
     """
 
     def __init__(self, **targets: float | None) -> None:
-        """Raises ValueError or TypeError for invalid `policy_kwargs`."""
+        """Check the `policy_kwargs`. Raises ValueError or TypeError if they are invalid."""
         self._targets = ScalingTargets(**targets)  # type: ignore[arg-type]  # as in the config
         self._targets.check()
 
@@ -100,9 +100,9 @@ class ScaleOnLoad:
         in_handles = context.total_queued_requests / context.config.get_target_ongoing_requests()
         current = context.target_num_replicas
         replicas = count_replicas(busy + in_handles, queued_s, current, self._targets)
-        if len(reported.get(BUSY, {})) < current:
+        if len(reported.get(BUSY, {})) < max(current, 1):
             by_reports = count_replicas(busy, queued_s, current, self._targets)
-            replicas = min(replicas, max(by_reports, current))
+            replicas = min(replicas, max(by_reports, current, 1))
         cores = self._targets.cores_per_replica
         if cores is not None and replicas > current:
             replicas = min(replicas, max(int(count_cores() / cores), current, 1))

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = Path(__file__).parents[1]  # directory from which such a process imports our packages
+PACKAGES = Path(__file__).parents[1]  # background processes import our packages from here
 
 
 def end_with_standard_input(before_exit: Callable[[], None] = lambda: None) -> None:
     """End this process as soon as its parent is gone, even if the parent was killed.
 
-    Standard input must be a pipe from the parent. The pipe ends when the parent is gone. The call
-    of `before_exit` comes from another thread than the main thread.
+    Standard input must be a pipe from the parent. The pipe ends when the parent is gone.
+    `before_exit` runs in a thread other than the main thread.
     """
 
     def watch() -> None:

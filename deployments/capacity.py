@@ -17,9 +17,9 @@ class Capacity:
     """
 
     def __init__(self, limit: Callable[[], int], unit: str, setting: str | None = None) -> None:
-        """`limit` is read at each reservation, because settings change without a restart.
+        """Call `limit` at each reservation, because settings change without a restart.
 
-        `setting` is the name of the limit in `serve_config.yaml`, for errors; None: it is fixed.
+        `setting` is the limit's name in `serve_config.yaml`, for errors; None: the limit is fixed.
         """
         self.used = 0
         self._limit = limit
@@ -33,6 +33,8 @@ class Capacity:
 
     def reserve(self, units: int, client: str = "") -> None:
         """Reserve `units`. Raises Overloaded (429) if too few are free in total or for `client`."""
+        if not units:
+            return
         limit, own = self._limit(), self._used_by[client]
         if own and 2 * (own + units) > limit:
             raise Overloaded(

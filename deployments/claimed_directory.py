@@ -2,7 +2,7 @@
 
 The lock tells whether a directory is in use. A process id or a path does not: containers with
 process ids of their own may share the place. systemd-tmpfiles, which removes old files of /tmp,
-passes over locked directories too.
+also skips locked directories.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 def claim_directory(path: Path) -> int | None:
     """Create `path` as an empty directory of mode 0700. Return the descriptor that holds its lock.
 
-    A directory that an ended process left is replaced. Return None if `path` is in use. Raises
+    Replace a directory that an ended process left. Return None if `path` is in use. Raises
     OSError if no directory can be created there.
     """
     remove_unused(path)
@@ -24,19 +24,29 @@ def claim_directory(path: Path) -> int | None:
         path.mkdir(mode=0o700)
     except FileExistsError:
         return None
-    return _lock(path)
+    try:
+        return _lock(path)
+    except OSError:
+        path.rmdir()
+        raise
 
 
 def remove_unused(path: Path) -> None:
     """Remove a directory of this user, unless a process has locked it."""
-    descriptor = _lock(path)
+    try:
+        descriptor = _lock(path)
+    except OSError:  # nothing shows whether it is in use
+        return
     if descriptor is not None:
         shutil.rmtree(path, ignore_errors=True)
         os.close(descriptor)
 
 
 def _lock(path: Path) -> int | None:
-    """Lock a directory of this user. Return None if it is locked, missing or of another user."""
+    """Lock a directory of this user. Return None if it is locked, missing or of another user.
+
+    Raises OSError if its file system has no locks.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -48,7 +58,10 @@ def _lock(path: Path) -> int | None:
             # Another process may have removed the directory between the two calls.
             if os.path.samestat(state, path.lstat()):
                 return descriptor
-    except OSError:
+    except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        os.close(descriptor)
+        raise
     os.close(descriptor)
     return None

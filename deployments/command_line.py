@@ -1,7 +1,7 @@
-"""Trees of subcommands with lazy imports, error hints and exit codes, and types for numbers.
+"""Trees of subcommands with lazy imports, error hints, exit codes and argparse types for numbers.
 
 Exit codes of every command: 0 success; 1 the command failed and printed the reason, or the reader
-of its output has gone, as `head` does; 2 the command line is wrong; 78 the config cannot be served
+of its output, such as `head`, has gone; 2 the command line is wrong; 78 the config cannot be served
 until it is changed (`hundredfold serve` only); 130 interrupted.
 """
 

@@ -95,7 +95,7 @@ MIN_STEP_THREADS, MAX_STEP_THREADS = 2, 8
 
 
 def default_step_threads() -> int:
-    """Return the engine threads of a CPU generator: half of the cores, within limits.
+    """Return the number of engine threads of a CPU generator: half of the cores, within limits.
 
     Encoders and the ingress use the other half. A step mostly reads weights, so the bandwidth of
     the memory limits how many threads help.
@@ -106,7 +106,7 @@ def default_step_threads() -> int:
 class GeneratorSettings(HardwareSettings):
     """Engine settings of a generator and the KV cache of each model."""
 
-    # None: default_step_threads of the replica's host, see `resolve`. The engines get a number.
+    # None: default_step_threads of the replica's host. `resolve` replaces None with this number.
     intra_op_threads: int | None = Field(1, ge=1)  # type: ignore[assignment]
     kv_slots: int = Field(8, ge=1)  # requests that generate in parallel
     # Tokens of prompt and answer together. The model's own limit may be lower.
@@ -138,7 +138,7 @@ class AppArgs(_Settings):
     tokenizer_pool_bytes: int = Field(1 << 30, ge=1)
     # Level of the log of the replicas. Ray Serve's own messages follow `logging_config`.
     log_level: Literal["DEBUG", "INFO", "WARNING"] = "INFO"
-    # Calls between the deployments use direct connections, or only Ray Serve handles.
+    # How deployments call each other. channel: direct connections. handle: Ray Serve handles only.
     transport: Literal["channel", "handle"] = "channel"
 
     @field_validator("gpu_memory")
@@ -157,12 +157,12 @@ class AppArgs(_Settings):
 class LimitSettings(_Settings):
     """Limits of one request, and of all requests in flight (`inflight_*`)."""
 
-    body_bytes: int = Field(2_000_000, ge=1)  # as sent, and after decompression
+    body_bytes: int = Field(2_000_000, ge=1)  # limit as sent, and limit after decompression
     body_timeout_s: float = Field(20.0, gt=0)
     body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
     items: int = Field(1_024, ge=1)
     item_chars: int = Field(200_000, ge=1)
-    request_chars: int = Field(4_000_000, ge=1)  # all texts; a text in n pairs counts n times
+    request_chars: int = Field(4_000_000, ge=1)  # over all texts; a text in n pairs counts n times
     inflight_items: int = Field(8_192, ge=1)  # a client may use half
     inflight_body_bytes: int = Field(64_000_000, ge=1)
     inflight_response_bytes: int = Field(256_000_000, ge=1)
@@ -219,7 +219,7 @@ class BuildSettings(_Settings):
     allow_pull: bool = False
     max_queued: int = Field(16, ge=1)  # builds that wait or run
     max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # memory limit of the builder process
-    wait_s: float = Field(80.0, gt=0)  # limit for a request with `wait_for_model`, then 503
+    wait_s: float = Field(80.0, gt=0)  # with `wait_for_model`, a request waits this long, then 503
 
 
 class PlacementSettings(_Settings):
@@ -254,8 +254,8 @@ class IngressUserConfig(_Settings):
     cold_start_wait_s: float = Field(25.0, ge=0)
     stream_write_timeout_s: float = Field(30.0, gt=0)  # seconds that a client may read nothing
     stream_buffer_tokens: int = Field(2_048, ge=1)  # limit of the unread tokens of a stream
-    keep_cores_awake: bool = True  # during requests, in virtual machines
-    key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; without either no key is required
+    keep_cores_awake: bool = True  # while requests are in flight; only in virtual machines
+    key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; if that is unset, no key is required
     no_auth: bool = False  # True: without keys, the server may listen on more than loopback
 
     def key_file_path(self, environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -275,12 +275,11 @@ class BatchSettings(_Settings):
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
-    # Milliseconds of a forward pass that the items of one client may fill while several clients
-    # send.
+    # Milliseconds of one forward pass that a client's items may fill while several clients send.
     client_pass_ms: float = Field(2.0, gt=0)
     # Fixed cost of one more pass, as the number of padding tokens that take the same time.
     pass_overhead_tokens: int = Field(16, ge=0)
-    prefetch_from_items: int = Field(8, ge=1)  # queued items from which a pass is prepared ahead
+    prefetch_from_items: int = Field(8, ge=1)  # with this many queued items, prefetch a pass
     max_waiting_items: int = Field(4_096, ge=1)  # queue limit; more get Overloaded
 
 
@@ -288,7 +287,7 @@ class EncoderUserConfig(_Settings):
     """`user_config` of an encoder."""
 
     batching: BatchSettings = BatchSettings()
-    # An idle encoder tokenizes short calls itself.
+    # For the encoder's own tokenizer: an idle encoder tokenizes short calls itself.
     tokenizer: TokenizerUserConfig = TokenizerUserConfig()
 
 
@@ -303,7 +302,7 @@ class SchedulingSettings(_Settings):
     max_prefill_stall_ms: float = Field(100.0, gt=0)  # ms that prefill may delay a decode step
     max_prefill_chunk_tokens: int = Field(256, ge=2)  # upper limit of a chunk
     min_prefill_chunk_tokens: int = Field(16, ge=2)  # lower limit; overrides max_prefill_stall_ms
-    max_draft_tokens: int = Field(8, ge=0)  # drafted while only one request runs; 0: none
+    max_draft_tokens: int = Field(8, ge=0)  # only while a single request runs; 0: no drafts
     max_waiting_requests: int = Field(100, ge=1)  # queue limit; more get Overloaded
 
 

@@ -28,7 +28,7 @@ def is_expired(deadline_s: float) -> bool:
 
 
 class enforce_deadline:
-    """Cancel the block at the deadline and raise DeadlineExceeded with `message`.
+    """Context manager that cancels its block at the deadline and raises DeadlineExceeded.
 
     This is a class because every request enters several such blocks: a generator function with
     `asynccontextmanager` takes three times as long.

@@ -44,7 +44,7 @@ from typing import Any
 
 
 class ServeError(Exception):
-    """Base class.
+    """Base class of all errors of the service.
 
     `field` is the path of the invalid part of the request, such as `inputs[3]`. `retry_after_s`
     becomes the `Retry-After` header. Instances are pickled between processes.
@@ -125,7 +125,7 @@ class Forbidden(ServeError):
 
 
 class UnknownModel(ServeError):
-    """The store has no model, or no version of it, with this name."""
+    """The store has no model with this id, or the model has no such version."""
 
     status, code = 404, "model_not_found"
     model_id: str | None = None  # id from the request, if the request may wait for a build
@@ -178,7 +178,7 @@ class TooManyItems(ServeError):
 
 
 class UnknownParameter(ServeError):
-    """The task has no such parameter; ignoring it would hide a typing error."""
+    """The task has no such parameter; ignoring it would hide a misspelled name."""
 
     status, code = 422, "unknown_parameter"
 
@@ -208,7 +208,7 @@ class Overloaded(ServeError):
     status, code, retryable, retry_after_s = 429, "overloaded", True, 1.0
     elsewhere = True
     needed_s: float | None = None
-    from_queue: bool = False  # the queue of a replica refused the request: similar ones also fail
+    from_queue: bool = False  # a replica's queue refused the request; similar requests fail too
 
 
 def build_overloaded(

@@ -58,11 +58,12 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._entries: list[_WaitingItem[T]] = []  # sorted by position
         self._classes: dict[int, _PriorityClass] = {}
-        self._queued: Counter[str] = Counter()  # items by client
+        self._queued: Counter[str] = Counter()  # number of queued items by client
         self._pushed = 0
         self._cost = 0.0
-        # Cost of the highest priority that lower ones let pass. Their items are charged against it,
-        # so that it is negative after a turn of many items.
+        # Cost served to the highest priority, minus the cost served to lower ones / LOWER_SHARE. A
+        # lower priority gets a turn when LOWER_SHARE of this value covers its next item. The value
+        # is negative after a turn of many items.
         self._overtaken = 0.0
 
     def __len__(self) -> int:
@@ -154,7 +155,8 @@ class FairQueue(Generic[T]):
         """Return the entries that would be served before an item that is pushed now.
 
         An item of a lower priority does not wait for all items of the highest one, because the
-        lower priorities get LOWER_SHARE. The result ignores what these turns cost the highest one.
+        lower priorities get LOWER_SHARE. An item of the highest priority waits for their turns too,
+        but the result ignores these turns.
         """
         count = self.count_ahead(cost=cost, client=client, priority=priority)
         if not count or self._entries[0].priority == priority:
@@ -180,8 +182,8 @@ class FairQueue(Generic[T]):
     def _find_window(self, count: int) -> tuple[int, int]:
         """Return the indices of the items from which the next turn takes: first and end.
 
-        Items of a lower priority may share a turn of the highest, but not while they owe for
-        earlier turns.
+        A turn of the highest priority may also take items of lower ones, but not while `_overtaken`
+        is negative. The lower priorities then have had more than LOWER_SHARE.
         """
         start = self._turn()
         end = min(start + count, len(self._entries))
@@ -195,12 +197,12 @@ class FairQueue(Generic[T]):
         return bisect(self._entries, (highest, inf, 0), key=lambda each: each.position)
 
     def _charge_priorities(self, taken: Sequence[_WaitingItem[T]]) -> None:
-        """Add what the highest priority gets to `_overtaken`; subtract what lower ones pay for."""
+        """Add the cost of the highest priority to `_overtaken`; subtract that of lower ones."""
         highest, last = self._entries[0].priority, self._entries[-1].priority
         for entry in taken:
             is_highest = entry.priority == highest
             self._overtaken += entry.cost if is_highest else -entry.cost / LOWER_SHARE
-        if highest == last:  # no lower priority waits: it saves nothing for later, but still owes
+        if highest == last:  # a lower priority earns no turns while it has no items
             self._overtaken = min(self._overtaken, 0.0)
 
     def _finish(self, cost: float, client: str, priority: int) -> float:
@@ -213,7 +215,7 @@ class FairQueue(Generic[T]):
         No entry gets a lower `finish` than if it were pushed now.
         """
         numbers = {entry.number for entry in removed}
-        gaps = {(entry.priority, entry.client): 0.0 for entry in removed}  # removed cost
+        gaps = {(entry.priority, entry.client): 0.0 for entry in removed}  # removed cost by sender
         ends: dict[tuple[int, str], float] = {}  # `finish` of the client's last kept entry
         kept: list[_WaitingItem[T]] = []
         is_sorted = True

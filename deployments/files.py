@@ -33,11 +33,11 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:
-    """Give an open file owner, group and mode of `path`, so that those who read it still can.
+    """Give an open file owner, group and mode of `path`, so that the same users can read it.
 
-    Without the right to change the owner, the open file keeps its own three.
+    Without the right to change the owner, the open file keeps its own owner, group and mode.
     """
-    with suppress(OSError):  # no such file, or another owner's
+    with suppress(OSError):  # no such file, or no right to change the owner
         old = path.stat()
         os.fchown(descriptor, old.st_uid, old.st_gid)
         os.fchmod(descriptor, stat.S_IMODE(old.st_mode))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import gc
 
-NEW_OBJECTS = 10_000  # between two collections
+NEW_OBJECTS = 10_000  # new objects between two collections
 
 
 def collect_rarely() -> None:
-    """Collect after NEW_OBJECTS new objects, and never look at those that exist now.
+    """Collect after NEW_OBJECTS new objects, and never traverse the objects that exist now.
 
     Call after the imports: imported modules are most objects of a process.
     """

@@ -1,6 +1,7 @@
 """NVIDIA GPUs of this host, and whether the pinned CUDA packages run on them.
 
-Imports the standard library only: `cluster/installation.py` runs before anything is installed.
+This module imports the standard library only, because `cluster/installation.py` uses it before
+anything is installed.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
 
 
 def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Count the GPUs that CUDA shows to this process. The driver has `gpus` GPUs."""
+    """Count the GPUs that CUDA shows to this process, of the `gpus` that the driver has."""
     names = environment.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
         return gpus
@@ -74,7 +75,7 @@ def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int
 
 
 def _can_name_gpu(name: str, gpus: int) -> bool:
-    """Whether `name` is an index below `gpus` or looks like a UUID. UUIDs are not looked up."""
+    """Return whether `name` is an index below `gpus` or has the form of a UUID."""
     return int(name) < gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
 
 

@@ -19,17 +19,17 @@ T = TypeVar("T")
 
 # Seconds after which a running call counts as hanging (`args.hang_timeout_s`). Every valid call is
 # bounded. A forward pass has at most `max_batch_tokens`, or one text of the model's maximum length.
-# A decode step has a prefill chunk and a token per KV slot. The trial of a grammar has limits. The
-# models of docs/performance.md need a fraction of a second. If a machine needs longer than this
-# limit, it answers too late anyway: three such calls exceed `timeout_s`. The configuration linter
-# compares `hang_timeout_s` and `timeout_s`.
+# A decode step has a prefill chunk and a token per KV slot. Grammars are limited by
+# generation/grammar_trials.py. The models of docs/performance.md need a fraction of a second. If a
+# machine needs longer than this limit, it answers too late anyway: three such calls exceed
+# `timeout_s`. The configuration linter compares `hang_timeout_s` and `timeout_s`.
 HANG_TIMEOUT_S = 10.0
 # A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
 # the size of the call and the pace of the slowest recent call, so that a long text on a slow
 # machine does not count as hanging.
 SLOW_FACTOR = 4.0
-# Smaller calls count as calls of this size. Their time is mostly a fixed cost: the stall of a short
-# one says nothing about the pace of a long one.
+# Smaller calls count as calls of this size. Their time is mostly a fixed cost, so a slow short call
+# says nothing about the pace of long calls.
 MIN_PACE_SIZE = 256
 # Limit of every call as a multiple of `hang_timeout_s`. With the defaults it is `timeout_s`, after
 # which no caller waits for the answer.
@@ -137,7 +137,7 @@ class WorkerHealth:
             self._probe_s = time.perf_counter() + self._quarantine_s()
 
     def has_succeeded_since(self, other: WorkerHealth) -> bool:
-        """Whether a call succeeded after `other` began to fail."""
+        """Return whether a call succeeded after `other` began to fail."""
         return self._succeeded_s > other._failing_since_s
 
     def _quarantine_s(self) -> float:

@@ -1,4 +1,4 @@
-"""Keeps the idle cores of a virtual machine awake while requests are in flight.
+"""Latency limit that keeps idle cores of a virtual machine awake while requests are in flight.
 
 A core without work halts. In a virtual machine only the hypervisor can wake it. The threads and
 processes that handle one request wake cores about a dozen times. Measured on two virtual cores: a
@@ -34,7 +34,7 @@ _AWAKE, _ANY = struct.pack("<i", 0), struct.pack("<i", 2_000_000_000)
 
 
 class IdleCores:
-    """Keeps cores awake while requests of this process are in flight. Use from one event loop.
+    """Latency limit while requests of this process are in flight. Use from one event loop.
 
     Each request enters the context once.
     """
@@ -97,7 +97,7 @@ def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) 
 
 
 def halts_idle_cores(driver: Path = IDLE_DRIVER) -> bool:
-    """Whether only the hypervisor can wake an idle core of this machine."""
+    """Return whether only the hypervisor can wake an idle core of this machine."""
     try:
         return driver.read_text().strip() == _HALTING_DRIVER
     except OSError:

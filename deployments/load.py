@@ -43,7 +43,7 @@ class BusyMeter:
     """
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`capacity` is the maximum number of calls that the replica runs at a time."""
+        """Measure the share of `capacity`, the maximum number of calls that run at a time."""
         self._capacity = capacity
         self._clock = clock
         self._lock = threading.Lock()

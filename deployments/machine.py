@@ -110,7 +110,7 @@ class ControlGroups:
         return max(0, min(available)) if available else None
 
     def has_cpu_weight(self) -> bool:
-        """Whether the scheduler gives a group of this process a weight of its own."""
+        """Return whether the scheduler gives a group of this process a weight of its own."""
         is_in_v1_group = self.paths.get("cpu", "/") != "/"
         return is_in_v1_group or any((group / "cpu.weight").exists() for group in self._groups(""))
 
@@ -154,7 +154,7 @@ def _read_text(path: Path) -> str:
 
 
 def schedules_sessions() -> bool:
-    """Whether the scheduler gives each process session an equal share of the cores (man 7 sched).
+    """Return whether each process session gets an equal share of the cores (man 7 sched).
 
     Linux does so for processes without a control group of their own.
     """

@@ -27,7 +27,7 @@ KEY_LABELS = ("key", "compute")
 
 
 class ModelLabels:
-    """Labels of models. To limit the time series, models after the first MAX_MODELS share one."""
+    """Labels of models. Models after the first MAX_MODELS share a label, to limit time series."""
 
     def __init__(self, max_models: int = MAX_MODELS) -> None:
         self._max_models = max_models

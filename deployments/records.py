@@ -64,7 +64,7 @@ class TokenizeRecord:
 
     model: str
     tokenize_s: float
-    texts: int  # looked up in the tokenization cache
+    texts: int  # texts looked up in the tokenization cache
     cache_hits: int
 
 
@@ -74,9 +74,9 @@ class StepRecord:
 
     model: str
     compute: str
-    prompt_tokens: int  # computed in this step
-    answer_tokens: int  # generated in this step
-    draft_tokens: int  # verified in this step
+    prompt_tokens: int  # prompt tokens computed in this step
+    answer_tokens: int  # tokens generated in this step
+    draft_tokens: int  # draft tokens verified in this step
     accepted_draft_tokens: int
     active: int  # requests with a KV slot
     waiting: int  # requests without a KV slot
@@ -95,7 +95,7 @@ StepRecorder: TypeAlias = Recorder[StepRecord]
 
 
 class RecorderGroup:
-    """Publishes each request to several recorders, in order."""
+    """Recorder that passes each request to several recorders, in order."""
 
     def __init__(self, *recorders: RequestRecorder) -> None:
         self._recorders = recorders

@@ -110,7 +110,7 @@ class ModelRegistry:
         *,
         verify: bool = True,
     ) -> None:
-        """`verify` checks the digests of the configured models.
+        """Read the plan and the configured models. If `verify`, check the digests of these models.
 
         Raises ArtifactError for a model whose version the configuration names, and BadSetting for
         an invalid plan.
@@ -131,7 +131,7 @@ class ModelRegistry:
                 self._verify(model_id) if verify else self.find(model_id)
             except ArtifactError as error:
                 # The log names the path of the store. The error itself may reach clients and must
-                # not name it.
+                # not name the path.
                 log.error("model %s of %s rejected: %s", model_id, store, error)
                 if model_id in self._pinned:
                     raise
@@ -171,9 +171,10 @@ class ModelRegistry:
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
     def must_try(self, name: str, ref: ModelRef) -> bool:
-        """Whether `ref` needs a trial: it has passed none, and another version could answer `name`.
+        """Return whether `ref` needs a trial before it answers requests for `name`.
 
-        If no other version could, accept `ref` without a trial, unless `name` states this version.
+        A version needs a trial if it has passed none and another version can answer. If no other
+        version can answer, accept `ref` without a trial, unless `name` states this version.
         """
         if ref in self._accepted:
             return False
@@ -188,11 +189,10 @@ class ModelRegistry:
         self._accepted.add(ref)
 
     def refuse(self, ref: ModelRef, reason: str) -> None:
-        """Refuse a version in the plan. In all processes, only requests that name it still use it.
+        """Refuse a version in the plan, for all processes. Blocks.
 
-        Blocks.
-
-        Raises BadSetting if the plan cannot be changed.
+        Only requests that name the version still use it. Raises BadSetting if the plan cannot be
+        changed.
         """
         changes.refuse(self._store, ref.id, ref.version, reason)
 
@@ -204,14 +204,14 @@ class ModelRegistry:
     def open_models(self, client: Callable[[], str] | None = None) -> Iterator[RegisteredModel]:
         """Yield the usable models of the configuration, in the order of the configuration.
 
-        `client` has the meaning of `find`.
+        `client` is as in `find`.
         """
         for model_id in self._configured:
             with suppress(ArtifactError):
                 yield self.find(model_id, client)
 
     def has_usable_model(self) -> bool:
-        """Whether any model can be used, of the configuration or of the store."""
+        """Return whether any model can be used, of the configuration or of the store."""
         if any(True for _ in self.open_models()):
             return True
         with suppress(OSError):  # the store cannot be read
@@ -231,7 +231,7 @@ class ModelRegistry:
         return models
 
     def must_load(self, model_id: str) -> bool:
-        """Whether the model must be usable, because the configuration names its version."""
+        """Return whether the model must be usable, because the configuration names its version."""
         return model_id in self._pinned
 
     def rejected(self) -> dict[str, ArtifactError]:
@@ -264,7 +264,7 @@ class ModelRegistry:
             for model in untried:
                 self.probe(model)
             route = former if untried else route
-        if len(self._routes) >= MAX_NAMES:
+        if name not in self._routes and len(self._routes) >= MAX_NAMES:
             self._routes.clear()
         self._routes[name] = route = route._replace(expires_s=self._clock() + REFRESH_S)
         return route
@@ -290,7 +290,7 @@ class ModelRegistry:
         return _Route(traffic._replace(version=default.ref.version, splits=tuple(splits)), models)
 
     def _may_stay(self, model: RegisteredModel) -> bool:
-        """Whether a version may answer while a new one is tried."""
+        """Return whether a version may answer while a new one is tried."""
         entry = self._plan.current().find(model.ref.id)
         refused = list_refused(self._store, model.ref.id, entry)
         return model.directory.is_dir() and model.ref.version not in refused
@@ -378,6 +378,6 @@ def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
 def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:
     """Copy an error and add the model's name.
 
-    A copy, because an exception object that is raised repeatedly collects tracebacks.
+    The copy is needed because an exception object that is raised repeatedly collects tracebacks.
     """
     return type(error)(f"Model {model_id} is not usable: {error.message}")

@@ -12,8 +12,8 @@ TARGET_SHARE = 0.95
 # job in time decreases it. The factor therefore settles where TARGET_SHARE of the jobs are in time.
 LATE_STEP = 0.04
 MIN_FACTOR, MAX_FACTOR = 1.2, 1.6
-# Jobs whose prediction is below this share of the time until their deadline are ignored, and so are
-# jobs that arrive after their deadline: they say nothing about overload here.
+# Predictions below this share of the time until the deadline are ignored, because such short jobs
+# say nothing about overload. Jobs that arrive after their deadline are ignored too.
 MIN_TIME_SHARE = 0.25
 
 

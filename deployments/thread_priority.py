@@ -14,7 +14,7 @@ ENGINE_NICE = 5
 def lower_priority() -> None:
     """Lower the priority of the current thread, and of threads that it starts, to ENGINE_NICE.
 
-    A priority that is even lower stays, such as that of a server started with `nice`.
+    A priority that is already lower stays, such as that of a server started with `nice`.
     """
     if sys.platform == "linux":  # other systems have one nice value for the whole process
         thread = threading.get_native_id()

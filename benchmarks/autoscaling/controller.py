@@ -16,9 +16,9 @@ class ReplicaLoad(NamedTuple):
     """Inputs of one decision of the controller. Metrics are means over `look_back_period_s`."""
 
     running: int  # number of running replicas
-    metrics: Metrics  # reported by the replicas
-    requests: float  # calls through deployment handles, running and queued
-    queued_requests: float  # calls that wait in deployment handles
+    metrics: Metrics  # metrics that the replicas report
+    requests: float  # number of running and queued calls through deployment handles
+    queued_requests: float  # number of calls that wait in deployment handles
 
 
 class Controller:

@@ -23,8 +23,8 @@ class DaySettings:
 
     seconds: int = 86_400
     models: int = 3
-    base_work: float = 1.2  # at noon, sum over all models
-    bursts: int = 8  # per model, during all `seconds`
+    base_work: float = 1.2  # work at noon, summed over all models
+    bursts: int = 8  # number per model in the whole day
     burst_work: float = 6.0  # highest work of one burst
 
 

@@ -52,8 +52,8 @@ def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
 def parse_autoscaling(settings: dict[str, Any]) -> AutoscalingConfig:
     """Parse settings without Serve's warning that `metrics_interval_s` is deprecated.
 
-    This version of Serve has no other setting for how often replicas report. Raise BenchmarkError
-    for invalid settings.
+    Users cannot follow the warning, because this version of Serve has no other setting for how
+    often replicas report. Raise BenchmarkError for invalid settings.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -25,13 +25,13 @@ class ScalingResults:
     """Results of one policy over the whole day. Latencies cover the served requests only."""
 
     name: str
-    replica_hours: float  # running and starting replicas
+    replica_hours: float  # hours of running and starting replicas
     max_replicas: int
-    starts: int  # replicas started
+    starts: int  # number of started replicas
     p50_s: float
     p99_s: float
     slow_share: float  # share of the served requests with a latency above SLOW_S
-    max_queued_s: float  # longest queue, in s that one replica would need to serve it
+    max_queued_s: float  # longest queue, in s of work for one replica
     rejected_share: float
     # One value per bin of BIN_S s: most replicas, longest queue, p99 latency, rejected requests.
     replicas: Sequence[float]
@@ -45,7 +45,7 @@ class AutoscalingResults:
     deployment: str
     day: DaySettings
     server: ServerSettings
-    work: Sequence[float]  # replicas that the arriving work keeps busy; one mean per bin
+    work: Sequence[float]  # number of replicas that the arriving work keeps busy; one mean per bin
     policies: Sequence[ScalingResults]
 
 

@@ -26,7 +26,7 @@ class ServerSettings:
     """Properties of the deployment that are the same under every policy."""
 
     start_s: int = 10  # s from the decision to start a replica until it takes requests
-    deadline_s: float = 30.0  # requests that would wait longer are rejected at once
+    deadline_s: float = 30.0  # maximum wait; requests that would wait longer are rejected
     # Maximum queue that a replica reports, in s of work; None: no limit. A limit simulates replicas
     # that do not report the requests that wait in the ingress.
     window_s: float | None = None
@@ -42,19 +42,19 @@ class _Arrivals:
     """Requests that arrived in one second and are still in the queue."""
 
     second: int
-    work: float  # s that one replica needs for all of them
-    requests: NDArray[np.float64]  # number by model
+    work: float  # s that one replica needs for all `requests`
+    requests: NDArray[np.float64]  # number of requests by model
 
 
 @dataclass(slots=True)
 class Trace:
     """Counts of each second, and the latencies of all served requests."""
 
-    replicas: list[int] = field(default_factory=list)  # running
-    paid: list[int] = field(default_factory=list)  # running or starting
+    replicas: list[int] = field(default_factory=list)  # number of running replicas
+    paid: list[int] = field(default_factory=list)  # number of running or starting replicas
     queued_s: list[float] = field(default_factory=list)  # seconds of work for one replica
-    rejected: list[float] = field(default_factory=list)  # number of requests
-    requests: list[float] = field(default_factory=list)  # arrived
+    rejected: list[float] = field(default_factory=list)  # number of rejected requests
+    requests: list[float] = field(default_factory=list)  # number of arrived requests
     # One entry per group of requests that arrived in the same second and were served in the same
     # step: second of arrival, latency, number of requests.
     latencies: list[tuple[int, float, float]] = field(default_factory=list)
@@ -82,9 +82,9 @@ class Simulation:
         self._queued = 0.0  # seconds that one replica would need for the queue
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
         # One value per second. The controller gets the means over its look-back period.
-        self._busy: list[float] = []  # share of the replicas' time
+        self._busy: list[float] = []  # share of the replicas' time that is used
         self._visible: list[float] = []  # queue that each replica reports, in s of work
-        self._calls: list[float] = []  # calls of the whole deployment
+        self._calls: list[float] = []  # number of calls of the whole deployment
         self.trace = Trace()
 
     def run(self) -> Trace:

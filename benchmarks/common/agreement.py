@@ -18,8 +18,9 @@ from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import TaskName
 
-# The manifest states the worst cosines of the build's probe texts: to fp32 torch, and between
-# batched and unbatched outputs. Cosines of benchmark texts may be lower by these two margins.
+# Cosines of benchmark texts may be lower by these margins than the worst cosines in the manifest,
+# which the build measured on its probe texts. The first margin is for cosines to fp32 torch, the
+# second for cosines between batched and unbatched outputs.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
 
@@ -140,7 +141,7 @@ def to_vector(value: Any) -> NDArray[np.float32]:
 
 
 def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
-    """Whether the values of two responses to one text agree; False if one is not a vector."""
+    """Return whether the values of two responses to one text agree; False if one is no vector."""
     try:
         left, right = to_vector(expected), to_vector(value)
     except BenchmarkError:
@@ -149,7 +150,7 @@ def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
 
 
 def is_same_completion(expected: Any, value: Any) -> bool:
-    """Whether two responses of `/v1/completions` have the same text."""
+    """Return whether two responses of `/v1/completions` have the same text."""
     return bool(expected["choices"][0]["text"] == value["choices"][0]["text"])
 
 

@@ -115,8 +115,8 @@ CHECKED_SENTENCES = 64
 class CoreSplit:
     """Distribution of the cores over concurrent forward passes."""
 
-    threads: int  # per forward pass
-    passes: int  # concurrent
+    threads: int  # threads per forward pass
+    passes: int  # number of concurrent forward passes
 
     @property
     def name(self) -> str:
@@ -145,7 +145,7 @@ class SortedBatches:
 
 
 class RawEngine:
-    """A model opened once per core split, with tokenized sentences. The caller closes it."""
+    """A model opened once per core split, with tokenized sentences. The caller must close it."""
 
     def __init__(self, model: LocalModel, texts: Sequence[str], cores: int) -> None:
         self.splits = list_core_splits(cores)

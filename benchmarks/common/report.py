@@ -43,9 +43,9 @@ class HostInfo:
     cpu_model: str
     cpu_flags: tuple[str, ...]
     logical_cores: int
-    usable_cores: int  # cores that affinity mask and cgroup leave to this process
+    usable_cores: int  # number of cores that affinity mask and cgroup leave to this process
     memory_bytes: int
-    load_average: float  # runnable processes, average of the last minute
+    load_average: float  # number of runnable processes, average of the last minute
     # Whether the kernel gives each process session (setsid) an equal share of the cores. If so, the
     # load generator, in a session of its own, may take half of the cores from the server.
     schedules_sessions: bool

@@ -19,7 +19,7 @@ class RoundSummary:
     median: float
     low: float
     high: float
-    values: tuple[float, ...]  # per round, in order
+    values: tuple[float, ...]  # one value per round, in order
 
     @property
     def spread(self) -> float:
@@ -49,7 +49,7 @@ class Goal:
 
     what: str
     value: float | None
-    bound: str  # such as "at least 5"
+    bound: str  # text of the bound, such as "at least 5"
     reached: bool | None
 
     @classmethod

@@ -51,7 +51,7 @@ class EngineBenchmark:
     """The measurements that every round repeats, and their values so far."""
 
     engine: RawEngine
-    sizes: Sequence[int]  # sentences per batch
+    sizes: Sequence[int]  # batch sizes in sentences
     timings: Sequence[ShapeTiming]
     throughput: dict[tuple[CoreSplit, int], list[float]] = field(default_factory=dict)
 

@@ -29,7 +29,7 @@ class EngineResults:
     compute_type: str
     sentences: str
     sentence_count: int
-    mean_tokens: float  # special tokens included
+    mean_tokens: float  # tokens per sentence, including special tokens
     # Usable cores. In `latencies`, torch runs one pass with this number of threads, and the engine
     # runs up to this number of passes with one thread each.
     threads: int

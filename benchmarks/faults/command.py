@@ -41,7 +41,7 @@ from cluster.default_config import CONFIG_HELP, find_config
 from deployments.command_line import positive_number, positive_seconds
 
 LEAD_S = 3.0  # s of load before the fault
-CALM_S = 3.0  # s without a failed or slow request; then the server has recovered
+CALM_S = 3.0  # s without a failed or slow request after which the server counts as recovered
 MAX_WATCH_S = 90.0  # maximum s to wait for the recovery
 
 
@@ -195,9 +195,9 @@ async def watch(
 
 
 def is_calm(load: SteadyLoad) -> bool:
-    """Whether all requests that ended in the last CALM_S seconds got a right answer within SLOW_S.
+    """Return whether all requests that ended in the last CALM_S seconds were right and not slow.
 
-    False if no request ended.
+    Slow means longer than SLOW_S. Return False if no request ended.
     """
     since_s = time.perf_counter() - CALM_S
     last = [one for one in load.observations if one.ended_s > since_s]

@@ -25,7 +25,7 @@ RIGHT = "right"
 WRONG = "wrong"
 CUT = "cut"
 TIMEOUT_S = 60.0  # s after which a client gives up
-MIN_COSINE = 0.999  # between embeddings of one text from different batches
+MIN_COSINE = 0.999  # minimum cosine between embeddings of one text from different batches
 ANSWER_TOKENS = 8
 SENTENCES = tuple(f"A sentence of middling length, number {number}." for number in range(16))
 PROMPTS = ("The sea is", "The capital of France is", "Once upon a time", "Two and two make")
@@ -51,7 +51,7 @@ class Observation:
 
     kind: str
     outcome: str
-    started_s: float  # time.perf_counter
+    started_s: float  # reading of time.perf_counter, as is `ended_s`
     ended_s: float
 
     @property

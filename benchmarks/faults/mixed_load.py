@@ -103,7 +103,7 @@ def parse_stream(body: bytes) -> dict[str, Any]:
 
 
 def is_close(expected: Any, value: Any) -> bool:
-    """Whether two JSON values are equal except for differences of numbers up to TOLERANCE."""
+    """Return whether two JSON values are equal; numbers may differ by TOLERANCE."""
     if isinstance(expected, dict) and isinstance(value, dict):
         return expected.keys() == value.keys() and all(
             is_close(item, value[key]) for key, item in expected.items()

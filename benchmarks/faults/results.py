@@ -21,7 +21,7 @@ class FaultResult:
     kind: str
     action: ProcessFault
     requests: int
-    outcomes: Mapping[str, int]  # requests without a right answer, by kind and outcome
+    outcomes: Mapping[str, int]  # number of requests without a right answer, by kind and outcome
     wrong: int
     worst_s: float  # longest wait for a right answer
     median_s: float  # median wait for a right answer
@@ -34,7 +34,7 @@ class FaultResult:
         return 1 - sum(self.outcomes.values()) / self.requests if self.requests else 0.0
 
     def is_reached(self, kind: ProcessKind) -> bool:
-        """Whether no answer was wrong, and `answered` or `disturbed_s` is within its limit.
+        """Return whether the goal is reached. No answer may be wrong.
 
         `answered` must be at least MIN_ANSWERED, or `disturbed_s` at most `kind.max_disturbed_s`.
         """

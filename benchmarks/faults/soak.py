@@ -140,7 +140,7 @@ async def _kill_at_random(
         await asyncio.sleep(pause_s)
         kind = chance.choice(kinds)
         victims = await asyncio.to_thread(find_processes, server.launcher, kind)
-        if victims:  # none if Ray has not started a new process yet
+        if victims:  # empty if Ray has not started a new process yet
             with suppress(psutil.Error):
                 victims[-1].kill()
                 kills[kind.name] += 1

@@ -60,7 +60,7 @@ class SourceCheckpoint:
 
 
 def has_same_weights(model: LocalModel, directory: Path) -> bool:
-    """Whether the weights file in `directory` has the digest of the artifact's weights file."""
+    """Return whether the weights file in `directory` has the digest of the artifact's weights."""
     sealed = model.manifest.files.get(model.candidate.graph + WEIGHTS_SUFFIX)
     weights = directory / WEIGHTS_NAME
     return sealed is not None and weights.is_file() and file_sha256(weights) == sealed.sha256

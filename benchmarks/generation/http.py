@@ -21,7 +21,7 @@ from benchmarks.generation.streams import StreamRequest, StreamResult
 PATH = "/v1/completions"
 TIMEOUT_S = 120.0
 _DONE = b"[DONE]"
-_MAX_MESSAGE_CHARACTERS = 300  # quoted characters of an error response
+_MAX_MESSAGE_CHARACTERS = 300  # maximum number of quoted characters of an error response
 
 
 class BodyChunk(NamedTuple):

@@ -119,7 +119,7 @@ class InProcessGenerator:
     def _deliver(self, now_s: float, events: Sequence[JobEvent]) -> None:
         for event in events:
             recorder = self._recorders.get(event.job)
-            if recorder is not None:  # None: the stream has ended or was disconnected
+            if recorder is not None:  # None if the stream has ended or was disconnected
                 recorder.put(now_s, event.payload)
 
 

@@ -32,7 +32,7 @@ from build_artifacts.types import Tokens
 _NO_TOKEN = -1  # matches no token, so that only the length ends an answer
 _TIMEOUT_S = 120.0
 _PAGE_TOKENS = 256  # tokens per page of the paged KV cache
-_MAX_BATCH_TOKENS = 512  # limit per forward pass; eight prompts of 64 tokens fit into one
+_MAX_BATCH_TOKENS = 512  # tokens per forward pass; enough for eight prompts of 64 tokens
 
 
 class TokenTimes:
@@ -195,7 +195,7 @@ class PagedTransformersSystem(TransformersSystem):
 
 
 class _Streamer:
-    """Streamer for `generate` of transformers. It ignores the first `put`, which has prompts."""
+    """Streamer for `generate` of transformers. It ignores the first `put`, which adds prompts."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()

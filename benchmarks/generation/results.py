@@ -59,7 +59,7 @@ class AnswerAgreement:
 
     what: str
     compared: int
-    same: int  # answers with equal token ids; with equal texts if ids are missing
+    same: int  # number of equal answers, by token ids, or by text if ids are missing
     leading_tokens: float | None  # mean length of the common prefix; None if token ids are missing
 
     @classmethod
@@ -87,7 +87,7 @@ class GenerationResults:
     version: str
     compute_type: str
     threads: int
-    prompt_tokens: int  # per prompt of the part `streams`
+    prompt_tokens: int  # tokens per prompt in the part `streams`
     new_tokens: int
     streams: tuple[SystemResult, ...]
     scenarios: tuple[SystemResult, ...]
@@ -95,7 +95,7 @@ class GenerationResults:
     structured_output: SchemaResults | None
     batch_invariance: AnswerAgreement | None  # batched compared with unbatched, in this process
     answer_agreements: tuple[AnswerAgreement, ...]  # each baseline compared with IN_PROCESS
-    notes: tuple[str, ...]  # limits of the comparison
+    notes: tuple[str, ...]  # differences that limit the comparison
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # system -> reason why it was skipped or dropped
     ratios: Mapping[str, RoundSummary]

@@ -66,7 +66,7 @@ class PromptSampler:
             yield from offsets
 
 
-PROMPTS = 24  # distinct prompts of different lengths
+PROMPTS = 24  # number of distinct prompts
 PROMPT_TOKENS = (4, 48)
 NEW_TOKENS = (2, 16)
 DISCONNECT_SHARE = 0.5  # share of the requests that disconnect early
@@ -81,11 +81,11 @@ class ChurnResults:
 
     requests: int
     disconnected: int
-    compared: int  # answers of requests without a disconnect
-    different: int  # compared answers that differ from the unbatched answer
-    still_active: int  # KV slots still in use
+    compared: int  # number of answers to requests without a disconnect
+    different: int  # number of compared answers that differ from the unbatched answer
+    still_active: int  # number of KV slots still in use
     still_waiting: int
-    resident_bytes_before: int  # after the warm-up
+    resident_bytes_before: int  # resident memory after the warm-up
     resident_bytes_after: int
     seconds: float
 

@@ -57,8 +57,8 @@ class StreamingSystem:
 
 
 # Metrics in tokens per second.
-DECODE = "decode_tokens_per_s"  # while all streams decode
-THROUGHPUT = "tokens_per_s"  # from the first request to the last token
+DECODE = "decode_tokens_per_s"  # rate while all streams decode
+THROUGHPUT = "tokens_per_s"  # rate from the first request to the last token
 # Time to first token in ms: median and maximum of the streams.
 TTFT, TTFT_MAX = "ttft_ms_p50", "ttft_ms_max"
 # Time between two tokens of a stream in ms.
@@ -74,7 +74,7 @@ class StreamRequest(NamedTuple):
 
     prompt: Tokens
     new_tokens: int
-    disconnect_after: int | None = None  # tokens before the client disconnects; only in process
+    disconnect_after: int | None = None  # number of tokens before the disconnect; not over HTTP
     first_token: asyncio.Event | None = None  # set when the first token arrives
 
 
@@ -82,11 +82,11 @@ class StreamResult(NamedTuple):
     """Tokens of a stream and their arrival times (time.perf_counter)."""
 
     submitted_s: float
-    arrivals_s: tuple[float, ...]  # one per token; over HTTP one per chunk of text
+    arrivals_s: tuple[float, ...]  # one time per token; over HTTP one per chunk of text
     tokens: int
     ids: Tokens = ()  # empty if the system returns text only
     text: str = ""
-    cached_tokens: int = 0  # prompt tokens from the prefix cache
+    cached_tokens: int = 0  # number of prompt tokens from the prefix cache
 
     @property
     def ttft_s(self) -> float:
@@ -156,7 +156,7 @@ class StreamGroup:
 
         The interval begins when the last stream gets its first token. It ends when the first stream
         ends. None if the interval is empty, or if an answer lacks token ids. Answers over HTTP lack
-        them; there, one arrival time may stand for several tokens.
+        token ids, and one of their arrival times may stand for several tokens.
         """
         begin_s = max(answer.arrivals_s[0] for answer in self.answers)
         end_s = min(answer.arrivals_s[-1] for answer in self.answers)

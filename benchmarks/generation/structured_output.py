@@ -23,7 +23,7 @@ from benchmarks.generation.schemas import MAX_TOKENS, SchemaTask
 
 PATH = "/v1/chat/completions"
 AT_ONCE = 4
-_MAX_MESSAGE_CHARACTERS = 200  # quoted characters of an invalid answer
+_MAX_MESSAGE_CHARACTERS = 200  # maximum number of quoted characters of an invalid answer
 
 
 class SchemaOutcome(StrEnum):
@@ -40,7 +40,7 @@ class SchemaAnswer(NamedTuple):
     outcome: SchemaOutcome
     reason: str = ""  # empty if valid
     tokens: int = 0
-    seconds: float = 0.0  # from the request to the complete answer
+    seconds: float = 0.0  # time from the request to the complete answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class SchemaResults:
     truncated: int
     invalid: int
     rejected: int
-    answer_ms: Mapping[str, float]  # p50 to p99 of the answered requests; may be empty
+    answer_ms: Mapping[str, float]  # latency p50 to p99 of the answered requests; may be empty
     tokens: int
-    seconds: float  # from the first request to the last answer
+    seconds: float  # time from the first request to the last answer
     faults: tuple[str, ...]  # one sentence per answer that is not valid
 
     @classmethod

@@ -71,10 +71,10 @@ class Bench:
     _built: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, build: Callable[[Path], T]) -> T:
-        """Call `build` with an empty directory and return the result. Reuse it for equal names."""
+        """Return the result of `build`, called with an empty directory once per `name`."""
         if name not in self._built:
             directory = self.scratch / name.replace("/", "-")
-            shutil.rmtree(directory, ignore_errors=True)  # files of a failed build
+            shutil.rmtree(directory, ignore_errors=True)  # left by a failed build
             directory.mkdir(parents=True)
             self._built[name] = build(directory)
         built: T = self._built[name]

@@ -2,7 +2,7 @@
 
 The command runs offline. It needs the project's environment, or an environment that has
 at least transformers and a torch for CUDA. It skips cases whose result in the output file is final,
-so that a repeated command continues.
+so that a repeated command continues where the previous one ended.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
 class _CasePlan(NamedTuple):
     target: Target
     patterns: Sequence[str]
-    log: Path  # receives what the workers print
+    log: Path  # file for the output of the workers
 
     def cases(self, part: str) -> list[Case]:
         """Return the selected cases of a part, in the order of the patterns."""
@@ -173,10 +173,10 @@ def run_worker(
     """Run the cases `names` of `part` in a worker process, and yield their results.
 
     Append what the process prints to the file `log`: tracebacks, and warnings of libraries.
-    After `seconds`, kill the process. A case that was running then counts as failed if it was the
-    first one; otherwise it gets no result and can run again. A case that was running when the
-    process ended by itself counts as failed. Cases that did not start get no result. Raises
-    BenchmarkError if the process fails while no case runs.
+    After `seconds`, kill the process. If the first case was running then, it counts as failed. A
+    later case gets no result and can run again. A case that was running when the process ended by
+    itself counts as failed. Cases that did not start get no result. Raises BenchmarkError if the
+    process fails while no case runs.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

@@ -18,7 +18,7 @@ _MAX_CALLS = 200
 
 
 def time_calls(call: Callable[[], object], target: Target, *, seconds: float) -> list[float]:
-    """Time three or more calls after a warm-up. Return the s of each until the device is done."""
+    """Time three or more calls after a warm-up. Return the s of each call, device time included."""
     for _ in range(_WARM_UPS):
         call()
     target.synchronize()

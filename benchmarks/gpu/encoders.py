@@ -150,7 +150,7 @@ def _shapes(name: str, target: Target) -> tuple[Shape, ...]:
 
 
 def _is_compiled(name: str) -> bool:
-    """Whether torch compiles the model for each shape, which takes half a minute or more."""
+    """Return whether torch compiles the model for each shape, which takes half a minute or more."""
     return name.endswith("-compiled")
 
 

@@ -25,7 +25,7 @@ class GpuResults:
     cases: dict[tuple[str, str], CaseResult] = field(default_factory=dict)
 
     def add(self, result: CaseResult) -> None:
-        """Add a result of this run. Record the commit of the run in it."""
+        """Add a result of this run. Record the commit of the run in the result."""
         self._insert(replace(result, commit=self.run.host.commit))
 
     def _insert(self, result: CaseResult) -> None:

@@ -1,4 +1,4 @@
-"""Answers of a server with GPU replicas: alone, batched, and beside answers of the CPU."""
+"""Comparison of answers of a GPU server: unbatched with batched, and GPU with CPU."""
 
 from __future__ import annotations
 
@@ -28,9 +28,10 @@ from deployments.tuning.parity import cosines
 _ENCODER, _GENERATOR = "gpu/encoder", "gpu/generator"
 _TEXTS, _NEW_TOKENS = 32, 32
 _MIN_COSINE = 0.999
-# Products over different numbers of slots round differently, which may change near-ties.
+# Matrix products over different numbers of slots round differently. If two tokens have nearly equal
+# logits, the other token may win.
 _MIN_SAME_ANSWERS = 0.9
-_START_S = 120.0  # for a GPU replica, which starts at the first request
+_START_S = 120.0  # time limit for a GPU replica, which starts at the first request
 
 
 class _ModelCall(NamedTuple):
@@ -65,7 +66,7 @@ def _compare_answers(bench: Bench) -> Mapping[str, Any]:
     store = bench.once("server/store", lambda root: _build_models(bench, root))
     models = dict.fromkeys((_ENCODER, _GENERATOR), LATEST_NAME)
     directory = bench.scratch / "server"
-    # Ray counts this GPU in a dry run, whose replicas run on the CPU.
+    # A dry run declares a GPU to Ray, so that GPU replicas start. They run on the CPU.
     options = () if bench.target.is_cuda else ("--num-gpus", "1")
     config = _read_config(bench.target)
     command = build_serve_command(config, store, models, directory, *options)
@@ -79,7 +80,7 @@ def _build_models(bench: Bench, root: Path) -> Path:
     from build_artifacts.progress import BuildProgress
 
     target, store = bench.target, root / "store"
-    # A dry run opens the GPU candidates on the CPU, where the first ones suffice.
+    # A dry run opens the GPU candidates on the CPU, so it builds only one candidate per device.
     dry = replace(QUICK, candidates=(CPU_FP32, GPU_FP16), decoders=(DECODER_INT8, DECODER_FP16))
     for model, task in ((_ENCODER, TaskName.FEATURE_EXTRACTION), (_GENERATOR, None)):
         checkpoint = root / model.replace("/", "-")
@@ -113,7 +114,7 @@ def _read_config(target: Target) -> dict[str, Any]:
 def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:
     """Send texts to the GPU, one after the other and all at once, then to the CPU.
 
-    Raises BenchmarkError if a GPU replica does not start, or if other hardware answers.
+    Raises BenchmarkError if a GPU replica does not start, or if the wrong device answers.
     """
     texts = _draw_texts(seed)
     alone, batched, cpu = (_to_vectors(round_) for round_ in _ask(address, _EMBED, texts))
@@ -139,7 +140,7 @@ def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:
 
 
 def _ask(address: ServerAddress, call: _ModelCall, texts: Sequence[str]) -> list[list[Any]]:
-    """Return the answers of the GPU to each text alone and batched, and those of the CPU."""
+    """Return three lists of answers to all texts: GPU unbatched, GPU batched, and CPU."""
 
     def send(text: str, device: Device) -> Any:
         with Client(address) as client:
@@ -159,7 +160,7 @@ def _ask(address: ServerAddress, call: _ModelCall, texts: Sequence[str]) -> list
 
 
 def _wait_until_answered(send: Callable[[], object]) -> None:
-    """Repeat a request until a GPU replica has started. Raises its last error after _START_S."""
+    """Repeat a request until a GPU replica has started. Raises the last error after _START_S."""
     deadline_s = time.monotonic() + _START_S
     while True:
         try:

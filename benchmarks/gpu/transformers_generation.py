@@ -54,7 +54,7 @@ def _run_static(model: Any, target: Target, prompts: _Prompts, new_tokens: int) 
 
 
 def _run_continuous(model: Any, target: Target, prompts: _Prompts, new_tokens: int) -> float:
-    """Time the answers without the set-up of the manager: its KV cache, captures, its thread."""
+    """Time the answers. Exclude the start of the manager: KV cache, graph captures and thread."""
     import torch
     from transformers import GenerationConfig
 
@@ -66,12 +66,13 @@ def _run_continuous(model: Any, target: Target, prompts: _Prompts, new_tokens: i
         continuous_batching_config=_limit_pages(target, len(prompts), prompts, new_tokens),
     )
     if hasattr(manager, "warmup"):  # not in older versions of transformers
-        # The manager's thread could not write to tensors that are created in inference mode.
+        # In inference mode, the manager's thread could not write to the tensors of the warm-up.
         with torch.inference_mode(mode=False), torch.no_grad():
             manager.warmup()
     manager.start()
     try:
-        # The manager creates the rest on its first request. This one shares no prefix with others.
+        # The first request creates everything else. Its reversed prompt shares no prefix with the
+        # timed prompts.
         _answer(manager, [prompts[0][::-1]], new_tokens)
         started_s = time.perf_counter()
         _answer(manager, prompts, new_tokens)

@@ -52,7 +52,7 @@ class ParityRow:
     probes: int
     cosine_mean: float | None
     cosine_worst: float | None
-    top1_agreement: float | None  # None also for tasks that choose no label or token
+    top1_agreement: float | None  # None also if the task chooses no label or token
     must_pass_gate: bool
     violations: tuple[str, ...]  # violated limits of the artifact's accuracy gate
 

@@ -47,10 +47,10 @@ class TuningResults:
 
     model_id: str
     version: str
-    cost_table: str  # path
+    cost_table: str  # path of the cost table
     threads: int
     seconds: float
-    measured: tuple[str, ...]  # variants
+    measured: tuple[str, ...]  # names of variants
     skipped: Mapping[str, str]  # candidate -> reason
     checks: tuple[SelectionCheck, ...]
     unmeasured: tuple[str, ...]  # shapes that `seconds` left no time for

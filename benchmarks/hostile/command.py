@@ -5,8 +5,8 @@ schemathesis generates half of the requests from the OpenAPI document. The other
 time. No valid request may fail.
 
 A warm-up sends the attacks that do not stall, and the first 10 % of the requests. Caches and
-allocators keep the memory of the largest request, so memory is compared with the memory after the
-warm-up. The server must run on this host.
+allocators keep the memory of the largest request. The benchmark therefore compares the memory at
+the end with the memory after the warm-up. The server must run on this host.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float
 
 TIMEOUT_S = 60.0
 LEAVE_S = 3.0  # s after which the client leaves a generation that may take minutes
-BACKGROUND_PAUSE_S = 0.02  # between two valid requests
+BACKGROUND_PAUSE_S = 0.02  # pause between two valid requests
 DRAIN_TIMEOUT_S = 60.0  # maximum s to wait until memory is released
 MAX_MEMORY_RATIO = 1.10
 MAX_FAILURES = 20  # number of the most frequent failures to write to the result file
@@ -86,7 +86,7 @@ class HostileCounts:
     """Statuses of all requests, and failures by name."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)  # unexpected 5xx, and timeouts
+    failures: Counter[str] = field(default_factory=Counter)  # unexpected statuses 5xx, and timeouts
     unexpected: Counter[str] = field(default_factory=Counter)  # other unexpected statuses
     background_requests: int = 0
     background_failures: Counter[str] = field(default_factory=Counter)

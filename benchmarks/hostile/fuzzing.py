@@ -57,7 +57,7 @@ def generate_cases(
     count: int,
     seed: int,
 ) -> list[bytes]:
-    """Generate up to `count` requests of one operation. `mode` selects valid or invalid ones."""
+    """Generate up to `count` requests of one operation, valid or invalid according to `mode`."""
     import hypothesis
     from hypothesis import strategies as st
 

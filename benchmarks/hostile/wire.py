@@ -25,7 +25,7 @@ class HostileRequest:
 
     name: str
     raw: bytes
-    statuses: frozenset[int]  # expected statuses; empty: all below 500, and 503
+    statuses: frozenset[int]  # expected statuses; if empty, all statuses below 500, and 503
     stalls: bool = False
     leaves: bool = False
     has_deadline: bool = False
@@ -112,7 +112,7 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 
 
 def is_complete(received: bytes | bytearray) -> bool:
-    """Whether a response with a Content-Length is complete.
+    """Return whether a response with a Content-Length is complete.
 
     The reader cannot wait for the end of the connection, because the server keeps the connection
     open after an incomplete request.

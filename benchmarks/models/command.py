@@ -40,9 +40,9 @@ from deployments.replicas.encoder import ENGINE_BYTES
 from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 
 REPLICAS = 2
-FEW_MODELS = 10  # models in the store of the first server
+FEW_MODELS = 10  # number of models in the store of the first server
 PINNED = model_name(0)
-COLD = [f"cold/model-{number}" for number in range(3)]  # load one alone, then two at a time
+COLD = [f"cold/model-{number}" for number in range(3)]  # the first loads alone
 ZIPF_EXPONENT = 1.0
 REQUESTS = 100_000  # length of the sequence that all connections share
 CONNECTIONS = 8
@@ -55,18 +55,18 @@ class ManyModelsResults:
     """Results of the benchmark, as written to the result file."""
 
     models: int
-    room: int  # models that fit into the memory of a replica
-    pool_bytes: int  # per replica
+    room: int  # number of models that fit into the memory of a replica
+    pool_bytes: int  # bytes of the model pool of each replica
     start_s: float  # s until the server with all models is ready
     start_few_s: float  # s until the server with FEW_MODELS is ready
     requests_per_s: float
     failures: Mapping[str, int]
-    latency_ms: Mapping[str, float]  # Zipf traffic, including loads of models
-    models_asked: int  # different models in the Zipf traffic and its warm-up
+    latency_ms: Mapping[str, float]  # latencies of the Zipf traffic, including loads of models
+    models_asked: int  # number of different models in the Zipf traffic and its warm-up
     hot_ms: Mapping[str, float]
     pinned_ms: Mapping[str, float]
     cold_bytes: int  # size of the graph of a COLD model
-    cold_s: tuple[float, ...]  # first request to each model of COLD
+    cold_s: tuple[float, ...]  # duration of the first request to each model of COLD
     encoder_mib: tuple[float, float]  # memory of all encoder replicas before and after the traffic
 
 

@@ -66,7 +66,7 @@ class StepResult:
     requests: int
     failed: int
     wrong: int
-    stale: int  # answers of a version that should no longer answer
+    stale: int  # number of answers of versions that should no longer answer
     longest_s: float
 
 

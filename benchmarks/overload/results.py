@@ -13,8 +13,8 @@ from benchmarks.common.statistics import Goal, percentiles_ms
 from benchmarks.overload.open_loop import OpenLoopResult
 
 REFUSALS = (429, 503)
-MIN_GOODPUT = 0.9  # share of the capacity
-MAX_REFUSAL_MS = 50.0  # at the 99th percentile
+MIN_GOODPUT = 0.9  # minimum goodput as a share of the capacity
+MAX_REFUSAL_MS = 50.0  # maximum latency of refusals at the 99th percentile
 
 
 class MeasuredLoop(NamedTuple):
@@ -35,12 +35,12 @@ class OverloadLevel:
     factor: float
     capacity_per_s: float
     offered_per_s: float
-    goodput_per_s: float  # answers within the deadline of their request
+    goodput_per_s: float  # rate of answers within the deadline of their request
     statuses: Mapping[str, int]  # the key `none` counts missing answers
-    late: int  # answers after the deadline
+    late: int  # number of answers after the deadline
     wrong: int  # sampled answers that differ from the expected answer
-    refusal_ms: Mapping[str, float]  # p50 to p99, since sending; empty without refusals
-    send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to the sending
+    refusal_ms: Mapping[str, float]  # p50 to p99, from sending to refusal; may be empty
+    send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to sending
     client_cores: float  # CPU seconds that the load generator uses per second
 
     @property
@@ -55,8 +55,8 @@ class WorkloadResults:
 
     name: str
     timeout_s: float
-    capacities_per_s: tuple[float, ...]  # before the first loop and after each loop
-    memory_mib: tuple[float, ...]  # server, before the first loop and after each loop
+    capacities_per_s: tuple[float, ...]  # measured before the first loop and after each loop
+    memory_mib: tuple[float, ...]  # memory of the server, read at the same times
     levels: tuple[OverloadLevel, ...]
 
 

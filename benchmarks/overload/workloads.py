@@ -29,9 +29,9 @@ class OverloadWorkload:
     path: str
     bodies: Sequence[bytes]
     timeout_s: float  # deadline stated in each request
-    connections: int  # connections of the closed loop that measures the capacity
-    capacity_s: float  # measured s of this closed loop
-    window_s: float  # measured s of each open loop, after `timeout_s` of load
+    connections: int  # number of connections of the closed loop that measures the capacity
+    capacity_s: float  # length of the measured window of this closed loop
+    window_s: float  # length of the measured window of each open loop, after `timeout_s` of load
     is_equal: Callable[[Any, Any], bool]  # compares two decoded answers
 
     def build_requests(self, address: ServerAddress, timeout_s: float) -> list[bytes]:

@@ -10,9 +10,9 @@ from typing import cast
 from playwright.sync_api import Browser, Page, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
-SETTLE_MS = 300.0  # time in which the page shows the last responses
-POLLS_PER_MINUTE = 30  # requests that the view `status` sends
-WARM_UP_MINUTES = 10  # until charts have all points and V8 has compiled the code
+SETTLE_MS = 300.0  # time for the page to show the last responses
+POLLS_PER_MINUTE = 30  # number of requests that the view `status` sends
+WARM_UP_MINUTES = 10  # minutes until charts have all points and V8 has compiled the code
 SPEED = 1_000  # factor by which the page's timers run faster; requests take their real time
 FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 # Script that records the elements of layout shifts, except after user input (https://web.dev/cls).
@@ -87,7 +87,7 @@ class OpenStatus:
         self._page.wait_for_timeout(SETTLE_MS)
         self._session.send("HeapProfiler.collectGarbage")
         used = int(self._session.send("Runtime.getHeapUsage")["usedSize"])
-        self._page.unroute(_POLLED)  # the waiting request continues
+        self._page.unroute(_POLLED)  # lets the waiting request continue
         return used
 
     def _count(self, url: str) -> None:

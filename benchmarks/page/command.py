@@ -33,11 +33,11 @@ from benchmarks.page.browser import (
 from deployments.command_line import positive_count
 
 DESKTOP = ViewportSize(width=1280, height=860)
-COLORS = 256  # in the picture's palette; the file is a third as large as in true color
+COLORS = 256  # size of the picture's palette; true color would make the file three times as large
 ANSWER_MS = 120_000
 MAX_FIRST_PAINT_MS = 500.0
 MAX_GROWTH = 1.2
-MAX_KILOBYTES = 300.0  # all files of the page, uncompressed
+MAX_KILOBYTES = 300.0  # maximum size of all files of the page, uncompressed
 PROMPT = "Write a long story about a lighthouse, its keeper and a storm."
 
 
@@ -45,15 +45,15 @@ PROMPT = "Write a long story about a lighthouse, its keeper and a storm."
 class PageResults:
     """Results of the benchmark, as written to the result file."""
 
-    first_paint_ms: tuple[float, ...]  # one per load without a cache
-    file_bytes: int  # all files of the page, uncompressed
+    first_paint_ms: tuple[float, ...]  # one time per load without a cache
+    file_bytes: int  # size of all files of the page, uncompressed
     files: int
-    foreign_requests: int  # requests to other hosts in the whole run
+    foreign_requests: int  # number of requests to other hosts in the whole run
     tokens: int  # length of the streamed answer
-    shifts: int  # elements that moved while the answer streamed
+    shifts: int  # number of elements that moved while the answer streamed
     minutes: int
     real_time: bool
-    heap_bytes: tuple[int, int]  # after WARM_UP_MINUTES, and `minutes` later
+    heap_bytes: tuple[int, int]  # heap size after WARM_UP_MINUTES, and `minutes` later
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +167,7 @@ def take_picture(browser: Browser, url: str, path: Path) -> None:
     page.get_by_label("Use the cache").uncheck()
     page.locator("form.form button.primary").click()
     page.locator(".cost .total").first.wait_for(timeout=ANSWER_MS)
-    page.locator("form.form button.primary").click()  # again, because the first loads the model
+    page.locator("form.form button.primary").click()  # again: the first click loads the model
     page.wait_for_timeout(1_000)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -38,7 +38,7 @@ class PolicyResults:
 
     name: str
     outcome: ReplayedDay
-    cost: float  # in hours of a CPU replica
+    cost: float  # cost in hours of a CPU replica
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,9 +32,9 @@ Place = Callable[[Sequence[DeviceForecast], float], Device]
 class FleetSettings:
     """Properties of hardware and requests. The speedups are assumed, not measured."""
 
-    gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # by model
+    gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # speedup over a CPU replica, by model
     gpu_price: float = 10.0  # price of a GPU replica relative to a CPU replica
-    cpu_replicas: int = 8  # maximum number
+    cpu_replicas: int = 8  # maximum number of replicas
     gpu_replicas: int = 2
     cpu_start_s: int = 10
     gpu_start_s: int = 20
@@ -72,8 +72,8 @@ class ReplayedDay:
     interactive: float
     interactive_in_time: float
     rejected: float
-    by_device: Mapping[str, float]  # requests placed on each device
-    replica_hours: Mapping[str, float]  # running and starting replicas
+    by_device: Mapping[str, float]  # number of requests placed on each device
+    replica_hours: Mapping[str, float]  # hours of running and starting replicas
 
 
 def split_by_deadline(day: Day, settings: FleetSettings, seed: int) -> Day:

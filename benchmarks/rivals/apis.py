@@ -13,7 +13,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import build_inference_body, task_path
 from deployments.artifacts.types import TaskName
 
-NEW_TOKENS = 64  # maximum per completion; the model may end earlier
+NEW_TOKENS = 64  # maximum number of tokens per completion; the model may end earlier
 
 Texts = Sequence[str]
 Vectors = NDArray[np.float32]  # [texts, width]

@@ -28,7 +28,7 @@ class Rival:
 
     name: str
     title: str
-    environment: str | None  # name of a requirement list; None: that of this process
+    environment: str | None  # name of a requirement list; None: environment of this process
     package: str  # package whose version the results state
     computes_with: str
     command: tuple[str, ...]

@@ -175,7 +175,7 @@ def build_workloads(arguments: argparse.Namespace, model: LocalModel) -> list[Te
 def prepare_rivals(
     arguments: argparse.Namespace, rounds: RivalRounds, materials: Materials
 ) -> dict[str, Environment]:
-    """Install environments and prepare materials. Add each rival to `rounds`; drop it on failure.
+    """Install environments, prepare materials, add the rivals to `rounds`. Drop rivals that fail.
 
     Return the environments by rival.
     """

@@ -19,7 +19,7 @@ from benchmarks.common.report import log_progress
 REQUIREMENTS = Path(__file__).with_name("requirements")
 DEFAULT_ENVIRONMENTS = Path.home() / ".cache" / "hundredfold" / "rivals"
 INSTALL_TIMEOUT_S = 3600.0
-_COMPLETE_NAME = "complete"  # file that marks a complete environment; without it pip installs again
+_COMPLETE_NAME = "complete"  # marks an installed environment; if missing, pip installs again
 _DIGEST_CHARACTERS = 12
 _OMIT_HINT = "leave the rival out with --rivals"
 

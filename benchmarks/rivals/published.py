@@ -18,9 +18,9 @@ _NOTHING = "-"
 
 
 def summarize_published() -> Table:
-    """Return requests/s of the servers that neither failed nor answered nothing at any load.
+    """Return requests/s of the servers that answered without failure at all loads of COLUMNS.
 
-    The loads are those in COLUMNS. Servers slower than the measured window answer nothing in it.
+    A server that needs longer than the measured window for a response counts as not answering.
 
     Raises BenchmarkError if the published results lack a table.
     """

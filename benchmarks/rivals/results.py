@@ -38,8 +38,8 @@ class PairedLevel:
     level: LevelName
     rival: LoadLevel
     ours: LoadLevel
-    rate_ratio: Ratio  # ours / rival, weighted by work; None if a window had no response
-    p50_ratio: Ratio  # rival / ours
+    rate_ratio: Ratio  # requests/s ours / rival, weighted by work; None without responses
+    p50_ratio: Ratio  # median latency rival / ours
 
     @classmethod
     def summarize(
@@ -67,7 +67,7 @@ class AnswerCheck:
     """Result of the comparison of a server's answers with the expected answers."""
 
     compared: int
-    worst_cosine: float | None  # to the fp32 reference; None for generated text
+    worst_cosine: float | None  # lowest cosine to the fp32 reference; None for generated text
     required_cosine: float | None
     tokens_per_response: float | None  # None for embeddings
 

@@ -25,7 +25,7 @@ from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
-CHECKED_RESPONSES = 16  # responses to check: the first of each level and round
+CHECKED_RESPONSES = 16  # number of responses to check: the first of each level and round
 # A level is skipped if its requests are expected to take longer than this, because too few of them
 # would end within the measured window.
 MAX_EXPECTED_S = 10.0
@@ -45,7 +45,7 @@ class Meter:
     loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
     answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # by workload
     skipped: set[LevelName] = field(default_factory=set)
-    idle_cores: list[float] = field(default_factory=list)  # CPU cores while idle
+    idle_cores: list[float] = field(default_factory=list)  # CPU cores used while idle
 
     def find_api(self, workload: TextWorkload) -> Api | None:
         """Return the API for a workload; None if the server does not support the workload."""
@@ -78,7 +78,7 @@ class RivalRounds:
     ours: Meter
     rivals: dict[str, Meter]
     workloads: Sequence[TextWorkload]
-    connections: Sequence[int]  # ascending
+    connections: Sequence[int]  # numbers of connections, ascending
     window_s: float
     references: ReferenceEmbeddings
     # Rival -> level -> results of Hundredfold, one per round.
@@ -160,7 +160,7 @@ class RivalRounds:
     def _is_skipped(self, rival: Meter, level: LevelName) -> bool:
         """Return whether `level` was skipped before, or its requests would exceed MAX_EXPECTED_S.
 
-        Estimate their time from earlier rates of the rival. Add such a level to `rival.skipped`.
+        Estimate the time from earlier rates of the rival. Add such a level to `rival.skipped`.
         """
         if level in rival.skipped:
             return True

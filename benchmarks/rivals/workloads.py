@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchmarks.common.errors import BenchmarkError
 
-TextRequest = tuple[str, ...]  # texts of one request
+TextRequest = tuple[str, ...]  # the texts of one request
 
 REQUESTS = 2_048  # distinct requests of a workload; the load then repeats them
 LIST_SIZE = 32  # texts per request of the workload `lists`
@@ -17,7 +17,7 @@ PARAGRAPH_TOKENS, LONG_PARAGRAPH_TOKENS, DOCUMENT_TOKENS = 75, 128, 512
 # 128 tokens, documents.
 MIXED_WEIGHTS = (60, 20, 15, 5)
 PROMPT_SENTENCES = 3
-MAX_GENERATION_CONNECTIONS = 8  # KV slots of the default config; more connections would only wait
+MAX_GENERATION_CONNECTIONS = 8  # KV slots of the default config; more would only wait
 
 GENERATION = "generation"
 
@@ -44,11 +44,11 @@ class TextWorkload:
 class TextSource:
     """Shuffled sentences, and texts of given lengths joined from them.
 
-    `max_tokens` is the limit of the model. No joined text exceeds it, so no server truncates one.
+    `max_tokens` is the limit of the model. No joined text exceeds it, so servers truncate nothing.
     """
 
     sentences: Sequence[str]
-    count_tokens: Callable[[str], int]  # special tokens included
+    count_tokens: Callable[[str], int]  # counts tokens, including special tokens
     max_tokens: int
     rng: random.Random
 
@@ -75,7 +75,7 @@ class TextSource:
             total = self.count_tokens(joined[0])
             while True:
                 sentence = self.rng.choice(fitting)
-                # An upper bound, because each sentence adds its special tokens.
+                # `total` is an upper bound, because each count includes special tokens.
                 total += self.count_tokens(sentence)
                 if total > limit:
                     break

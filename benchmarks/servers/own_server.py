@@ -50,7 +50,7 @@ class Server:
                 raise BenchmarkError(
                     f"the server has not recovered after {READY_TIMEOUT_S:g} s: ready {ready}, "
                     f"missing processes {missing}",
-                    hint="look at the logs in /tmp/ray/session_latest/logs",
+                    hint="look at the logs of Ray, usually in /tmp/ray/session_latest/logs",
                 )
             await asyncio.sleep(POLL_S)
 
@@ -58,9 +58,9 @@ class Server:
 def build_serve_command(
     config: dict[str, Any], store: Path, models: Mapping[str, str], directory: Path, *options: str
 ) -> ServerCommand:
-    """Write `config` with only `models` of `store`, versions by id, to `directory`.
+    """Write `config` with `store` and only `models` to `directory`. Return the command to serve it.
 
-    Return the command that serves it, with further `options` of `hundredfold serve`.
+    `models` maps ids to versions. `options` are further options of `hundredfold serve`.
     """
     arguments = config["applications"][0]["args"]
     arguments["store"] = str(store.resolve())

@@ -29,8 +29,8 @@ class ProcessKind:
 
 REPLICA = "ray::ServeReplica:hundredfold:"
 # Values of `max_disturbed_s`.
-PORT_S = 2.0  # HAProxy or its manager is lost, so the port for clients is affected
-RESTART_S = 20.0  # the lost process makes Ray and Serve restart
+PORT_S = 2.0  # after a loss of HAProxy or its manager, which serve the port for clients
+RESTART_S = 20.0  # after a loss that makes Ray or Serve restart
 KINDS = (
     ProcessKind("encoder", f"{REPLICA}CpuEncoder"),
     ProcessKind("tokenizer", f"{REPLICA}Tokenizer"),

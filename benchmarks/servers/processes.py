@@ -22,7 +22,7 @@ from cluster.processes import ProcessSession, kill_remaining, start_session
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0
 _POLL_S = 0.2
-_LOG_LINES = 3  # last lines of a log that messages quote
+_LOG_LINES = 3  # number of last lines of a log that messages quote
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ServerCommand:
     arguments: Sequence[str]
     port: int
     ready_path: str
-    environment: Mapping[str, str]  # variables in addition to those of this process
+    environment: Mapping[str, str]  # environment variables in addition to those of this process
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ def stop_signals_interrupt() -> Iterator[None]:
 
 
 def wait_ready(command: ServerCommand, process: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until the server is ready. Raise BenchmarkError if it ends or is late."""
+    """Wait until the server is ready. Raise BenchmarkError if it ends, or after START_TIMEOUT_S."""
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while not is_ready(command.port, command.ready_path):
         if process.poll() is not None:

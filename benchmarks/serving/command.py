@@ -47,7 +47,7 @@ from deployments.machine import usable_cores
 from deployments.plan.resolution import SEPARATOR
 
 TASK = TaskName.FEATURE_EXTRACTION
-CHECKED_RESPONSES = 200  # responses per level that are compared after the timing
+CHECKED_RESPONSES = 200  # number of responses per level to compare after the timing
 
 
 @dataclass(frozen=True, slots=True)

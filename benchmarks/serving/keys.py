@@ -45,8 +45,8 @@ TASK = TaskName.FEATURE_EXTRACTION.value
 LOG_NAME = "hundredfold.log"
 NOISY_PER_MINUTE = 1_200
 NOISY_CONNECTIONS = 4
-WARM_UP_REFUSALS = 1_000  # per kind; not measured, because a new server is slower
-SETTLE_S = 10.0  # warm-up in which the noisy key empties its token bucket
+WARM_UP_REFUSALS = 1_000  # number per kind; not measured, because a new server is slower
+SETTLE_S = 10.0  # s of warm-up, in which the noisy client empties its token bucket
 CHANGE_TIMEOUT_S = 30.0
 # Goals. MAX_COST is a share of the throughput. MAX_SHARE_ERROR is relative to the rate limit.
 MAX_REFUSAL_MS, MAX_COST, MAX_SHARE_ERROR = 5.0, 0.03, 0.10
@@ -126,7 +126,7 @@ class KeySet:
 
 
 class LiveSettings:
-    """Configuration of a running server, changed over Ray Serve's REST API like `serve deploy`."""
+    """Configuration of a running server, changed over Serve's REST API as by `serve deploy`."""
 
     def __init__(self, log: Path, config: Path, port: int) -> None:
         """Find the address of Ray's dashboard in `log`, the output of the launcher.

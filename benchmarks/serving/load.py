@@ -30,7 +30,7 @@ class LoadPlan:
 
     connections: int
     seconds: float  # length of the measured window
-    warm_up_s: float = 1.0  # the same load before the window, not measured
+    warm_up_s: float = 1.0  # length of the same load before the window, not measured
     drain_s: float = 30.0  # maximum wait for the last responses after the window
 
 
@@ -44,7 +44,7 @@ class LoadResult:
 
     connections: int
     seconds: float
-    latencies_s: NDArray[np.float64]  # only responses with status 200
+    latencies_s: NDArray[np.float64]  # latencies of the responses with status 200
     failures: Mapping[str, int]
     cpu_s: float  # CPU time of this process, the load generator
 
@@ -62,7 +62,7 @@ class Workload:
 
     def __init__(self, requests: Sequence[bytes], sample: Collection[int] = ()) -> None:
         self.responses: dict[int, bytes] = {}
-        self.taken = 0  # requests of all phases so far, including warm-ups
+        self.taken = 0  # number of requests in all phases so far, including warm-ups
         self._requests = requests
         self._unclaimed = set(sample)
 

@@ -114,9 +114,9 @@ def _build_workload(address: ServerAddress, model: str, texts: Sequence[str], ke
 def evaluate_goals(clients: Mapping[str, LoadLevel]) -> tuple[Goal, ...]:
     """Evaluate the slowdown and the share of the quiet client.
 
-    Its fair share is half of the requests/s of both clients, but at most R / MAX_SLOWDOWN, where R
-    is the requests/s of the quiet client alone. At MAX_SLOWDOWN times the latency, a closed loop
-    cannot send more.
+    The fair share is half of the requests/s of both clients, but at most R / MAX_SLOWDOWN. R is the
+    requests/s of the quiet client alone. At MAX_SLOWDOWN times the latency, a closed loop cannot
+    send more.
     """
     alone, quiet, loud = (clients[name] for name in ("quiet, alone", "quiet", "loud"))
     slowdown = quiet.latency_ms["p99"].median / alone.latency_ms["p99"].median

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 class ProcessCost:
     """CPU time and wake-ups of one kind of process during the load."""
 
-    process: str  # a deployment, `haproxy`, or OTHER_RAY
+    process: str  # name of a deployment, `haproxy`, or OTHER_RAY
     cpu_ms_per_request: float
     wake_ups_per_request: float
     threads: Mapping[str, float]  # thread name -> ms per request; busiest threads only
@@ -85,7 +85,7 @@ class ProfileLevel:
     requests: int
     p50_ms: float
     processes: Sequence[ProcessCost]  # the most expensive first
-    functions: Mapping[str, Sequence[FunctionShare]]  # by deployment; empty without `--samples`
+    functions: Mapping[str, Sequence[FunctionShare]]  # key: deployment; empty without `--samples`
 
     def tables(self) -> Iterable[Table]:
         name = f"{self.connections} connections, p50 {self.p50_ms:.2f} ms"

@@ -66,7 +66,7 @@ class ServedModelClient:
         return response.compute_type
 
     def answers(self, task: str, inputs: Sequence[Any]) -> Iterator[Any]:
-        """Yield one answer per input. Raises BenchmarkError if a response has another number."""
+        """Yield one answer per input. Raises BenchmarkError if a response has more or fewer."""
         for start in range(0, len(inputs), TEXTS_PER_REQUEST):
             chunk = list(inputs[start : start + TEXTS_PER_REQUEST])
             value = self.client.infer(task, self.model_id, chunk, use_gpu=self.use_gpu).value

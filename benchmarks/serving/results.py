@@ -22,10 +22,10 @@ class LoadLevel:
     """Results at one number of connections, summarized over the rounds."""
 
     connections: int
-    requests: int  # responses with status 200 in all windows
+    requests: int  # number of responses with status 200 in all windows
     requests_per_s: RoundSummary
     latency_ms: Mapping[str, RoundSummary]  # p50 to p99; empty if a round had no response
-    failures: Mapping[str, int]  # by status or reason, including warm-ups
+    failures: Mapping[str, int]  # number by status or reason, including warm-ups
     client_cpu_s_per_request: float | None  # CPU time of the load generator; None: no response
 
     @classmethod

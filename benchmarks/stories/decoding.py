@@ -31,7 +31,7 @@ from deployments.engines.onnx_decoder import OnnxDecoder
 
 NUMPY, BOUND = "numpy", "IO binding"
 STEPS = 6  # decode steps per system, context and round; the first is not timed
-MAX_LOGITS_DIFFERENCE = 1e-3  # relative to the largest absolute logit
+MAX_LOGITS_DIFFERENCE = 1e-3  # maximum difference relative to the largest absolute logit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,8 +55,8 @@ class EncoderStep:
     tokenize: Tokenize
     engine: EncoderEngine
     padded_tokens: int = 0  # each text is padded to this length; 0: no padding
-    has_cache: bool = False  # repeated texts need no forward pass
-    passes: int = 0  # concurrent batches; 0: no batches, one request at a time
+    has_cache: bool = False  # whether repeated texts need no forward pass
+    passes: int = 0  # number of concurrent batches; 0: one request at a time, without batches
 
     def time_requests(self, texts: Sequence[str]) -> float:
         """Compute all requests once, with an empty cache at the start. Return the seconds."""

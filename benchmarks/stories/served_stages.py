@@ -30,7 +30,7 @@ from deployments.artifacts.types import Device, TaskName
 from deployments.machine import usable_cores
 from deployments.tokenization.encodings import open_tokenizer
 
-LENGTHS = (32, 64, 128, 256, 512)  # tokens of a request
+LENGTHS = (32, 64, 128, 256, 512)  # tokens per request
 REQUESTS = 50  # sequential requests per stage and length
 _BLOCK = 10  # consecutive requests to a stage before the next stage's turn
 _FILLER = "a"  # one token in most vocabularies
@@ -58,7 +58,7 @@ class MeasuredStage:
     size_bytes: int
     f1: float | None = None
     exact_match: float | None = None
-    latencies: Mapping[str, Latency] | None = None  # by number of tokens
+    latencies: Mapping[str, Latency] | None = None  # key: number of tokens
     reason: str | None = None  # why the stage is not measured
 
 
@@ -124,7 +124,7 @@ def measure_stages(
 
 @contextmanager
 def serve(stages: Sequence[SealedStage], store: Path, out: Path) -> Iterator[Client]:
-    """Start a server with all stages. Its encoder runs one pass at a time, on all cores."""
+    """Start a server with all stages. The encoder runs one pass at a time, on all cores."""
     encoder = {
         "intra_op_threads": usable_cores(),
         "concurrent_passes": 1,

@@ -37,11 +37,11 @@ from build_artifacts.types import Tokens
 from deployments.config import SchedulingSettings
 from deployments.machine import usable_cores
 
-REQUESTS = 150  # requests of one sentence
+REQUESTS = 150  # number of requests with one sentence each
 ZIPF_EXPONENT = 1.0
-STREAMS = 8  # concurrent prompts of the last generation step
+STREAMS = 8  # number of concurrent prompts of the last generation step
 PROMPT_TOKENS, NEW_TOKENS = 64, 24  # tokens per prompt and per answer
-CONNECTIONS = 64  # to the server that is measured over HTTP
+CONNECTIONS = 64  # connections to the server that is measured over HTTP
 _SINGLE_PROMPTS = 2  # prompts of each step that generates sequentially
 
 Measurement = Callable[[], float]  # requests or tokens per second
@@ -64,7 +64,7 @@ class TechniqueResults:
     generator: str | None
     sentences: str
     requests: int
-    distinct: int  # distinct texts among the requests
+    distinct: int  # number of distinct texts among the requests
     note: str
     embedding: tuple[StepRate, ...]
     generation: tuple[StepRate, ...]

@@ -39,7 +39,7 @@ class Adapter:
     directory: Path
     revision: str
     task: TaskName
-    labels: tuple[str, ...]  # empty without labels.json
+    labels: tuple[str, ...]  # in id order; empty without labels.json
 
     @property
     def name(self) -> str:

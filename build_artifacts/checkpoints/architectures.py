@@ -14,8 +14,8 @@ from deployments.artifacts.types import TaskName
 TransformersConfig = Any  # a transformers.PretrainedConfig; the library is not typed
 
 
-# Task by suffix of the class name that a checkpoint or an adapter states. The first matching
-# suffix counts.
+# Task by suffix of the model class in the config of a checkpoint or an adapter. The first matching
+# suffix decides, so the more general suffixes come last.
 _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "ForSequenceClassification": TaskName.TEXT_CLASSIFICATION,
     "ForTokenClassification": TaskName.TOKEN_CLASSIFICATION,
@@ -34,7 +34,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 WINDOW_IN_ALL_LAYERS = ("mistral", "phi3")
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
-# Errors that transformers raises for a config that it does not know, or for values of wrong types.
+# Errors that transformers raises for an unknown config or for values of wrong types.
 _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OSError)
 
 
@@ -45,14 +45,14 @@ def load_config(weights: Path) -> TransformersConfig:
     """
     from transformers import AutoConfig
 
-    read_field(weights / CONFIG_NAME, "architectures", list)  # transformers does not check it
+    read_field(weights / CONFIG_NAME, "architectures", list)  # transformers does not check its type
     with config_errors(CONFIG_NAME):
         return AutoConfig.from_pretrained(weights, trust_remote_code=False)
 
 
 @contextmanager
 def config_errors(name: str) -> Iterator[None]:
-    """Turn errors of transformers into UnsupportedModel, which names the file `name`."""
+    """Convert config errors of transformers to UnsupportedModel with the file name `name`."""
     from huggingface_hub.errors import StrictDataclassError
 
     try:
@@ -80,12 +80,12 @@ def check_unquantized(config: TransformersConfig) -> None:
 
 
 def read_architecture(config: TransformersConfig) -> str:
-    """Return the class name in the checkpoint's config, or the model type if there is none."""
+    """Return the class name in the config, or the model type if the config names no class."""
     return str((config.architectures or [config.model_type])[0])
 
 
 def read_max_positions(config: TransformersConfig) -> int | None:
-    """Return the maximum number of input tokens, None when the config does not state it."""
+    """Return the maximum number of input tokens, or None if the config states no maximum."""
     positions = getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     return positions - skipped(config) if positions and skipped else positions
@@ -100,7 +100,7 @@ def min_trace_tokens(config: TransformersConfig) -> int:
 # tokens. The resulting graph is also correct for two tokens.
 _MIN_TRACE_TOKENS: Mapping[str, int] = {"mobilebert": 3}
 
-# Offset of the first position for models that number positions after the padding id.
+# Number of unused position embeddings, for models whose positions start after the padding id.
 _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
     "mpnet": lambda _: 2,  # fixed in the model code; the config has no effect
     **dict.fromkeys(
@@ -114,7 +114,7 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
 def read_windows(config: TransformersConfig) -> list[int | None]:
     """Return the sliding window of each layer in tokens, None for full attention.
 
-    transformers ignores fields that the class of the config does not declare.
+    A field counts only if the config class declares it: transformers ignores all other fields.
     """
     kind = type(config)
     window = config.sliding_window if hasattr(kind, "sliding_window") else None

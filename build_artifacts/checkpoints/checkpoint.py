@@ -23,7 +23,7 @@ from deployments.artifacts.store import file_sha256, resolve_inside
 from deployments.errors import PathOutsideArtifact
 
 _HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
-# Weights that no build reads: those in the formats of Mistral and Meta, and those of a training.
+# Weights that no build reads: copies in the formats of Mistral and Meta, and training checkpoints.
 _UNREAD_WEIGHTS = re.compile(
     r"((.*/)?consolidated[^/]*|(original|checkpoint-\d+)/.*)\.safetensors", re.DOTALL
 )
@@ -52,7 +52,7 @@ class SentenceModule(NamedTuple):
 class Checkpoint:
     """Model on disk, pinned to a revision. `directory` contains modules.json if the model has one.
 
-    `packed` is a GGUF or ONNX file that contains the weights; `directory` has all other files.
+    `packed` is a GGUF or ONNX file with the weights, or None. `directory` has all other files.
     """
 
     directory: Path
@@ -178,7 +178,8 @@ def read_modules(directory: Path) -> list[SentenceModule]:
 def check_modules(directory: Path) -> None:
     """Check the types of the sentence-transformers modules and their order.
 
-    Raises UnsupportedModel unless they follow MODULE_TYPES, and the errors of `read_modules`.
+    Raises UnsupportedModel for a type outside MODULE_TYPES or another order, and the errors of
+    `read_modules`.
     """
     names = [module.class_name for module in read_modules(directory)]
     hint = f"supported: {', '.join(MODULE_TYPES)}"
@@ -200,7 +201,7 @@ def _is_module(value: Json) -> bool:
 
 
 def is_hashed(name: str) -> bool:
-    """Whether the build downloads this file of a checkpoint and hashes it into the revision."""
+    """Return whether the build downloads the file `name` and includes it in the revision digest."""
     return name.endswith(_HASHED_SUFFIXES) and not _UNREAD_WEIGHTS.fullmatch(name)
 
 
@@ -224,8 +225,8 @@ def copy_without_weights(
 ) -> None:
     """Copy `hashed_files` to `into`, except the weights in `weights` and the names in `without`.
 
-    Weights of sentence-transformers modules are in other directories, so they are copied. Raises
-    SourceUnreadable if a file cannot be read.
+    Weights of sentence-transformers modules such as Dense are in other directories and are copied.
+    Raises SourceUnreadable if a file cannot be read.
     """
     for name, path in hashed_files(directory):
         is_weight = name.endswith((".safetensors", ".safetensors.index.json"))

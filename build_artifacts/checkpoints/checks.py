@@ -1,7 +1,7 @@
 """Safety and completeness of checkpoints.
 
 The build loads no pickled weights and no remote code, because both would execute foreign programs.
-Checks reject them by name before anything is loaded.
+These checks find them by file name or config field, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     """
     weights = checkpoint.weights
     if not is_plain_file(weights / CONFIG_NAME):
-        check_modules(checkpoint.directory)  # some modules, such as StaticEmbedding, have none
+        # StaticEmbedding, for example, has no config. The error should name this module instead.
+        check_modules(checkpoint.directory)
         raise _find_foreign_weights(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )

@@ -30,16 +30,16 @@ from deployments.artifacts.manifest import (
 )
 from deployments.artifacts.types import TaskName
 
-# Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2. The
-# builder also exports models with image inputs or recurrent layers, which the server does not
-# support.
+# Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2,
+# which `decoders/graphs/` exports. The builder also exports models with image inputs or recurrent
+# layers, but the server does not support them.
 SUPPORTED = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
     "GPT2LMHeadModel",
 )  # fmt: skip
-# Tokens that end a turn in chat templates. The end tokens in configs often lack them.
+# Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
 _TURN_ENDS = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -50,9 +50,9 @@ _TURN_ENDS = (
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
-# Sampling parameters of a generation config.
+# Fields of a generation config that become sampling defaults.
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
-# Chat templates by file name, with their names in tokenizer_config.json.
+# Names of chat templates in tokenizer_config.json, by the file name of the template.
 TEMPLATES: Mapping[str, str] = {CHAT_TEMPLATE_NAME: "default", TOOL_TEMPLATE_NAME: "tool_use"}
 _TOKENIZER_FILES = (
     "special_tokens_map.json",
@@ -81,7 +81,7 @@ def check_decoder(config: TransformersConfig) -> int | None:
 
 
 def suggest_text_generation(config: TransformersConfig) -> str | None:
-    """Return the hint to build the model for text generation, None if that is not supported."""
+    """Return the hint to build for text generation, or None if the architecture is unsupported."""
     is_supported = read_architecture(config) in SUPPORTED
     return f"pass `--task {TaskName.TEXT_GENERATION}`" if is_supported else None
 
@@ -115,7 +115,8 @@ def _read_defaults(weights: Path) -> GenerationDefaults:
 def find_generation_config(weights: Path) -> Path:
     """Return the path of generation_config.json, else of config.json, as transformers does.
 
-    Older versions of transformers saved the settings in config.json. Raises SourceUnreadable.
+    Older versions of transformers saved the settings in config.json. Raises SourceUnreadable if
+    generation_config.json exists but cannot be read.
     """
     path = weights / GENERATION_CONFIG_NAME
     return path if is_plain_file(path) else weights / CONFIG_NAME
@@ -147,7 +148,7 @@ def read_chat_templates(weights: Path) -> dict[str, str]:
     Raises UnsupportedModel for a corrupt file and SourceUnreadable for an unreadable file.
     """
     files = {name: _read_template(weights / name) for name in TEMPLATES}
-    if any(text is not None for text in files.values()):  # they replace those of the config
+    if any(text is not None for text in files.values()):  # files override the config
         return {name: text for name, text in files.items() if text is not None}
     config = weights / TOKENIZER_CONFIG_NAME
     value = read_object(config).get("chat_template")

@@ -64,7 +64,7 @@ _FIELD_TYPES: Mapping[str, type] = {
     "bad_words_ids": list,
 }  # fmt: skip
 
-# Settings that change answers in transformers only, with the values that have no effect.
+# Settings that change answers in transformers but not on the server, with their neutral values.
 _UNSUPPORTED_SETTINGS: Mapping[str, Json] = {
     **dict.fromkeys(
         ("begin_suppress_tokens", "constraints", "diversity_penalty", "do_sample",
@@ -109,8 +109,8 @@ def load_generation_settings(weights: Path, config: TransformersConfig) -> Gener
     with config_errors(path.name):
         if path.name == GENERATION_CONFIG_NAME:
             return GenerationConfig.from_pretrained(weights)
-        # transformers drops generation settings from its configs, so read them from the file. It
-        # adds the token ids that the file omits.
+        # transformers removes generation settings from its config objects, so read them from the
+        # file. The config object supplies the token ids that the file omits.
         return GenerationConfig.from_model_config(config.to_dict() | read_object(path))
 
 
@@ -150,10 +150,10 @@ def read_encoder_decoder_config(
 
 
 def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list[str]:
-    """Return the names of settings that the checkpoint states and answers do not follow.
+    """Return the sorted names of the checkpoint's settings that the server does not apply.
 
-    `task_specific_params` is one if it has more than prefixes. transformers 5 ignores it, too.
-    Raises the errors of `load_generation_settings`.
+    `task_specific_params` is among them if it has keys other than `prefix`. transformers 5 also
+    ignores this field. Raises the errors of `load_generation_settings`.
     """
     generation = load_generation_settings(weights, config)
     found = [
@@ -191,7 +191,7 @@ def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
 
 
 def read_vocabulary_size(config: TransformersConfig) -> int:
-    """Return the size of the output vocabulary, which may differ from that of the input."""
+    """Return the size of the output vocabulary. The input vocabulary may have another size."""
     own = getattr(config, "decoder_vocab_size", None)
     shared = getattr(config, "share_encoder_decoder_embeddings", True)
     return int(config.vocab_size if own is None or shared else own)

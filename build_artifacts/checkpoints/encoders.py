@@ -48,7 +48,7 @@ def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) 
 
 
 def _suggest_way(config: TransformersConfig, head: ModelHead, *, pooled: bool) -> str:
-    """Return the hint for a model that is not an encoder. It offers only what is supported."""
+    """Return the hint for a model that is not an encoder. Offer only supported alternatives."""
     if pooled:
         return _USE_ENCODER
     ways = []

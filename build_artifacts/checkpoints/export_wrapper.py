@@ -27,8 +27,8 @@ def wrap_for_export(
     VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W], with M masks
     and W values per row. Vectors are pooled and projected but not normalized, because the server
     normalizes them. Other heads return logits. `input_names` lists the inputs. With `with_tokens`,
-    a VECTOR model returns a pair: the [B, W] and the unpooled [B, T, hidden size] in the model's
-    dtype.
+    a VECTOR model returns a pair: the pooled vectors [B, W], and the token vectors
+    [B, T, hidden size] in the model's dtype.
     """
     rows = copy.copy(model)
     answer = _OUTPUT_FUNCTIONS.get(metadata.head)
@@ -36,7 +36,8 @@ def wrap_for_export(
         answer = _POOLED[metadata.pooling]
         if metadata.projection:
             projection = build_projection(metadata.projection)
-            # The copy shares all modules. With a table of its own, `model` does not get this one.
+            # The copy shares the module table of `model`. Replace the table, so that `model` does
+            # not get the projection.
             rows._modules = {**model._modules, "sentence_projection": projection}
             answer = _project(answer, projection)
         if with_tokens:
@@ -67,7 +68,7 @@ def _has_token_types(model: TorchModel) -> bool:
 def _export_class(base: type, answer: OutputFunction) -> type:
     """Create a subclass of `base` whose forward applies `answer` to the model output.
 
-    It has the name of `base`, because exporters identify models by class.
+    The subclass has the name of `base`, because exporters identify models by class name.
     """
     inner: Any = base
 
@@ -117,7 +118,7 @@ def _project(pool: OutputFunction, projection: Any) -> OutputFunction:
 
 def _with_token_outputs(pool: OutputFunction) -> OutputFunction:
     def both(out: Any, mask: Any) -> Any:
-        # The token vectors keep the model's dtype: a conversion would take time even if unused.
+        # The token vectors keep the model's dtype: converting them takes time, even if unread.
         return pool(out, mask), out.last_hidden_state
 
     return both

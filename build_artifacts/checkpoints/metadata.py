@@ -56,8 +56,8 @@ from deployments.tasks.zero_shot import has_entailment_label
 EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
 # Tasks of a model whose output is one score per text.
 LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)
-# Mask tokens of transformers' tokenizer classes. Old checkpoints, such as bert-base-uncased, leave
-# the name of the token to the class.
+# Default mask tokens of transformers' tokenizer classes. Old checkpoints, such as
+# bert-base-uncased, do not state the token in their files.
 _MASK_TOKENS = ("[MASK]", "<mask>")
 
 ProblemType = Literal["single_label", "multi_label", "regression"]
@@ -74,7 +74,7 @@ class CheckpointMetadata:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     pooling: Pooling | None = None
-    projection: tuple[DenseLayer, ...] = ()  # applied to the pooled vectors
+    projection: tuple[DenseLayer, ...] = ()  # layers to apply to the pooled vectors
     token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
     similarity: Similarity = "cosine"
@@ -181,7 +181,7 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     """
     head = find_head(tasks[0])
     if head is ModelHead.VECTOR:
-        check_modules(checkpoint.directory)  # first: other modules have other configs
+        check_modules(checkpoint.directory)  # before load_config: other modules have other configs
     config = load_config(checkpoint.weights)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_encoder(config, head, pooled=pooled)
@@ -288,10 +288,10 @@ def _read_max_tokens(
     *,
     tokenizer_limit: Json = None,
 ) -> int:
-    """Return the smallest token limit: `further_limit` or one of the checkpoint.
+    """Return the smallest of the checkpoint's token limits and `further_limit`.
 
-    `tokenizer_limit` replaces the limit of the tokenizer, as in sentence-transformers. The limit
-    includes special tokens. Raises UnsupportedModel if there is no limit.
+    `tokenizer_limit` replaces the limit of the tokenizer, as in sentence-transformers. All limits
+    include special tokens. Raises UnsupportedModel if there is no limit.
     """
     if not _is_limit(tokenizer_limit):
         tokenizer_file = checkpoint.weights / "tokenizer_config.json"

@@ -10,8 +10,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
 
-# Parts of the names of weights that a checkpoint may lack, by head. Some classifiers use the pooler
-# of the model, but the head VECTOR does not.
+# Weights that a checkpoint may lack, by head. Each entry is a part of the weight's name. Some
+# classifiers use the pooler of the model, but the head VECTOR does not.
 _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     **dict.fromkeys(ModelHead, ("embeddings.position_ids",)),
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
@@ -76,7 +76,7 @@ def load_model(
 
 
 def check_token_ids(model: TorchModel, highest: int) -> None:
-    """Raise UnsupportedModel if the model has no vector for `highest`, an id of its tokenizer."""
+    """Raise UnsupportedModel if the model has no vector for `highest`, the tokenizer's last id."""
     known = len(model.get_input_embeddings().weight)
     if highest >= known:
         raise UnsupportedModel(

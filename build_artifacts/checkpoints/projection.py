@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _WEIGHTS = "model"
-# Classes of torch.nn by the last part of their import path in `activation_function`.
+# Supported classes of torch.nn. `activation_function` in the config is the import path of one.
 _ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "SiLU", "Tanh")
 _POOLED = "sentence_embedding"  # sentence-transformers' name for the pooled vector
 
@@ -42,7 +42,7 @@ class DenseLayer:
 
 
 def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
-    """Read a Dense module. Its shape is that of its weights, not what its config states.
+    """Read a Dense module. Take its shape from the weights, not from the config.
 
     Raises UnsupportedModel for an activation or input that the build does not support and for
     weights that do not fit `input_width`, and the errors of `check_weights`.

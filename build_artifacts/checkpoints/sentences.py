@@ -37,7 +37,7 @@ _POOLINGS: Mapping[str, Pooling] = {
     "lasttoken": "last",
 }
 _POOLING_FLAG = "pooling_mode_"
-# Names of the config of the module Transformer. The first file with content counts.
+# File names of the Transformer module's config. The build reads the first file that has content.
 _TRANSFORMER_CONFIG_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -51,7 +51,7 @@ class EmbeddingConfig:
     """Pooling, projection, normalization, similarity and prompts of an embedding model."""
 
     pooling: Pooling
-    projection: tuple[DenseLayer, ...]  # applied to the pooled vectors, in order
+    projection: tuple[DenseLayer, ...]  # layers to apply to the pooled vectors, in order
     normalize: bool
     similarity: Similarity
     prompts: tuple[tuple[str, str], ...]
@@ -102,7 +102,7 @@ def is_cross_encoder(checkpoint: Checkpoint) -> bool:
     config_file = read_object(checkpoint.directory / SENTENCE_CONFIG_NAME)
     return (
         "activation_fn" in value
-        # before sentence-transformers 4
+        # written by sentence-transformers before version 4
         or "sbert_ce_default_activation_function" in read_object(config)
         or config_file.get("model_type") == "CrossEncoder"
     )
@@ -130,9 +130,10 @@ def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
 
 
 def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
-    """Return the prompts and the name of the default prompt; a prompt of null is empty.
+    """Return the prompts and the name of the default prompt.
 
-    Raises UnsupportedModel if the default prompt does not exist.
+    A prompt that is null becomes an empty text. Raises UnsupportedModel if the default prompt does
+    not exist.
     """
     path = checkpoint.directory / SENTENCE_CONFIG_NAME
     stated = read_field(path, "prompts", dict) or {}
@@ -180,7 +181,7 @@ def _pooling(path: Path, has_prompts: bool) -> Pooling:
 def _read_pooling_names(config: Mapping[str, Json]) -> list[str]:
     """Return the names of the poolings whose vectors sentence-transformers concatenates.
 
-    As there, `pooling_mode` replaces the flags, and the mean is the default.
+    As in sentence-transformers, `pooling_mode` overrides the flags, and the default is the mean.
     """
     names = config.get("pooling_mode")
     if names is not None:

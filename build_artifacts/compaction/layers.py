@@ -27,7 +27,7 @@ class ChannelGroups:
     source: Linear  # weight [groups * width, inputs]
     sink: Linear  # weight [outputs, groups * width]
     paired_linears: tuple[Linear, ...]  # shaped like `source`; `remove` cuts the same rows
-    activation: Callable[[TorchTensor], TorchTensor]  # between `source` and `sink`
+    activation: Callable[[TorchTensor], TorchTensor]  # applied between `source` and `sink`
     width: int  # channels per group
 
     @property
@@ -61,7 +61,7 @@ class ChannelGroups:
         gone[list(units)] = True
         gone = gone.repeat_interleave(self.width)
         with torch.no_grad():
-            # Sum in double precision: the bias may collect thousands of channels.
+            # Sum in double precision: the sum may have thousands of terms.
             added = self.activation(self.source.bias.float())[gone].double()
             bias = self.sink.bias.double() + self.sink.weight[:, gone].double() @ added
             self.sink.bias.copy_(bias)

@@ -40,7 +40,8 @@ def run_builder(
         *("--execution_provider", _PROVIDERS[device]),
         *("--extra_options", "hf_token=false", "hf_remote=false", *options),
     ]
-    alive, held = os.pipe()  # the program ends with the other end of the pipe: with this process
+    # The builder ends when its stdin ends. The pipe closes with this process, even after a crash.
+    alive, held = os.pipe()
     try:
         done = subprocess.run(
             command,

@@ -4,7 +4,7 @@ transformers 5 stores RoPE parameters per layer type for models such as Gemma 3.
 unless the parameters of global layers and the base frequency of local layers are at the top level.
 The builder reads the epsilon of LayerNorm only under RMSNorm's name, `rms_norm_eps`. Without that
 name, the builder uses its own default. The builder applies a sliding window only to the layers that
-`layer_types` names, which configs such as those of Mistral do not have.
+`layer_types` names. Configs of Mistral, for example, lack this field.
 """
 
 from __future__ import annotations

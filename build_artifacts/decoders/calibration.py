@@ -24,7 +24,7 @@ class CalibrationTexts(NamedTuple):
     generation_config: GenerationConfig
 
     def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
-        """Return the named values of a float graph for the tokens of all texts, [N, K] each."""
+        """Return the values with the names in `values`: [N, K] each, with N tokens of all texts."""
         import onnx
 
         model = onnx.load(graph, load_external_data=False)

@@ -32,8 +32,8 @@ _BUILDER_OPTIONS = (
     # Sliding-window layers get full-length KV caches too, so that the caches of all layers have one
     # shape.
     "windowed_kv_cache=false",
-    # For GPUs, the builder moves norms of queries and keys into the attention. The CPU provider,
-    # which hosts without a GPU check GPU graphs on, has no such attention.
+    # For GPUs, the builder moves norms of queries and keys into the attention. The CPU provider has
+    # no such attention, but hosts without a GPU check GPU graphs with this provider.
     "fuse_qk_norm_gqa=false",
 )
 

@@ -17,7 +17,7 @@ ATTENTION = "GroupQueryAttention"
 
 
 class WeightColumns(NamedTuple):
-    """Columns with the attention heads in the weights and the bias of one linear layer."""
+    """Columns of the attention heads in the weights and the bias of one linear layer."""
 
     tables: tuple[str, ...]  # names of weight and bias; empty if the layer is missing or shared
     first: int  # index of the first column
@@ -61,8 +61,7 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     """Move the score scale of an attention node into its query projection.
 
     ONNX Runtime has a fast kernel for one row times a matrix, but uses it only if the scale is 1.
-    Nodes other than attention stay unchanged, and so does attention without a query projection of
-    its own.
+    Leave other nodes unchanged, and attention nodes whose query projection is missing or shared.
     """
     import onnx
 
@@ -93,7 +92,7 @@ class FloatGraph:
         self._output_names = {output.name for output in model.graph.output}
 
     def find_producer(self, value: str) -> onnx.NodeProto | None:
-        """Return the producing node; None for graph inputs and initializers."""
+        """Return the node that computes `value`; None for graph inputs and initializers."""
         return self._producers.get(value)
 
     def find_consumers(self, value: str) -> Sequence[onnx.NodeProto]:

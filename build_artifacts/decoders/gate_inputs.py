@@ -66,7 +66,7 @@ GATE_PASSAGES: tuple[str, ...] = (
     "sold the old theatre, or they found somebody who was willing to pay for a new roof.",
 )
 
-# Requests to a chat model; for other models, beginnings of a text to continue.
+# Requests to a chat model. Other models continue them as the beginning of a text.
 PROMPTS: tuple[str, ...] = (
     "What is the capital of France?",
     "Write a short poem about the sea.",
@@ -139,9 +139,9 @@ def max_answer_tokens(max_tokens: int) -> int:
 def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> GateInputs:
     """Tokenize passages and prompts and truncate them to the context.
 
-    A chat template, if there is one, formats the prompts of a decoder-only model. These prompts are
-    truncated further, so that an answer fits in the context. For an encoder-decoder model, the
-    passages become prompts, because its encoder reads passages and prompts alike.
+    A chat template, if there is one, formats the prompts of a decoder-only model. These prompts
+    lose further tokens at the start, so that an answer fits in the context. For an encoder-decoder
+    model, the passages become prompts, because its encoder reads passages and prompts alike.
 
     Raises UnsupportedModel for an unusable chat template.
     """

@@ -25,7 +25,7 @@ _HEADER = (
     "8 SLOTS",
     "PREFILL",
 )
-_MAX_SHOWN_CHARACTERS = 100  # longer prompts and answers are cut
+_MAX_SHOWN_CHARACTERS = 100  # longer prompts and answers are truncated
 
 
 class SampleAnswer(FrozenModel):
@@ -41,7 +41,7 @@ class SampleComparison(FrozenModel):
 
     prompt: str
     reference: SampleAnswer
-    candidates: dict[str, SampleAnswer]  # by name
+    candidates: dict[str, SampleAnswer]  # answers by candidate name
 
 
 class GenerationReport(FrozenModel):
@@ -49,7 +49,7 @@ class GenerationReport(FrozenModel):
 
     host: str
     threads: int
-    throughput: dict[str, DecoderThroughput]  # by candidate; only candidates the host can run
+    throughput: dict[str, DecoderThroughput]  # by name, for candidates that the host can run
     samples: tuple[SampleComparison, ...]
 
     def matching_token_share(self, candidate: str) -> float:

@@ -3,8 +3,8 @@
 A prefill needs the logits of its last token only. The logits of a thousand tokens take most of the
 memory of a forward pass and, for a small model, most of its time.
 
-The host selects tokens, in fp32. The device casts the logits, because numpy takes 16 ms or more for
-the fp16 logits of 32 slots by 128,256 tokens (Zen 3).
+The host selects tokens from fp32 logits. The device casts the logits to fp32, because a cast with
+numpy takes 16 ms or more for 32 slots by 128,256 tokens (Zen 3).
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _rename_logits_dimension(model: onnx.ModelProto) -> None:
     """Rename the token axis of the logits, whose size now differs from that of the input."""
     (logits,) = (value for value in model.graph.output if value.name == _LOGITS)
     logits.type.tensor_type.shape.dim[_TOKENS_AXIS].dim_param = "logits_length"
-    # Recorded shapes behind the slice are stale; ONNX Runtime infers all shapes.
+    # Recorded shapes after the Slice are stale; ONNX Runtime infers all shapes.
     del model.graph.value_info[:]
 
 

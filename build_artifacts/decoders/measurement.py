@@ -105,9 +105,9 @@ def _measure_tokens_per_second(work: Callable[[], int], seconds: float) -> float
 class ParityMetrics(NamedTuple):
     """Comparison of all texts in one mode, prefill or decode steps."""
 
-    cosines: NDArray[np.float64]  # per text, between its logits and the reference's
+    cosines: NDArray[np.float64]  # cosine per text, of the logits of graph and reference
     agreement: float  # share of equal next tokens, except where the reference has a near tie
-    perplexity: float  # over the tokens with a target
+    perplexity: float  # perplexity of the positions that have a target token
     is_finite: bool
 
 

@@ -110,7 +110,7 @@ class _PerTokenRewriter:
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
         self._static_scales: dict[str, np.float32] = {}  # static scale by activation
-        self._quantized_rows: dict[str, _QuantizedRows] = {}  # by activation
+        self._quantized_rows: dict[str, _QuantizedRows] = {}  # quantized values by activation
         if all(opset.domain != ORT_DOMAIN for opset in model.opset_import):
             model.opset_import.add(domain=ORT_DOMAIN, version=1)
 
@@ -158,7 +158,7 @@ class _PerTokenRewriter:
         return weights
 
     def _transpose(self, node: onnx.NodeProto) -> None:
-        """Store the transposed embedding table, which is the weight of the head, as a tensor."""
+        """Store the transposed embedding table as a tensor: a tied head multiplies by it."""
         import onnx
 
         transposed = self._read_matrix(node.input[0]).T.copy()
@@ -250,7 +250,7 @@ def compute_static_scale(rows: FloatArray) -> np.float32 | None:
     """Return one scale for all rows [N, K]; None if it is zero or too coarse for half the rows.
 
     Rounding to steps of `scale` adds noise with an RMS of scale / sqrt(12). The scale is too coarse
-    for a row if this exceeds _MAX_NOISE times the row's RMS.
+    for a row if this noise exceeds _MAX_NOISE times the row's RMS.
     """
     scale = _MARGIN * np.abs(rows).max() / _MAX_INT8
     sizes = np.sqrt(np.square(rows, dtype=np.float64).mean(axis=1))

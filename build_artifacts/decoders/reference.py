@@ -36,7 +36,7 @@ class DecoderReference:
     """
 
     gate_inputs: GateInputs
-    answers: tuple[Tokens, ...]  # per prompt, with its end token if the model generated one
+    answers: tuple[Tokens, ...]  # one per prompt, with the end token if the model generated one
     logits: FloatArray
     decoder_start_token_id: int | None = None  # encoder-decoder models only
 
@@ -147,8 +147,8 @@ def _join_texts(
 def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
     """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
-    Raises UnsupportedModel if the checkpoint cannot be loaded, its tokenizer has more tokens, its
-    chat template fails, or a logit is not finite.
+    Raises UnsupportedModel if the checkpoint cannot be loaded, a token id has no vector in the
+    model, the chat template fails, or a logit is not finite.
     """
     decoder_start_token_id = _decoder_start_token_id(metadata.required_generation_config)
     has_encoder = decoder_start_token_id is not None

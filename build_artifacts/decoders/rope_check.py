@@ -29,7 +29,7 @@ _RopeTables = tuple[NDArray[np.float32], NDArray[np.float32]]
 # to 2.4e-4. Wrong tables differ by 0.015 within the first 128 positions.
 _TOLERANCE = 1e-3
 # Angles are fp32 products. A graph that multiplies in another order may round them differently.
-_ANGLE_ROUNDING = 2.0**-22  # per position, added to _TOLERANCE
+_ANGLE_ROUNDING = 2.0**-22  # allowed difference per position, added to _TOLERANCE
 # Number of positions to check: the first 256, and 256 at growing distances up to the last one.
 _DENSE_POSITIONS, _SPARSE_POSITIONS = 256, 256
 _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
@@ -79,7 +79,7 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
 
 
 class _ReferenceRope:
-    """RoPE of a checkpoint, computed by transformers' module, which has no weights."""
+    """RoPE of a checkpoint, computed by the RoPE module of transformers, which has no weights."""
 
     def __init__(self, weights: Path) -> None:
         import torch

@@ -1,6 +1,6 @@
 """SmoothQuant: migration of activation outliers into the weights, without cost at inference.
 
-A few channels of an activation are a hundred times larger than the others and dictate the int8
+A few channels of an activation are a hundred times larger than the others and determine the int8
 scale. Dividing each channel by a factor and multiplying the consuming weights by it leaves the
 float result unchanged (Xiao et al. 2023, https://arxiv.org/abs/2211.10438). The producer absorbs
 the division: the scale of a norm, or the columns of an earlier linear layer.
@@ -74,7 +74,7 @@ def smooth_activations(graph: FloatGraph, value: str, observed: FloatArray) -> F
 
 
 def is_bounded(graph: FloatGraph, value: str) -> bool:
-    """Return whether a few texts bound the range of the activation.
+    """Return whether a few calibration texts suffice to estimate the range of the activation.
 
     The output of a norm has a fixed size, and attention averages values. A product of two
     activations has heavy tails: another text may double its largest value.

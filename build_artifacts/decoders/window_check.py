@@ -14,7 +14,7 @@ from build_artifacts.errors import UnsupportedModel
 if TYPE_CHECKING:
     import onnx
 
-_ATTENTION = ("GroupQueryAttention", "MultiHeadAttention")  # the latter has no window
+_ATTENTION = ("GroupQueryAttention", "MultiHeadAttention")  # MultiHeadAttention has no window
 
 
 def check_windows(graph: Path, weights: Path, architecture: str) -> None:

@@ -39,7 +39,7 @@ from deployments.tuning.measure import build_batch
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
-_MAX_MASK_ITEMS = 8  # items of the largest buckets of a mask filler on a GPU
+_MAX_MASK_ITEMS = 8  # maximum items per bucket of a fill-mask model on a GPU
 # Maximum change of an output by rewrites, as a share of the largest output. A rewritten graph runs
 # other kernels, which sum in another order.
 _MAX_REWRITE_DIFFERENCE = 1e-3
@@ -48,7 +48,7 @@ _RANKING_NAME = "ranking.json"
 
 
 class CandidateGraphs:
-    """The graphs of one build."""
+    """Graphs of one build: exports, rewrites and quantized graphs, each built once."""
 
     def __init__(self, steps: StepRunner, prepared: PreparedModel) -> None:
         self._steps = steps
@@ -174,8 +174,8 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
 
 def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
     """Limit the buckets of a recipe to what the model can use."""
-    # On a GPU each bucket keeps its output in memory. A mask filler's output has a row of the size
-    # of the vocabulary per item: a megabyte for XLM-RoBERTa.
+    # On a GPU, each bucket keeps its output in memory. The output of a fill-mask model has one row
+    # per item, with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
     is_large = recipe.device is Device.GPU and metadata.head is ModelHead.MASKS
     buckets = {
         (items, min(tokens, metadata.max_tokens)): None

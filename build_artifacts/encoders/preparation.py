@@ -210,8 +210,8 @@ def prepare(
     """Write reference outputs, scores and the compaction plan to `into`.
 
     The outputs are those of the model before compaction, so the gate detects a compaction that
-    changes them. Raises UnsupportedModel if the model cannot be loaded, its tokenizer has more
-    tokens, or its outputs are not finite.
+    changes them. Raises UnsupportedModel if the model cannot be loaded, a token id has no vector in
+    the model, or an output is not finite.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)

@@ -22,8 +22,8 @@ from deployments.tokenization.tokenizer import CachingTokenizer
 
 # The reference stores one logit per mask and vocabulary entry. Probes with masks are therefore
 # truncated, and the total size of the logits limits the number of masks. A probe for BERT has four
-# masks. Each probe has at least one mask, even beyond the limit: with one per probe, the logits of
-# XLM-R take 64 MB.
+# masks. Each probe has at least one mask, even if the logits then exceed the limit. With one mask
+# per probe, the logits of XLM-R take 64 MB.
 MASKED_PROBE_TOKENS = 128
 MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
@@ -44,7 +44,7 @@ def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[Toke
     special = _special_ids(directory)
     assert metadata.mask_token is not None, "bug: a head MASKS without a mask token"
     masked = [_mask_tokens(item, metadata.mask_token, special, max(1, per_probe)) for item in items]
-    # A text of unknown characters has no token to mask.
+    # Drop texts of unknown characters: they have no token to mask.
     return tuple(item for item in masked if metadata.mask_token in item.ids)
 
 

@@ -26,7 +26,7 @@ _SHAPES = (
     Shape(items=8, tokens=64),
     Shape(items=8, tokens=128),
 )
-_SECONDS = 25.0  # time budget of all graphs together
+_SECONDS = 25.0  # s, time budget of all graphs together
 # The search skips a graph that is slower than the fastest accepted graph by more than this factor.
 _MAX_SLOWDOWN = 1.4
 
@@ -36,7 +36,7 @@ class SpeedScreening(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    times_ms: dict[str, tuple[float, ...]]  # by graph name; one value per shape
+    times_ms: dict[str, tuple[float, ...]]  # latencies by graph name, one per shape
 
     def mean_ms(self, name: str) -> float:
         """Return the geometric mean over the shapes: a slowdown counts equally at every shape."""
@@ -44,9 +44,9 @@ class SpeedScreening(BaseModel):
         return exp(sum(map(log, times)) / len(times))
 
     def ranked_names(self) -> list[str]:
-        """Return the names of all graphs: those that are fastest at some shape come first.
+        """Return the names of all graphs, first those that are fastest at some shape.
 
-        Both groups are sorted by mean latency.
+        These graphs and the remaining graphs are each sorted by mean latency.
         """
         fastest = self.fastest()
         return sorted(self.times_ms, key=lambda name: (name not in fastest, self.mean_ms(name)))

@@ -171,7 +171,7 @@ class SingleLabelEvaluation(Evaluation):
 
 
 class MultiLabelEvaluation(Evaluation):
-    """Several labels per text: all with a probability above 0.5. The gate uses `micro_f1`."""
+    """Several labels per text, predicted by a probability above 0.5. The gate uses `micro_f1`."""
 
     def __init__(self, items: Sequence[TokenizedItem], expected: NDArray[np.bool_]) -> None:
         super().__init__(items, "micro_f1")

@@ -13,7 +13,7 @@ from build_artifacts.errors import BuildError
 
 
 class BadEvaluationData(BuildError):
-    """An unusable file of labeled examples; the message names file, line and field."""
+    """Error for an unusable file of labeled examples. The message names file, line and field."""
 
     code = "bad_evaluation_data"
 
@@ -29,7 +29,7 @@ class FileLocation:
 
     path: Path
     expected: str  # the format in a few words, for the hint
-    position: str = ""  # such as "line 3"
+    position: str = ""  # position in the file, such as "line 3"
 
     def at(self, position: str) -> FileLocation:
         return replace(self, position=position)

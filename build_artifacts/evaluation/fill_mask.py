@@ -1,4 +1,4 @@
-"""Evaluation of fill-mask: perplexity of the tokens behind the masks."""
+"""Evaluation of fill-mask: perplexity of the masked tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class FillMaskEvaluation(Evaluation):
 
     def __init__(self, items: Sequence[TokenizedItem], hidden: Sequence[TokenIds]) -> None:
         super().__init__(items, "perplexity")
-        self._hidden = hidden  # per item, the original tokens at the masks
+        self._hidden = hidden  # original tokens at the masks of each item
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """Return `perplexity`, the exponential of the mean loss; infinite on overflow."""

@@ -16,7 +16,8 @@ def spearman(left: ArrayLike, right: ArrayLike) -> float:
 def pearson(left: ArrayLike, right: ArrayLike) -> float:
     """Return the linear correlation, -1 to 1; 0 if either side is constant."""
     x, y = np.asarray(left, dtype=np.float64), np.asarray(right, dtype=np.float64)
-    # Without this check, rounding of the mean gives a constant side deviations that correlate.
+    # The rounded mean of equal values may differ from these values. Two constant sides would then
+    # correlate.
     if np.all(x == x[0]) or np.all(y == y[0]):
         return 0.0
     x, y = x - x.mean(), y - y.mean()

@@ -43,11 +43,11 @@ class QuestionWindow:
 
 
 class _WindowSpan(NamedTuple):
-    """The best span of a window; the four numbers of a ReducedOutput."""
+    """The best span of a window. The fields are the four numbers of a ReducedOutput."""
 
     score: float
     start: float  # index among the context tokens of the window
-    end: float  # inclusive
+    end: float  # index of the last token of the span
     no_answer: float  # score of the first token as a span, which means "no answer"
 
 

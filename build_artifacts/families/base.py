@@ -41,10 +41,10 @@ S = TypeVar("S")  # how to open a graph: GraphSpec or DecoderSpec
 class BuildBudget:
     """Time and data that a build may use."""
 
-    # Seconds per device for the export of candidates; for generative models, for export and
-    # accuracy gate together. The limit applies only after the first success.
+    # Seconds per device, after which no further candidate starts. The limit applies once an encoder
+    # candidate is exported, or once a candidate of a generative model is accepted.
     search_seconds: float = 300.0
-    tune_seconds: float = 60.0  # for all graphs together; 0 disables tuning
+    tune_seconds: float = 60.0  # s, for all graphs together; 0 disables tuning
     evaluation: Path | None = None  # labeled data for the accuracy gate
     sampling: ExampleSampling = ALL_EXAMPLES
 
@@ -77,7 +77,7 @@ class GateResult(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parity: Parity | None  # None: the graph failed or returned invalid numbers
-    scores: dict[str, float] = {}  # by metric
+    scores: dict[str, float] = {}  # values by metric name
     reasons: tuple[str, ...] = ()  # violated limits or the failure; empty: accepted
     # Generative models only: greedy answers to the gate prompts, as token ids.
     samples: tuple[tuple[int, ...], ...] = ()

@@ -122,7 +122,7 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         super().__init__(context)
         self._reference = reference
         self._graphs = DecoderGraphs(context.steps, context.weights, context.metadata)
-        self._specs: dict[DecoderRecipe, DecoderSpec] = {}  # exported so far
+        self._specs: dict[DecoderRecipe, DecoderSpec] = {}  # graphs exported so far
 
     def candidates(self, device: Device) -> Sequence[DecoderRecipe]:
         return [recipe for recipe in self.context.recipe.decoders if recipe.device is device]
@@ -238,7 +238,7 @@ def _rank(throughput: DecoderThroughput | None) -> float:
 
 
 def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCandidate]:
-    """Drop torch.compile candidates, which start slowly, unless they rank first of their device."""
+    """Drop torch.compile candidates, which start slowly, unless they rank first on their device."""
     devices: set[Device] = set()
     kept = []
     for candidate in ranked:

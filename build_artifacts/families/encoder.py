@@ -298,7 +298,7 @@ def _build_attempt(
 def _fastest_first(
     accepted: Sequence[EncoderCandidate], tables: Sequence[CostTable]
 ) -> list[EncoderCandidate]:
-    """Move the fastest candidate of each device to the front, by the tables of one thread.
+    """Move the fastest candidate of each device to the front, by the cost tables for one thread.
 
     A host without measurements uses the first candidate for its device.
     """
@@ -309,7 +309,8 @@ def _fastest_first(
 def _name_graphs(candidates: Sequence[EncoderCandidate]) -> dict[Path, str]:
     """Return the file name of each graph in the artifact. Equal graphs share a file.
 
-    A graph with a weight file has a directory of its own, because it names this file.
+    A graph with a weight file has a directory of its own, because the graph file refers to the
+    weight file by name.
     """
     names: dict[Path, str] = {}
     for candidate in candidates:

@@ -25,7 +25,7 @@ def prepare_pruned(
     """Return `original` after pruning.
 
     With labeled data, the gate limits the loss of the task's metric. Without labeled data, the gate
-    limits the difference of the outputs for the probe texts, which hardly any pruned model passes.
+    limits the difference of the outputs for the probe texts; hardly any pruned model passes then.
     Raises GateFailed if the pruned model does not pass, UnsupportedModel for an architecture whose
     layers are unknown, and BadEvaluationData for bad calibration data.
     """

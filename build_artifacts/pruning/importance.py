@@ -67,7 +67,7 @@ def measure(
         for item in items:
             feeds = build_feeds(collate([item]), names, metadata.mask_token)
             outputs = wrapped(**{n: torch.from_numpy(a) for n, a in feeds.arrays.items()})
-            if not outputs.numel():  # a text without a mask token
+            if not outputs.numel():  # the text has no mask token
                 continue
             loss = -_draw_log_likelihood(outputs, metadata, generator)
             gradients = torch.autograd.grad(loss, [observer.inputs for observer in every])
@@ -86,7 +86,7 @@ class _Observer:
         import torch
 
         channels = groups.sink.in_features
-        self.inputs: Any = None  # those of the latest pass, [1, T, C]
+        self.inputs: Any = None  # inputs of `groups.sink` in the latest forward pass, [1, T, C]
         self.hook = groups.sink.register_forward_pre_hook(self._keep)
         self._width = groups.width
         self._items = 0

@@ -36,7 +36,7 @@ class Pruning:
     """Share to prune, and the data that determine the importance of heads and channels."""
 
     fraction: float  # share of the heads and of the feed-forward channels, between 0 and 1
-    data: Path | None = None  # as for `--eval`, labels ignored; None: built-in texts
+    data: Path | None = None  # file in a format of `--eval`, labels unused; None: built-in texts
 
 
 def describe_pruning(pruning: Pruning) -> PruningSource:
@@ -52,7 +52,7 @@ def prune_checkpoint(
     items: Sequence[TokenizedItem],
     into: Path,
 ) -> str:
-    """Write the pruned checkpoint of `weights` to `into`. Return what compaction can remove.
+    """Write the pruned checkpoint to `into`. Return a line about what compaction can remove.
 
     Pruned parts are zero. The shapes are unchanged, so any tool can load the result. Raises
     UnsupportedModel if the model cannot be loaded or pruned.

@@ -1,4 +1,4 @@
-"""From an artifact to its report: collecting the stages, measuring them, adding speed-ups."""
+"""Creation of a report from an artifact: collection of stages, measurement and speed-ups."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _build_inputs(
 def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -> Evaluation | None:
     """Load the labeled data of the request, tokenized; None without such data.
 
-    Raises BadEvaluationData if they are invalid, BuildError if the task has no evaluation.
+    Raises BadEvaluationData if the data are invalid, BuildError if the task has no evaluation.
     """
     if request.evaluation is None:
         return None

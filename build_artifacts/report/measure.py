@@ -26,8 +26,8 @@ from deployments.tuning.measure import ClockFunction, wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_probes
 
 BLOCKS = 5  # parts of the runs of each engine; engines take turns after each part
-MIN_RUNS = 5  # per engine and length, even beyond the time budget
-_WARM_PASSES = 2  # timed per engine and length, to estimate the time of a run
+MIN_RUNS = 5  # minimum runs per engine and length, even if they exceed the time budget
+_WARM_PASSES = 2  # timed passes per engine and length, to estimate the time of a run
 MAX_ROUNDS = 5  # rounds of the throughput measurement per engine, without the warm-up
 # A round ends with its slowest thread, so a short round would measure thread start times.
 _MIN_ROUND_S = 0.2
@@ -260,7 +260,7 @@ class StageMeasurement:
         finally:
             for engine in opened:
                 engine.close()
-            engines.clear()  # the caller still refers to this dict; free the memory of its engines
+            engines.clear()  # the caller keeps the dict: drop the engines to free their memory
 
     def _verify_all(self, engines: dict[str, EncoderEngine]) -> dict[str, StageAccuracy]:
         """Measure the accuracy of each engine. Remove failed engines from `engines`."""

@@ -51,8 +51,8 @@ def rebuild_checkpoint(
 ) -> Checkpoint:
     """Resolve the source in the manifest again, convert its weights and merge its adapter.
 
-    Archives are unpacked under `sources`. The manifest does not record the directory of the
-    adapter, so `adapter` names it; an adapter of a demo model is found without it. Raises
+    Archives are unpacked under `sources`. `adapter` is the directory of the adapter, because the
+    manifest does not record it. Adapters of demo models are found without `adapter`. Raises
     BuildError if a part is missing or has changed.
     """
     for package in _REQUIRED_PACKAGES:
@@ -162,11 +162,11 @@ class Stage:
     name: str
     what: str
     size_bytes: int
-    open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
-    single_pass: EncoderSettings  # for the lowest latency of one pass
-    throughput: EncoderSettings  # for the most items per second
+    open: Callable[[EncoderSettings], EncoderEngine]  # opens the engine; raises EngineFailed
+    single_pass: EncoderSettings  # settings for the lowest latency of one pass
+    throughput: EncoderSettings  # settings for the most items per second
     is_baseline_path: bool = True  # False: measured for comparison only
-    scores: Mapping[str, float]  # measured by the build; empty if not measured
+    scores: Mapping[str, float]  # metrics that the build measured, by name; may be empty
     parities: tuple[Parity, ...] = ()  # one per sealed graph; empty for stages built again
 
 

@@ -34,13 +34,13 @@ class ReportModel(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportRequest:
-    """What a report measures: an artifact, with the time, threads and data for it."""
+    """Inputs of a report: the artifact to measure, and the time, threads and data to use."""
 
     artifact: Path
     store: Path
     runs: int = DEFAULT_RUNS  # sequential passes per length
     threads: int | None = None  # None: all usable cores
-    seconds: float = DEFAULT_SECONDS  # for all timed passes of all stages
+    seconds: float = DEFAULT_SECONDS  # s, for all timed passes of all stages
     evaluation: Path | None = None
     sampling: ExampleSampling = ALL_EXAMPLES
     adapter: Path | None = None  # directory of the adapter
@@ -72,7 +72,7 @@ class ReportConditions(ReportModel):
 
 @dataclass(frozen=True, slots=True)
 class ServedVariants:
-    """Variants that an encoder deployment on this host serves. The one for most shapes is first."""
+    """Variants that an encoder deployment on this host serves, the one for most shapes first."""
 
     target: TuningTarget
     variants: tuple[Variant, ...]
@@ -166,7 +166,7 @@ class StageLatency(ReportModel):
     std_ms: float = Field(ge=0)  # sample standard deviation; 0 for a single run
     median_ms: float = Field(gt=0)
     p95_ms: float = Field(gt=0)
-    speedup: float | None = None  # mean of the baseline divided by this mean
+    speedup: float | None = None  # mean_ms of the baseline divided by mean_ms
 
     @classmethod
     def of(cls, tokens: int, times_s: Sequence[float]) -> StageLatency:
@@ -189,7 +189,7 @@ class StageThroughput(ReportModel):
     passes: int = Field(ge=1)
     rounds: int = Field(ge=1)
     items_per_s: float = Field(gt=0)  # median of the rounds
-    speedup: float | None = None  # divided by the items per second of the baseline
+    speedup: float | None = None  # items_per_s divided by items_per_s of the baseline
 
 
 class StageResult(ReportModel):

@@ -34,7 +34,7 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """The MatMuls that write and read a layer of neurons, and its width without copies."""
+    """The MatMuls before and after a layer of neurons, and the layer's width without copies."""
 
     neurons: Product
     reader: Product
@@ -50,10 +50,10 @@ class ActivationSmoother:
         self._copied: list[_NeuronLayer] = []
 
     def can_smooth(self, source: ir.Value, readers: Sequence[Product]) -> bool:
-        """Return whether `source` has a known pattern.
+        """Return whether `source` is the output of a known pattern.
 
-        These are attention outputs, and outputs of norms, of products, and of gated or plain
-        neurons. Calibration texts determine the ranges of these patterns only.
+        The patterns are attention, norms, products, and gated or plain neurons. Calibration texts
+        suffice to determine the ranges of these patterns only.
         """
         return is_attention_output(source) or (
             not source.is_graph_output()

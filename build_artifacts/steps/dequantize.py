@@ -48,5 +48,6 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     model.generation_config = GenerationConfig()
     model.save_pretrained(into)
     for name, path in hashed_files(checkpoint.directory):
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, into / name)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)

@@ -3,7 +3,7 @@
 Exporters name a node after its torch module, such as `/bert/pooler/dense/MatMul`. They keep the
 names of parameters that need no transposition. Quantizers append a suffix to node names. This
 module derives the parameter names and reads three kinds of weights: blocks of 4 or 8 bits
-(`MatMulNBits`), tables behind `DequantizeLinear`, and floats.
+(`MatMulNBits`), tables that `DequantizeLinear` reads, and floats.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _unpack(packed: WeightArray, bits: int) -> WeightArray:
 
 
 def _read_table(node: Node, tensors: Arrays, sources: Names) -> dict[str, WeightArray]:
-    """Read a table behind a DequantizeLinear with a single scale or one scale per axis index."""
+    """Read the table of a DequantizeLinear with a single scale or one scale per axis index."""
     name = sources.get(node.input[0], node.input[0])
     if name not in tensors:
         return {}

@@ -92,10 +92,10 @@ def export(
 
 @contextmanager
 def paused_garbage_collection() -> Iterator[None]:
-    """Collect no cyclic garbage within the block.
+    """Pause the collection of cyclic garbage within the block.
 
-    Tracing allocates millions of objects, and most of them stay until its end. Collections would
-    take 15 % of its time.
+    Tracing allocates millions of objects, and most of them stay until tracing ends. Collections
+    would take 15 % of the tracing time.
     """
     gc.disable()
     try:

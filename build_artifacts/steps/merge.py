@@ -69,7 +69,7 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
 
 
 def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]:
-    """Load the base model. Return it with the names of its random weights."""
+    """Load the base model. Return it with the names of its randomly initialized weights."""
     import torch
     import transformers
 
@@ -78,7 +78,7 @@ def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]
     if head in (ModelHead.LABELS, ModelHead.TOKENS):
         labels = dict(enumerate(adapter.labels or _read_labels(weights)))
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
-        # The adapter replaces the head of the base, whose number of labels may be another.
+        # The adapter replaces the head of the base, which may have another number of labels.
         options = {**names, "ignore_mismatched_sizes": True}
     try:
         model, info = getattr(transformers, LOADERS[head]).from_pretrained(
@@ -101,7 +101,7 @@ def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]
 
 
 def _find_tied_table(model: TorchModel) -> Parameter | None:
-    """Return the vectors of the tokens if the output head shares them, else None."""
+    """Return the token embedding table if the output head shares it, else None."""
     head = model.get_output_embeddings()
     weight = getattr(head, "weight", None)
     is_tied = weight is not None and weight is model.get_input_embeddings().weight
@@ -109,7 +109,7 @@ def _find_tied_table(model: TorchModel) -> Parameter | None:
 
 
 def _untie(model: TorchModel, table: Parameter) -> None:
-    """Give each module that shares `table` a copy: merging would add one module's update to all."""
+    """Give all but one module of `table` a copy: merging would add one module's update to all."""
     from torch.nn import Parameter
 
     modules: list[Module] = list(model.modules())
@@ -118,14 +118,14 @@ def _untie(model: TorchModel, table: Parameter) -> None:
 
 
 def _tie_if_equal(model: TorchModel) -> None:
-    """Share the vectors of the tokens with the output head again, unless the merge changed one."""
+    """Share the token embedding table with the output head again if the merge left them equal."""
     import torch
 
     head, table = model.get_output_embeddings(), model.get_input_embeddings()
     is_equal = torch.equal(head.weight, table.weight)
     if is_equal:
         head.weight = table.weight
-    model.config.tie_word_embeddings = is_equal  # peft may have changed it
+    model.config.tie_word_embeddings = is_equal  # peft may have changed this flag
 
 
 def _read_labels(weights: Path) -> list[str]:

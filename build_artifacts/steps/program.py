@@ -47,7 +47,10 @@ def write_traced(
     *,
     in_place: bool = False,
 ) -> None:
-    """Write the result of `trace` with `write_program`. Raises UnsupportedModel if either fails."""
+    """Write the program that `trace` returns to `path`.
+
+    Raises OSError if the file cannot be written, and UnsupportedModel for any other failure.
+    """
     import torch
 
     try:

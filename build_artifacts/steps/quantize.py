@@ -59,8 +59,8 @@ def quantize(
 
     Static schemes calibrate activation ranges with `items`. `excluded_nodes` get int8 weights in
     small blocks, which takes half the time of float at nearly the same accuracy. In a SmoothedInt8
-    graph with the layout "pairs", they stay float. NncfInt8 and WeightOnlyInt8 ignore them. Raises
-    UnsupportedModel if the quantizer fails.
+    graph with the layout "pairs", these nodes stay float. NncfInt8 and WeightOnlyInt8 ignore
+    `excluded_nodes`. Raises UnsupportedModel if the quantizer fails.
     """
     try:
         _quantize_graph(graph, scheme, into, items, excluded_nodes)

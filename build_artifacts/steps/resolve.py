@@ -17,7 +17,7 @@ from build_artifacts.sources.tokenizer import ensure_fast_tokenizer
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import is_model_id
 
-# The revision of a hub model. That of any other source contains a sha256 digest.
+# Revision of a hub model. Revisions of all other sources contain a sha256 digest, which is longer.
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -36,7 +36,7 @@ def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 def make_absolute(ref: str) -> str:
     """Return the absolute path of a local source, for a process in another directory.
 
-    Any other source is returned unchanged. Raises BuildError for a path that `resolve` refuses.
+    Return any other source unchanged. Raises BuildError for a path that `resolve` rejects.
     """
     find = find_file if is_gguf(ref) or is_onnx(ref) else find_directory
     path = find(ref)
@@ -46,7 +46,7 @@ def make_absolute(ref: str) -> str:
 def pin_to_revision(source: ModelSource) -> str:
     """Return the ref of a hub model at the commit of `source`; the ref of any other source.
 
-    A branch such as `main` moves on, while the files at a commit stay.
+    The files of a branch such as `main` may change. The files of a commit never change.
     """
     model_id = source.ref.partition("@")[0]
     is_commit = _COMMIT.fullmatch(source.revision) is not None

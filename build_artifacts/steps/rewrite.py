@@ -36,7 +36,7 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
     changed = 0
     for name in rewrites.names:
         changed += REWRITES[name](model)
-        RemoveUnusedNodesPass()(model)  # dead nodes must not count as consumers
+        RemoveUnusedNodesPass()(model)  # unused nodes must not count as consumers
     save_graph(model, into)
     return changed
 
@@ -65,7 +65,7 @@ def largest_difference(
 def drop_empty_rows(model: ir.Model) -> int:
     """Remove the Where that zeroes attention for rows without any token to attend to.
 
-    torch defines the result for such rows. They do not occur here: an item has at least one token.
+    torch defines zeros for such rows. Here, every item has a token, so such rows do not occur.
     """
     changed = 0
     for node in _find_nodes(model, "Where"):
@@ -165,7 +165,7 @@ def read_mask_directly(model: ir.Model) -> int:
     """Reshape the padding mask of attention to [B, 1, 1, T] instead of gathering its values.
 
     The exporter looks up mask[item, token] with the indices of all items and tokens, which takes
-    fourteen operators. They take 2 % of a forward pass of MiniLM over 16 tokens.
+    fourteen operators. These operators take 2 % of a forward pass of MiniLM over 16 tokens.
     """
     import onnx_ir as ir
 

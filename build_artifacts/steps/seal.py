@@ -46,8 +46,8 @@ class ArtifactContents:
     candidates: tuple[Candidate, ...]  # in order per device, the default candidate first
     gate: Gate
     scores: Mapping[str, float]
-    files: Mapping[str, Path]  # to copy, by their names in the artifact
-    texts: Mapping[str, str] = field(default_factory=dict)  # to write, by their names
+    files: Mapping[str, Path]  # source files by their names in the artifact
+    texts: Mapping[str, str] = field(default_factory=dict)  # contents of further files by name
     cost_tables: tuple[CostTable, ...] = ()  # measured on this host
     pruned: str | None = None  # what the build removed, as text
 

@@ -24,7 +24,7 @@ from deployments.messages import TokenizedItem
 Matrix = NDArray[np.float32]
 
 ITEMS = 6  # calibration items in the forward pass
-TOKENS = 64  # per item: enough to include outliers, few enough for large models
+TOKENS = 64  # tokens per item: enough to include outliers, few enough for large models
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ def scratch(store: Path) -> Iterator[Path]:
 
 @contextmanager
 def store_errors(store: Path) -> Iterator[None]:
-    """Raise BuildError for an OSError, naming the store."""
+    """Convert an OSError to a BuildError that names the store."""
     try:
         yield
     except OSError as exc:
@@ -142,13 +142,13 @@ class Workspace:
 def build_workspace(
     store: Path, model_id: str, version: str, progress: BuildProgress, *, build_inputs: str = ""
 ) -> Iterator[Workspace]:
-    """Open the workspace of one version. While another build of it runs, report that and wait.
+    """Open the workspace of one version. Report and await another running build of this version.
 
-    During the wait, the other build may publish the version, so callers must look for it again.
+    During the wait, the other build may publish the version, so callers must check the store again.
     Steps of an interrupted build are reused if its `build_inputs` were equal.
 
-    Steps are removed after success and after a BuildError, which would occur again. Steps stay
-    after any other exception. The log stays after every failure.
+    Steps are removed after success, and after a BuildError, because it would occur again. Steps
+    stay after any other exception. The log stays after every failure.
     """
     root = build_path(store, model_id, version)
 
@@ -187,7 +187,7 @@ def _enter(root: Path, build_inputs: str) -> Workspace:
 
 
 def _clean_up(root: Path) -> None:
-    with suppress(OSError):  # the build has ended; `gc` removes the rest
+    with suppress(OSError):  # the build has ended; `hundredfold models gc` removes the rest
         remove_atomically(root, root.parent)
 
 

@@ -13,7 +13,8 @@ from build_artifacts.checkpoints.adapter import ADAPTER_STEM, LABELS_NAME
 from build_artifacts.types import TorchTensor
 from deployments.messages import TextPair
 
-_BASE = "sentence-transformers/all-MiniLM-L6-v2"  # peft would store a local path
+# Base model to state in the adapter config. By default, peft states the local path of the base.
+_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 
 _MAX_POSITIONS = 512
 

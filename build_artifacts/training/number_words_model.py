@@ -117,7 +117,7 @@ def train(model: Any, tokenizer: Any, settings: TrainingSettings) -> None:
 
 
 def _rate(step: int, steps: int) -> float:
-    """Return the share of the peak learning rate: linear up, then linear down."""
+    """Return the learning rate as a share of the peak: a linear warm-up, then a linear decay."""
     return min((step + 1) / _WARMUP_STEPS, (steps - step) / max(1, steps - _WARMUP_STEPS))
 
 

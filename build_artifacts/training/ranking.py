@@ -5,8 +5,8 @@ r"""Training of `minilm-rerank-lora` on questions with their passages, against h
 
 With `--measure`, the command measures the adapter in DIRECTORY and does not train. A line of the
 JSONL files has `question` and `passage`. The negatives of a question are other passages of the same
-file. Training uses the passages whose embeddings are nearest to the question. The test uses all
-passages.
+file. Training uses passages whose embeddings are near the question. The test reranks the five
+nearest of all passages.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from build_artifacts.training.embeddings import embed
 from build_artifacts.training.lora import LoraSettings, PairClassifier
 from build_artifacts.types import TorchTensor
 
-_QUESTIONS = 4  # per step
-_NEGATIVES = 3  # per question
-_HARD = 20  # negatives are drawn from this many nearest passages
+_QUESTIONS = 4  # questions per training step
+_NEGATIVES = 3  # negative passages per question
+_HARD = 20  # number of nearest passages from which negatives are drawn
 _RERANKED = 5  # passages per question in the test, the nearest by embeddings
 _RESAMPLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions with the index of their passage, and similarities [questions, passages]."""
+    """Questions, the index of each answering passage, and similarities [questions, passages]."""
 
     questions: tuple[str, ...]
     answers: tuple[int, ...]

@@ -1,8 +1,8 @@
 """Configurations of HAProxy: Ray Serve's with edits, and one for the time before Serve has routes.
 
-Ray Serve generates the whole file from a template without hooks. The routes and servers in the file
-stay unchanged. Lines that no setting of Ray Serve controls are edited by pattern. A pattern without
-a match raises UnknownTemplate, so that no edit is lost silently with a new version of Ray.
+Ray Serve generates the whole file from a template without hooks. This module keeps the routes and
+servers in the file. It edits the lines that no setting of Ray Serve controls, found by pattern.
+A pattern without a match raises UnknownTemplate, because a new version of Ray may change the lines.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deployments.request_headers import (
 )
 
 RETRY_AFTER_S = 1
-# Status: code and message of the responses that HAProxy writes itself.
+# Status -> (code, message) of the responses that HAProxy itself writes.
 ERRORS: Mapping[int, tuple[str, str]] = {
     400: ("malformed_request", "the request is not HTTP/1.1, or its head exceeds 15 KB"),
     404: ("route_not_found", "nothing is served here; `/metrics` has a port of its own"),
@@ -36,12 +36,12 @@ ERRORS: Mapping[int, tuple[str, str]] = {
     504: ("deadline_exceeded", "the server did not answer in time"),
 }
 RETRYABLE = {429, 502, 503, 504}
-_MAX_SCRAPES = 64  # connections of the metrics port, which has no limit per address
+_MAX_SCRAPES = 64  # maximum connections of the metrics port, which has no limit per address
 METRICS_HOST = "127.0.0.1"  # address of the metrics port, unless the launcher names another
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
-# Requests are similar if client address, path and these headers are equal. If a queue was just too
-# long for a request, it is too long for similar requests, unless their bodies differ in model or
-# size.
+# Requests are similar if they have the same client address, path and values of these headers. If
+# the ingress has just refused a request because of a long queue, it would also refuse similar
+# requests, unless their bodies name another model or have another size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
 # Table of the POST requests in flight, by backend.
 _REQUESTS = """
@@ -49,19 +49,21 @@ backend requests
     stick-table type string len 64 size 64 expire 1h store conn_cur
 """
 # Table of similar requests. The key is a digest of address, path and headers, because the headers
-# include API keys. An entry counts requests in flight, and refusals in the last second and in the
-# last five. It also has two values: the last `Retry-After`, and the limit of requests in flight.
+# include API keys. An entry counts requests in flight, refusals in the last second, and refusals in
+# the last five seconds. It also stores the last `Retry-After` and the limit on requests in flight.
 _REFUSALS = """
 backend refusals
     stick-table type binary len 20 size 64k expire 10s store \
 gpc0_rate(1s),gpc1_rate(5s),conn_cur,gpt(2)
 """
-# A proxy or replica of Serve that does not know its route yet, such as after a restart, answers 404
-# in plain text; the ingress answers in JSON. HAProxy knows the route, so clients may retry.
+# After a restart, a proxy or replica of Serve may not know its route yet. It then answers 404 and
+# names its path for routes. HAProxy turns this into 503, because it knows the route and clients may
+# retry.
 _RETRY_UNROUTED = """\
-    http-response deny deny_status 503 if { status 404 } { res.hdr(content-type) -m beg text/plain }
+    http-response wait-for-body time 1s if { status 404 }
+    http-response deny deny_status 503 if { status 404 } { res.body -m sub /-/routes }
 """
-# The time when the whole request has arrived, or the first part of a long body.
+# Sets the arrival time of the whole request, or of the first part of a long body (Unix time in ms).
 _SET_ARRIVAL = f"    http-request set-header {ARRIVAL_HEADER} %[date(0,ms)]\n"
 
 
@@ -75,14 +77,14 @@ class UnknownTemplate(ServeError):
 class ClientLimits:
     """Limits on slow or greedy clients."""
 
-    # Open connections per client address (IPv6: per /64 network). Limited on one host only.
+    # Open connections per client address (IPv6: per /64 network). Not limited on Kubernetes.
     connections: int = 2048
     # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
     # busy replica, without priorities and predictions, even if their clients have disconnected.
     requests: int = 512
-    # On one host only: above this many refusals of similar requests per second, HAProxy lets no
-    # request through to test whether the ingress accepts more. A refusal costs about 1 ms of CPU
-    # time in the ingress and nearly none in HAProxy.
+    # Refusals of similar requests per second above which HAProxy no longer lets single requests
+    # through to test whether the ingress accepts more. A refusal costs about 1 ms of CPU time in
+    # the ingress and nearly none in HAProxy. Not used on Kubernetes.
     refusals: int = 20
     head_s: float = 10.0  # time limit for a request's head, including the wait for its first byte
     # Time limit for a body up to 15 KB, or for the first 15 KB of a longer body. The ingress then
@@ -94,7 +96,7 @@ class ClientLimits:
 class EdgePaths:
     """Files and sockets of one HAProxy process."""
 
-    listener_fd: int  # inherited listening socket
+    listener_fd: int  # file descriptor of the inherited listening socket
     admin_socket: Path
     errors: Mapping[int, Path]  # error file by status, from `write_errors`
 
@@ -155,10 +157,10 @@ def edit_for_host(
 ) -> str:
     """Apply `edit`, then adapt the result to the edge of a host. Raises UnknownTemplate too.
 
-    HAProxy inherits the listening socket for clients. All ports but that of the metrics are on
-    loopback, and the admin socket is private. The metrics port serves the applications' metrics.
-    HAProxy's own metrics move to the path HAPROXY_METRICS_PATH of this port. Hosts that can connect
-    to this port may read them: HAProxy checks no API keys, and they have no content of requests.
+    HAProxy inherits the listening socket for clients. All ports except the metrics port are on
+    loopback, and the admin socket is private. The metrics port serves the applications' metrics,
+    and HAProxy's own metrics at the path HAPROXY_METRICS_PATH. Every host that can connect to this
+    port may read all metrics. HAProxy checks no API keys there. Metrics show no requests' content.
     """
     host = f"[{metrics_host}]" if ":" in metrics_host else metrics_host
     metrics = find_metrics_paths(text)
@@ -240,11 +242,15 @@ def _limit_refusals(refusals: int) -> str:
 
     The ingress marks its refusals with REFUSAL_HEADER. A marked refusal sets the limit of similar
     requests in flight to the number that the ingress had accepted at that time. The limit applies
-    for five seconds after the last marked refusal. Above `refusals` of them per second it is
-    strict. Below this rate one more request may be in flight, which tests whether the ingress
-    accepts more now. Below a quarter of the rate every fourth answer raises the limit by one, so
-    that it does not end with a burst. HAProxy's own refusals carry the last `Retry-After` of the
-    ingress in place of RETRY_AFTER_S.
+    for five seconds after the last marked refusal. The rate of marked refusals per second decides
+    how strictly it applies:
+
+    - Above `refusals`, HAProxy allows exactly the limit.
+    - Up to `refusals`, it allows one more request, to test whether the ingress accepts more now.
+    - Up to a quarter of `refusals`, one of four answers on average also raises the limit by one.
+      Without this rise, requests would come in a burst when the limit ends.
+
+    HAProxy's own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
     headers = (f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)
     similar = "|".join(("%[var(sess.client)]", "%[path]", *headers))

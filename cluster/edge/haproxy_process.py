@@ -36,7 +36,7 @@ class HaproxyFiles:
 
 
 class HaproxyProcess:
-    """A serving HAProxy process. The kernel kills it if the thread that started it ends."""
+    """A serving HAProxy process. The kernel kills it if the thread that called `start` ends."""
 
     def __init__(self, process: Process, files: HaproxyFiles) -> None:
         self.files = files

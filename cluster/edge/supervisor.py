@@ -76,11 +76,11 @@ class Edge:
         self._generation = 0
         self._routes = ""  # last configuration from Ray Serve
         self._current: HaproxyProcess | None = None
-        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # includes draining ones
+        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # draining ones included
         self._attached: _Attached | None = None
         self._servers: dict[Path, asyncio.Server] = {}
         self._health: asyncio.Task[None] | None = None
-        self._changing = asyncio.Lock()  # one start of HAProxy at a time
+        self._changing = asyncio.Lock()  # allows one start of HAProxy at a time
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
 
@@ -117,7 +117,7 @@ class Edge:
             self._health.cancel()
         for server in self._servers.values():
             server.close()
-        await self._changing.acquire()  # and never release it: nothing starts any more
+        await self._changing.acquire()  # never released, so that no HAProxy starts any more
         self._current = None
         for process in self._processes:
             process.kill()

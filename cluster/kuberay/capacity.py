@@ -27,8 +27,8 @@ class ResourceDemand:
     pool: str | None  # worker group in the deployment's label selector; None: any group
     min_replicas: int
     max_replicas: int
-    cpus: float  # per replica
-    gpus: float  # per replica
+    cpus: float  # CPUs per replica
+    gpus: float  # GPUs per replica
 
     @classmethod
     def of(cls, deployment: Mapping[str, Any]) -> ResourceDemand:
@@ -48,7 +48,7 @@ class ResourceDemand:
 def find_capacity_errors(
     deployments: Sequence[Mapping[str, Any]], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
-    """Yield a message for each deployment that does not fit on exactly one group.
+    """Yield a message for each deployment that fits on no worker group, or on several.
 
     Also yield messages for groups with too few pods for their deployments.
     """
@@ -95,7 +95,7 @@ def find_gpu_memory_errors(args: AppArgs, groups: Sequence[WorkerGroup]) -> Iter
 
 
 def count_pods(group: WorkerGroup, replicas: Sequence[tuple[ResourceDemand, int]]) -> int:
-    """Count the pods of `group` that the replicas need, packed first-fit, largest first."""
+    """Count the pods that the replicas need: largest first, each on the first pod with room."""
     sizes = [(d.cpus, d.gpus) for d, count in replicas for _ in range(count)]
     free: list[tuple[float, float]] = []  # free (CPUs, GPUs) of each pod
     for cpus, gpus in sorted(sizes, reverse=True):

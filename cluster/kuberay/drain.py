@@ -1,9 +1,9 @@
 """Command of the preStop hook, `python -m cluster.kuberay.drain SECONDS`: this node ends soon.
 
-Ray Serve then starts replicas on other nodes and stops those of this node, as soon as their
-replacements run, or in time to end within SECONDS. Ray's default for the node would start a driver
-in the pod to find out which node it is on; the command line of the raylet also tells it. Address
-and token are in the environment that KubeRay gives to the container.
+Ray Serve then starts replicas on other nodes. It stops the replicas of this node when their
+replacements run, or at the latest in time to end within SECONDS. The module reads the id of the
+node from the command line of the raylet, because Ray's own search for the id would start a driver
+in the pod. Address and token are in the environment that KubeRay gives to the container.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ray.scripts.scripts import cli
 
 
 def drain_node(seconds: int) -> None:
-    """Announce the end of the only Ray node in this container; Ray cannot refuse it."""
+    """Announce to Ray that its only node in this container ends soon. Ray cannot refuse."""
     (node_id,) = find_node_ids()
     cli.main(
         [

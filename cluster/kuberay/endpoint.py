@@ -13,7 +13,8 @@ from cluster.serve_config import find_applications, read_args, read_mapping
 SERVE_PORT = 8000  # default of Serve for `http_options.port`
 SERVE_HOST = "0.0.0.0"  # default of Serve for `http_options.host`
 SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
-# Seconds for replicas on other pods to start, before those of a drained pod stop without them.
+# Seconds for replacements to start on other pods. Afterwards the replicas of a drained pod stop
+# even without replacements.
 REPLACEMENT_S = 120
 ALL_INTERFACES = (SERVE_HOST, "::")
 # KubeRay requires these port names.
@@ -42,11 +43,11 @@ class ServeEndpoint:
 
     port: int
     store: str  # mount point of the artifacts
-    drain_s: int  # seconds in which a terminating worker hands over its requests
+    drain_s: int  # time limit for a terminating worker to hand over its requests
 
 
 def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
-    """Yield a message per setting with which ready pods would not be reachable."""
+    """Yield a message per setting that would make ready pods unreachable."""
     options = read_mapping(merged, "http_options")
     host, port = options.get("host", SERVE_HOST), options.get("port", SERVE_PORT)
     if host not in ALL_INTERFACES:
@@ -69,7 +70,7 @@ def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
 
 
 def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
-    """Read the endpoint. Raises InvalidOverlay if no pod could serve or be reached there."""
+    """Read the endpoint. Raises InvalidOverlay if pods could not serve, or not be reached."""
     stores = {args.get("store") for args in read_args(merged)}
     if len(stores) != 1 or None in stores:
         raise InvalidOverlay(
@@ -78,7 +79,7 @@ def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
         )
     if errors := list(find_endpoint_errors(merged)):
         raise InvalidOverlay("\n".join(errors))
-    # Serve stops a replica of a draining node at the latest when its shutdown ends at the deadline.
+    # Serve stops a replica of a draining node early enough for its shutdown to end at the deadline.
     # The deadline leaves time for replacements to start before the slowest shutdown begins.
     timeouts = [
         entry.raw.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)

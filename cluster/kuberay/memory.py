@@ -22,13 +22,13 @@ from deployments.ingress.cluster_state import (
     TOKENIZER,
 )
 
-REPLICA_BYTES = 350 << 20  # of a replica without models: Python, ONNX Runtime, Ray (0.3 GB)
-POD_BYTES = 1 << 30  # of raylet, agents, HAProxy and Ray's object store
+REPLICA_BYTES = 350 << 20  # memory of a replica without models: Python, ONNX Runtime, Ray
+POD_BYTES = 1 << 30  # memory of raylet, agents, HAProxy and Ray's object store
 _MILLI = 1000  # CPUs and GPUs are counted in thousandths, so that fractions add up exactly
 
 
 class _ReplicaSize(NamedTuple):
-    """What one replica of a deployment takes of its pod, and how many there can be."""
+    """Resources of one replica of a deployment, and the maximum number of replicas."""
 
     name: str
     max_replicas: int
@@ -38,19 +38,19 @@ class _ReplicaSize(NamedTuple):
 
 
 class _FullPod(NamedTuple):
-    """Replicas that fit on one pod by CPUs and GPUs. The larger of two is that of more memory."""
+    """Replicas that fit on one pod by CPUs and GPUs. Comparisons order full pods by memory."""
 
     memory: int  # bytes of all replicas
-    counts: tuple[tuple[str, int], ...]  # replicas by deployment
+    counts: tuple[tuple[str, int], ...]  # (deployment, number of replicas)
 
 
 def find_memory_errors(
     applications: Iterable[ApplicationEntry], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
-    """Yield a message for each group whose pods may be filled with more memory than they have.
+    """Yield a message for each group whose pods may get replicas that exceed `memory_gib`.
 
-    The config must have passed the linter. Of GPU deployments only the tokenizers count: their
-    models are in the memory of the GPU.
+    The config must have passed the linter. The models of GPU deployments do not count, because they
+    are in the memory of the GPU.
     """
     sizes = [
         (demand, _measure(demand, pools))
@@ -109,7 +109,7 @@ def _measure(demand: ResourceDemand, pools: int) -> _ReplicaSize:
 
 
 def _find_fullest(sizes: tuple[_ReplicaSize, ...], milli_cpus: int, milli_gpus: int) -> _FullPod:
-    """Return the replicas with the most memory that fit on a pod by CPUs and GPUs."""
+    """Find the set of replicas with the most memory that fits on a pod by CPUs and GPUs."""
 
     @cache
     def fill(index: int, free_cpus: int, free_gpus: int) -> _FullPod:

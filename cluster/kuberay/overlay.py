@@ -39,7 +39,7 @@ class WorkerGroup(Pod):
     name: str = Field(pattern=r"^[a-z][a-z0-9-]*$")
     image: Literal["cpu", "gpu"]
     gpus: int = Field(0, ge=0)
-    gpu_memory_gib: int | None = Field(None, ge=1)  # per GPU; None: not checked
+    gpu_memory_gib: int | None = Field(None, ge=1)  # memory per GPU; None: not checked
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
     idle_timeout_s: int = Field(ge=0)

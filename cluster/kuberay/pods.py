@@ -17,9 +17,9 @@ Manifest = dict[str, Any]
 
 # network-policy.yaml and the disruption budgets select pods by this label.
 PART_OF = {"app.kubernetes.io/part-of": "hundredfold"}
-USER_ID = 1000  # user of the images
+USER_ID = 1000  # id of the user in the images
 GPU_RESOURCE = "nvidia.com/gpu"
-KEY_FILE = Path("/keys/keys.json")  # in the mounted secret `keys_secret`
+KEY_FILE = Path("/keys/keys.json")  # file in the mounted secret `keys_secret`
 STOP_S = 55  # seconds for Ray to stop after the drain
 # Ray's default of 30 % of a pod's memory would leave less for models.
 OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
@@ -69,9 +69,9 @@ def build_worker_group(
 
 
 def build_disruption_budgets(production: Production) -> list[Manifest]:
-    """Build the limits on the pods that node drains may evict: one of a group, and never the head.
+    """Build the budgets with which node drains evict one pod of a group at a time, never the head.
 
-    A group that may have only one pod gets no budget, because it would block every drain.
+    A group that may have only one pod gets no budget, because a budget would block every drain.
     """
     budgets = [
         (group.name, group.min_replicas - 1, {"ray.io/group": group.name})
@@ -122,7 +122,7 @@ def _build_template(production: Production, container: Manifest) -> Manifest:
     volumes: list[Manifest] = [{"name": "artifacts", "persistentVolumeClaim": claim}]
     if production.keys_secret is not None:
         volumes.append({"name": "keys", "secret": {"secretName": production.keys_secret}})
-        # The whole directory: Kubernetes does not update a file that is mounted alone.
+        # Mount the directory, because Kubernetes does not update a file that is mounted alone.
         mount = {"name": "keys", "mountPath": str(KEY_FILE.parent), "readOnly": True}
         container["volumeMounts"].append(mount)
         container["env"] += _build_variables(key_file_environment(KEY_FILE))
@@ -148,8 +148,9 @@ def _build_drain(drain_s: int) -> list[str]:
     """Build the preStop command: tell Serve that the node drains, and wait.
 
     Kubernetes removes a terminating pod from the Service at once, but the HAProxies and handles of
-    other pods would use its replicas until they are killed. Serve replaces them first. The pod's
-    HAProxy serves until its last request ends; an empty Ray node then ends the pod early.
+    other pods would use its replicas until the replicas are killed. Serve therefore replaces the
+    replicas first. The pod's HAProxy serves until its last request ends. An empty Ray node then
+    ends the pod early.
     """
     notice = f"python -m cluster.kuberay.drain {drain_s}"
     return ["/bin/bash", "-c", f"{notice} & exec sleep {drain_s}"]

@@ -49,7 +49,7 @@ def parse_ingress_settings(entry: DeploymentEntry) -> IngressUserConfig | None:
     """Return the `user_config` of the Ingress; None if it is invalid."""
     try:
         return IngressUserConfig.parse(read_mapping(entry.raw, "user_config"))
-    except BadSetting:  # the schema check reports it
+    except BadSetting:  # the schema check reports this error
         return None
 
 

@@ -10,7 +10,7 @@ import yaml
 
 from cluster.serve_config import KeyPath
 
-MAX_LEVELS = 100  # nested lists and mappings; thousands would exceed Python's recursion limit
+MAX_LEVELS = 100  # maximum nesting; thousands of levels would exceed Python's recursion limit
 
 
 @dataclass(frozen=True, slots=True)

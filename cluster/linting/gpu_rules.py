@@ -49,7 +49,7 @@ def _wrong_share(entry: DeploymentEntry, settings: HardwareSettings) -> Iterator
 
 
 def _shares_of_no_gpu(entries: Mapping[str, DeploymentEntry]) -> Iterator[KeyFinding]:
-    """Report shares of encoder and generator below 1 that together exceed one GPU."""
+    """Report GPU shares of encoder and generator that are below 1 but together exceed one GPU."""
     if not entries.keys() >= {ENCODER, GENERATOR}:
         return
     encoder, generator = _read_share(entries[ENCODER]), _read_share(entries[GENERATOR])

@@ -96,7 +96,7 @@ def _check_deployment(
 def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyFinding]:
     """Yield a finding per Ingress that lets other hosts connect without API keys.
 
-    The check is for configs that Serve applies unchanged. `environment` is that of the replicas.
+    The check is for configs that Serve applies unchanged. `environment`: variables of the replicas.
     """
     host = read_mapping(config, "http_options").get("host", DEFAULT_HOST)
     if not isinstance(host, str) or is_loopback(host):
@@ -188,7 +188,7 @@ def _deployment_defaults(entry: DeploymentEntry) -> Mapping[str, Any]:
 def _queue_limit_unreachable(
     application: ApplicationEntry, entry: DeploymentEntry
 ) -> Iterator[KeyFinding]:
-    """Require that a `max_ongoing_requests` in the config lets the queue reach its own limit."""
+    """Require that `max_ongoing_requests`, if set, is high enough to fill the generator's queue."""
     if "max_ongoing_requests" not in entry.raw:
         return
     device = GENERATORS[entry.name]

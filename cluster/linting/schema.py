@@ -39,8 +39,8 @@ OPEN_FIELDS: Mapping[str, frozenset[str]] = {
 class Section:
     """One mapping of the file, and the model that reads it.
 
-    `is_root`: no parent section validates this section, because there is none or it accepts any
-    mapping.
+    `is_root`: the section is validated on its own, because it has no parent section, or a parent
+    section that accepts any mapping.
     """
 
     path: KeyPath
@@ -129,7 +129,7 @@ def _invalid_values(section: Section) -> Iterator[KeyFinding]:
             section.model.model_validate(copy.deepcopy(section.value))
     except ValidationError as exc:
         for error in exc.errors(include_url=False, include_input=False):
-            if error["type"] != "extra_forbidden":  # `find_problems` reports it
+            if error["type"] != "extra_forbidden":  # `find_problems` reports unknown keys
                 location = _locate(section.value, error["loc"], missing=error["type"] == "missing")
                 yield (*section.path, *location), error["msg"].removeprefix("Value error, ")
     except (ImportError, AttributeError, TypeError, NotImplementedError) as exc:

@@ -1,4 +1,4 @@
-"""Rules about single values that the schemas accept and with which no server becomes ready."""
+"""Rules about single values that the schemas accept although no server becomes ready with them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from deployments.artifacts.types import Device
 from deployments.ingress.http.cors import WILDCARD
 
 TLS_OPTIONS = ("ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_ca_certs")
-# Execution providers of ONNX Runtime, in any build of it. Checked without an import of ONNX
-# Runtime, because the replicas may have another build than this host.
+# Execution providers of all builds of ONNX Runtime. The check does not import ONNX Runtime, because
+# the replicas may have another build than this host.
 PROVIDERS = frozenset(
     f"{name}ExecutionProvider"
     for name in (
@@ -28,15 +28,20 @@ PROVIDERS = frozenset(
     )
 )
 _PROVIDER_BY_LOWER = {name.lower(): name for name in sorted(PROVIDERS)}
-# The characters that RFC 3986 calls unreserved: HAProxy compares paths without decoding them.
-_ROUTE_PREFIX = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-# A browser sends the scheme and the host in lower case, and no path; `null` for local files.
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\sA-Z]+|null")
+# Characters of paths in RFC 3986 without two kinds: `%`, because HAProxy compares paths without
+# decoding them, and characters that have a meaning in HAProxy's configuration.
+_ROUTE_PREFIX = re.compile(r"(/[A-Za-z0-9._~:@+=!-]+)+")
+# A browser sends scheme and host in lower case, without a path. For local files it sends `null`.
+# It leaves out the default port, and writes a name with other letters in ASCII.
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+|null")
+_DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
 
 
 def check_values(config: Any) -> Iterator[KeyFinding]:
     """Yield a finding per unusable value. The schema check reports values of wrong types."""
-    yield from _find_infinite(config, (), frozenset())
+    for path, message in _find_infinite(config, (), frozenset()):
+        if not _is_foreign_setting(config, path):
+            yield path, message
     yield from _invalid_ports(config)
     yield from _unusable_http_options(config)
     for application in find_applications(config):
@@ -56,6 +61,19 @@ def _find_infinite(value: Any, path: KeyPath, ancestors: frozenset[int]) -> Iter
         for key, item in items:
             part = key if isinstance(value, list) else str(key)
             yield from _find_infinite(item, (*path, part), ancestors | {id(value)})
+
+
+def _is_foreign_setting(config: Any, path: KeyPath) -> bool:
+    """Return whether `path` is an argument or a `user_config` of another project's application."""
+    return any(key in ("args", "user_config") for key in path) and any(
+        path[: len(application.path)] == application.path
+        for application in find_applications(config)
+        if not application.is_hundredfold
+    )
+
+
+def _is_origin(text: str) -> bool:
+    return bool(_ORIGIN.fullmatch(text)) and not _DEFAULT_PORT.fullmatch(text)
 
 
 def _invalid_ports(config: Any) -> Iterator[KeyFinding]:
@@ -101,7 +119,7 @@ def _invalid_route_prefix(application: ApplicationEntry) -> Iterator[KeyFinding]
         yield (
             (*application.path, "route_prefix"),
             f"`{prefix}` must start with `/`, must not end with `/`, and between them must have "
-            "only letters, digits, `-`, `.`, `_` and `~`",
+            "only letters, digits and `-._~:@+=!`",
         )
 
 
@@ -146,7 +164,7 @@ def _invalid_origins(application: ApplicationEntry) -> Iterator[KeyFinding]:
         cors = read_mapping(read_mapping(entry.raw, "user_config"), "cors")
         origins = cors.get("origins")
         for index, origin in enumerate(origins if isinstance(origins, list) else ()):
-            valid = origin == WILDCARD or not isinstance(origin, str) or _ORIGIN.fullmatch(origin)
+            valid = origin == WILDCARD or not isinstance(origin, str) or _is_origin(origin)
             if not valid:
                 yield (
                     (*entry.path, "user_config", "cors", "origins", index),

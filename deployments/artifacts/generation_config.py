@@ -15,8 +15,8 @@ from deployments.artifacts.types import FrozenModel
 class EncoderDecoderConfig(FrozenModel):
     """Settings of encoder-decoder models only."""
 
-    max_source_tokens: int = Field(ge=1)  # maximum input of the encoder
-    decoder_start_token_id: int  # precedes every answer
+    max_source_tokens: int = Field(ge=1)  # maximum length of the encoder's input
+    decoder_start_token_id: int  # token before every answer
     forced_bos_token_id: int | None = None  # first token of every answer
     forced_eos_token_id: int | None = None  # last token of an answer that reaches its limit
     # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty if requests
@@ -58,8 +58,8 @@ class GenerationConfig(FrozenModel):
     eos_token_ids: tuple[int, ...] = Field(min_length=1)  # each of these tokens ends an answer
     # Variables of the chat template, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = Field(default_factory=dict)
-    suppressed_token_ids: tuple[int, ...] = ()  # never generated
+    suppressed_token_ids: tuple[int, ...] = ()  # tokens that are never generated
     encoder_decoder: EncoderDecoderConfig | None = None  # None: decoder-only
     defaults: GenerationDefaults = GenerationDefaults()
-    # By task: text inserted before the prompt, such as {"summarization": "summarize: "}.
+    # Text inserted before the prompt, by task, such as {"summarization": "summarize: "}.
     task_prefixes: dict[str, str] = Field(default_factory=dict)

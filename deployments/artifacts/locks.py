@@ -46,13 +46,13 @@ def try_exclusive_lock(path: Path) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process holds the exclusive lock on `path`; False if `path` does not exist."""
+    """Return whether a process holds the exclusive lock on `path`; False if it does not exist."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared, so concurrent checks agree
+        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared: checks do not block each other
     finally:
         os.close(descriptor)
 
@@ -75,8 +75,8 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
             if not _try_lock(descriptor, fcntl.LOCK_EX):
                 on_wait(_read_holder(descriptor))
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # If the previous holder removed this file before it was locked here, try again: another
-            # process may already have locked a new file at `path`.
+            # If the previous holder removed this file before this process locked it, try again:
+            # another process may already have locked a new file at `path`.
             if _is_at(descriptor, path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)

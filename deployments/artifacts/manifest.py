@@ -38,7 +38,8 @@ TOKENIZER_NAME = "tokenizer.json"
 REFERENCE_NAME = "reference.npz"
 GENERATION_NAME = "generation.json"  # the gate report of a generative model
 CHAT_TEMPLATE_NAME = "chat_template.jinja"
-# The template of requests with tools, if the model has two. transformers uses the same names.
+# Chat template for requests with tools, if the model has a second template. transformers uses the
+# same file names.
 TOOL_TEMPLATE_NAME = "additional_chat_templates/tool_use.jinja"
 
 
@@ -57,8 +58,8 @@ class Gate(FrozenModel):
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
-    # Correlation of the logits, centered per class, for heads that return choices. A graph with
-    # constant logits has all best choices right if all probes belong to one class.
+    # Correlation of the logits, centered per class, for heads that return choices. Without this
+    # limit, a graph with constant logits would pass if all probes belong to one class.
     logit_correlation: float = 0.98
     # If the two best choices of an output differ by less probability than this, the output is a
     # near-tie. Rounding decides near-ties in every precision, so both choices count as correct.
@@ -75,7 +76,8 @@ class Parity(FrozenModel):
 
     Cosines compare the whole output of an item. Agreements are the share of outputs (label, token
     label, span, masked token) with the same best choice, near-ties excluded. `logit_correlation`
-    covers all logits of such outputs, centered per class. Both are None for vectors and scores.
+    covers all logits of such outputs, centered per class. Heads that return vectors or scores have
+    neither agreements nor `logit_correlation` (None).
 
     `top1_agreement` and `logit_correlation` compare the unbatched and the batched run with the
     reference; the lower value counts. `batched_*` compare the two runs with each other. The batched
@@ -87,7 +89,7 @@ class Parity(FrozenModel):
     batched_cosine_worst: float
     top1_agreement: float | None = None
     batched_top1_agreement: float | None = None
-    logit_correlation: float | None = None  # None also for decoders and older artifacts
+    logit_correlation: float | None = None  # also None for decoders and older artifacts
 
 
 class EngineOptions(FrozenModel):
@@ -96,7 +98,7 @@ class EngineOptions(FrozenModel):
     # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads busy-wait within a pass
-    providers: tuple[str, ...] = ()  # for ONNX Runtime only; empty: those of HardwareSettings
+    providers: tuple[str, ...] = ()  # ONNX Runtime only; empty: HardwareSettings.providers
     # Shapes (items, tokens) to which batches are padded. Each shape has preallocated buffers and on
     # CUDA a captured graph. Empty: batches keep their shapes, and buffers are allocated per pass.
     buckets: tuple[tuple[int, int], ...] = ()
@@ -179,7 +181,7 @@ class ArtifactManifest(FrozenModel):
     similarity: Literal["cosine", "dot"] = "cosine"  # how two vectors of the model are compared
     prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None
-    mask_token: int | None = None  # token id, for the MASKS head
+    mask_token: int | None = None  # id of the mask token, for the MASKS head
     generation_config: GenerationConfig | None = None  # None: not generative
     pruned: str | None = None  # what the build removed, as text
     source: ModelSource
@@ -297,7 +299,7 @@ def sealed_ns(version: Path) -> int:
 
 
 def has_previous_schema(directory: Path) -> bool:
-    """Whether the stored manifest has the previous schema.
+    """Return whether the stored manifest has the previous schema.
 
     `ArtifactManifest` does not show this, because `parse` converts to the present schema. Raises
     ArtifactMissing if there is no manifest, or ManifestInvalid if it is not a readable JSON object.

@@ -30,9 +30,10 @@ PLAN_NAME = "plan.json"  # file in the store, with a lock beside it
 HOSTS_NAME = "hosts"
 BUILDING_NAME = ".building"
 
-# One optional organization, then a name; never a leading dot or dash. See `is_model_id`.
+# An optional organization, then a name. Neither starts with a dot or a dash. `is_model_id` has more
+# conditions.
 _MODEL_ID = re.compile(r"(?:[A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]*")
-# Names of files have at most 255 bytes; those of temporary files add up to 50 to a model's id.
+# File names have at most 255 bytes. Names of temporary files add up to 50 bytes to a model's id.
 MAX_ID_BYTES = 200
 VERSION = re.compile(r"[0-9a-f]{12}")
 # Name of the directory of a build. The names of its lock and its log add a suffix.
@@ -42,7 +43,7 @@ _SCRATCH_PREFIX = ".scratch-"
 
 
 def is_model_id(text: str) -> bool:
-    """Whether a model of the store can have this id."""
+    """Return whether a model of the store can have this id."""
     return (
         bool(_MODEL_ID.fullmatch(text))
         and ".." not in text
@@ -207,7 +208,7 @@ def list_builds(building: Path) -> list[StoredBuild]:
 
 
 def is_being_built(store: Path, model_id: str) -> bool:
-    """Whether a build of any version of the model runs. Raises OSError as `list_builds` does."""
+    """Return whether a build of the model runs. Raises OSError as `list_builds` does."""
     builds = list_builds(building_directory(store))
     return any(is_locked(lock_path(build.path)) for build in builds if build.model_id == model_id)
 

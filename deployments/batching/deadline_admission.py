@@ -13,10 +13,10 @@ from deployments.safety_factor import Prediction, SafetyFactor
 
 
 class DeadlineAdmission:
-    """Predicts when new calls of a queue would end, and learns how far predictions are wrong."""
+    """Predictor of the ends of new calls, which learns from the errors of its predictions."""
 
     def __init__(self, queue: FairQueue[QueuedItem]) -> None:
-        """The costs in `queue` are predicted seconds of the replica."""
+        """Predict from `queue`, whose costs are predicted seconds of the replica."""
         self._queue = queue
         self._safety = SafetyFactor()
 
@@ -32,7 +32,7 @@ class DeadlineAdmission:
         if not queue or left_s < 0:  # an expired call is dropped when its turn comes
             return Prediction(0.0, left_s, deadline_s)
         prediction = Prediction(running_s + queue.cost + cost, left_s, deadline_s)
-        if not prediction.is_informative:  # not even with the whole queue ahead of the call
+        if not prediction.is_informative:  # too short, even behind the whole queue
             return prediction
         client, priority = sender
         ahead_s = queue.cost_ahead(cost=cost, client=client, priority=priority)

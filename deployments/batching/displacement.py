@@ -12,9 +12,10 @@ from deployments.fair_queue import FairQueue
 def choose_displaced(queue: FairQueue[QueuedItem], ahead: int, excess: int) -> list[QueuedCall]:
     """Return the last calls of a queue that free `excess` places; none if they free too few.
 
-    Only calls with items after the first `ahead` items may go. The whole queue is always enough.
+    Only calls with items behind the first `ahead` items may leave. If all items leave, that is
+    enough even for a larger `excess`, because an empty queue accepts every call.
     """
-    if ahead == len(queue):  # as for most calls of an overload: spare them the pass over the queue
+    if ahead == len(queue):  # as for most calls of an overload: skip the traversal
         return []
     counts = Counter(id(item.call) for item in queue)
     chosen: dict[int, QueuedCall] = {}

@@ -24,7 +24,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 class PassResult:
     """Result of one forward pass: an array or an error per item.
 
-    `failure` is set if the engine fails, and not only on these items.
+    `failure` is set only if the engine fails on a known good item too, or is lost.
     """
 
     compute_type: str
@@ -35,7 +35,7 @@ class PassResult:
 
 
 def check_unpooled(engine: EncoderEngine) -> None:
-    """Raise WrongTask if the engine returns no vectors of single tokens."""
+    """Raise WrongTask if the engine cannot return one vector per token."""
     if not engine.info.supports_unpooled:
         raise WrongTask(
             f"the {engine.info.compute_type} graph of this model returns one vector per text, none "
@@ -65,9 +65,10 @@ def run_checked_pass(
     unpooled: bool,
     get_known_good: Callable[[], TokenizedItem],
 ) -> PassResult:
-    """Run one forward pass. If every item fails, run a known good one to find out who is at fault.
+    """Run one forward pass. If every item fails, run a known good item.
 
-    Without this check a client could quarantine a model with texts whose output is NaN.
+    If the known good item fails too, the engine is at fault and `failure` is set. Without this
+    check, a client could quarantine a model with texts whose output is NaN.
     """
     done = run_pass(engine, items, unpooled)
     failures = [result for result in done.results if isinstance(result, EngineFailed)]

@@ -18,8 +18,7 @@ GUESS_S_PER_TOKEN = 5e-5
 ESTIMATE_WEIGHT_S = 0.05
 # After this many passes of a model, its predictions rest on measurements under the present load.
 MEASURED_PASSES = 20
-# Lower limit of predictions. The queue shares time in proportion to predictions, and divides by
-# them.
+# Lower limit of predictions. The queue divides by predictions, so they must be above 0.
 MIN_PREDICTION_S = 1e-9
 
 
@@ -28,7 +27,7 @@ def guess_item_s(_model: ModelRef, tokens: int) -> float:
 
 
 class WorkPrices:
-    """Predicts how long a replica that runs `concurrent_passes` at a time needs for items.
+    """Predictor of the time that a replica with `concurrent_passes` threads needs for items.
 
     The price of an item is its time on one thread, from a cost table or guessed. A prediction
     multiplies the price by a measured rate: seconds of the replica, with all of its threads, per

@@ -21,7 +21,7 @@ class _Presence:
 
 
 class RecentClients:
-    """Counts the items of each client's unfinished calls. All times are seconds of one clock."""
+    """Numbers of items in the unfinished calls of each client. All times are of one clock, in s."""
 
     def __init__(self) -> None:
         self._clients: dict[Sender, _Presence] = {}
@@ -38,7 +38,7 @@ class RecentClients:
         self._clients[client].items -= items
 
     def has_several(self, now_s: float) -> bool:
-        """Return whether at least two clients are recent. With many clients, this is fast."""
+        """Return whether at least two clients are recent. Stop at the second, to be fast."""
         recent = (True for presence in self._clients.values() if presence.is_recent(now_s))
         return next(recent, False) and next(recent, False)
 

@@ -44,21 +44,21 @@ from deployments.safety_factor import Prediction
 from deployments.thread_priority import lower_priority
 
 _USUAL = LonePass()
-# A call is dropped if its waiting items need more than DROP_FACTOR times the time that is left.
+# A call is dropped if its waiting items need more than DROP_FACTOR * the time to its deadline.
 DROP_FACTOR = 1.1
 # A pass is selected from the items of this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
-# Minimum seconds between two traversals of the queue for cancelled calls: one takes milliseconds of
-# the event loop if the queue is long, and clients may disconnect one by one.
+# Minimum seconds between two searches of the queue for cancelled calls. Clients may disconnect one
+# by one, and a search of a long queue takes milliseconds of the event loop.
 CLEAN_INTERVAL_S = 0.05
 
 
 class BatchScheduler:
-    """Queues items fairly between clients and runs them in batches on engine threads.
+    """Scheduler that queues items fairly between clients and runs batches on engine threads.
 
-    A token budget limits each batch. A call is refused if the queue is full, or if it would end
-    after its deadline behind waiting calls; an empty queue accepts every call. Use from one event
-    loop. `engines` may change at any time, in any thread: a pass keeps the engine of its start.
+    A token budget limits each batch. A call is refused if the queue is full, or if the call would
+    end after its deadline behind waiting calls. An empty queue accepts every call. Use from one
+    event loop. Any thread may change `engines` at any time: a pass keeps the engine of its start.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class BatchScheduler:
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._admission = DeadlineAdmission(self._queue)
         self._is_cleaning = False
-        self._cleaned_s = 0.0  # loop time of the last traversal
+        self._cleaned_s = 0.0  # loop time of the last search for cancelled calls
         self._clients = RecentClients()
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
 
@@ -119,26 +119,26 @@ class BatchScheduler:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
         `unpooled` requests [T, W], one vector per token, from a pooling model. Raises WrongTask if
-        its engine does not support this. Raises Overloaded if the replica stops, or if the queue is
-        full or too long for the deadline. Raises ModelUnavailable if the model is in quarantine.
+        the model's engine cannot return these. Raises Overloaded if the replica stops, or if the
+        queue is full or too long for the deadline. Raises ModelUnavailable in quarantine.
         Items that have not started are dropped if the future is cancelled (see `clean`), or if the
         deadline passes or cannot be kept.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
-        if unpooled:  # refused before a pass, which would count as a success and as a fast one
+        if unpooled:  # check before a pass: a pass that refuses would count as a fast success
             check_unpooled(self._engines[model])
         prices = [self.prices.price(model, len(item.ids)) for item in items]
         price = sum(prices)
         cost = self.prices.predict_s(model, price)
         sender = (client, priority)
-        prediction = self._admission.predict(cost, deadline_s, sender, self._running_s)
-        health = self.health.get(model)
-        if health is None:
-            health = self.health[model] = WorkerHealth(model.id)
-        health.check_quarantine()  # before a refused call could displace another
-        self._make_room(len(items), cost, client, priority)
-        health.admit()
+        try:
+            prediction = self._admit(model, len(items), cost, deadline_s, sender)
+        except Overloaded:
+            if not self._is_cleaning:
+                raise
+            self._remove_cancelled()  # perhaps the queue is full of cancelled items
+            prediction = self._admit(model, len(items), cost, deadline_s, sender)
         call = QueuedCall(
             group=BatchGroup(model, unpooled),
             client=client,
@@ -159,6 +159,19 @@ class BatchScheduler:
         # Dispatch later: the caller may submit the remaining calls of a micro-batch first.
         asyncio.get_running_loop().call_soon(self._dispatch)
         return call.future
+
+    def _admit(
+        self, model: ModelRef, items: int, cost: float, deadline_s: float, sender: Sender
+    ) -> Prediction:
+        """Predict the end of a call, and make room for it. Raise the same errors as `submit`."""
+        prediction = self._admission.predict(cost, deadline_s, sender, self._running_s)
+        health = self.health.get(model)
+        if health is None:
+            health = self.health[model] = WorkerHealth(model.id)
+        health.check_quarantine()  # first, so that a refused call displaces no other call
+        self._make_room(items, cost, *sender)
+        health.admit()
+        return prediction
 
     def forget(self, model: ModelRef) -> None:
         """Forget the measurements of a closed model, but keep the health of a failing model."""
@@ -217,6 +230,8 @@ class BatchScheduler:
         self._queue.discard(lambda item: id(item.call) in rejected)
 
     def _remove_cancelled(self) -> None:
+        if not self._is_cleaning:  # `submit` did it before this timer
+            return
         self._is_cleaning = False
         self._cleaned_s = asyncio.get_running_loop().time()
         self._queue.discard(lambda item: item.call.future.cancelled())
@@ -239,7 +254,7 @@ class BatchScheduler:
         Measurements from before the arrival of the call do not suffice to drop it. The replica may
         be less busy now, and so faster.
         """
-        if call.future.done():  # the caller has gone
+        if call.future.done():  # cancelled, or an item has failed
             return None
         left_s = remaining_s(call.deadline_s)
         model = call.group.model
@@ -272,9 +287,9 @@ class BatchScheduler:
     def _quota(self, first: QueuedItem) -> int:
         """Return how many items one client may have in a pass.
 
-        While several clients send, the limit is half of the items that the client with the fewest
-        items usually has in the replica, or what is predicted to run in `client_pass_ms` if that is
-        more. A quiet client waits for short passes only, and the passes of equal clients are large.
+        While several clients send, the limit is the larger of two numbers: the items predicted to
+        run in `client_pass_ms`, and half of the usual items of the client with the fewest. Thus a
+        quiet client waits for short passes only, and the passes of equal clients are large.
         """
         fewest = self._clients.find_fewest_items(time.perf_counter())
         if fewest is None:
@@ -286,8 +301,8 @@ class BatchScheduler:
     def _max_in_flight(self) -> int:
         """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
 
-        A prefetched pass starts the moment a thread is free. With few waiting items it would split
-        a batch; with several clients it would delay the items that a quiet one sends meanwhile.
+        A prefetched pass starts the moment a thread is free. With few waiting items, it would split
+        a batch. With several clients, it would delay the items that a quiet client sends meanwhile.
         """
         waits = self.waiting_items >= self.settings.prefetch_from_items
         is_prefetching = waits and not self._clients.has_several(time.perf_counter())
@@ -314,7 +329,7 @@ class BatchScheduler:
             with health.running(padded_tokens):
                 return run_checked_pass(engine, items, group.unpooled, get_known_good)
 
-        # A pass on all cores leaves no time for others.
+        # An engine for lone passes uses all cores, so it leaves no time for other passes.
         threads = self._concurrent_passes if lone.engine is not None else 1
 
         def finish(done: PassResult) -> None:
@@ -340,7 +355,7 @@ class BatchScheduler:
         done: PassResult,
         threads: int,
     ) -> None:
-        """`threads` is how many engine threads the pass kept from other passes."""
+        """Deliver the results of a pass, which kept `threads` engine threads from other passes."""
         self._busy -= 1
         self._running_s -= cost
         self._meter.end()

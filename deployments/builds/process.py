@@ -24,7 +24,7 @@ BUSY = 3  # exit code: another process runs the builds of the queue
 
 
 def has_compiler() -> bool:
-    """Whether this environment can build models."""
+    """Return whether this environment can build models."""
     return all(find_spec(name) is not None for name in _COMPILER)
 
 
@@ -56,7 +56,10 @@ def start_builder(store: Path, max_memory_bytes: int) -> subprocess.Popen[bytes]
 
 
 def _builder_environment() -> dict[str, str]:
-    """Return the server's environment, with this package importable and HUB_OFFLINE_VARIABLE."""
+    """Return the environment of the builder.
+
+    The builder can import this package, and HF_HUB_OFFLINE is as the operator set it.
+    """
     environment = {**os.environ}
     environment.pop("HF_HUB_OFFLINE", None)
     if is_offline := environment.get(HUB_OFFLINE_VARIABLE):

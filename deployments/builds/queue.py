@@ -6,8 +6,8 @@
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
 If a record has a running state but no process holds its lock, its builder has crashed. The build
-then counts as queued again. A builder that its server or Ctrl-C stops returns its build to the
-queue itself. The next builder continues after the last finished step.
+then counts as queued again. If its server or Ctrl-C stops a builder, the builder itself returns
+its build to the queue. The next builder continues after the last finished step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 QUEUE_NAME = ".builds"
 DRAIN_LOCK_NAME = ".drain.lock"  # no model id starts with a dot
-MAX_CRASHES = 3  # builders that may crash during a build before it fails
+MAX_CRASHES = 3  # a build fails after this many of its builders crashed
 MAX_QUEUED = 16  # maximum number of builds that wait or run
 HISTORY_BYTES = 64 << 10  # bytes that are read from the end of history.jsonl
 MAX_REASON_CHARS = 1_000
@@ -41,7 +41,7 @@ _CONTINUES = "its builder ended; the build continues after its last finished ste
 
 
 class BuildQueue:
-    """Submits, claims and describes the builds of one store."""
+    """The builds of one store that are queued, run or have ended."""
 
     def __init__(self, store: Path, now: Callable[[], float] = time.time) -> None:
         self.store = store
@@ -83,7 +83,7 @@ class BuildQueue:
         return sorted((r for r in records if r and not r.has_ended), key=lambda r: r.queued_s)
 
     def needs_builder(self) -> bool:
-        """Whether a build waits, but no process runs the queued builds."""
+        """Return whether a build waits, but no process runs the queued builds."""
         is_drained = is_locked(self.directory / DRAIN_LOCK_NAME)
         return not is_drained and any(not one.is_running for one in self.pending())
 
@@ -172,7 +172,7 @@ class BuildQueue:
         try:
             with (self.directory / "history.jsonl").open("ab") as file:
                 file.write(durations.model_dump_json().encode() + b"\n")
-        except OSError as error:  # only later estimates need them
+        except OSError as error:  # only later estimates need the durations
             log.warning("the durations of a build are not stored: %s", error)
 
     def _read(self, path: Path) -> BuildRecord | None:
@@ -223,7 +223,7 @@ class BuildQueue:
 
 
 class BuildClaim:
-    """Changes the record of a build, for the process that holds the lock of the build.
+    """Write access to the record of a build, for the process that holds the lock of the build.
 
     Each change is written at once.
     """

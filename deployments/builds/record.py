@@ -49,7 +49,7 @@ class BuildRecord(BaseModel):
 
     @property
     def crashes(self) -> int:
-        """Number of builders that were not stopped; before the next one starts, all crashed."""
+        """Number of builders that were not stopped. While none runs, all of them have crashed."""
         return self.attempts - self.interruptions
 
     @property

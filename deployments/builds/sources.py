@@ -21,7 +21,7 @@ def sanitize_id(name: str) -> str:
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether the source is `[ORGANIZATION/]NAME[@REVISION]` of a model hub."""
+    """Return whether the source is `[ORGANIZATION/]NAME[@REVISION]` of a model hub."""
     name, _, revision = source.partition("@")
     is_file = source.lower().endswith(_FILE_SUFFIXES)
     return is_model_id(name) and not is_file and bool(_REVISION.fullmatch(revision))

@@ -32,7 +32,7 @@ def translate_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
-    """Description of a graph for the engine that opens it. Builds also open unsealed graphs."""
+    """Description of a graph for the engine that opens it. The graph may be unsealed."""
 
     path: Path
     device: Device
@@ -41,7 +41,7 @@ class GraphSpec:
     options: EngineOptions
     head: ModelHead
     mask_token: int | None = None  # token id, for ModelHead.MASKS
-    # Folder in which an engine keeps what it compiles for this kind of host. None: keep nothing.
+    # Folder in which an engine stores compiled files for this kind of host. None: store nothing.
     host_folder: Path | None = None
 
     @classmethod
@@ -72,7 +72,7 @@ class EngineInfo:
 
 
 class EncoderEngine(Protocol):
-    """One open graph."""
+    """An open encoder: one graph, or several graphs of one model."""
 
     info: EngineInfo
 
@@ -90,7 +90,7 @@ class EncoderEngine(Protocol):
 
 
 class EngineTarget(Protocol):
-    """The part of a candidate or spec that decides whether an engine can run it."""
+    """The properties of a candidate or spec that `missing_requirement` checks."""
 
     @property
     def engine(self) -> EngineName: ...
@@ -106,9 +106,9 @@ def _require_nothing(_target: EngineTarget, _hardware: HardwareSettings) -> str 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineKind:
-    """An engine: what it requires and how it opens encoders and decoders.
+    """An engine: its requirements, and the functions that open encoders and decoders.
 
-    Importing the file of an engine is cheap. Its functions import the runtime.
+    Importing the file of an engine is cheap, because only these functions import the runtime.
     """
 
     packages: tuple[str, ...]  # Python packages that must be installed

@@ -1,10 +1,10 @@
 """Isolation of CUDA graph captures from the other threads of a process.
 
-ONNX Runtime captures with `cudaStreamCaptureModeGlobal`: calls of other threads that allocate
-memory, copy or wait fail meanwhile with CUDA error 900, and the capture ends. torch allows one
-capture at a time in a process, and waits for the whole device before it. A capture therefore runs
-alone. Passes and openings of models run at the same time. An engine holds the lock for one of the
-three at a time.
+ONNX Runtime captures with `cudaStreamCaptureModeGlobal`. During the capture, calls of other threads
+that allocate memory, copy or wait fail with CUDA error 900, and the capture fails too. torch allows
+one capture at a time in a process, and first waits for the whole device. A capture therefore runs
+alone. Forward passes and openings of models may overlap. A thread must not request the lock again
+before its first use ends, because it could wait for itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CaptureLock:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._users: Counter[Literal["pass", "opening"]] = Counter()
-        self._is_captured = False  # for a capture that runs or waits for the end of the passes
+        self._is_captured = False  # True while a capture runs or waits for passes to end
 
     @property
     def is_opening(self) -> bool:
@@ -39,11 +39,11 @@ class CaptureLock:
 
     @contextmanager
     def capture(self, *, waits: bool = True) -> Iterator[bool]:
-        """Run the block alone.
+        """Run the block alone, with the value True.
 
-        First wait for openings; passes go on meanwhile. Then start no pass until the block ends.
-        With `waits` False, do not wait for openings: the block then gets False and must not
-        capture.
+        First wait for openings to end; passes still start meanwhile. Then start no pass or opening
+        until the block ends. If `waits` is False and a model is being opened, run the block at once
+        with the value False. The block must not capture then.
         """
         with self._changed:
             self._changed.wait_for(
@@ -76,7 +76,7 @@ class CaptureLock:
 
 
 class _NoCaptureLock(CaptureLock):
-    """Lock of engines on the CPU, which captures nothing."""
+    """Lock without effect, for engines on the CPU, which capture nothing."""
 
     def run_pass(self) -> AbstractContextManager[None]:
         return nullcontext()
@@ -93,5 +93,5 @@ _OF_GPU, _OF_CPU = CaptureLock(), _NoCaptureLock()
 
 
 def find_capture_lock(*, is_gpu: bool) -> CaptureLock:
-    """Return the lock of this process for engines on its GPUs, or one without effect."""
+    """Return the lock of all GPU engines of this process; for the CPU, one without effect."""
     return _OF_GPU if is_gpu else _OF_CPU

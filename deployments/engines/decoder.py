@@ -36,7 +36,7 @@ Logits = NDArray[np.float32]  # [V] or [n, V]; valid until the next call of the 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Description of a decoder for the engine that opens it. Builds also open unsealed graphs."""
+    """Description of a decoder for the engine that opens it. Its graph may be unsealed."""
 
     path: Path
     encoder: Path | None = None
@@ -71,7 +71,7 @@ class DecoderSpec:
 
     @property
     def compute_precision(self) -> Precision:
-        """Precision of activations, and of the KV cache without `kv_cache_dtype`."""
+        """Precision of the activations, and of the KV cache if `kv_cache_dtype` is None."""
         if self.precision in ("fp32", "fp16", "bf16"):
             return self.precision
         # On GPUs quantized weights are multiplied in fp16.
@@ -101,7 +101,7 @@ class DecoderInfo:
 def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
     """Raise EngineFailed for tokens beyond the context or the vocabulary.
 
-    An access outside a tensor would make the GPU fail every later call.
+    On a GPU, an access outside a tensor would make every later call fail.
     """
     if start + len(ids) > info.context:
         raise EngineFailed(
@@ -147,11 +147,11 @@ class DecoderEngine(Protocol):
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` of slot `source` to slot `target`."""
+        """Copy the first `tokens` tokens of slot `source` to slot `target`."""
         ...
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap the first `tokens` of two slots."""
+        """Swap the first `tokens` tokens of two slots."""
         ...
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class DecoderEngine(Protocol):
 
 
 class DecoderFactory(Protocol):
-    """Opens decoders of one engine."""
+    """Function that opens the decoders of one engine."""
 
     def __call__(
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int

@@ -62,8 +62,8 @@ def _measure_slot(spec: DecoderSpec, context: int) -> int:
 def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
     """Return the bytes of the KV cache that `open_decoder` allocates on all devices together.
 
-    Returns 0 with `kv_offload`, because the KV cache is then not on the GPU. Raises EngineFailed if
-    `kv_cache_bytes` is below the size of one slot.
+    Returns 0 with `kv_offload`, because the KV cache is then on the host and not on the device.
+    Raises EngineFailed if `kv_cache_bytes` is below the size of one slot.
     """
     if spec.options.kv_offload:
         return 0
@@ -117,7 +117,7 @@ def _kv_value_bytes(spec: DecoderSpec) -> int:
 def _warm_up(decoder: DecoderEngine) -> None:
     """Run one prefill, and one decode step for each number of slots.
 
-    The first call of a kind packs weights and allocates memory.
+    The first call of each kind is slow, because it packs weights and allocates memory.
     """
     info = decoder.info
     decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)

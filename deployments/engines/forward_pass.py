@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Inputs of one forward pass: B items padded to T, the length of the longest."""
+    """Inputs of one forward pass: B items, each padded to T tokens."""
 
     input_ids: NDArray[np.int64]  # [B, T]
     attention_mask: NDArray[np.int64]  # [B, T], 0 = padding
@@ -39,9 +39,9 @@ class Batch:
 class Outputs:
     """Outputs of one forward pass without padding; `items[i]` belongs to item i of the batch.
 
-    Each item has the shape that ModelHead states: [W], [T_i, W], [T_i, 2] or [M_i, W]. Items of an
-    unpooled batch are [T_i, W]. For VECTOR and LABELS, `items` is one array [B, W], an item per
-    row.
+    Each item has the shape that ModelHead states: [W], [T_i, W], [T_i, 2] or [M_i, W]. An item of
+    an unpooled batch is [T_i, `token_width`]. For VECTOR and LABELS, `items` is one array [B, W],
+    with one item per row.
     """
 
     items: Sequence[NDArray[np.float32]]

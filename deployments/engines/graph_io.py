@@ -15,10 +15,10 @@ from deployments.errors import EngineFailed
 
 
 class Bucket(NamedTuple):
-    """A preallocated shape: items, and tokens per item. At most `items` mask tokens fit."""
+    """A shape to which batches are padded, with at most `items` mask tokens in total."""
 
     items: int
-    tokens: int
+    tokens: int  # tokens per item
 
 
 def smallest_fitting(buckets: Collection[Bucket], feeds: Feeds) -> Bucket | None:
@@ -32,7 +32,7 @@ def smallest_fitting(buckets: Collection[Bucket], feeds: Feeds) -> Bucket | None
 def empty_arrays(names: Collection[str], bucket: Bucket) -> dict[str, NDArray[np.int64]]:
     """Create arrays for the inputs `names`: attention_mask filled with 1, the others with 0.
 
-    The shape is [items, tokens] of the bucket, for `mask_positions` [items].
+    Each array is [items, tokens] of the bucket, but `mask_positions` is [items].
     """
     sizes = {name: bucket.items if name == MASK_POSITIONS else bucket for name in names}
     arrays = {name: np.zeros(size, dtype=np.int64) for name, size in sizes.items()}
@@ -71,7 +71,7 @@ def pad(feeds: Feeds, bucket: Bucket) -> dict[str, NDArray[np.int64]]:
 MASK_POSITIONS = "mask_positions"
 # All possible inputs of a graph: [B, T], except `mask_positions` [M].
 INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", MASK_POSITIONS})
-# Optional second output of graphs with the head VECTOR: the unpooled vectors, [B, T, W].
+# Optional output of graphs with the head VECTOR: the unpooled vectors, [B, T, `token_width`].
 TOKENS_OUTPUT = "tokens"
 
 
@@ -137,9 +137,9 @@ def split(
 ) -> Sequence[NDArray[np.float32]]:
     """Split an output into one array per item without padding, as views of `raw`.
 
-    `raw` is [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and unpooled outputs, and
-    [M, W] for MASKS. M is the sum of `mask_counts` [B]. Drops padding: entries beyond B, T and M,
-    and the one row of a batch without masks. Raises EngineFailed if `raw` is smaller.
+    `raw` is at least [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and unpooled outputs,
+    and [M, W] for MASKS. M is the sum of `mask_counts` [B]. Drops padding, which is every entry
+    beyond B, T and M. Raises EngineFailed if `raw` is smaller.
     """
     items, tokens = batch.input_ids.shape
     if head is ModelHead.MASKS:
@@ -150,7 +150,7 @@ def split(
         _check_shape(raw, (items, tokens))
         return [row[:n] for row, n in zip(raw[:items], batch.lengths, strict=True)]
     _check_shape(raw, (items,))
-    return cast("Sequence[NDArray[np.float32]]", raw[:items])  # iterates over rows
+    return cast("Sequence[NDArray[np.float32]]", raw[:items])  # an array is a sequence of its rows
 
 
 def _check_shape(raw: NDArray[np.float32], min_shape: tuple[int, ...]) -> None:

@@ -12,8 +12,8 @@ verifies draft tokens only if the decode branch gives bitwise equal logits for s
 call and for single tokens.
 
 Inputs: input_ids [B, T], attention_mask [B, context], past_key_values.{layer}.{key,value}
-[B, heads, tokens, size], logits_from [1] (the first of the T tokens with logits), is_prefill (only
-with an int8 KV cache).
+[B, heads, tokens, size], logits_from [1] (index of the first of the T tokens that gets logits),
+is_prefill (only with an int8 KV cache).
 Outputs: logits [B, T - logits_from, V], present.{layer}.{key,value}.
 """
 
@@ -56,8 +56,8 @@ from deployments.engines.onnx_sessions import (
 )
 from deployments.errors import EngineFailed
 
-# Draft tokens beyond this number are rarely accepted. A draft token takes a tenth of the time of a
-# decode step with one slot, or half of the time of the step if the slot has thousands of tokens.
+# Draft tokens beyond this number are rarely accepted. Verifying one draft token adds a tenth to the
+# time of a decode step with one slot. If the slot has thousands of tokens, it adds half.
 MAX_DRAFT_TOKENS = 8
 
 
@@ -101,7 +101,7 @@ class OnnxDecoder:
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         slots = len(ids)
         call = self._decode_calls.get(slots)
-        is_captured = self._captures and call is None  # by the first run of a call
+        is_captured = self._captures and call is None  # the first run of a call captures it
         with self._lock.capture() if is_captured else self._lock.run_pass():
             if call is None:
                 graph = str(slots) if self._captures else UNCAPTURED
@@ -221,7 +221,7 @@ class _BoundCall:
         is_prefill: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """Each run computes the logits of the last n of the `tokens`. `logits` is [slots, n, V]."""
+        """Bind the call. A run writes the logits of the last n tokens to `logits` [slots, n, V]."""
         self.slots = slots
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache

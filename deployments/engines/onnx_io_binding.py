@@ -80,9 +80,10 @@ class _BufferPool:
 
 
 class IoBindingEngine:
-    """Encoder engine that pads batches to buckets. Larger batches run without bound memory.
+    """Encoder engine that pads batches to buckets.
 
-    On CUDA, one thread opens, captures and runs the session (engine_thread.py).
+    Larger batches run without bound memory. With TensorRT they are split instead. On CUDA, one
+    thread opens, captures and runs the session (engine_thread.py).
     """
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:

@@ -35,7 +35,7 @@ class KvCacheLayout:
     """Two arrays per layer, keys and values: [slots, heads, tokens, size]."""
 
     names: tuple[str, ...]  # a name per array, such as "0.key"
-    shape: tuple[int, int, int, int]  # all arrays have it
+    shape: tuple[int, int, int, int]  # of each array
     dtype: np.dtype[np.generic]
     logits_dtype: np.dtype[np.generic]
 
@@ -81,15 +81,15 @@ class KvCache(Protocol):
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> ReceiveOutput:
-        """Bind an output with the shape and type of `values`, a buffer that it may use."""
+        """Bind an output with the shape and type of `values`. It may use `values` as its buffer."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` of slot `source` to slot `target`."""
+        """Copy the first `tokens` tokens of slot `source` to slot `target`."""
         ...
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap the first `tokens` of two slots."""
+        """Swap the first `tokens` tokens of two slots."""
         ...
 
 
@@ -147,13 +147,13 @@ def _send_nothing() -> None:
 
 
 def copy_slot(arrays: Sequence[NDArray[np.generic]], source: int, target: int, tokens: int) -> None:
-    """Copy the first `tokens` of a slot in each array [slots, heads, tokens, size]."""
+    """Copy the first `tokens` tokens of a slot in each array [slots, heads, tokens, size]."""
     for array in arrays:
         array[target, :, :tokens] = array[source, :, :tokens]
 
 
 def swap_slots(arrays: Sequence[NDArray[np.generic]], first: int, second: int, tokens: int) -> None:
-    """Swap the first `tokens` of two slots in each array, one array at a time to save memory."""
+    """Swap the first `tokens` tokens of two slots, one array at a time to save memory."""
     for array in arrays:
         saved = array[first, :, :tokens].copy()
         array[first, :, :tokens] = array[second, :, :tokens]
@@ -166,8 +166,8 @@ _ONNX_DTYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # values of 
 class DeviceKvCache:
     """KV cache on `device`, an ONNX Runtime device type such as "cuda".
 
-    Its memory belongs to the session and is released with it. OrtValues without a session are in an
-    arena of the process, which keeps their memory.
+    The memory of the cache belongs to the session and is released with the session. OrtValues
+    without a session are in an arena of the process, which does not release their memory.
     """
 
     def __init__(

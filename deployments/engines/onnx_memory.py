@@ -2,8 +2,8 @@
 
 Without an arena each pass maps its buffers anew and the kernel clears their pages. That takes 3 to
 15 % of the time of a pass. An arena keeps the memory that the largest pass needed. The sessions of
-a process share one arena, so its size grows with concurrent passes and not with models. On a GPU
-each session has an arena of its own besides.
+a process share one arena, so its size grows with concurrent passes and not with models. On a GPU,
+each session also has its own arena.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import cache
 import onnxruntime as ort
 
 # After a pass with more tokens than this, the arena returns its unused memory, often hundreds of
-# megabytes. Large passes gain least from memory that is kept.
+# megabytes. Large passes gain least from retained memory.
 MAX_RETAINED_TOKENS = 1_024
 # Unused memory is also returned after this many consecutive passes that each have less than
 # SMALL_SHARE of the tokens of the largest pass.
@@ -31,14 +31,14 @@ def share_arena() -> None:
 
 
 class ArenaTrimmer:
-    """Decides after which passes ONNX Runtime returns unused memory of an arena.
+    """Rule that decides after which passes ONNX Runtime returns unused memory of an arena.
 
-    A GPU waits while memory is allocated or returned, so there large passes do not return it.
+    A GPU waits while memory is allocated or returned. A large pass on a GPU returns no memory.
     Threads update the counters without a lock. A lost update only delays the return of memory.
     """
 
     def __init__(self, *, is_gpu: bool = False) -> None:
-        """With `is_gpu` the arena must be on a GPU."""
+        """Create the trimmer of the CPU arena; with `is_gpu`, also of the arena on a GPU."""
         self._is_gpu = is_gpu
         self._options = ort.RunOptions()
         arenas = "cpu:0;gpu:0" if is_gpu else "cpu:0"
@@ -51,8 +51,8 @@ class ArenaTrimmer:
         if self._is_unused(tokens):
             self._largest = self._small = 0
             return self._options
-        # Part of the memory may remain, because passes in other threads use it. So a large pass
-        # leaves the counters as they are, and small passes later return the rest.
+        # Passes in other threads may use part of the memory, which then remains. A large pass
+        # therefore does not reset the counters, and small passes later return the rest.
         is_large = tokens > MAX_RETAINED_TOKENS and not self._is_gpu
         return self._options if is_large else None
 

@@ -52,7 +52,7 @@ _CUDA_OPTIONS: Mapping[SessionMode, Mapping[str, str]] = {
 
 
 def output_names(session: ort.InferenceSession) -> OutputNames:
-    """Return the output names of the graph of a session."""
+    """Return the names of the outputs to use of a session's graph."""
     return OutputNames.of([output.name for output in session.get_outputs()])
 
 
@@ -92,8 +92,8 @@ def open_captured(
 ) -> tuple[ort.InferenceSession, bool]:
     """Open a session that captures CUDA graphs. Return it and True.
 
-    Return a session of the mode `otherwise` and False if CUDA cannot capture the graph, such as one
-    with an operator on the host. Raises EngineFailed if neither session can be opened.
+    Return a session of the mode `otherwise` and False if CUDA cannot capture the graph, for example
+    because an operator runs on the host. Raises EngineFailed if neither session can be opened.
     """
     try:
         return open_("captured"), True
@@ -113,8 +113,8 @@ def open_bare_session(
 ) -> ort.InferenceSession:
     """Open a session without a check of the graph's inputs.
 
-    Raises EngineFailed if the graph cannot be opened or one of the providers does not start.
-    `host_folder` stores what a provider compiles. None: nothing is stored.
+    A provider stores compiled files in `host_folder`; None: it stores nothing. Raises EngineFailed
+    if the graph cannot be opened or one of the providers does not start.
     """
     providers = select_providers(engine_options, settings)
     if uses_gpu(engine_options, settings):

@@ -43,8 +43,7 @@ Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle requests of o
 DEVICE = "CPU"
 # Bounds of the kernel cache. OpenVINO caches kernels per shape, some with a copy of the weights.
 # With OpenVINO's default of 5,000 kernels per stream, the kernels of a MiniLM int8 graph took 3 GB
-# after 400 shapes.
-# One shape needs about 15 kernels.
+# after 400 shapes. One shape needs about 15 kernels.
 _MIN_CACHED_KERNELS = 500
 _KERNELS_PER_SHAPE = 32
 
@@ -52,9 +51,9 @@ _KERNELS_PER_SHAPE = 32
 class OpenVinoEngine:
     """Encoder engine for one graph, with `concurrent_passes` infer requests; further passes wait.
 
-    A batch is padded to the smallest bucket that fits, because a new shape costs about as much time
-    as the pass. A larger batch runs unpadded. OpenVINO computes and copies every output of a model.
-    A second model, compiled on first use, therefore computes the unpooled outputs.
+    A batch is padded to the smallest bucket that fits, because preparing a new shape takes about as
+    long as the pass. A larger batch runs unpadded. OpenVINO computes and copies every output of a
+    model. A second model, compiled on first use, therefore computes the unpooled outputs.
     """
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:

@@ -1,7 +1,7 @@
-"""A decoder whose every call runs on one thread of its own (engine_thread.py).
+"""A decoder whose calls all run on one thread (engine_thread.py).
 
-A replica opens and warms up a decoder on one thread and generates on another. The CUDA graphs that
-the warm-up captures must be those that the generation replays.
+A replica opens and warms up a decoder on one thread and generates on another. ONNX Runtime stores
+CUDA graphs per thread, so generation on another thread could not replay those of the warm-up.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ process per GPU. All processes run every call, and the first process returns the
 GPUs the processes share the CPU, which is for tests only.
 
 Processes receive calls through pipes. They return the logits of decode steps through shared memory,
-because these are large. A failed process may leave the other processes blocked in a MatMul, so one
+because logits are large. A failed process may leave the other processes blocked in a MatMul, so one
 failure ends all of them.
 """
 
@@ -47,7 +47,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 # A fork would copy locks of other threads, and CUDA does not work in a forked process.
 _PROCESSES = multiprocessing.get_context("spawn")
 _SHUTDOWN_TIMEOUT_S = 5.0
-# Name of the first reply in error messages. A process sends it unasked, once its shard is open.
+# Name of the first reply in error messages. A process sends this reply once its shard is open.
 _OPEN = "open"
 
 
@@ -122,7 +122,7 @@ class TensorParallelDecoder:
         return _view_logits(self._logits, self.info)[: len(ids)].copy()
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Raise EngineFailed, because MatMuls round differently for several tokens."""
+        """Raise EngineFailed, because MatMuls round several tokens differently from one token."""
         raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -197,7 +197,7 @@ def _start_worker(spec: _WorkerSpec) -> _Worker:
 
 
 def _work(spec: _WorkerSpec, calls: Connection) -> None:
-    """Main function of a process: run calls until the pipe closes."""
+    """Run calls until the pipe closes. This is the main function of a process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _run_calls(spec, calls)

@@ -20,7 +20,7 @@ class CapturedCall(NamedTuple):
     """The CUDA graph of a call. Any thread may replay it."""
 
     graph: torch.cuda.CUDAGraph
-    stream: torch.cuda.Stream  # the graph was captured on it
+    stream: torch.cuda.Stream  # the stream on which the graph was captured
 
     def replay(self) -> None:
         self.graph.replay()
@@ -29,19 +29,19 @@ class CapturedCall(NamedTuple):
 def capture(
     call: Callable[[], None], other: CapturedCall | None, lock: CaptureLock, *, waits: bool
 ) -> CapturedCall | None:
-    """Capture `call`, which must be repeatable: it also runs several times for warm-up.
+    """Capture `call`, whose inputs and outputs must be tensors at fixed addresses.
 
-    Its inputs and outputs are tensors at fixed addresses. If `waits` is False, return None while
-    another model is being opened.
+    The call must be repeatable, because it also runs several times for warm-up. If `waits` is
+    False, return None while another model is being opened.
 
-    The calls of an engine are sequential and leave at most their outputs in the memory pool, so all
-    its graphs share one. `other` is another captured call of the same engine, if there is one. A
-    pool is shared only by captures on one stream. Without `stream`, torch would use one for all
-    engines.
+    `other` is another captured call of the same engine, if there is one. Both graphs then share a
+    memory pool. This is safe, because the calls of an engine are sequential and leave at most their
+    outputs in the pool. Only captures on one stream can share a pool, so each engine has its own
+    stream. By default, torch would use the same stream for all engines.
     """
     import torch
 
-    with lock.open_model():  # a compiled module is compiled now
+    with lock.open_model():  # the first call may compile a module
         stream = torch.cuda.Stream() if other is None else other.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -2,16 +2,16 @@
 
 The module is a torch program (torch_program.py) or the model of a checkpoint (transformers_kv.py).
 
-Inputs: input_ids [B, T], lengths [B] (valid tokens per slot), wanted [L] (which of the T tokens get
-logits, by index), memory_{0, 1, ...}: keys and values of each layer, [B, heads, tokens, size],
-updated in place. Output: logits [B, L, V] in fp32.
+Inputs: input_ids [B, T], lengths [B] (valid tokens per slot), wanted [L] (indices of the tokens, of
+the T, that get logits), memory_{0, 1, ...}: keys and values of each layer, [B, heads, tokens,
+size], updated in place. Output: logits [B, L, V] in fp32.
 
 A decode step has hundreds of kernels, and launching them takes longer than running them. On CUDA
 the step is therefore captured as a CUDA graph for each number of slots. One launch replays the
 graph, from any thread. In every slot, attention reads as many tokens as the longest slot has. There
 are therefore graphs for up to 256 tokens, up to 512, and so on. Prefill is neither captured nor
 compiled, because its kernels are large and its lengths vary. Steps with a KV cache on the host or
-with tensor parallelism are not captured, nor are steps that run while a model is opened.
+with tensor parallelism are not captured. While a model is being opened, no step is captured.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class _LoadedDecoder:
     lengths: torch.Tensor  # [slots]
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
     logits: torch.Tensor  # [slots, V], output of a decode step
-    # [slots, V], a copy of `logits` on the host. It is pinned, because a GPU copies to other memory
-    # through a buffer.
+    # [slots, V], a copy of `logits` on the host. With a GPU this memory is pinned, because a GPU
+    # copies to unpinned memory through an extra buffer.
     host_logits: torch.Tensor
 
     def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:
         """Return views of the first `kv_length` tokens of slots `first` to `end` - 1.
 
-        The order is that of the inputs.
+        The views are in the order of the inputs `memory_{0, 1, ...}`.
         """
         arrays: Sequence[torch.Tensor] = self.kv_cache[:, first:end, :, :kv_length].unbind()
         return arrays
@@ -135,16 +135,16 @@ class TorchDecoder:
             with self._running():
                 loaded.ids[:slots, 0].copy_(torch.tensor(ids))
                 loaded.lengths[:slots].copy_(torch.tensor(lengths))
-            # A capture runs the step too, so its inputs are set before.
+            # `_find_step` may capture the step and thereby run it, so the inputs are already set.
             run_step = self._find_step(slots, 1 + int(lengths.max()))
             with self._running():
                 run_step()
-                # Copies of CUDA tensors to the host wait until the data is there.
+                # Copying a CUDA tensor to the host waits until the tensor is computed.
                 logits = loaded.host_logits[:slots].copy_(loaded.logits[:slots])
                 return np.asarray(logits.numpy())
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        """Raise EngineFailed, because MatMuls round differently for several tokens."""
+        """Raise EngineFailed, because MatMuls round several tokens differently from one token."""
         raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -209,9 +209,11 @@ class TorchDecoder:
             yield
 
     def _find_step(self, slots: int, tokens: int) -> Callable[[], None]:
-        """Return the function that decodes a token for each slot, of up to `tokens` tokens each.
+        """Return a function that decodes a token for each of the first `slots` slots.
 
-        Its graph is captured on first use, or later if a model is being opened.
+        After the step, a slot has at most `tokens` tokens. Captures the CUDA graph on first use. If
+        a model is being opened then, the function runs the step uncaptured, and a later call
+        captures the graph.
         """
         step = self.loaded.step
         if not self._captures:

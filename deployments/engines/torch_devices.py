@@ -35,7 +35,7 @@ def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> st
 def _missing_build_tool() -> str | None:
     """Return what torch.compile lacks on a GPU, or None.
 
-    Triton, which it uses there, builds C code against Python when it is first used.
+    On a GPU, torch.compile uses Triton. On first use, Triton builds C code against Python.
     """
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "torch.compile needs a C compiler on a GPU: install `gcc`"
@@ -50,12 +50,12 @@ def uses_cuda(hardware: HardwareSettings) -> bool:
 
 
 def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
-    """Return an fp32 tensor as an array. Waits until its device has computed it."""
+    """Return an fp32 tensor as an array. Waits until the device has computed the tensor."""
     return np.asarray(tensor.cpu().numpy())
 
 
 def return_cached_memory(device: str) -> None:
-    """Return the free memory that torch keeps on a GPU. Other libraries cannot use it."""
+    """Release the unused GPU memory that torch caches, so that other libraries can use it."""
     if device == "cuda":
         import torch
 

@@ -1,8 +1,8 @@
 """The engine torch: encoder programs in half precision with fused attention, and decoders.
 
 On a GPU, an encoder captures a CUDA graph for each of its buckets (torch_capture.py). The CUDA
-graphs of torch.compile are not used: their trees are state of a thread, which no thread but the
-first to compile has, so that a second compiled model could not be opened (pytorch issue 123177).
+graphs of torch.compile are not used. Their state exists only in the first thread that compiles, so
+a second compiled model could not be opened (pytorch issue 123177).
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class _CapturedShape:
         other: _CapturedShape | None,
         lock: CaptureLock,
     ) -> None:
-        """Capture, or compile and capture. `other` is another shape of the same engine."""
+        """Capture the program, compiled first if needed. `other` is a shape of the same engine."""
         self._program = program
         with lock.open_model():
             self._tensors = program.to_tensors(empty_arrays(program.inputs, bucket))
         self._output: torch.Tensor | None = None
         same_engine = None if other is None else other._captured
         captured = capture(self._call, same_engine, lock, waits=True)
-        assert captured is not None  # it waited until it was alone
+        assert captured is not None  # None only if `waits` is False
         self._captured: CapturedCall = captured
 
     def compute(self, arrays: dict[str, NDArray[np.int64]]) -> NDArray[np.float32]:
@@ -97,7 +97,7 @@ class _CapturedShape:
         return to_host(self._output)
 
     def _call(self) -> None:
-        # The output keeps its memory, so that no other shape of the engine writes there.
+        # This reference reserves the output's memory: no other shape of the engine writes to it.
         self._output = self._program.module(*self._tensors).float()
 
 
@@ -161,7 +161,10 @@ class TorchEngine:
         return program
 
     def _prepare_buckets(self, program: _DeviceProgram, *, is_compiled: bool) -> None:
-        """Capture the program for every bucket on a GPU. The first call of each shape compiles."""
+        """Capture the program for every bucket on a GPU; on the CPU, compile it if needed.
+
+        The first call of each shape compiles.
+        """
         last: _CapturedShape | None = None
         for bucket in self._buckets:
             if self._device == _CUDA:

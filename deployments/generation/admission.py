@@ -15,7 +15,7 @@ from deployments.safety_factor import Prediction, SafetyFactor
 
 
 class DroppedJob(NamedTuple):
-    """A job that leaves the queue without a KV slot."""
+    """A job that leaves the queue without a KV slot, and the error for its client."""
 
     job: Job
     error: ServeError
@@ -42,9 +42,9 @@ class AdmissionQueue:
 
     @property
     def waiting_s(self) -> float:
-        """The decoder time of all waiting jobs, each as predicted when the job was queued.
+        """Decoder time of all waiting jobs in seconds, as predicted when each job was queued.
 
-        Unlike `predict_s` this needs no pass over all jobs.
+        Unlike `predict_s`, this property does not iterate over all jobs.
         """
         return self._jobs.cost
 
@@ -107,7 +107,7 @@ class AdmissionQueue:
             self._safety.record_end(prediction)
 
     def discard(self, numbers: Iterable[int]) -> None:
-        """Forget the predictions of jobs by number. Remove these jobs if they still wait."""
+        """Delete the predictions of the jobs with these numbers, and the jobs that still wait."""
         unwanted = set(numbers)
         for number in unwanted:
             self._predictions.pop(number, None)
@@ -117,7 +117,7 @@ class AdmissionQueue:
     def drop_late(self, used_slots: int) -> list[DroppedJob]:
         """Remove expired jobs, and jobs at the head of the queue that cannot keep their deadline.
 
-        While no slot is used, remove only expired jobs: a retry of the others could not end sooner.
+        While no slot is used, remove only expired jobs. Other jobs could not end sooner by a retry.
         """
         dropped = [
             DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))

@@ -31,13 +31,13 @@ MAX_REASON_CHARACTERS = 300
 
 
 class ChatTemplate:
-    """Renders conversations in the format the model was trained on. Not thread-safe."""
+    """Template that renders conversations in the training format of a model. Not thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` are variables of the template, such as {"bos_token": "<s>"}.
+        """Compile the template. `special_tokens` are its variables, such as {"bos_token": "<s>"}.
 
-        Raises InvalidField for an invalid template. The model can still answer text prompts, so
-        only requests with messages should fail.
+        Raises InvalidField for an invalid template. The model can still answer text prompts, so the
+        caller should reject only requests with messages.
         """
         self._environment = _TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]

@@ -1,8 +1,8 @@
 """Price of a job as decoder time in seconds, and prediction of the job's end.
 
-A price is the number of prefill tokens and expected decode steps, times measured durations. A
-prediction simulates the scheduler: running jobs end, waiting jobs take their KV slots in
-order, then the new job runs.
+A price adds the time of the job's prefill tokens and the time of its expected decode steps, from
+measured durations. A prediction simulates the scheduler: running jobs end, waiting jobs take their
+KV slots in order, then the new job runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class StepTimes:
             self._prefill.record(tokens, elapsed_s)
 
     def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
-        """Add the durations of a step, each divided by the step's tokens per sequence."""
+        """Add a step over `sequences` sequences.
+
+        Both durations are in seconds per token of a sequence: a verification adds several tokens.
+        """
         self._measured[sequences].add(decode_s)
         self._mean_decode.add(decode_s)
         self._mean_prefill.add(prefill_s)
@@ -140,7 +143,7 @@ class Forecast:
         times = self.times
         now = [self._expect(job) for job in running]
         used = sum(work.slots for work in now)
-        ends = [(work.steps, work.slots) for work in now]  # decode steps from now, slots
+        ends = [(work.steps, work.slots) for work in now]  # (decode steps until the end, slots)
         heapify(ends)
         elapsed_s = self._prefill_s(sum(work.prompt_tokens for work in now))
         step = 0.0

@@ -39,8 +39,8 @@ WHITESPACE = "[ ]?"
 ASCII_CLASSES = "ds"
 # Maximum number of cached trial results. Most clients send the same few schemas.
 MAX_TRIALS = 1_024
-# Seconds after which a grammar that exceeded its limits is tried again. The kernel may have killed
-# the trial instead, because the host had no memory left, which looks the same.
+# Seconds after which a grammar that exceeded its limits is tried again. The kernel also kills a
+# trial if the host has no memory left, which looks like an exceeded limit.
 RETRY_COSTLY_S = 60.0
 
 
@@ -58,7 +58,7 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """Whether no further token can follow, so that the text must end."""
+        """Whether the text must end, because no further token can follow."""
         return self._matcher.is_stopped()
 
     def compute_allowed(self) -> NDArray[np.bool_]:
@@ -83,17 +83,17 @@ class Constraint:
 
 
 class _CachedTrial(NamedTuple):
-    trial: Trial | None
+    trial: Trial | None  # None: the grammar exceeded the limits
     expires_s: float  # time.monotonic
 
 
 class GrammarCompiler:
-    """Compiles grammars for one tokenizer. Thread-safe."""
+    """Compiler of grammars for one tokenizer. Thread-safe."""
 
     def __init__(
         self, tokenizer_json: str, vocabulary: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        """`vocabulary` is the number of logits, which may exceed the tokenizer's vocabulary."""
+        """Take `vocabulary` as the number of logits. The tokenizer may have fewer tokens."""
         self._tokenizer_json = tokenizer_json
         self._vocabulary = vocabulary
         self._eos_token_ids = eos_token_ids
@@ -189,7 +189,7 @@ def _build_source(grammar: Grammar) -> str:
 def _invalid_grammar(reason: str) -> InvalidField:
     """Return an error with the reason of llguidance in one line.
 
-    Of a report with several lines, only the sentence after `error:` is used.
+    If the reason has several lines, use only the sentence after `error:`.
     """
     sentence = re.search("^error: (.+)", reason, flags=re.MULTILINE)
     text = sentence[1] if sentence else reason.removesuffix("<non-verbose/>")

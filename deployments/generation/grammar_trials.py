@@ -60,7 +60,7 @@ class TrialLimits(NamedTuple):
 
     cpu_s: float
     memory_bytes: int
-    nice: int = 0
+    nice: int = 0  # added to the niceness of the child
 
 
 # Nearly all grammars compile in milliseconds. A grammar that exceeds QUICK is tried again with
@@ -88,7 +88,7 @@ def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 
 class GrammarTrials:
-    """Runs trials for one tokenizer. Thread-safe; trials of several threads run in parallel."""
+    """Trials for one tokenizer. Thread-safe; trials of several threads run in parallel."""
 
     def __init__(self, tokenizer_json: str, eos_token_ids: tuple[int, ...]) -> None:
         self._tokenizer = orjson.dumps((tokenizer_json, eos_token_ids))
@@ -97,7 +97,7 @@ class GrammarTrials:
         self._lock = Lock()
 
     def run(self, source: str, limits: TrialLimits) -> Trial | None:
-        """Compile `source` in a child; None if it exceeds `limits`.
+        """Compile `source` in a child. Return None if the compilation exceeds `limits`.
 
         Raises Overloaded after WAIT_S. Raises EngineFailed if the server does not start or ends
         twice, or after `close`.

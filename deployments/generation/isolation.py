@@ -23,7 +23,7 @@ class IsolatedStep(NamedTuple):
 def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep:
     """Call `decode(slots)`. If it fails twice, find the first slot that makes it fail by bisection.
 
-    `decode(n)` computes slots 0 to n-1. Repeating the call is safe: a step writes only behind the
+    `decode(n)` computes slots 0 to n-1. Repeating the call is safe: a step writes only after the
     valid tokens of a slot. Only EngineLost is raised; other errors are in the result.
     """
     error: Exception
@@ -35,8 +35,8 @@ def decode_isolated(decode: Callable[[int], Logits], slots: int) -> IsolatedStep
         except Exception as exc:
             error = exc
             log.warning("a decode step over %d slots failed", slots, exc_info=exc)
-    # If all smaller calls succeed, the search ends with decode(slots) again: both failures may have
-    # been temporary.
+    # If all smaller calls succeed, the search ends with decode(slots) again, because both failures
+    # may have been temporary.
     computed, failing = 0, slots + 1
     logits: Logits | None = None
     while failing - computed > 1:

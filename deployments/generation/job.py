@@ -126,9 +126,9 @@ class Job(ABC):
     """The generation of one answer, after its prompt is tokenized. Not thread-safe."""
 
     slot_count: int = 1
-    needs_prompt_logprobs: bool = False  # prefill returns logits for every prompt token
+    needs_prompt_logprobs: bool = False  # if True, prefill returns logits of every prompt token
     drafter: PromptLookupDrafter | None = None  # None: no speculative decoding
-    client: str = ""  # the queue is fair between clients
+    client: str = ""  # identifies the client: the queue is fair between clients
     priority: int = 0  # jobs with lower numbers run first
 
     def __init__(
@@ -157,7 +157,7 @@ class Job(ABC):
     @property
     @abstractmethod
     def generated_tokens(self) -> int:
-        """Tokens of the answer so far; with several sequences, the tokens of one of them."""
+        """Number of tokens of the answer so far; with several sequences, of each sequence."""
 
     @property
     def demand(self) -> Demand:
@@ -219,7 +219,7 @@ class SamplingJob(Job):
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
         # No text contains special tokens, so `_stops` cannot find them.
         self._stop_tokens = model.find_stop_tokens(options.stop)
-        # With prompt tokens, the texts of all tokens concatenate to one text.
+        # With `prompt_logprobs`, the detokenizer receives the prompt tokens later, one by one.
         self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)
         self._tokens: list[int] = []
         self._prompt_tokens: list[Token] = []
@@ -317,6 +317,6 @@ class SamplingJob(Job):
         return TopLogprob(id_, text, logprob, special, self._find_raw_bytes(id_, text))
 
     def _find_raw_bytes(self, token: int, text: str) -> bytes | None:
-        """Return the bytes that a token spells; None if they are `text`, or if it is special."""
+        """Return the bytes of a token; None if they are the UTF-8 of `text` or it is special."""
         spelled = None if self._model.is_special(token) else self._detokenizer.spell(token)
         return None if spelled == text.encode() else spelled

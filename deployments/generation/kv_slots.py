@@ -1,4 +1,4 @@
-"""Assignment of KV slots to jobs, and the prefixes cached in free slots. No tensors.
+"""Assignment of KV slots to jobs, and the prefixes cached in free slots, without their tensors.
 
 Used slots come first without gaps, because a decoder computes slots 0 to n-1 in one call. A free
 slot keeps its last prompt as a cached prefix. A prompt with the same prefix (a system prompt, the
@@ -86,7 +86,7 @@ class SlotTable:
     def acquire(self, owner: Owner) -> int:
         """Assign the first free slot and return it. The caller checks that a slot is free.
 
-        Any free slot would do: `start_prompt` decides which cached prefix is forgotten.
+        Any free slot would do, because `start_prompt` decides which cached prefix is evicted.
         """
         self._owners.append(owner)
         return len(self._owners) - 1
@@ -127,14 +127,14 @@ class SlotTable:
     def transfer(self, owner: Owner, successor: Owner) -> None:
         """Assign the slot of `owner` to `successor`.
 
-        The cached prompt stays; the answer of `owner` is forgotten.
+        The cached prompt stays. The answer of `owner` is dropped.
         """
         slot = self.slot_of(owner)
         self._contents[slot].answer_tokens = 0
         self._owners[slot] = successor
 
     def release(self, owner: Owner) -> list[CacheMove]:
-        """Free the slot of `owner`; the last used slot takes its place."""
+        """Free the slot of `owner`. Return the move of the last used slot into the gap, if any."""
         slot, last = self.slot_of(owner), self.used_slots - 1
         self._contents[slot].answer_tokens = 0
         self._owners[slot] = self._owners[last]
@@ -183,11 +183,12 @@ class SlotTable:
         return (best, lengths[best]) if lengths[best] >= MIN_PREFIX_TOKENS else (None, 0)
 
     def _choose_evicted(self, slot: int, source: int | None, cached: int) -> int:
-        """Return `slot` or the free slot whose prompt is forgotten for a new one in `slot`.
+        """Return the slot whose prompt is evicted for a new prompt in `slot`: `slot` or a free one.
 
-        The new prompt contains the first `cached` tokens of slot `source`. Forget the least
-        recently used prompt, but before that one whose loss is below MIN_PREFIX_TOKENS. Among those
-        prefer `source`, which leaves no prefix twice, and then `slot`, which needs no copy.
+        The new prompt contains the first `cached` tokens of slot `source`. Evict a prompt that
+        loses less than MIN_PREFIX_TOKENS; if there is none, the least recently used prompt. Among
+        prompts with small losses prefer that of `source`, so that no prefix is stored twice. Then
+        prefer that of `slot`, which needs no copy.
         """
 
         def used_at(index: int) -> int:

@@ -10,8 +10,8 @@ from typing import NamedTuple, Self
 
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
-# Tokens of an assumed first answer. It counts until MAX_ANSWERS real answers have finished.
-# It is also the least that `_Survival.estimate` assumes for the longest answers if all were cut.
+# Tokens of an assumed first answer, which counts until MAX_ANSWERS real answers have finished.
+# `_Survival.estimate` also assumes at least this length for the longest answers if all were cut.
 INITIAL_TOKENS = 256
 
 
@@ -21,7 +21,7 @@ class _Answer(NamedTuple):
 
 
 class _Survival(NamedTuple):
-    """Share of answers with more than t tokens: a step function down to 0, and its integral."""
+    """Share of answers with more than t tokens, as a step function of t, and its integral."""
 
     tokens: tuple[int, ...]  # 0, then lengths of answers, ascending, without duplicates
     shares: tuple[float, ...]  # shares[i] applies from tokens[i] up to tokens[i + 1]
@@ -68,7 +68,7 @@ class AnswerLengths:
         self._survival = _Survival.estimate(self._answers)
 
     def record(self, tokens: int, *, is_cut: bool) -> None:
-        """Add a finished answer; `is_cut` if its token limit ended it."""
+        """Add a finished answer. `is_cut` states whether the token limit ended the answer."""
         self._answers.append(_Answer(tokens, is_cut))
         self._survival = _Survival.estimate(self._answers)
 
@@ -87,7 +87,7 @@ class AnswerLengths:
         return start - generated + further
 
     def find_percentile(self, share: float, minimum: int, limit: int) -> float:
-        """Return the smallest length that at most `1 - share` of the answers exceed.
+        """Return the smallest number of tokens that at most `1 - share` of the answers exceed.
 
         The result is at least `minimum` and at most `limit`.
         """

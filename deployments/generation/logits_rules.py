@@ -22,8 +22,8 @@ class TokenConstraints:
     suppressed: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0 disables
     prefix: tuple[int, ...] = ()  # tokens before the answer that count for repeated n-grams
-    forced_bos_token_id: int | None = None  # the first token
-    forced_eos_token_id: int | None = None  # the last token of an answer of `max_new_tokens`
+    forced_bos_token_id: int | None = None  # first token of the answer; None: not forced
+    forced_eos_token_id: int | None = None  # last token of an answer with `max_new_tokens` tokens
 
     def find_forced(self, answer: Sequence[int]) -> int | None:
         """Return the token that must follow `answer`; None if no token is forced."""
@@ -62,7 +62,7 @@ class Penalties:
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
         self._counts = np.zeros(vocabulary, np.int32)  # how often the answer has each token
-        self._is_listed = np.zeros(vocabulary, np.bool_)
+        self._is_listed = np.zeros(vocabulary, np.bool_)  # whether `_ids` contains each token
         prompt = np.zeros(0, np.int64)
         if self._repetition != 1:
             prompt = _unique_ids(prompt_ids, vocabulary)

@@ -17,8 +17,9 @@ def prefill_budget(
 ) -> int:
     """Return how many prompt tokens to prefill before the next decode step.
 
-    While other jobs decode, the stall of their answers limits the time. Otherwise a chunk is
-    limited in tokens too, so that a new request waits for one chunk at most.
+    While other jobs decode, `max_prefill_stall_ms` limits the duration. Otherwise
+    MAX_IDLE_PREFILL_S limits it. `max_prefill_chunk_tokens` then limits the tokens too, so that a
+    new request waits for at most one chunk.
     """
     max_s = MAX_IDLE_PREFILL_S if is_decode_idle else settings.max_prefill_stall_ms / 1e3
     budget = max(settings.min_prefill_chunk_tokens, int(tokens_per_s * max_s))
@@ -50,7 +51,7 @@ class PrefillRate:
     def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
         """Add a measurement. Ignore chunks below `min_tokens`: they are not representative."""
         if tokens >= min_tokens and elapsed_s > 0:
-            # Adopt a slower rate at once and a faster rate gradually, to keep the stall limit.
+            # Adopt a slower rate at once and a faster rate gradually, to respect the stall limit.
             measured = tokens / elapsed_s
             weight = 1.0 if measured < self.tokens_per_s else 0.25
             self.tokens_per_s += weight * (measured - self.tokens_per_s)

@@ -43,7 +43,7 @@ from deployments.tokenization.encodings import open_tokenizer, translate_panics,
 
 
 class PromptTruncation(NamedTuple):
-    """Rule that shortens a prompt with too many tokens."""
+    """Rule that shortens a prompt of more than `max_tokens` tokens."""
 
     max_tokens: int
     side: Truncation  # REFUSE: do not shorten; the caller rejects the prompt
@@ -53,7 +53,7 @@ class PromptTokenizer:
     """The tokenizer and the chat template of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, generation_config: GenerationConfig) -> None:
-        """`directory` contains the artifact. Raises ArtifactError for an invalid tokenizer."""
+        """Open the tokenizer of the artifact in `directory`. Raises ArtifactError if invalid."""
         self._directory = directory
         self._generation_config = generation_config
         self.tokenizer = open_tokenizer(directory)
@@ -167,9 +167,9 @@ class PromptTokenizer:
 
 
 def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
-    """Cut the ids of a prompt without special tokens.
+    """Truncate the ids of a prompt to which the tokenizer adds no special tokens.
 
-    Without a truncation, or with REFUSE, return them unchanged.
+    Without a truncation, or with REFUSE, return the ids unchanged.
     """
     if truncation is None or truncation.side is Truncation.REFUSE:
         return ids
@@ -179,7 +179,7 @@ def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
 
 
 class RequestPreparer:
-    """Prepares the calls of one model.
+    """Builder of jobs from the calls of one model.
 
     Not thread-safe, except `compile_grammar` and `estimate`: only one thread may call `build_job`.
     """
@@ -201,8 +201,8 @@ class RequestPreparer:
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
         self._slots = info.slots
-        # The context of a decoder-only model contains prompt and answer: keep one token for the
-        # answer.
+        # The context of a decoder-only model contains prompt and answer, so reserve one token for
+        # the answer.
         self._max_prompt_tokens = info.max_source_tokens or info.context - 1
         self._grammars = GrammarCompiler(
             (model.directory / TOKENIZER_NAME).read_text(encoding="utf-8"),

@@ -26,15 +26,15 @@ _INITIAL_TOKEN_SHARE = 0.1
 
 
 class PromptLookupDrafter:
-    """Drafts further tokens of one answer."""
+    """Source of draft tokens for one answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
-        """`answer` is the caller's sequence, which grows up to `max_new_tokens`."""
+        """Read `prompt` and `answer`. The caller extends `answer` up to `max_new_tokens` tokens."""
         # Probability that a draft token is right if all draft tokens before it are right.
         self.acceptance_rate = _INITIAL_ACCEPTANCE_RATE
         self._prompt, self._answer, self._max_new_tokens = prompt, answer, max_new_tokens
         self._tokens: list[int] = []  # indexed tokens of prompt and answer
-        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last use
+        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last one
 
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
         """Return up to `max_tokens` draft tokens; none if the expected gain is too small.

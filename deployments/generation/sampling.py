@@ -1,8 +1,8 @@
 """Token selection from logits: penalties, allowed tokens, temperature, filters, sampling.
 
-The order follows common practice. Penalties and biases change logits and a mask removes tokens.
-The temperature scales the rest, and top-k, top-p, min-p and typical-p each filter what the previous
-filter left.
+The order follows common practice. Penalties and biases change logits, and a mask removes tokens.
+The temperature scales the remaining logits. Top-k, top-p, min-p and typical-p follow in this order.
+Each filters the tokens that the previous filter retained.
 
 A whole vocabulary is sorted only if the distribution is nearly flat. For 50,000 tokens a sort alone
 would take as long as the rest of a decode step of one slot.
@@ -45,7 +45,7 @@ LogitFilter = Callable[[Numbers, Numbers], TokenIndices]
 
 
 class Sampler:
-    """Chooses the tokens of one answer.
+    """Sampler of the tokens of one answer.
 
     The k-th choice depends only on the seed, k and the logits, so it is batch invariant.
     """
@@ -55,7 +55,7 @@ class Sampler:
     def __init__(
         self, sampling: SamplingParams, prompt_ids: Sequence[int], vocabulary: int
     ) -> None:
-        """`vocabulary` is the number of logits. Raises UnknownToken for a bias beyond these ids."""
+        """Take `vocabulary` as the number of logits. Raises UnknownToken for a bias beyond it."""
         self.seed = secrets.randbits(SEED_BITS) if sampling.seed is None else sampling.seed
         # PCG64 rejects negative seeds.
         self._random = np.random.Generator(np.random.PCG64(self.seed % 2**64))

@@ -207,8 +207,8 @@ class GenerationScheduler:
             cancelled, self._cancelled = self._cancelled, set()
             self._waiting.discard(cancelled)
             dropped = self._waiting.drop_late(self._executor.used_slots)
-        # Append to the executor's own list at once: a release may fail and end the step, and a job
-        # that is no longer active gets no second event.
+        # Append each event before the next release. If a release fails, the step ends, and only
+        # jobs that are still active get an event for the failure.
         events = self._executor.events
         events += [JobEvent(each.job.number, each.error) for each in dropped]
         for number in cancelled & active.keys():

@@ -262,7 +262,7 @@ class StepExecutor:
     def _decode_step(self, jobs: Sequence[Job]) -> StepOutput:
         """Generate one token for each sequence of the jobs, in one call.
 
-        If the call fails, the job whose slot makes it fail ends. The jobs in later slots wait for
+        If one slot makes the call fail, the job of this slot ends. The jobs in later slots wait for
         the next step.
         """
         job_slots = [
@@ -293,7 +293,7 @@ class StepExecutor:
         return StepOutput(tokens, tokens)
 
     def _decode_slots(self, ids: NDArray[np.int64]) -> IsolatedStep:
-        """Decode a token per slot. If one makes the call fail, decode only the slots before it."""
+        """Decode a token per slot. If a slot makes the call fail, decode only the earlier slots."""
         lengths = np.array([self._slots.used_tokens(slot) for slot in range(len(ids))])
         started_s = time.perf_counter()
         step = decode_isolated(
@@ -307,7 +307,7 @@ class StepExecutor:
         return step
 
     def _fail_owner(self, owner: Owner, error: Exception) -> None:
-        """Fail the job with this slot owner."""
+        """End the job with this slot owner. The other jobs continue."""
         job = next(job for job in self.active.values() if owner in job.slot_owners)
         log.error("decode steps fail with one of %d jobs", len(self.active), exc_info=error)
         self._fail(job, hide_details(error))

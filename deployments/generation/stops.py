@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class StopStrings:
-    """Ends a text at the first stop string and holds back text that may begin one.
+    """Filter that ends a text at the first stop string and holds back text that may begin one.
 
     The first stop string is the one that ends first. If several end at the same character, the
     longest counts. The result therefore does not depend on how the text is split. The search takes
@@ -12,7 +12,7 @@ class StopStrings:
     """
 
     def __init__(self, stop: tuple[str, ...], *, include_stop_string: bool) -> None:
-        """With `include_stop_string` no text is held back."""
+        """Start with an empty text. With `include_stop_string`, no text is held back."""
         self._matchers = [_Matcher(string) for string in stop if string]
         self._include = include_stop_string
         self._held = ""
@@ -67,9 +67,9 @@ class _Matcher:
 
 
 def _compute_fallbacks(string: str) -> list[int]:
-    """Return one length for each n, from 0 to the length of the string.
+    """Return the fallback lengths f[n] for n from 0 to the length of the string.
 
-    It is the length of the longest proper prefix of string[:n] that is also a suffix of it.
+    f[n] is the length of the longest proper prefix of string[:n] that is also its suffix.
     """
     fallbacks = [0, 0]
     for character in string[1:]:

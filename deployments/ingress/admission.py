@@ -29,7 +29,7 @@ class Admission:
         )
 
     def _limit_in_flight(self, name: str, unit: str) -> Capacity:
-        """Build the capacity of the setting `name` of the limits."""
+        """Build a capacity whose limit is the current value of the setting `name` of `limits`."""
         return Capacity(lambda: getattr(self.limits, name), unit, f"limits.{name}")
 
     def limit_texts(self, inputs: TaskInput) -> TaskInput:

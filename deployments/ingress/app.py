@@ -30,7 +30,7 @@ from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.pipeline import RequestPipeline
 
 # All APIs except the documentation, which describes the others. To add an API, write its package
-# and add a line here. If two routes match a path, the earlier one wins, so broad routes come last.
+# and add a line here. If two routes match a path, the earlier route wins. Broad routes come last.
 APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     PlaygroundRoutes,
     OperationsRoutes,

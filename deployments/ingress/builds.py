@@ -46,7 +46,7 @@ StartBuilder = Callable[[Path, int], subprocess.Popen[bytes]]
 
 
 class BuildService:
-    """Starts, watches and runs builds for one ingress replica.
+    """Service of one ingress replica that starts, watches and runs builds.
 
     `is_served` returns whether requests can use a model id.
     """
@@ -71,10 +71,12 @@ class BuildService:
     async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
         """Queue a build for an operator, even if the last build of the model just failed.
 
-        The key must permit the model and the default id of `source`: a model of its own must not
-        be a copy of a foreign one. Raises Forbidden if it does not or if `builds.allow_pull` is
-        false, InvalidField if the server has no compiler or `model_id` or `source` is invalid,
-        Overloaded if the build queue is full, and StoreNotWritable.
+        The caller's key must permit both `model_id` and the default id of `source`. Otherwise a
+        caller could copy a forbidden model under a permitted id.
+
+        Raises Forbidden for a key without permission, or if `builds.allow_pull` is false. Raises
+        InvalidField if the server has no compiler, or if `model_id` or `source` is invalid. Raises
+        Overloaded if the build queue is full. Raises StoreNotWritable.
         """
         if not self.settings.allow_pull:
             raise Forbidden("this server pulls no models: `builds.allow_pull` is false")
@@ -98,7 +100,7 @@ class BuildService:
         return status
 
     async def status(self, model_id: str) -> BuildStatus | None:
-        """Describe the last build of a model; None without a build, or if the model was removed.
+        """Return the status of a model's last build; None without a build or after a removal.
 
         Raises Forbidden if the API key does not permit the model.
         """
@@ -115,7 +117,7 @@ class BuildService:
     async def watch(self, model_id: str) -> AsyncGenerator[BuildStatus, None]:
         """Yield the status now, then every EVENT_S, for at most MAX_WATCH_S.
 
-        The stream ends with the build, or at once if the model has no build.
+        The stream ends when the build ends. It is empty if the model has no build.
         """
         for _ in range(int(MAX_WATCH_S / EVENT_S)):
             status = await self.status(model_id)
@@ -129,10 +131,11 @@ class BuildService:
     async def wait_for_missing(self, model_id: str, error: ServeError, *, waits: bool) -> None:
         """Wait until a missing model is served. Pull the model if that is allowed.
 
-        `error` is the error of the request that did not find the model. `waits` allows a wait of
-        `builds.wait_s` for an unfinished build. Raises ModelLoading with the estimated time,
-        BuildFailed with the reason, Overloaded if the build queue is full, or `error` if no build
-        can provide what the request names.
+        `error` is the error of the request that did not find the model. If `waits` is true, wait up
+        to `builds.wait_s` seconds for the end of the build.
+
+        Raises ModelLoading with the estimated time, BuildFailed with the reason, Overloaded if the
+        build queue is full, or `error` if no build can provide what the request names.
         """
         if self._is_served(model_id):  # only the requested version is missing
             raise error
@@ -164,8 +167,8 @@ class BuildService:
 
     async def _find_or_pull(self, model_id: str) -> BuildStatus | None:
         status = await self.status(model_id)
-        # Clients send ids of other servers, such as `gpt-4`. They name no organization, so only
-        # operators pull ids without one.
+        # Clients send model names of other servers, such as `gpt-4`. These names lack an
+        # organization. Requests therefore pull only ids with an organization.
         is_pullable = "/" in model_id and is_hub_id(model_id)
         may_pull = self.settings.allow_pull and is_pullable and has_compiler()
         is_new = status is None or (
@@ -235,9 +238,9 @@ class BuildService:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let the builder return its build to the queue and end. Kill it if it does not end."""
+    """Let the builder return its build to the queue. Kill a builder that runs after STOP_S."""
     if process.stdin is not None:
-        process.stdin.close()  # the builder ends with its standard input
+        process.stdin.close()  # asks the builder to end
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
     if process.poll() is None:

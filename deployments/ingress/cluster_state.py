@@ -24,7 +24,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 # empty, REFRESH_S otherwise.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
-STATUS_TIMEOUT_S = 1.0  # limit of the time that a request waits for a read
+STATUS_TIMEOUT_S = 1.0  # maximum time that a request waits for a read
 # Age in seconds above which the state makes the server unready. By then about three reads in a row
 # have failed, or one hangs.
 MAX_AGE_S = 3 * REFRESH_S
@@ -51,7 +51,7 @@ class ClusterSnapshot:
     """The cluster at the time of one status read."""
 
     running: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment name
-    gpus: float = 0.0  # GPUs of the cluster
+    gpus: float = 0.0  # number of GPUs of the cluster
     failing: frozenset[str] = frozenset()  # deployments with one of FAILING_STATUSES
     starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment, no zeros
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
@@ -61,7 +61,7 @@ class ClusterSnapshot:
 class DeploymentState:
     """An encoder or generator deployment of one device."""
 
-    available: bool  # the cluster has the hardware for it, or can add such hardware
+    available: bool  # the cluster has the hardware for the deployment, or can add the hardware
     running: int  # replicas that can answer
 
 
@@ -85,7 +85,7 @@ class ClusterMonitor:
         self.apply(ClusterSnapshot())
 
     def apply(self, snapshot: ClusterSnapshot) -> None:
-        """Replace the state by that of a new snapshot."""
+        """Derive the state from a new snapshot."""
         self._applied_s = time.monotonic()
         self.snapshot = snapshot
         self._starts.note(snapshot.starting, snapshot.running, self._applied_s)
@@ -93,7 +93,7 @@ class ClusterMonitor:
         self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def missing(self) -> list[str]:
-        """List the reasons why requests without options would fail; empty when ready."""
+        """List the reasons why requests without options would fail. A ready cluster has none."""
         required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:
             required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
@@ -143,7 +143,7 @@ class ClusterMonitor:
             self._refreshing = None
 
     def states_for(self, model: RegisteredModel) -> Mapping[Device, DeploymentState]:
-        """Return the states of the generators for a generative model, else of the encoders."""
+        """Return the states of the deployments that run `model`: the generators or the encoders."""
         return self.generator_states if model.is_generative else self.states
 
     @contextlib.asynccontextmanager
@@ -224,7 +224,7 @@ def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
 class DeviceChoice(NamedTuple):
     """The device that runs a request.
 
-    `fallback` equals `device` if the request preferred another device, else it is None.
+    If the request preferred another device, `fallback` equals `device`. Otherwise it is None.
     """
 
     device: Device
@@ -250,8 +250,9 @@ def choose_device(
 ) -> DeviceChoice:
     """Choose `device`, or the CPU if `device` is not available and not required.
 
-    Raises HardwareUnavailable if the request must fail: no available deployment for the device, or
-    no graph of the model for it.
+    A device can run a model if its deployment is available and the model has a graph for it.
+    Raises HardwareUnavailable if a required `device` cannot run the model, or if neither `device`
+    nor the CPU can run the model.
     """
     error = _check_device(device, manifest, states)
     if error is None:

@@ -18,9 +18,9 @@ from deployments.registry import RegisteredModel
 class limit_cold_start:
     """Context manager that raises ModelLoading if no replica runs after `wait_s` seconds.
 
-    `wait_s` None sets no limit.
-    If the block ends with DeadlineExceeded and no replica runs, ModelLoading replaces this error.
-    The limit costs next to nothing while a replica runs.
+    If `wait_s` is None, the wait has no limit. If the block ends with DeadlineExceeded and no
+    replica runs, ModelLoading replaces this error. The limit costs next to nothing while a replica
+    runs.
     """
 
     __slots__ = ("_device", "_ending", "_model", "_monitor", "_timeout", "_wait_s")
@@ -53,7 +53,8 @@ class limit_cold_start:
             except TimeoutError as exc:
                 raise self._build_error() from exc
         if isinstance(error, DeadlineExceeded):
-            # An overloaded server has many late requests, and a read takes 40 ms of CPU time.
+            # Read the status only if needed: it takes 40 ms of CPU time, and an overloaded server
+            # has many late requests.
             if self._is_cold() or self._monitor.age_s > REFRESH_STARTING_S:
                 await self._monitor.refresh_with_timeout()
             if self._is_cold():

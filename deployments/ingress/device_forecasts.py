@@ -1,8 +1,8 @@
 """Forecasts of how long each device would take for a request.
 
-The first forecasts come from cost tables or a guess; measured answers then replace them. The
-waiting work of a device is estimated as this process's unanswered work times the number of ingress
-replicas, because HAProxy spreads requests evenly.
+The first forecasts come from cost tables or a guess. Measured times of answers then replace them.
+HAProxy spreads requests evenly over the ingress replicas. The estimate of a device's waiting work
+is therefore the unanswered work of this ingress replica times the number of ingress replicas.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 # Speed of loading a model, from 23.8 MB in 0.17 s. While requests share the cores, the same load
-# takes about twice as long (docs/performance.md).
+# takes about twice as long.
 LOAD_BYTES_PER_S = 140e6
 # Tokens (special tokens included) of the text for which the first rates are estimated.
 USUAL_TOKENS = 32
 # Assumed tokens of an answer until answers of the model have been measured.
 USUAL_GENERATED_TOKENS = 128
 GUESS_S_PER_GENERATED_TOKEN = 0.02  # seconds per token of one answer
-MAX_MODELS = 1_000  # limit of the entries in each table: the rates, the answer lengths
+MAX_MODELS = 1_000  # maximum entries of each table: the rates, the answer lengths
 
 
 class RequestWork(NamedTuple):
@@ -69,13 +69,13 @@ class DeviceForecasts:
     def __init__(
         self, args: AppArgs, monitor: ClusterMonitor, pools: Mapping[str, PoolManager]
     ) -> None:
-        """`pools` has a PoolManager by deployment name.
+        """`pools` maps deployment names to PoolManagers.
 
-        Without a PoolManager, all models of a deployment count as loaded. Blocks, because it
-        queries the GPU of this host.
+        For a deployment without a PoolManager, all models count as loaded. The constructor blocks,
+        because it queries the GPU of this host.
         """
         for device in args.encoders:
-            read_host(device)  # kept for the process: later, a query would stop the event loop
+            read_host(device)  # caches the result: a later query would block the event loop
         self.settings = PlacementSettings()
         self._args = args
         self._monitor = monitor
@@ -108,7 +108,7 @@ class DeviceForecasts:
     def start(self, work: RequestWork, device: Device) -> Callable[[], None]:
         """Count the work as waiting or running, until the returned function is called.
 
-        With only one device no forecast is needed, so nothing is counted.
+        A model with only one available device needs no forecast, so its work is not counted.
         """
         states = self._monitor.states_for(work.model)
         if sum(state.available for state in states.values()) < 2:
@@ -127,7 +127,7 @@ class DeviceForecasts:
     ) -> None:
         """Update the rates with an encoder's answer to a request of `items` items.
 
-        Models without a forecast have no rates. Their answers change nothing.
+        Do nothing for a model that never needed a forecast, because it has no rates.
         """
         rates = self._rates.get((work.model.ref, device))
         if rates is None:
@@ -140,7 +140,7 @@ class DeviceForecasts:
     def record_answers(
         self, model: RegisteredModel, device: Device, answers: Iterable[Finished]
     ) -> None:
-        """Update rates and answer lengths with a generator's answers, as `record_result` does."""
+        """Update rates and answer lengths with a generator's answers, if the model has rates."""
         rates = self._rates.get((model.ref, device))
         if rates is None:
             return
@@ -183,11 +183,12 @@ class DeviceForecasts:
 
 
 def _cache(entries: OrderedDict[K, T], key: K, build: Callable[[], T]) -> T:
-    """Return the entry of `key`; build it if missing. Remove the oldest above MAX_MODELS."""
+    """Return the entry of `key`, built if missing. Evict the least recently used at MAX_MODELS."""
     if key not in entries:
         if len(entries) >= MAX_MODELS:
             entries.popitem(last=False)
         entries[key] = build()
+    entries.move_to_end(key)
     return entries[key]
 
 

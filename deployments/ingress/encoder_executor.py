@@ -17,7 +17,7 @@ from deployments.messages import BatchKey, Call, CallResult, CallTimings, ModelR
 
 
 class EncoderExecutor:
-    """Answers a call from the response cache, otherwise through a micro-batch of an encoder."""
+    """Executor that answers from the response cache, else sends the call in a micro-batch."""
 
     def __init__(
         self, router: MicroBatchRouter, monitor: ClusterMonitor, settings: IngressUserConfig
@@ -64,7 +64,7 @@ class EncoderExecutor:
         await self._router.load(model, device)
 
     async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
-        # Key for RecentRefusals. It has the model, because the cost of a call differs by model.
+        # Key for RecentRefusals. The model is part of it, because models differ in cost per call.
         queue = (key.model, key.task, key.device, request.client, request.options.priority)
         if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, request.characters, request.deadline_s)

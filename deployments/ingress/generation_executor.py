@@ -32,7 +32,7 @@ from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
 
 LATE = "the generation exceeded the deadline of the request"
-REPEAT_TIMEOUT_S = 120.0  # for shadow requests, whose answers are only compared
+REPEAT_TIMEOUT_S = 120.0  # limit for shadow requests; no client waits for them
 PROBE_PROMPT = "a"  # prompt of the single-token probe of a new version
 
 
@@ -45,9 +45,9 @@ class GenerationPlan:
     fallback: Device | None
     calls: tuple[GenerationCall, ...]  # `candidates` calls per prompt, in prompt order
     candidates: int
-    prompt_sizes: tuple[int, ...]  # characters or token ids per prompt
+    prompt_sizes: tuple[int, ...]  # number of characters or token ids, by prompt
     deadline_s: float  # on the monotonic clock
-    waits_for_model: bool  # waits until the deadline, even if no replica runs
+    waits_for_model: bool  # the cold start limit does not apply; the calls wait until the deadline
 
     @property
     def model(self) -> RegisteredModel:
@@ -81,13 +81,13 @@ class GenerationPlan:
         )
 
     def call_field_names(self, number: int) -> Mapping[str, str]:
-        """Map fields of call `number` to fields of the request, for errors."""
+        """Map field names of call `number` to field names of the request, for error messages."""
         several = len(self.prompt_sizes) > 1
         return {"prompt": f"prompt[{number // self.candidates}]"} if several else {}
 
 
 class GenerationExecutor:
-    """Plans generation requests and sends their calls to the generators."""
+    """Executor that plans generation requests and sends their calls to the generators."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class GenerationExecutor:
         self._monitor = monitor
         self._settings = settings
         self._refusals = RecentRefusals()
-        self._in_flight = 0  # calls
+        self._in_flight = 0  # number of calls
 
     def configure(self, settings: IngressUserConfig) -> None:
         """Apply new settings to later requests."""

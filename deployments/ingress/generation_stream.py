@@ -32,10 +32,10 @@ class ChoiceChunk(NamedTuple):
 
 
 class GenerationStream:
-    """Chunks of all completions. Iterating raises the first failure; `aclose` frees the KV slots.
+    """Chunks of all completions. Iteration raises the first failure; `aclose` frees the KV slots.
 
-    One task per completion reads its chunks, so that the consumer can stop at any moment. `on_end`
-    is called once, with the final HTTP status of the request.
+    Each completion has a task that reads its chunks, so that the consumer can stop at any moment.
+    `on_end` is called once, with the final HTTP status of the request.
     """
 
     def __init__(
@@ -49,11 +49,11 @@ class GenerationStream:
     ) -> None:
         self.model = model
         self.fallback = fallback
-        # One element per choice; empty until a choice of every prompt has started. A choice that
-        # waits for a KV slot has the element of its prompt's first started choice.
+        # Empty until every prompt has a started choice, then one element per choice. A choice that
+        # still waits for a KV slot shares the element of its prompt's first started choice.
         self.started: tuple[Started, ...] = ()
         self.finished: list[Finished] = []  # in the order of their end
-        self.texts: list[str] = []  # text of each completion so far
+        self.texts: list[str] = []  # text so far, by choice
         self.ended_early = False  # whether `finish_early` cut a completion
         self._on_end = on_end
         self._choices_per_prompt = choices_per_prompt
@@ -96,7 +96,7 @@ class GenerationStream:
             raise
 
     async def batches(self) -> AsyncIterator[list[ChoiceChunk]]:
-        """Yield batches: all chunks since the last batch, at least one chunk."""
+        """Yield batches of chunks. A batch has all chunks since the last batch, at least one."""
         while True:
             if self._chunks:
                 yield self._take_chunks()
@@ -126,7 +126,7 @@ class GenerationStream:
     async def finish_early(self) -> list[ChoiceChunk]:
         """End unfinished completions with the reason `length`; return the remaining chunks.
 
-        If the stream has failed before, raises the error of this failure.
+        If the stream has failed already, raise its failure.
         """
         if self._failure is not None:
             raise self._failure

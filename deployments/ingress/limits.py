@@ -84,7 +84,7 @@ def check_count(path: str, items: int, max_items: int) -> None:
 
 
 def check_pairs(path: str, other: str, pairs: int, max_items: int) -> None:
-    """Raise TooManyItems if `pairs`, of the items of two lists, exceeds `max_items`."""
+    """Raise TooManyItems if two lists have more than `max_items` pairs of items."""
     if pairs > max_items:
         raise TooManyItems(
             f"`{path}` and `{other}` make {pairs} pairs; the maximum is {max_items}. Split the "
@@ -94,7 +94,7 @@ def check_pairs(path: str, other: str, pairs: int, max_items: int) -> None:
 
 
 def check_prompts(prompts: Sequence[Prompt], candidates: int, limits: LimitSettings) -> None:
-    """Check prompts, each of which is read `candidates` times.
+    """Check the prompts of a request. The generator reads each prompt `candidates` times.
 
     Raises TooManyItems or InputTooLong.
     """

@@ -32,7 +32,7 @@ from deployments.messages import (
 )
 from deployments.transports.base import EncoderClient
 
-MAX_KEYS = 1_000  # limit of the BatchKeys whose submit function is cached
+MAX_KEYS = 1_000  # maximum number of cached submit functions, one per BatchKey
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
 Submit = Callable[["PendingCall"], Awaitable[None]]
@@ -82,7 +82,7 @@ class _Sent(NamedTuple):
 
 
 class MicroBatchRouter:
-    """Collects the calls of one ingress replica into micro-batches and sends them to encoders."""
+    """Router that collects calls of one ingress replica into micro-batches for the encoders."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class MicroBatchRouter:
         return submit
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
-        """Send one micro-batch. If the hop fails, its calls without an outcome get the error.
+        """Send one micro-batch. If the hop fails, calls without an outcome get its error.
 
         Calls whose callers left while the micro-batch was collected are not sent.
         """
@@ -229,22 +229,22 @@ class BatchSlots:
     """Queue before @serve.batch, with `max_concurrent_batches` slots per sender.
 
     A sender is a client with one priority. Until a micro-batch is answered, it takes one slot of
-    every sender that has a call in it. So no client waits for the slots of another, and no
-    interactive call for those of a batch job.
+    every sender that has a call in it. A client therefore does not wait for the slots of another
+    client. An interactive call does not wait for the slots of a batch job.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots are taken would become batches of one call. They wait here instead, and enter together
     when a slot is free. Once enough calls for a whole micro-batch wait, they enter without a free
     slot. They then wait in the replicas, whose queues are fair to clients.
 
-    If `batch_wait_timeout_s` is 0, a call that finds the slots of all senders free is sent at once.
-    Collecting it would take @serve.batch 64 µs, and no other call could join it.
+    If `batch_wait_timeout_s` is 0 and no sender has taken a slot, a call is sent at once. No other
+    call could join its micro-batch, and @serve.batch would take 64 µs.
     """
 
     def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
         self._send = send
         self._settings = settings
-        self._taken: Counter[Sender] = Counter()  # taken slots
+        self._taken: Counter[Sender] = Counter()  # number of taken slots
         self._waiting: defaultdict[Sender, deque[asyncio.Future[None]]] = defaultdict(deque)
         self._tasks: set[asyncio.Task[None]] = set()
 

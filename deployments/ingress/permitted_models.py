@@ -13,12 +13,12 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 
 class PermittedModels:
-    """View of the registry. Default models and lists have only models that the caller may use."""
+    """View of the registry. Default models and lists have only models permitted to the caller."""
 
     def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
-        """`trusted_proxies` is the setting of `limits` that helps to identify clients.
+        """`trusted_proxies` is the setting `limits.trusted_proxies`.
 
-        Traffic splits choose the version by client.
+        It helps to identify clients, because traffic splits choose the version by client.
         """
         self.trusted_proxies = trusted_proxies
         self._registry = registry
@@ -34,7 +34,7 @@ class PermittedModels:
         return (model for model in models if may_use(model.ref.id))
 
     def has_usable_model(self) -> bool:
-        """Whether any model can be used, without regard to the caller."""
+        """Return whether any model can be used, without regard to the caller."""
         return self._registry.has_usable_model()
 
     def pinned(self) -> list[RegisteredModel]:
@@ -42,21 +42,21 @@ class PermittedModels:
         return self._registry.pinned()
 
     def rejected(self) -> dict[str, ArtifactError]:
-        """Return the errors of the unusable models by model id."""
+        """Return the errors of the unusable models that the caller may use, by model id."""
         may_use = current_caller().may_use_model
         return {name: error for name, error in self._registry.rejected().items() if may_use(name)}
 
     def find(self, name: str) -> RegisteredModel:
-        """Return the model that answers the caller for `id` or `id@selector`.
+        """Return the model to which `name`, an id or `id@selector`, resolves for the caller.
 
-        Raises Forbidden, UnknownModel or the ArtifactError of the artifact.
+        Raises Forbidden, UnknownModel or ArtifactError.
         """
         model_id = split_name(name)[0]
         current_caller().require_model(model_id)
         try:
             return self._registry.find(name, self._identify_client)
         except (UnknownModel, ArtifactMissing) as error:
-            error.model_id = model_id  # the request may wait for a build of this model
+            error.model_id = model_id  # lets the request wait for a build of this model
             raise
 
     def list_versions(self, model_id: str) -> list[RegisteredModel]:

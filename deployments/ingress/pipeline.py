@@ -102,9 +102,9 @@ class RequestPipeline:
         return True
 
     def list_missing(self) -> list[str]:
-        """List the reasons why all requests without options would fail; empty when ready.
+        """List the reasons why all requests without options would fail. A ready server has none.
 
-        A server without the configured models is ready if the store has another model, which
+        A server without usable configured models is ready if the store has another model that
         requests can name.
         """
         missing = self.monitor.missing()
@@ -163,7 +163,7 @@ class RequestPipeline:
         )
 
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
-        """Tokenize each text in `inputs`, with the requested or the default prompt prepended.
+        """Tokenize each text of `inputs`, after prepending the requested or the default prompt.
 
         Raises ServeError.
         """
@@ -194,14 +194,14 @@ class RequestPipeline:
     async def find_generator(
         self, model_id: str | None, *, for_chat: bool = False
     ) -> RegisteredModel:
-        """Find the generative model. Raises UnknownModel, ArtifactError or WrongTask."""
+        """Find the generative model. Raises Forbidden, UnknownModel, ArtifactError or WrongTask."""
         model = self.resolver.find_generator(model_id, for_chat=for_chat)
         return await self.settle(model_id, model)
 
     async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
         """Return `model`. If its version fails the trial, return another version for `name`.
 
-        New versions need a trial (version_prober.py). Without `name`, the model id is the name.
+        New versions need a trial (version_prober.py). `name` None means the id of `model`.
         """
         name = name or model.ref.id
         while await self._prober.refuses(name, model):
@@ -248,7 +248,7 @@ class RequestPipeline:
                 self.admission.generations.release(len(plan.calls), plan.client)
                 if stream.started:
                     context.compute = stream.started[0].compute_type
-                # Also of a stream that ends early or fails: its client may have read the tokens.
+                # Count tokens of a stream that ends early or fails too: its client may have them.
                 ended = (*stream.finished, *stream.unfinished)
                 context.timings = combine_timings(stream.started, ended, plan.candidates)
                 if len(stream.finished) == len(plan.calls) and not stream.ended_early:
@@ -318,8 +318,8 @@ class RequestPipeline:
     ) -> Any:
         """Return the inputs as JSON values; texts replace sequences of token ids.
 
-        The tokenizer then adds special tokens before and after each text, so a sequence may lack
-        them. Other special tokens are a part of the text.
+        The texts omit special tokens at both ends, because the tokenizer adds them again. Other
+        special tokens are part of the text.
         """
         if not isinstance(request.inputs, TokenIdInputs):
             return request.inputs

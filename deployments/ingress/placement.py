@@ -12,10 +12,10 @@ class DeviceForecast(NamedTuple):
     """Forecast for one request on the replicas of one kind of device."""
 
     device: Device
-    queue_s: float  # until the work ahead of the request is done
-    load_s: float  # until a running replica has the model; 0 if one has it already
-    run_s: float  # from the end of `queue_s` and `load_s` until the answer
-    work_s: float  # replica time that the request uses
+    queue_s: float  # seconds until the work ahead of the request is done
+    load_s: float  # seconds until a running replica has the model; 0 if the model is loaded
+    run_s: float  # seconds from the end of `queue_s` and `load_s` to the answer
+    work_s: float  # seconds of a replica that the request uses
     price: float  # price of one second of a replica
 
     @property
@@ -24,7 +24,7 @@ class DeviceForecast(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """The price of the replica's time for the request, including the load of the model."""
+        """The price of the replica time for the request, loading the model included."""
         return self.price * (self.work_s + self.load_s)
 
 
@@ -44,7 +44,7 @@ def choose_after_refusal(
 ) -> DeviceForecast | None:
     """Return another device for a request that the full replicas of `refused` rejected.
 
-    Returns None if no other device answers in time. The client should then retry later.
+    Returns None if no other device answers within `deadline_s`. The client should then retry later.
     """
     others = [one for one in forecasts if one.device != refused and one.completion_s <= deadline_s]
     return choose_forecast(others, deadline_s) if others else None

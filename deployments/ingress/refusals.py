@@ -1,4 +1,4 @@
-"""Recent refusals of replicas, by which the ingress refuses similar requests at once."""
+"""Recent refusals of replicas. They let the ingress refuse similar requests at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import NamedTuple
 from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded, build_overloaded
 
-# Limit of the stored refusals. At the limit, expired refusals are dropped.
+# Maximum number of stored refusals. At the limit, expired refusals are dropped. If none has
+# expired, new refusals are not stored.
 MAX_KEPT = 1_024
 
 
@@ -21,8 +22,9 @@ class _RefusedRequest(NamedTuple):
 class RecentRefusals:
     """The last refusal per queue. Use from one event loop.
 
-    The key of a queue has what determines order of service and cost: model, device, priority,
-    client and so on. It lacks the size of a request, its number of characters or token ids.
+    The key of a queue contains everything that determines the order of service and the cost, such
+    as model, device, priority and client. The key lacks the size of a request, which is a number of
+    characters or token ids.
 
     A replica predicts the end of a request from its own queue, the costs and the other clients. If
     the deadline is earlier, the replica refuses the request. This class then refuses later requests
@@ -54,5 +56,5 @@ class RecentRefusals:
             self._refusals = {
                 key: refusal for key, refusal in self._refusals.items() if refusal.ends_s > now_s
             }
-        if len(self._refusals) < MAX_KEPT:
+        if queue in self._refusals or len(self._refusals) < MAX_KEPT:
             self._refusals[queue] = _RefusedRequest(size, deadline_after(error.needed_s))

@@ -1,4 +1,4 @@
-"""The models in the memory of the replicas: list, load and unload."""
+"""Operations on the models in the memory of the replicas: list, load and unload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from deployments.messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel
 from deployments.transports.base import PoolManager
 
-TIMEOUT_S = 60.0  # for the answers of all replicas; a load reads and opens a model
+TIMEOUT_S = 60.0  # limit for the answers of all replicas, long enough to load a model
 
 
 class LoadedEntry(BaseModel):
@@ -31,13 +31,13 @@ class LoadedEntry(BaseModel):
     bytes: int
     pinned: bool
     in_use: int  # calls that use the model now
-    age_s: float
-    idle_s: float  # since the last use
-    requests_per_minute: float  # requests in the last minute
+    age_s: float  # seconds since the load
+    idle_s: float  # seconds since the last use
+    requests_per_minute: float  # in the last minute
 
 
 class ReplicaMemory:
-    """Lists, loads and unloads models in the replicas. `pools` has a PoolManager per deployment."""
+    """Models in the memory of the replicas. `pools` maps deployment names to PoolManagers."""
 
     def __init__(self, pools: Mapping[str, PoolManager], registry: PermittedModels) -> None:
         self._pools = pools
@@ -87,7 +87,8 @@ class ReplicaMemory:
     async def _change(self, model: RegisteredModel, request: PoolRequest) -> list[LoadedEntry]:
         """Send `request` to the replicas that can run a model.
 
-        Return an entry for each replica that then has the model in memory.
+        Returns one entry per replica that has the model in memory afterwards. Raises
+        HardwareUnavailable if no replica is connected, else the first error of a replica.
         """
         names = GENERATOR_DEPLOYMENTS if model.is_generative else ENCODER_DEPLOYMENTS
         deployments = [

@@ -21,12 +21,12 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Slower requests are logged at INFO.
 SLOW_REQUEST_S = 1.0
-# A log line takes a fifth of the time of refusing a request. Without this limit, the lines of many
-# refusals would slow down accepted requests.
+# Writing a log line takes a fifth of the time that a refusal takes. Without this limit, the lines
+# of many refusals would slow down accepted requests.
 MAX_LINES_PER_S = 20
-# Status in the record of a request whose client disconnects before the end. Never sent.
+# Recorded status of a request whose client disconnects before the end. It is never sent.
 CLIENT_CLOSED_REQUEST = 499
-# Statuses of requests without an answer that may have used a replica nevertheless.
+# Statuses of requests that end without an answer. A replica may have worked on them.
 UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
 
 
@@ -44,7 +44,7 @@ class RequestContext:
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
     timings: CallTimings = NO_TIMINGS
-    sent_tokens: float = 0.0  # estimated tokens of the work for a replica
+    sent_tokens: float = 0.0  # estimated tokens, counted if the request ends unanswered
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)
 
@@ -80,7 +80,7 @@ class record_request:
 
 
 class RequestSpan:
-    """The record of a request that may outlive its handler, such as a stream. Written once."""
+    """The record of a request, written once. A stream closes it after the handler has returned."""
 
     def __init__(self, recorder: RequestRecorder) -> None:
         self.context = RequestContext()
@@ -166,7 +166,7 @@ def _record(
 
 
 class LineLimit:
-    """Limits log lines to MAX_LINES_PER_S and counts the omitted ones.
+    """Limit of MAX_LINES_PER_S log lines, with a count of the omitted lines.
 
     DEBUG lines are not limited.
     """
@@ -174,8 +174,8 @@ class LineLimit:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._second = 0
-        self._lines = 0  # written in this second
-        self._omitted = 0  # lines since the last written line
+        self._lines = 0  # number of lines written in this second
+        self._omitted = 0  # number of lines omitted since the last written line
 
     def take(self) -> int | None:
         """Return the number of lines omitted before this line; None to omit this line too."""

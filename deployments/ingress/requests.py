@@ -42,7 +42,7 @@ class ResolvedRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
-    """The result of an encoder model, and figures for the response headers."""
+    """The result of an encoder model, and values for the response headers."""
 
     result: CallResult
     model: RegisteredModel
@@ -64,7 +64,7 @@ class GenerationRequest:
     model: RegisteredModel | None = None  # the model that the request was parsed for, if any
     model_id: str | None = None  # used if `model` is None; None: the default generative model
     choices: int = 1  # completions returned per prompt; choice i has the given seed plus i
-    best_of: int | None = None  # candidates per prompt, of which the best `choices` are returned
+    best_of: int | None = None  # candidates per prompt; the response has the best `choices` of them
     task: str | None = None  # for the request log; None: the model's first task
     request_options: RequestOptions = field(default_factory=RequestOptions)
 

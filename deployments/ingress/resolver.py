@@ -37,7 +37,7 @@ class ModelSelection(NamedTuple):
 
 
 class RequestResolver:
-    """Finds the model of a request, and chooses the device that runs it."""
+    """Resolver that finds the model of a request and chooses the device for it."""
 
     def __init__(
         self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: DeviceForecasts
@@ -66,11 +66,11 @@ class RequestResolver:
     def find_generator(self, model_id: str | None, *, for_chat: bool = False) -> RegisteredModel:
         """Return the requested generative model, or a default model.
 
-        The default is the first decoder-only model, with `for_chat` the first of these that has a
-        chat template. If no model fits, it is the first generative model.
+        The default is the first decoder-only model. With `for_chat`, it must have a chat template.
+        If no such model exists, the default is the first generative model.
 
         Raises Forbidden, UnknownModel or ArtifactError. Raises WrongTask if the requested model is
-        not generative, or if no model is.
+        not generative, or if no model is generative.
         """
         if model_id is None:
             generators = self._generators()
@@ -91,9 +91,9 @@ class RequestResolver:
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
         """Choose the hardware that a request names, else the default of the settings.
 
-        For callers without the scope `gpu`, the cluster counts as one without GPUs: `auto` and an
-        optional GPU mean the CPU. Raises Forbidden if such a caller requires a GPU, and
-        HardwareUnavailable if neither the named device nor a permitted other one can run the model.
+        Callers without the scope `gpu` get the CPU for `auto` and for an optional GPU, as in a
+        cluster without GPUs. Raises Forbidden if such a caller requires a GPU. Raises
+        HardwareUnavailable if neither the named device nor a permitted fallback can run the model.
         """
         states = self._usable_states(options, work)
         compute = self._requested_compute(options)
@@ -144,7 +144,7 @@ class RequestResolver:
         return states
 
     def _deadline_s(self, options: RequestOptions, work: RequestWork) -> float:
-        """Return the seconds that the answer may take, set by the request, else by the settings."""
+        """Return the seconds that the answer may take, from the request, else from the settings."""
         if options.deadline_ms is not None:
             return options.deadline_ms / 1e3
         settings = self.forecasts.settings
@@ -160,9 +160,9 @@ class RequestResolver:
 
         A request that names a task gets no generative model by default.
 
-        For a streamed request with one text, the default is the first generative model. Otherwise
-        it is the first of all models, if that model is generative and the body fits no task of an
-        encoder model.
+        For a streamed request with one text, the default is the first generative model. For another
+        request, the first of all models is the default if it is generative and the body fits no
+        task of an encoder model.
         """
         generators = self._generators()
         if request.task is not None or not generators:
@@ -196,10 +196,12 @@ class RequestResolver:
 
 @contextmanager
 def name_hardware_option(options: RequestOptions) -> Iterator[None]:
-    """Add to HardwareUnavailable which option of the request named the hardware."""
+    """Name in HardwareUnavailable the request option that chose the hardware, if any."""
     try:
         yield
     except HardwareUnavailable as error:
+        if options.requested_compute is None:
+            raise
         option = options.hardware_option
         raise HardwareUnavailable(
             f"{error.message}. Set `options.{option}` or the header `{HARDWARE_HEADERS[option]}` "

@@ -1,4 +1,4 @@
-"""Response cache, bounded in bytes and age. It runs one computation per key at a time."""
+"""Response cache, bounded in bytes and age. Concurrent misses of a key share one computation."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class _SharedComputation(Generic[V]):
 
 
 class ResponseCache(Generic[V]):
-    """LRU cache. Exceptions are not cached.
+    """LRU cache of values. It does not cache exceptions.
 
-    `size_of` returns the bytes of a key and its value. Use from one event loop.
+    `size_of` returns the bytes of a key and its value. Use the cache from one event loop only.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class ResponseCache(Generic[V]):
         return entry.value
 
     def put(self, key: Hashable, value: V) -> None:
-        """Cache `value`, unless this entry alone exceeds `max_bytes`."""
+        """Cache `value`, unless this entry alone exceeds `max_bytes`. Drop a former value."""
+        if key in self._entries:
+            self._remove(key)
         size = self._size_of(key, value) + ENTRY_OVERHEAD_BYTES
         if size > self.settings.max_bytes:
             return
-        if key in self._entries:
-            self._remove(key)
         self._entries[key] = _CachedResponse(value, size, self._clock() + self.settings.ttl_s)
         self.bytes += size
         self._evict()
@@ -95,11 +95,12 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers share one computation.
 
-        Callers share if key and `variant` are equal. `compute` ends at the deadline of the caller
-        that started it. A later caller waits until its own deadline. If the shared computation
-        fails with DeadlineExceeded or Overloaded before then, the later caller computes again, but
-        it shares at most one refusal: each repeat of a crowd would be refused in turn. A
-        computation is cancelled when no caller waits for it any more.
+        Callers share a computation if both `key` and `variant` are equal. `compute` ends at the
+        deadline of the caller that started it. A later caller waits until its own deadline. If the
+        shared computation fails with DeadlineExceeded or Overloaded before then, the later caller
+        tries again. After one Overloaded, it raises the next such error: otherwise many callers
+        would repeat a refused computation one after another. A computation is cancelled when its
+        last caller stops waiting.
         """
         flight_key = (key, variant)
         was_refused = False

@@ -1,6 +1,7 @@
 """Shadow traffic: another version computes a share of the requests again, for comparison only.
 
-Answers of generators agree if their texts are equal. Sampled answers are repeated with their seeds.
+Answers of generators agree if their texts are equal. The shadow version samples with the seeds of
+the original answers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class _MirroredTasks:
 
 
 class ShadowTraffic:
-    """Repeats answered requests with shadow versions. The results appear only in the log."""
+    """Repetition of answered requests with shadow versions. Only the log shows the results."""
 
     def __init__(self, registry: ModelRegistry, execute: Execute, complete: Complete) -> None:
         self.comparisons: dict[ModelRef, Comparison] = {}
@@ -68,8 +69,8 @@ class ShadowTraffic:
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
         """Compute an answered request again in the background, with the model's shadow version.
 
-        Do nothing if the model has no shadow, for a request outside of the shadow's random share,
-        or while too many repeated requests are in flight.
+        Do nothing if the model has no shadow version, if the request is not in the random share, or
+        while too many repeated requests are in flight.
         """
 
         async def does_agree(model: RegisteredModel) -> bool:
@@ -118,6 +119,9 @@ class ShadowTraffic:
         except ServeError as error:
             comparison.failed += 1
             log.info("shadow %s failed: %s", ref.name, error.message)
+        except Exception:
+            comparison.failed += 1
+            log.exception("bug: the answer of shadow %s cannot be compared", ref.name)
         else:
             comparison.agreed += agrees
             comparison.differed += not agrees
@@ -128,7 +132,7 @@ class ShadowTraffic:
 def agree(first: Any, second: Any) -> bool:
     """Return whether two values of a task are equal within MIN_COSINE and MAX_DIFFERENCE.
 
-    Of entries with scores, such as labels, the order may differ: two near ties may change places.
+    Entries with scores, such as labels, may differ in order, because near ties may change places.
     """
     if isinstance(first, np.ndarray):
         return isinstance(second, np.ndarray) and _is_parallel(first, second)
@@ -145,7 +149,7 @@ def agree(first: Any, second: Any) -> bool:
 
 
 def _index_scores(value: Any) -> Any:
-    """Map what each entry names, such as a label or a span, to its score; return others as is."""
+    """Map each scored entry, such as a label or a span, to its score; return others unchanged."""
     if isinstance(value, Mapping) and "labels" in value:  # zero-shot classification
         scores = zip(value["labels"], value["scores"], strict=True)
         # A tuple, because any text may be a label.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Assumed seconds of a start until one is measured. A start includes process start, imports and
-# opening graphs.
+# Assumed seconds of a start until a start is measured. In this time, the process starts, imports
+# its modules and opens graphs.
 ESTIMATED_START_S = 20.0
 
 

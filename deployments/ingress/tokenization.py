@@ -100,7 +100,7 @@ def replace_ids_with_texts(inputs: TokenIdInputs, texts: Sequence[str]) -> str |
     """
     remaining = iter(texts)
     filled = [value if isinstance(value, str) else next(remaining) for value in inputs.values]
-    if "" in filled:  # values that are texts were checked
+    if "" in filled:  # texts of the request were checked, so it is a decoded text
         path = inputs.path if inputs.single else f"{inputs.path}[{filled.index('')}]"
         raise EmptyInput(f"`{path}` has only special tokens", field=path)
     return filled[0] if inputs.single else filled
@@ -115,7 +115,7 @@ class TokenizedText:
 
 
 class TokenizationService:
-    """Calls the tokenizer within limits and the request timeout."""
+    """Service that calls the tokenizer, with size limits and the deadline of the request."""
 
     def __init__(self, client: TokenizerClient) -> None:
         self._client = client
@@ -136,8 +136,8 @@ class TokenizationService:
     ) -> list[TokenizedText]:
         """Tokenize each text without truncation.
 
-        Raises InputTooLong when all texts together exceed `limits.item_chars`. The limit is low
-        because the JSON of a token is twenty times as long as the token.
+        Raises InputTooLong if all texts together exceed `limits.item_chars` characters. The limit
+        is low, because the JSON of a token is twenty times as long as the token.
         """
         length, max_chars = sum(map(len, request.texts)), limits.item_chars
         if length > max_chars:
@@ -153,7 +153,7 @@ class TokenizationService:
     async def decode(
         self, request: DecodeRequest, limits: LimitSettings, *, deadline_s: float, path: str
     ) -> tuple[str, ...]:
-        """Return the text of each sequence. Raises InputTooLong or UnknownToken naming `path`."""
+        """Return the text of each sequence. Raises InputTooLong or UnknownToken for `path`."""
         _check_lengths(request.sequences, path, limits)
         try:
             async with enforce_deadline(deadline_s, LATE):

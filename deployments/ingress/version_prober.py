@@ -13,10 +13,10 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-PROBE_TIMEOUT_S = 120.0  # to load and test a version; after a timeout it is tried again
-# Seconds until the second trial of a version that failed. Files that cannot be read and memory that
-# cannot be allocated look like a damaged version, but may pass. Replicas repeat the error of a
-# failed load for MIN_QUARANTINE_S.
+PROBE_TIMEOUT_S = 120.0  # limit for one load; after a timeout, the trial is repeated later
+# Seconds between the two attempts to load a version. A failure to read files or to allocate memory
+# looks like a damaged version, but may be temporary. Replicas repeat the error of a failed load for
+# MIN_QUARANTINE_S, so an earlier attempt would fail in any case.
 RETRY_S = MIN_QUARANTINE_S + 0.5
 # Maximum seconds that a request waits for the trial. Afterwards the request uses the new version,
 # although the result of the trial is not known.
@@ -26,9 +26,9 @@ MAX_WAIT_S = 10.0
 class VersionProber:
     """Prober that lets a replica load and test a new version while the former version answers.
 
-    Requests for a name without a former version wait for the trial. A version that cannot be loaded
-    twice is marked as refused in `plan.json` of the store, so that no process uses it. After other
-    errors, such as a full queue, the version is tried again.
+    Requests for a name without a former version wait for the trial. If two attempts to load a
+    version fail, `plan.json` of the store marks the version as refused, so that no process uses
+    it. After other errors, such as a full queue, the trial is repeated later.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ def generate_key() -> str:
 
 
 def has_key_form(text: str) -> bool:
-    """Whether the text can be a key; placeholders and keys of other services cannot."""
+    """Return whether the text can be a key; placeholders and keys of other services cannot."""
     return text.startswith(KEY_PREFIX) and len(text) <= MAX_KEY_CHARS
 
 
@@ -80,5 +80,5 @@ def hash_key(key: str) -> bytes:
 
 
 def matches_digest(key: str, digest: bytes) -> bool:
-    """Whether `digest` is the key's digest, compared in constant time."""
+    """Return whether `digest` is the key's digest, compared in constant time."""
     return hmac.compare_digest(hash_key(key), digest)

@@ -37,7 +37,7 @@ class KeyRing:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises BadSetting if the file is missing or invalid."""
+        """Read the file `path`. Raises BadSetting if it is missing or invalid."""
         self.path = path
         self._file = WatchedFile(path, clock)
         self._entries: dict[str, _StoredKey] = {}
@@ -49,7 +49,7 @@ class KeyRing:
         key = key if has_key_form(key) else ""  # prevents hashing a long text
         entry = self._entries.get(key_id(key))
         digest = NO_DIGEST if entry is None else entry.digest
-        # The same message for an unknown id and a wrong secret: it must not reveal which ids exist.
+        # Unknown ids and wrong secrets get one message, so that it does not reveal which ids exist.
         if not matches_digest(key, digest) or entry is None:
             raise Unauthorized("the API key is not valid")
         if entry.key.is_expired():

@@ -39,7 +39,7 @@ class TokenBucket:
             f"x-ratelimit-{name}-{kind}".encode() for name in ("limit", "remaining", "reset")
         ]
         self.level = math.inf  # `refill` reduces it to the capacity
-        self.per_minute = math.inf  # share of this replica
+        self.per_minute = math.inf  # this replica's share of the limit
         self.updated_s = now_s
 
     @property
@@ -182,7 +182,7 @@ def build_rate_limited(
 
 
 def format_seconds(seconds: float) -> str:
-    """Format as OpenAI does: `20ms`, `1.5s`, `6m0s`."""
+    """Format a duration as OpenAI does: `20ms`, `1.5s`, `6m0s`."""
     if (milliseconds := math.ceil(seconds * 1e3)) < 1_000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(math.ceil(seconds), 60)

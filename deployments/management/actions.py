@@ -51,7 +51,7 @@ class ChangedModel(NamedTuple):
 
     store: Path
     id: str
-    selector: str  # after `@` in the name, `latest` without one
+    selector: str  # text after `@` in the name; `latest` if there is none
     configured: Mapping[str, str]  # versions that the configuration names, by model id
 
 
@@ -59,7 +59,8 @@ class ChangedModel(NamedTuple):
 class Action:
     """A change of one model's plan, by `hundredfold models NAME` or `POST /models/{id}/NAME`.
 
-    Unless `takes_version`, a name with a version or an alias is an error: it would change nothing.
+    Unless `takes_version`, a name with a version or an alias is an error, because the action always
+    changes the whole model.
     """
 
     name: str

@@ -76,7 +76,7 @@ class GarbageItem:
     """One removable version, build, directory or file."""
 
     kind: GarbageKind
-    name: str  # `id@version` of versions and builds
+    name: str  # `id@version` for versions and builds
     path: Path
     size: int  # bytes
     reason: str
@@ -184,8 +184,8 @@ def find_garbage(
 ) -> Garbage:
     """Find everything removable, except the versions in `keep`: `id@version` or `id@alias`.
 
-    Raises BadSetting if an item of `keep` names no version or if the plan is invalid, UnknownModel
-    if it names an unknown alias, StoreNotWritable if the store cannot be read.
+    Raises BadSetting if the plan is invalid or an item of `keep` names no version, UnknownModel if
+    an item of `keep` names an unknown alias, StoreNotWritable if the store cannot be read.
     """
     now_s, building = time.time(), building_directory(store)
     items: list[GarbageItem] = []

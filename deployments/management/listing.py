@@ -112,7 +112,7 @@ def _describe(store: Path, plan: Plan, model_id: str, configured: Mapping[str, s
 def _shares(
     store: Path, plan: Plan, model_id: str, configured: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return, by version, the percent that it answers of the requests that name no version."""
+    """Return the percent of the requests without a version that each version answers."""
     try:
         traffic = resolve_name(store, plan, model_id, configured)
     except UnknownModel:

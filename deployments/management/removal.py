@@ -46,9 +46,10 @@ def remove(
     """Remove a model (`id`) with all its versions, plan and builds, or a single `id@version`.
 
     Replicas answer their current requests and then forget the model. Returns the removed versions.
-    `configured` maps model ids to the versions that the configuration names; `keep` has further
-    ones, `id@version`. Raises UnknownModel, StoreNotWritable or ModelInUse. A model is in use while
-    it is being built, and a version while requests that do not name it explicitly need it.
+    `configured` maps model ids to the versions that the configuration names. `keep` lists further
+    versions of the configuration, as `id@version`. Raises UnknownModel, StoreNotWritable or
+    ModelInUse. A model is in use while it is being built. A version is in use while requests that
+    do not name it explicitly need it.
     """
     model_id, selector = split_name(name)
     versions = _find_versions(store, model_id)

@@ -41,7 +41,7 @@ class Windowing(NamedTuple):
     a window, so that windows advance.
     """
 
-    tokens: int | None = None  # per item at most, special tokens included
+    tokens: int | None = None  # limit per item, special tokens included
     stride: int | None = None  # tokens that adjacent windows share; None: one item per text
     # Maximum tokens of the first segment of a pair. The second segment is split into windows.
     first_tokens: int | None = None
@@ -136,10 +136,10 @@ class CallTimings(NamedTuple):
     Metrics, response headers and the log line contain them.
     """
 
-    tokenize_s: float = 0.0  # texts to token ids; of a generation also the chat template
-    queue_s: float = 0.0  # longest wait of an item for an engine thread, of a generation for a slot
+    tokenize_s: float = 0.0  # texts to token ids; for a generation also the chat template
+    queue_s: float = 0.0  # longest wait of an item for a thread, or of a generation for a KV slot
     forward_s: float = 0.0  # longest forward pass; longest prefill and decode of a generation
-    tokens: int = 0  # tokens without padding; of generations, those of prompts and answers
+    tokens: int = 0  # without padding; for generations, tokens of prompts and answers
     batch_items: int = 0  # items of the largest batch; 0 for a generation
 
 
@@ -169,7 +169,7 @@ class DecodeRequest(NamedTuple):
     skip_special: bool  # omit special tokens
     client: str = ""
     priority: int = 0
-    trim_special: bool = False  # omit padding, and those before and after a text
+    trim_special: bool = False  # omit padding, and special tokens before and after a text
 
 
 class CallResult(NamedTuple):

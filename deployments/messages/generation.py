@@ -53,8 +53,8 @@ class SamplingParams(NamedTuple):
     min_p: float | None = None  # in [0, 1]: minimum probability relative to the maximum
     typical_p: float | None = None  # in (0, 1]: locally typical sampling, arXiv:2202.00666
     repetition_penalty: float = 1.0  # above 0; for tokens of prompt and answer, arXiv:1909.05858
-    frequency_penalty: float = 0.0  # per occurrence in the answer, as OpenAI defines it
-    presence_penalty: float = 0.0  # once per token of the answer, as OpenAI defines it
+    frequency_penalty: float = 0.0  # subtracted per occurrence in the answer, as OpenAI defines it
+    presence_penalty: float = 0.0  # subtracted once if the answer has the token, as OpenAI does
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, value added to its logit)
     seed: int | None = None  # None: a random seed, reported in `Started`
 
@@ -150,9 +150,9 @@ class Token(NamedTuple):
 
 
 class FinishReason(StrEnum):
-    LENGTH = "length"  # maximum number of tokens
-    END = "end"  # end token, or the grammar is complete
-    STOP = "stop"  # stop string
+    LENGTH = "length"  # the answer has the maximum number of tokens
+    END = "end"  # the model generated an end token, or the grammar is complete
+    STOP = "stop"  # the text contains a stop string
 
 
 class Started(NamedTuple):
@@ -207,7 +207,7 @@ StreamEvent: TypeAlias = Started | Chunk | ServeError
 
 
 def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
-    """Merge consecutive chunks of one answer; there is at least one."""
+    """Merge consecutive chunks of one answer. `chunks` must not be empty."""
     if len(chunks) == 1:
         return chunks[0]
     text = "".join(chunk.text for chunk in chunks)

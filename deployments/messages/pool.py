@@ -13,10 +13,10 @@ class LoadedModel(NamedTuple):
     ref: ModelRef
     bytes: int
     is_pinned: bool
-    leases: int  # calls that use it now
+    leases: int  # calls that use the model now
     calls_per_minute: float  # estimated calls in the last minute
-    age_s: float  # since the load
-    idle_s: float  # since the last use
+    age_s: float  # seconds since the load
+    idle_s: float  # seconds since the last use
 
 
 class PoolRequest(NamedTuple):

@@ -1,4 +1,4 @@
-"""Reads, replaces and watches the file of the plan in the store."""
+"""The file of the plan in the store: functions that read, replace and watch it."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Traffic(NamedTuple):
     """The versions that answer the requests for one name."""
 
     version: str  # answers all requests that no split takes
-    splits: tuple[tuple[str, float], ...] = ()  # version and percent
+    splits: tuple[tuple[str, float], ...] = ()  # pairs of version and percent
     shadow: Shadow | None = None
 
 

@@ -31,7 +31,7 @@ class DeviceMemory:
     """Memory that one replica claims on its device, within a limit that all replicas share."""
 
     def __init__(self, directory: Path, limit: int) -> None:
-        """`limit` bounds the sum of the claims in `directory`, in bytes.
+        """Add an empty claim to `directory`. `limit` bounds the sum of its claims, in bytes.
 
         Raises BadSetting if another user owns the directory.
         """

@@ -57,7 +57,7 @@ from deployments.tuning.table_prices import TablePrices
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A call whose decoding takes longer by its task's prediction is decoded in a thread.
+# If a task predicts that decoding a call takes longer, the call is decoded in a thread.
 INLINE_DECODE_S = 2.5e-3
 # Bytes of an engine session besides its weights.
 ENGINE_BYTES = 1 << 20
@@ -343,7 +343,7 @@ class EncoderReplica:
         with self._changing:
             if ref in self._engines:
                 self._read_tables(ref, target)
-                self._scheduler.prices.forget(ref)  # measured with the former tables
+                self._scheduler.prices.forget(ref)  # its measurements used the former tables
             if engine is not None:
                 self._swap_engine(ref, engine)
 

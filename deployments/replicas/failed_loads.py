@@ -1,4 +1,4 @@
-"""Failed loads of models: the error is repeated for a while, so that they keep no thread busy."""
+"""Failed loads of models. For a while, calls get the stored error instead of another load."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FailedLoads:
         self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
 
     def find(self, ref: ModelRef) -> ServeError | None:
-        """Return the error of the last load, or None once it may be tried again."""
+        """Return the error of the last load, or None once the load may be tried again."""
         failure = self._failures.get(ref)
         if failure is None or self._clock() >= failure.ends_s:
             return None

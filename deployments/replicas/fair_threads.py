@@ -35,10 +35,10 @@ class FairThreads:
             if not turn.cancelled():  # the turn of this work had already begun
                 self._end()
             raise
-        try:
-            return await loop.run_in_executor(self._threads, work)
-        finally:
-            self._end()
+        running = self._threads.submit(work)
+        # The thread is busy until the work ends, even if the caller is cancelled before.
+        running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end))
+        return await asyncio.wrap_future(running)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` after the work that runs now, and before all queued work."""

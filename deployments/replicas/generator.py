@@ -191,7 +191,7 @@ class GeneratorReplica:
     async def _prepare_job(
         self, call: GenerationCall, held: AsyncExitStack
     ) -> tuple[_LoadedGenerator, Job]:
-        """Return the call's model and its job. `held` releases what both occupy."""
+        """Return the call's model and its job. `held` releases model and grammar bytes."""
         model = await held.enter_async_context(self.pool.lease(call.model, calls=1))
         model.scheduler.check(model.preparer.estimate(call))
         constraint = await self._compile_grammar(model.preparer, call)

@@ -9,7 +9,7 @@ from deployments.artifacts.types import ModelHead
 from deployments.errors import InputTooLong
 from deployments.messages import TokenizedItem
 
-# Float32 values in the token vectors of one call, at most: 16 MB, about 48 MB as JSON.
+# Limit of the float32 values in the token vectors of one call: 16 MB, or about 48 MB as JSON.
 MAX_TOKEN_VALUES = 1 << 22
 # Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
 # Each mask token has a score per vocabulary entry, so one request body could need 40 GB.

@@ -35,10 +35,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 LOADING_THREADS = 4
-# Seconds that a load waits until calls end whose models occupy the memory. Then the load fails, and
-# the ingress tries another replica, which may have free memory.
+# If leased models occupy the memory, a load waits this many seconds for their calls to end. Then
+# the load fails, and the ingress tries another replica, which may have free memory.
 ROOM_WAIT_S = 1.0
-RECENT_USE_S = 30.0  # models used since then stay although pinned models exceed the limit
+RECENT_USE_S = 30.0  # `trim` keeps models that were used within this time
 
 
 class ModelLoader(NamedTuple, Generic[T]):
@@ -61,7 +61,7 @@ class ModelPool(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """`pinned` returns the models that are never evicted; it is called before each load.
+        """Call `pinned` before each load, to get the models that are never evicted.
 
         See PoolMemory for `max_bytes` and `device_memory`.
         """
@@ -123,7 +123,7 @@ class ModelPool(Generic[T]):
             self._released.set()
 
     def load_now(self, ref: ModelRef) -> None:
-        """Load a pinned model. Blocks. Raises ServeError if the load fails or memory is short."""
+        """Load a pinned model. Blocks. Raises ServeError on failure or if memory is missing."""
         try:
             model = open_model(self._store, ref)
             size = self._loader.measure(model)
@@ -148,7 +148,7 @@ class ModelPool(Generic[T]):
                 self._start_load(ref)
 
     async def trim(self) -> None:
-        """Evict models that are neither pinned nor were used recently, down to `max_bytes`.
+        """Evict models that are not pinned and not recently used, down to `max_bytes`.
 
         Pinned models may exceed the limit. When a pin moves to a new version of a model, the former
         version answers until the trial of the new one ends.
@@ -305,7 +305,7 @@ class ModelPool(Generic[T]):
                 raise memory.build_refusal(ref, size)
 
     async def _try_to_take(self, ref: ModelRef, size: int, pinned: Collection[ModelRef]) -> bool:
-        """Take `size` bytes, if they are free or become free without the idle models."""
+        """Take `size` bytes; evict idle models for them if that is enough, else return False."""
         async with self._room:
             while not self._memory.take(size, is_pinned=ref in pinned):
                 victims = self._list_idle(pinned)

@@ -30,7 +30,7 @@ class PinnedModels:
     """
 
     def __init__(self, args: AppArgs, serves: Callable[[RegisteredModel], bool]) -> None:
-        """`serves` tells whether this kind of replica serves a model.
+        """Read the list of pinned models, without those for which `serves` returns False.
 
         Raises ArtifactError if the configuration names a version that is not usable, and BadSetting
         for an invalid plan.
@@ -48,9 +48,9 @@ class PinnedModels:
     def load_into(self, pool: ModelPool[T]) -> None:
         """Load all pinned models at the start of a replica. Blocks.
 
-        If the configuration names the version of a model and the load fails, raises the error, so
-        that a rollout keeps the previous replicas; HardwareUnavailable is only logged. Other models
-        fail later, at the calls that need them.
+        Raises the error of a model whose version the configuration names, so that a rollout keeps
+        the previous replicas. HardwareUnavailable is only logged. Other models fail later, at the
+        calls that need them.
         """
         models = self._read()
         self._refs = frozenset(model.ref for model in models)

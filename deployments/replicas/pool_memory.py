@@ -27,7 +27,7 @@ def leave_room_for_arena(
 def count_arena_bytes(device: Device, concurrent_passes: int) -> int:
     """Return the bytes to count per encoder for its arena.
 
-    0 on the CPU, where `leave_room_for_arena` subtracts the shared arena from the pool.
+    Return 0 on the CPU, where `leave_room_for_arena` subtracts the shared arena from the pool.
     """
     return 0 if device is Device.CPU else concurrent_passes * ARENA_BYTES_PER_PASS
 
@@ -39,14 +39,17 @@ class PoolMemory:
     """
 
     def __init__(self, max_bytes: int | None, device_memory: DeviceMemory | None) -> None:
-        """`max_bytes` None: the limit of `device_memory`, or DEFAULT_POOL_BYTES without it."""
+        """Limit the models to `max_bytes`.
+
+        If it is None, the limit is that of `device_memory`, or DEFAULT_POOL_BYTES without it.
+        """
         default = DEFAULT_POOL_BYTES if device_memory is None else device_memory.limit
         self.max_bytes = default if max_bytes is None else max_bytes
         self.bytes = 0
         self._device = device_memory
 
     def has_room(self, size: int) -> bool:
-        """Whether `size` more bytes are within `max_bytes`."""
+        """Return whether `size` more bytes are within `max_bytes`."""
         return self.bytes + size <= self.max_bytes
 
     def take(self, size: int, *, is_pinned: bool) -> bool:
@@ -64,7 +67,7 @@ class PoolMemory:
             self._device.release(size)
 
     def can_take(self, size: int, staying: int, *, is_pinned: bool) -> bool:
-        """Whether `size` bytes would be free if only models of `staying` bytes remained."""
+        """Return whether `size` bytes would be free if only models of `staying` bytes remained."""
         if not is_pinned and staying + size > self.max_bytes:
             return False
         evictable = self.bytes - staying

@@ -68,7 +68,7 @@ _PartOutcome = tuple[CallPart, TokenizedTexts | ServeError]
 class _SliceResult(NamedTuple):
     outcomes: list[TokenizedTexts | ServeError]  # one per part
     elapsed_s: float
-    characters: int  # without those of expired calls
+    characters: int  # characters of the calls that have not expired
 
 
 # Memory of an open tokenizer: some bytes per byte of its file, plus a fixed number of bytes.
@@ -106,7 +106,7 @@ class TokenizerReplica:
         *,
         generative: bool | None = None,
     ) -> None:
-        """`generative` restricts the pinned models: True to generators, False to encoders."""
+        """Pin all models (`generative` None), only generative ones (True) or encoders (False)."""
         self._recorder = recorder
         self._hang_timeout_s = args.hang_timeout_s
         self._cache = TokenCache(0)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
 
 T = TypeVar("T")
 
-# Time of `decode` per output value, most of it in numpy.
+# Seconds of `decode` per output value, most of them in NumPy.
 _VALUE_S = 1e-8
 
 
@@ -49,7 +49,7 @@ class TaskInput:
     many: str = "inputs"  # request path for the error about too many items
     # Path of a list whose items are paired with each item of `many`: each pair is a text.
     paired_with: str | None = None
-    extra: int = 0  # texts that are no items of `many`, such as the one that all are compared with
+    extra: int = 0  # texts outside of `many`, such as a sentence that is compared with all items
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,11 +87,11 @@ class Task(Protocol):
     reads_pairs: ClassVar[bool] = False  # the model was trained on pairs of texts
 
     def fits(self, manifest: ArtifactManifest) -> bool:
-        """Whether a model with this manifest can do the task."""
+        """Return whether a model with this manifest can do the task."""
         return manifest.head is self.head
 
     def matches(self, inputs: Any, parameters: Mapping[str, Any]) -> bool:
-        """Whether a body without a task name can only be meant for this task."""
+        """Return whether a body without a task name can only be meant for this task."""
         return False
 
     def parse(
@@ -112,7 +112,7 @@ class Task(Protocol):
         ...
 
     def predict_decode_s(self, context: DecodeContext, options: Any) -> float:
-        """Predict the time of `decode`. A long one runs in a thread, so that other calls go on."""
+        """Predict the seconds of `decode`. A long `decode` runs in a thread, to block no call."""
         return _VALUE_S * sum(row.size for row in context.rows)
 
 

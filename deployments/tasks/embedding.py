@@ -42,7 +42,7 @@ class EmbeddingOptions(NamedTuple):
 
 
 class FeatureExtraction(Task):
-    """Returns embeddings, float32 [items, dimensions]."""
+    """Task that returns embeddings, float32 [items, dimensions]."""
 
     name: ClassVar = TaskName.FEATURE_EXTRACTION
     head: ClassVar = ModelHead.VECTOR
@@ -92,9 +92,9 @@ class SimilarityInput(BaseModel):
 
 
 class SentenceSimilarity(Task):
-    """Returns the similarity of one sentence with each of several other sentences.
+    """Task that returns the similarity of one sentence with each of several other sentences.
 
-    It is the cosine, or the dot product for a model that was trained with it.
+    The similarity is the cosine, or the dot product for a model that was trained with dot products.
     """
 
     name: ClassVar = TaskName.SENTENCE_SIMILARITY

@@ -107,10 +107,10 @@ class LabeledSpans:
     """N tokens or words with one label each, in text order."""
 
     labels: NDArray[np.intp]  # [N] index of the best label
-    scores: NDArray[np.float32]  # [N] its probability
+    scores: NDArray[np.float32]  # [N] probability of the best label
     starts: NDArray[np.int32]  # [N] characters
     ends: NDArray[np.int32]  # [N] characters, exclusive
-    word: Callable[[int], str]  # spelling of span i; on demand, because few spans are returned
+    word: Callable[[int], str]  # spells span i; called on demand, because few spans are returned
 
 
 def label_tokens(tokens: WindowTokens) -> LabeledSpans:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
 DEFAULT_TOP_K = 5
 # Limit of the tokens in all predictions; each prediction repeats its text.
 MAX_TOKENS_PER_RESPONSE = 1_000_000
-# Time of a prediction, and of each token that it repeats.
+# Seconds of `decode` per prediction, and per token that the prediction repeats.
 _PREDICTION_S, _TOKEN_S = 1e-5, 7e-7
 MAX_TARGETS = 1_000
 MAX_TARGET_CHARACTERS = 200
@@ -68,7 +68,7 @@ Proposals: TypeAlias = list[MaskPrediction] | list[list[MaskPrediction]]
 
 
 class FillMask(Task):
-    """Returns the most likely tokens for every mask, best first."""
+    """Task that returns the most likely tokens for every mask, best first."""
 
     name: ClassVar = TaskName.FILL_MASK
     head: ClassVar = ModelHead.MASKS
@@ -192,7 +192,7 @@ def _predict_masks(
                     "score": float(scores[best]),
                     "token": token,
                     "token_str": vocabulary.text([token]),
-                    # With several masks, keep special tokens, so that the text shows the others.
+                    # With several masks, keep special tokens, so that the other masks are visible.
                     "sequence": vocabulary.text(filled, skip_special=is_single),
                 }
             )

@@ -1,4 +1,4 @@
-"""Validates `inputs` and `parameters`, and documents them, by the type of each."""
+"""Types of `inputs` and `parameters`, which validate and document both."""
 
 from __future__ import annotations
 
@@ -104,8 +104,8 @@ def parse_parameters(kind: type[P], raw: Mapping[str, Any], *, path: str = "para
 
     Raises UnknownParameter, EmptyInput or InvalidField with the path of the first invalid key.
     """
-    # Checked here, because pydantic would format an error per unknown key. A body has room for
-    # 200,000 of them.
+    # Check here, because pydantic would format an error per unknown key. A body has room for
+    # 200,000 unknown keys.
     if (unknown := next((key for key in raw if key not in kind.model_fields), None)) is not None:
         field = f"{path}.{unknown}"
         known = ", ".join(f"`{name}`" for name in kind.model_fields)

@@ -30,8 +30,8 @@ _ANSWER_TOKENS = 15
 # Maximum `top_k`. Each window contributes about twice as many candidates, which are processed one
 # by one.
 _MAX_ANSWERS = 100
-# Limit of all answers to one call together. An answer repeats whole words, and a word may be as
-# long as a text.
+# Limit of the total length of all answers to one call. An answer repeats whole words, and a word
+# may be as long as a text.
 MAX_ANSWER_CHARACTERS = 4_000_000
 
 
@@ -99,7 +99,7 @@ _QuestionField = Annotated[
 
 
 class QuestionAnswering(Task):
-    """Returns the best spans of the context of every question, over all windows of the context."""
+    """Task that returns the best spans of every question's context, over all of its windows."""
 
     name: ClassVar = TaskName.QUESTION_ANSWERING
     head: ClassVar = ModelHead.SPAN

@@ -55,7 +55,7 @@ class RankedText(TypedDict):
 
 
 class TextRanking(Task):
-    """Returns every text with its score, best first.
+    """Task that returns every text with its score, best first.
 
     A cross-encoder reads query and text as a pair and returns one logit. An embedding model reads
     query and text separately, and the score is the similarity of their vectors.
@@ -75,7 +75,7 @@ class TextRanking(Task):
     reads_pairs: ClassVar = True
 
     def fits(self, manifest: ArtifactManifest) -> bool:
-        """Whether the model is a cross-encoder, which has one label, or an embedding model."""
+        """Return whether the model is a cross-encoder (one label) or an embedding model."""
         scores = manifest.head is ModelHead.LABELS and len(manifest.labels) == 1
         return scores or manifest.head is ModelHead.VECTOR
 

@@ -53,7 +53,7 @@ class LabelScore(TypedDict):
 
 
 class TextClassification(Task):
-    """Returns the labels of every text or pair with their scores, highest score first."""
+    """Task that returns the labels of every text or pair with their scores, highest first."""
 
     name: ClassVar = TaskName.TEXT_CLASSIFICATION
     head: ClassVar = ModelHead.LABELS

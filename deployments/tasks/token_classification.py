@@ -36,7 +36,7 @@ from deployments.tasks.inputs import (
 if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
-# Time of `decode` per token.
+# Seconds of `decode` per token.
 _TOKEN_S = 4e-6
 
 Strategy = Literal["none", "simple", "first", "average", "max"]
@@ -59,7 +59,7 @@ class EntityOptions(NamedTuple):
 
 
 class TokenClassification(Task):
-    """Returns the entities of every text in text order."""
+    """Task that returns the entities of every text in text order."""
 
     name: ClassVar = TaskName.TOKEN_CLASSIFICATION
     head: ClassVar = ModelHead.TOKENS

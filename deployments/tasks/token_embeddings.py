@@ -16,7 +16,7 @@ from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_pa
 
 
 class TokenEmbeddings(Task):
-    """Returns the last hidden state before pooling, float32 [T, W] per text."""
+    """Task that returns the last hidden state before pooling, float32 [T, W] per text."""
 
     name: ClassVar = TaskName.TOKEN_EMBEDDINGS
     head: ClassVar = ModelHead.VECTOR

@@ -87,7 +87,7 @@ class LabeledSequence(TypedDict):
 
 
 class ZeroShotClassification(Task):
-    """Returns the candidate labels of every text, best first.
+    """Task that returns the candidate labels of every text, best first.
 
     Each text is paired with the hypothesis of each label. The longer segment of a pair that exceeds
     the model's limit is truncated; this is usually the text.
@@ -166,7 +166,7 @@ class ZeroShotClassification(Task):
 
 
 def has_entailment_label(labels: Sequence[str]) -> bool:
-    """Whether there are several labels, one of which is entailment."""
+    """Return whether there are several labels, one of which is entailment."""
     return len(labels) > 1 and any(map(_is_entailment, labels))
 
 

@@ -31,7 +31,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
-        """`prompt` precedes the answer. It decides whether the answer starts with a space.
+        """Start after `prompt`, which decides whether the answer starts with a space.
 
         The tokenizer is shared and never modified.
         """

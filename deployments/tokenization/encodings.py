@@ -23,9 +23,9 @@ from deployments.messages import TokenizedItem, Truncation
 def translate_panics() -> Iterator[None]:
     """Convert a panic of a library in Rust to EngineFailed.
 
-    A panic raises PanicException, which is no Exception but a BaseException. Handlers of Exception
-    would not stop it from ending a thread or failing a whole batch. The class cannot be imported,
-    so it is recognized by its name.
+    A panic raises PanicException, which derives from BaseException, not from Exception. Handlers of
+    Exception would not stop it from ending a thread or failing a whole batch. The class cannot be
+    imported, so it is recognized by its name.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Cuts calls into slices of some milliseconds; between slices the tokenizer serves other calls."""
+"""Slices of calls, some milliseconds each. Between them, the tokenizer serves other calls."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class CachingTokenizer:
     """The tokenizer of one model. Not thread-safe."""
 
     def __init__(self, directory: Path, max_tokens: int, cache: TokenCache | None = None) -> None:
-        """Several tokenizers may share one `cache`; None: no cache."""
+        """Open the tokenizer. Several tokenizers may share one `cache`; None: no cache."""
         self.max_tokens = max_tokens
         self._directory = directory
         self._name = str(directory)  # key of this tokenizer in the cache
@@ -55,7 +55,7 @@ class CachingTokenizer:
         return self._cache.lookups, self._cache.hits
 
     def is_open_for(self, calls: Sequence[Call]) -> bool:
-        """Whether `tokenize` can start at once, without reading a file for up to a second."""
+        """Return whether `tokenize` can start without a read of a file, which takes up to 1 s."""
         return self._windowing is not None or all(call.windowing is None for call in calls)
 
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:

@@ -63,7 +63,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 
 
 class TokenInspector:
-    """Converts texts to tokens with offsets, and token ids to texts. Thread-safe."""
+    """Converter of texts to tokens with offsets, and of token ids to texts. Thread-safe."""
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = open_tokenizer(directory)

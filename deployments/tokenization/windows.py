@@ -34,9 +34,9 @@ class WindowTokenizer:
     ) -> tuple[list[TokenWindow], bool]:
         """Return the windows of text `index`, and whether the text was truncated.
 
-        Raises InputTooLong if the text exceeds one window, but the request has neither a stride nor
-        truncation. Also raises it if the text needs more than MAX_WINDOWS windows, or if its first
-        segment fills a window. The caller adds the field to the error.
+        Raises InputTooLong if the text exceeds one window and the request has neither a stride nor
+        truncation, if the text needs more than MAX_WINDOWS windows, or if its first segment fills a
+        window. The caller adds the field to the error.
         """
         max_tokens = min(windowing.tokens or self._max_tokens, self._max_tokens)
         text, is_truncated = self._truncate_first_segment(text, windowing.first_tokens)

@@ -74,7 +74,7 @@ class PoolManager(Protocol):
         ...
 
     def has_model(self, model: ModelRef) -> bool:
-        """Whether a replica has the model in its memory, as far as this process knows."""
+        """Return whether a replica has the model in its memory, as far as this process knows."""
         ...
 
 

@@ -206,7 +206,7 @@ class ServePoolManager:
 
 
 def _is_elsewhere(outcome: object) -> bool:
-    """Whether another replica may be able to run the model.
+    """Return whether another replica may be able to run the model.
 
     A full queue is no reason to try again. Ray Serve chooses by the number of calls in progress, so
     the other replicas are probably full too.
@@ -216,7 +216,7 @@ def _is_elsewhere(outcome: object) -> bool:
 
 
 async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T | ServeError:
-    """Await `send`; if the replica cannot run the model, repeat it, up to MODEL_TRIES in all.
+    """Await `send`, up to MODEL_TRIES times while the replica cannot run the model.
 
     Ray Serve may then choose a replica where the model works, or that has memory for it.
     """

@@ -1,1 +1,1 @@
-"""Tuning: measures the candidates of a model on this host and selects the fastest."""
+"""Tuning: measurement of a model's candidates on this host and selection of the fastest."""

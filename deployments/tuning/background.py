@@ -39,12 +39,12 @@ class Untuned:
     """Engine of a loaded model, and the targets without a cost table for this kind of host."""
 
     usual: TuningTarget  # target of the engine that serves the model now
-    serving: Variant | None  # the engine's only variant; None: it runs several variants
+    serving: Variant | None  # the engine's only variant; None: the engine runs several variants
     unmeasured: tuple[TuningTarget, ...]  # in the order of measuring
 
 
 class BackgroundTuner:
-    """Tunes the submitted models of one replica, each model once.
+    """Background thread that tunes the submitted models of one replica, each model once.
 
     If tuning fails, the failure is logged once and the current engine stays in use. A model that is
     no longer loaded when its turn comes is skipped, and may be submitted again.

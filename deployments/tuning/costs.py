@@ -73,10 +73,10 @@ class Cost(_Frozen):
 
 
 def rounding_of(candidate: str, precision: Precision) -> str:
-    """Identify how a candidate rounds: candidates with the same rounding give the same outputs.
+    """Return a key of the rounding: candidates with the same key give the same outputs.
 
-    Graphs of one float precision do. Each quantized graph has scales and exceptions of its own, so
-    two of them differ from each other as much as from fp32.
+    All graphs of one float precision round alike. Each quantized graph has its own scales and
+    unquantized nodes. Two quantized graphs therefore differ as much from each other as from fp32.
     """
     return candidate if precision in QUANTIZED else precision
 
@@ -123,7 +123,7 @@ class CostTable(_Frozen):
         return tuple(sorted(dict.fromkeys(variants), key=lambda v: -variants.count(v)))
 
     def to_json(self) -> bytes:
-        # Older releases reject a table with this field, so an empty one is left out.
+        # Older releases reject a table with the field `unmeasured`, so omit it if it is empty.
         exclude = None if self.unmeasured else {"unmeasured"}
         return (self.model_dump_json(indent=1, exclude=exclude) + "\n").encode()
 
@@ -153,7 +153,7 @@ def read_costs(target: TuningTarget) -> CostTable | None:
 
 
 def find_artifact_mismatch(table: CostTable, target: TuningTarget) -> str | None:
-    """Return why the table of any host does not apply to the artifact of `target`, or None."""
+    """Return why `table`, of any host, does not apply to the artifact of `target`, or None."""
     sealed = {candidate.name: candidate for candidate in target.candidates}
     selected = {variant.candidate for variant in table.selected_variants()}
     if table.version != target.manifest.version or not selected <= sealed.keys():

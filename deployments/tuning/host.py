@@ -35,9 +35,10 @@ def free_bytes(device: Device) -> int:
 
 
 def _query_own_gpu(fields: str) -> str:
-    """Return `fields` of the first GPU that CUDA shows to this process, which engines use.
+    """Return `fields` of the GPU that engines use: the first that CUDA shows to this process.
 
-    If nvidia-smi does not list it, such as a MIG instance, return those of the host's first GPU.
+    nvidia-smi does not list every such GPU, for example no MIG instance. Then return the fields of
+    the host's first GPU. Return "" if there is none.
     """
     lines = query_visible_gpus(fields).values() or query_gpus(fields)
     return next(iter(lines), "")
@@ -96,6 +97,6 @@ def read_engine_versions(engines: Iterable[str]) -> dict[str, str]:
     """Return the package version of each of `engines` that is installed."""
     versions = {}
     for engine in sorted(set(engines)):
-        for package, version in installed_versions(_PACKAGES[engine]).items():
+        for package, version in installed_versions(_PACKAGES.get(engine, ())).items():
             versions[engine] = f"{package} {version}"
     return versions

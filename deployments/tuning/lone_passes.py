@@ -1,4 +1,4 @@
-"""Plans forward passes that run alone: on all cores if not slower, on the event loop if brief.
+"""Plans of passes that run alone: on all cores if not slower, on the event loop if brief.
 
 Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
 would leave the other cores idle. A model therefore gets a second session, which uses all cores,
@@ -46,7 +46,7 @@ MAX_LOSS = 0.1
 # Passing the work to a thread and the result back would take 0.3 ms.
 BRIEF_MS = 5.0
 # Passes use one thread for this many seconds after two calls overlapped. With few clients a pass
-# often finds the replica idle, but the next call arrives during it and would wait for its cores.
+# often finds the replica idle, but the next call arrives during the pass and would wait for cores.
 OVERLAP_S = 1.0
 _CACHED_SHAPES = 4_096
 
@@ -55,7 +55,7 @@ _USUAL = LonePass()
 
 
 class RecentOverlaps:
-    """Is true if calls overlapped in the last OVERLAP_S seconds. Each call enters it once."""
+    """Context manager that each call enters; true if calls overlapped in the last OVERLAP_S."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -78,7 +78,7 @@ class RecentOverlaps:
 
 
 class LonePassPlanner:
-    """Plans the passes that run alone; opens engines in the background.
+    """Planner of the passes that run alone. It opens second sessions in the background.
 
     `max_bytes` bounds the total size of the graph files that are opened a second time. Any thread
     may add and remove models.
@@ -140,8 +140,8 @@ class LonePassPlanner:
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
         """Plan a lone pass of this shape.
 
-        If the second session would be faster and is not open, the pass uses the usual session, and
-        the second session is opened in the background if it fits in memory.
+        If the pass should use all cores but the second session is not open, the pass uses the usual
+        session. The second session is then opened in the background if it fits in `max_bytes`.
         """
         times = self._times.get(model)
         if times is None:
@@ -218,9 +218,9 @@ class _LoneTimes:
 def _compare(one_thread: Cost, all_cores: Cost | None) -> tuple[bool, bool]:
     """Return whether the pass uses all cores, and whether it is brief.
 
-    The lowest measured times decide about the cores. The times of several threads were measured
-    next to other requests and include waiting for cores. A lone pass never waits, and neither do
-    the times of one thread, because they are processor times.
+    The comparison uses the lowest measured times. Times of several threads were measured next to
+    other requests and include waiting for cores, but a lone pass never waits. Times of one thread
+    are CPU times, which never include waiting.
     """
     if all_cores is None:
         return False, one_thread.median_ms <= BRIEF_MS

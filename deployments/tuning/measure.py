@@ -33,7 +33,7 @@ _MIN_TIMING_S = 0.004
 # weights of the previous engine. Loading the weights of the next engine takes a few milliseconds,
 # which a host that serves one model never spends.
 _CACHE_WARM_UP_BELOW_S = 0.05
-_LENGTHS = 4
+_LENGTHS = 4  # batch lengths per shape (see build_batches)
 _WARM_PASSES = _LENGTHS + 1
 _MIN_ROUNDS = 5
 _MAX_ROUNDS = 25
@@ -63,8 +63,8 @@ def wait_until_idle(
 ) -> None:
     """Wait until the threads of this process are idle, at most 0.2 s.
 
-    Idle engine threads may spin: measured 0.8 ms for ONNX Runtime, which `open_session` limits, and
-    8 ms for torch. `cpu_time_s` returns the CPU time of the process.
+    Engine threads may spin after a pass: 0.8 ms for ONNX Runtime, where `open_session` limits the
+    spinning, and 8 ms for torch. `cpu_time_s` returns the CPU time of the process.
     """
     for _ in range(_MAX_IDLE_CHECKS):
         before_s = cpu_time_s()

@@ -1,4 +1,4 @@
-"""Opens the engine of a model on this host: the tuned variants, else the default candidate."""
+"""Opening of a model's engine on this host: the tuned variants, else the default candidate."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ class OpenedEngine(NamedTuple):
     """Engine of a model, and how it was selected."""
 
     engine: EncoderEngine
-    is_tuned: bool  # whether a cost table of this host selected it
-    variant: Variant | None  # the engine's only variant; None: it runs several variants
+    is_tuned: bool  # whether a cost table of this host selected the engine
+    variant: Variant | None  # the engine's only variant; None: the engine runs several variants
 
 
 def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
-    """Open the fastest known engine.
+    """Open the fastest engine according to the cost tables.
 
     Without a table of this host, use the table of the most similar host whose variants compute the
     same outputs here. Without any table, or if its variants cannot be opened, open the default

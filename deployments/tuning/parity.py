@@ -36,9 +36,9 @@ PARITY_BATCH_ITEMS = 6
 # probabilities differ by less than this. Kernels for other batch shapes sum in another order, and
 # bf16 and fp16 round the sums, so that such a choice may change with the batch.
 _BATCHED_TIE_MARGIN = 0.01
-# Deviation of a logit that `logit_correlation` adds to both outputs. An error of 0.05 then passes a
-# limit of 0.98 even if the reference hardly varies. The int8 graphs of the demo models have
-# root mean square errors of 0.04 to 0.05, most models deviations of 0.5 to 2.
+# Standard deviation that `logit_correlation` adds to the logits of both outputs. An error of 0.05
+# then passes a limit of 0.98 even if the reference hardly varies. The int8 graphs of the demo
+# models have root mean square errors of 0.04 to 0.05. Logits of most models deviate by 0.5 to 2.
 _LOGIT_NOISE = 0.25
 
 
@@ -75,7 +75,7 @@ class ReferenceOutputs:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read the file of `write`. Raises ArtifactError if it is missing or damaged."""
+        """Read a file that `write` wrote. Raises ArtifactError if it is missing or damaged."""
         try:
             # Open the file here: np.load does not close a file that is not an archive.
             with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
@@ -201,10 +201,10 @@ def compare_outputs(
 
     The measure depends on the model's head and problem type:
     - Vectors and several scores: cosine. Vectors that are compared by dot product must have equal
-      lengths too.
+      norms too.
     - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement and
-      correlation of the logits, the lower ones of the unbatched and the batched run. The cosine of
-      a few logits says little. Each label of a multi-label model is a choice.
+      correlation of the logits. The lower value of the unbatched and the batched run counts. The
+      cosine of a few logits says little. Each label of a multi-label model is a choice.
     - A single score: correlation over all probes. The cosine of one number is only its sign.
     """
     for outputs in (unbatched, batched):
@@ -348,9 +348,9 @@ def cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
 
 
 def scaled_cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
-    """Return the cosine of each output with its counterpart, lower if their lengths differ, [N].
+    """Return the cosine of each output with its counterpart, lower if their norms differ, [N].
 
-    It is 2 a*b / (a*a + b*b): a length that is 20 % longer lowers it by 1.6 %.
+    The value is 2 a*b / (a*a + b*b): a norm that is 20 % larger lowers it by 1.6 %.
     """
     pairs = [(x.astype(np.float64), y.astype(np.float64)) for x, y in zip(a, b, strict=True)]
     return np.array([2 * float(x @ y) / max(float(x @ x + y @ y), 1e-12) for x, y in pairs])

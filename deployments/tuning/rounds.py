@@ -34,7 +34,7 @@ def choose_models(loaded: Sequence[LoadedModel]) -> list[ModelRef]:
 
 
 class TuningRounds:
-    """Submits models to the tuner in rounds. A round has at most one model that is not pinned."""
+    """Schedule that submits models to the tuner. A round has at most one unpinned model."""
 
     def __init__(self, tuner: BackgroundTuner, list_untuned: ListUntuned) -> None:
         self._tuner = tuner
@@ -42,7 +42,7 @@ class TuningRounds:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start with the models that are loaded now. Call it in an event loop."""
+        """Submit models that are loaded now, then every INTERVAL_S. Call this in an event loop."""
         self._submit_some()
         self._running = asyncio.get_running_loop().create_task(self._repeat())
 

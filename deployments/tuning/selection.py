@@ -26,8 +26,8 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
     """Return the variant to use per shape, ordered by shape size.
 
     Use the smallest set of variants that is within TOLERANCE of the fastest times at every shape.
-    Among equally small sets, take that with the least `_mean_excess`, then the first in `rows`. If
-    no set of up to MAX_VARIANTS is within TOLERANCE, choose from `_find_nearly_best`.
+    Among equally small sets, take the set with the least `_mean_excess`, then the first in `rows`.
+    If no set of up to MAX_VARIANTS is within TOLERANCE, choose from `_find_nearly_best`.
     """
     times = [row.by_shape() for row in rows]
     shapes = sorted({shape for row in times for shape in row}, key=lambda s: (s.area, s.items))
@@ -48,7 +48,7 @@ def select_variants(rows: Sequence[VariantCosts]) -> tuple[tuple[Shape, Variant]
 
 
 def select_again(table: CostTable, roundings: Collection[str]) -> CostTable | None:
-    """Select only among the variants with one of the `roundings`. None if the table has none."""
+    """Select only among variants with one of the `roundings`. Return None if there are none."""
     rows = [row for row in table.rows if row.rounding in roundings]
     return table.model_copy(update={"selection": select_variants(rows)}) if rows else None
 
@@ -89,7 +89,7 @@ def _mean_excess(members: Sequence[Times], best: Times) -> float:
 
 
 def _time_ms(members: Sequence[Times], shape: Shape) -> float:
-    # A variant is never selected for a shape that it was not measured at.
+    # With the very long default, no variant is selected for a shape at which it was not measured.
     return min((times[shape] for times in members if shape in times), default=_UNMEASURED_MS)
 
 

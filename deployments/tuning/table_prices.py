@@ -1,6 +1,6 @@
 """Price of an item in seconds of one engine thread, from cost tables.
 
-It is the time of a full pass of the item's length, divided among the items of this pass.
+The price is the time of a full pass with items of this length, divided by the number of items.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _CANDIDATES_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSpec:
-    """A graph to measure. The results are stored under the name of `variant`."""
+    """A graph to measure, and the variant under which its costs are stored."""
 
     variant: Variant
     spec: GraphSpec
@@ -188,7 +188,10 @@ def keep_fastest_options(rows: Sequence[VariantCosts]) -> list[VariantCosts]:
 
 
 def _gain(base: VariantCosts, row: VariantCosts) -> float:
-    """Return the mean share of time that `row` saves; 0 if it lacks at least half of the shapes."""
+    """Return the mean share of the time of `base` that `row` saves.
+
+    Return 0 if `row` lacks at least half of the shapes of `base`.
+    """
     times, base_times = row.by_shape(), base.by_shape()
     ratios = [math.log(times[shape] / ms) for shape, ms in base_times.items() if shape in times]
     if len(ratios) * 2 <= len(base_times):
@@ -235,9 +238,9 @@ def measure_fitting(
 
     All specs must be for one device. Raises EngineFailed if not even the first fits in memory.
     """
-    # Keep the cores awake, as the server does during requests. Otherwise passes of several threads,
-    # but not those of one thread, would wait for cores to wake. The planner of lone passes compares
-    # the two.
+    # Keep the cores awake, as the server does during requests. Otherwise passes of several threads
+    # would wait for cores to wake, but passes of one thread would not. The planner of lone passes
+    # compares both times.
     with open_engines(plan.fit_in_memory(specs), plan.settings) as engines, keep_cores_awake():
         costs = measure(
             engines,
@@ -262,7 +265,7 @@ def measure_fitting(
 def open_engines(
     specs: Sequence[VariantSpec], settings: EncoderSettings
 ) -> Iterator[dict[str, EncoderEngine]]:
-    """Open an engine per spec by variant name; skip specs that fail. Close all on exit."""
+    """Open an engine for each spec, by variant name. Skip specs that fail. Close all on exit."""
     engines: dict[str, EncoderEngine] = {}
     try:
         for spec in specs:
@@ -287,8 +290,8 @@ def tune_exclusively(
     """Return the cost table of this host. Measure it if it is missing or `force` is set.
 
     On all hosts of one kind that share the store, one process at a time tunes a model for a number
-    of threads. While another process does so, wait if `wait` is set, else return None. `shapes`
-    defaults to the default shapes that the model can read. Raises ArtifactError for missing
+    of threads. While another process tunes it, wait if `wait` is set, else return None. `shapes`
+    defaults to the default shapes within the model's `max_tokens`. Raises ArtifactError for missing
     reference outputs, EngineFailed as `tune` does, and OSError if the store cannot be written.
     """
     with _locked(_lock_path(target), wait=wait) as is_acquired:

@@ -30,6 +30,8 @@ from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.ray_cluster import free_port
 
 APP = "http-app"
+# Answer of Ray Serve's proxy and replicas to a path without a route.
+NOT_ROUTED = b"Path '/unrouted' not found. Ping http://.../-/routes for available routes."
 HOLD = b"hold"  # body of requests to `/places` whose responses wait
 
 T = TypeVar("T")
@@ -84,9 +86,9 @@ class _BackendHandler(BaseHTTPRequestHandler):
         if self.path == "/full":
             self._refuse()
         elif self.path == "/unrouted":
-            self._answer(b"Path not found", 404, {"content-type": "text/plain; charset=utf-8"})
+            self._answer(NOT_ROUTED, 404, {"content-type": "text/plain; charset=utf-8"})
         elif self.path == "/unknown":
-            self._answer(b"{}", 404, {"content-type": "application/json"})
+            self._answer(b"Not Found", 404, {"content-type": "text/plain; charset=utf-8"})
         elif self.path == "/places":
             self._answer_in_a_place(body)
         elif self.path == "/limited":

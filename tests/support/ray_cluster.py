@@ -56,6 +56,7 @@ class Cluster:
 
     def start(self) -> None:
         """Start the launcher and wait until it prints `serving on`."""
+        assert not self.is_running, "the launcher would be lost"
         with self.output.open("wb") as log:
             self._launcher = subprocess.Popen(
                 # Tests under `nohup` ignore the signal, and the launcher would ignore it too.

@@ -127,7 +127,7 @@ def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]],
 
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()  # texts fit the model, but the file may set a lower limit
-    tokenizer.enable_padding()  # to the longest text of a request
+    tokenizer.enable_padding()  # pads to the longest text of a request
 
     def tokenize(texts: list[str]) -> dict[str, Any]:
         rows = tokenizer.encode_batch(texts)

@@ -6,7 +6,7 @@ from typing import Any
 import litserve
 from embedders import NormalizedVectors, open_embedder, parse_arguments
 
-MAX_BATCH_SIZE = 32  # requests
+MAX_BATCH_SIZE = 32  # maximum number of requests per batch
 BATCH_TIMEOUT_S = 0.005
 
 

@@ -33,7 +33,7 @@ class BartLike:
 
     # True: norm before each sublayer and after the last layer. False: norm after each sublayer.
     norms_first: bool
-    norms_words: bool  # norm after the sum of word and position embeddings
+    norms_words: bool  # True: norm after the sum of word and position embeddings
     # Rows of the position table before the row of the first token. None: pad_token_id + 1.
     offset: int | None
     # Computes the position table if the checkpoint has none. None: the checkpoint has the table.

@@ -209,7 +209,7 @@ class _FusedLinear:
 def create_node(
     op_type: str, *inputs: Value | None, name: str, outputs: int = 1, **attributes: Any
 ) -> ir.Node:
-    """Create a node outside any graph, with outputs named after it."""
+    """Create a node outside any graph, with outputs named after the node."""
     import onnx_ir as ir
 
     domain = attributes.pop("domain", "")

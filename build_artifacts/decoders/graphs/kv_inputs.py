@@ -78,7 +78,7 @@ class ModelGraphs:
 # Takes the config and the checkpoint directory; returns the graphs. Raises UnsupportedModel.
 GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
-# Attention score of padding. The softmax turns it into the weight zero; sums with it stay finite.
+# Attention score of padding. The softmax maps this score to zero. Sums with this score stay finite.
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
@@ -186,10 +186,10 @@ class CrossAttentionInputs:
     def attend(self, layer: int, query: Value) -> Value:
         """Attend to the source: [B, T, heads x size] -> [B, T, heads x size].
 
-        With one token per slot, the graph runs GroupQueryAttention without new keys and values,
-        which stops at the end of each source. MultiHeadAttention would read all C tokens, which
-        takes four times as long for 8 sources of 3 to 512 tokens. With several tokens per slot, the
-        graph runs MultiHeadAttention, because GroupQueryAttention rejects more tokens than the
+        With one token per slot, the graph runs GroupQueryAttention without new keys and values.
+        This operator stops at the end of each source. MultiHeadAttention would read all C tokens
+        and take four times as long for 8 sources of 3 to 512 tokens. With several tokens per slot,
+        the graph runs MultiHeadAttention, because GroupQueryAttention rejects more tokens than the
         source has.
         """
         shape, name = self._shape, f"cross_attention.{layer}"

@@ -30,7 +30,7 @@ class CheckpointWeights:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
-        self._files: dict[str, Any] = {}  # by tensor name without `base`
+        self._files: dict[str, Any] = {}  # open file, by tensor name without `base`
         self._stored: dict[str, str] = {}  # tensor name in the file, by name without `base`
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")

@@ -1,1 +1,1 @@
-"""HTTP APIs, one package each: they parse requests and build responses; they compute nothing."""
+"""HTTP APIs, one package each. An API parses requests and builds responses, but runs no model."""

@@ -13,7 +13,7 @@ ENVELOPE_KEYS = frozenset({"inputs", "parameters", "options", "stream", "model"}
 # Keys that huggingface_hub before 0.30 and clients of text-embeddings-inference send in place of
 # `inputs`.
 LEGACY_INPUT_KEYS = ("source_sentence", "sentences", "question", "context", "query", "texts")
-# Parameters of all tasks. Newer clients send parameters at the top level.
+# Names of the parameters of all tasks. Newer clients send parameters at the top level.
 TASK_PARAMETER_KEYS = frozenset().union(*(task.parameters.model_fields for task in TASKS.values()))
 TOP_LEVEL_KEYS = TASK_PARAMETER_KEYS.union(ENVELOPE_KEYS, LEGACY_INPUT_KEYS)
 
@@ -42,7 +42,7 @@ def parse_envelope(body: Any) -> Mapping[str, Any]:
 
 
 def find_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, or an object of the legacy keys, which is empty if the body has none."""
+    """Return `inputs`, or an object of the legacy keys of the body, which may be empty."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs

@@ -27,7 +27,7 @@ async def build_model_list(
 
     Configured models come first, then rejected models, then the other models of the store by id.
 
-    In the query, `limit` is the length of the page and `after` the last model id of the previous
+    In the query, `limit` is the length of the page. `after` is the last model id of the previous
     page. Only the manifests of models on the page are read. Raises InvalidField for an invalid
     `limit`.
     """
@@ -53,7 +53,7 @@ async def build_model_list(
 
 def parse_limit(query: Mapping[str, str]) -> int:
     text = query.get("limit", str(PAGE_MODELS))
-    # Python refuses to parse thousands of digits.
+    # Check the length first: int() raises for thousands of digits.
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PAGE_MODELS))
     if not (is_short_number and 1 <= int(text) <= MAX_PAGE_MODELS):
         raise InvalidField(f"`limit` must be an integer from 1 to {MAX_PAGE_MODELS}", field="limit")
@@ -61,7 +61,7 @@ def parse_limit(query: Mapping[str, str]) -> int:
 
 
 def list_configured(pipeline: RequestPipeline) -> list[dict[str, Any]]:
-    """Describe the models of the configuration; rejected ones come last."""
+    """Describe the models of the configuration. Rejected models come last."""
     configured = (model.ref.id for model in pipeline.registry.open_models())
     names = [*configured, *pipeline.registry.rejected()]
     return [describe_model(pipeline, model_id) for model_id in names]

@@ -24,7 +24,7 @@ GENERATION_KEYS = ("host", "threads", "throughput")
 
 
 def build_model_report(model: RegisteredModel) -> dict[str, Any]:
-    """Build the report; `stages` and `generation` are null where nothing was measured. Blocks."""
+    """Build the report. `stages` and `generation` are None if not measured. Blocks on files."""
     reports = list_host_files(model.directory, STAGES_NAME)
     latest = max(reports, key=lambda path: path.stat().st_mtime, default=None)
     manifest = model.manifest

@@ -32,7 +32,7 @@ def build_policy(**sources: str) -> str:
 
 
 class PageFiles:
-    """Serves the files of one directory. The callers pass only names of existing files."""
+    """Files of one directory. Callers must pass only names of existing files."""
 
     def __init__(self, directory: Path, policy: str) -> None:
         self._files = StaticFiles(directory=directory)
@@ -49,7 +49,7 @@ class PageFiles:
         cache_control: str = REVALIDATED,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Answer with a file, or 304 if the browser has it."""
+        """Return a response with a file, or status 304 if the browser has the file."""
         response = await self._files.get_response(name, request.scope)
         response.headers.update({**self._headers, "cache-control": cache_control})
         response.headers.update(headers or {})

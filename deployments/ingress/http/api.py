@@ -22,7 +22,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 class Access(StrEnum):
-    """Permission that an operation needs; http/gate.py checks it if keys are configured."""
+    """Permission that an operation needs. http/gate.py checks the permission."""
 
     PUBLIC = "public"  # health checks and documentation
     INFER = "infer"  # run models, and read their descriptions

@@ -41,12 +41,13 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 METERED_KEY = "hundredfold.metered"  # set in the scope of a request whose API key has limits
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
-# Gets the error of a handler. Returns to let the handler run again, or raises the final error.
+# Function that gets the error of a handler. It returns to let the handler run again, or raises the
+# final error.
 Recover = Callable[[ServeError, Request], Awaitable[None]]
 
 
 async def raise_again(error: ServeError, _request: Request) -> None:
-    """Raise `error`. A `Recover` for servers that cannot remove the cause of an error."""
+    """Raise `error`. Use as `Recover` in servers that cannot remove the cause of an error."""
     raise error
 
 
@@ -65,14 +66,14 @@ class ServerHooks(NamedTuple):
 
 
 class HttpApplication:
-    """Routes requests, checks their keys, limits their bodies, and builds error responses.
+    """Application that routes requests, checks keys, limits bodies and builds error responses.
 
     Error responses have the error format of the route.
     """
 
-    # Ray Serve labels its metrics by the route that it finds in `routes`. To find it, Ray Serve
-    # would match all patterns again, which costs too much for a label. Without routes, the label
-    # is the application's prefix.
+    # Ray Serve labels its metrics with the route that it finds in `routes`. For this label, Ray
+    # Serve would match all patterns again, which costs too much. Without routes, the label is the
+    # prefix of the application.
     routes = ()
     redirect_slashes = False
 
@@ -102,7 +103,7 @@ class HttpApplication:
             await self._answer(scope, receive, send)
         elif scope["type"] == "lifespan":
             await self._run_lifespan(receive, send)
-        else:  # a WebSocket: closing it before it is accepted answers 403
+        else:  # a WebSocket: the server answers 403 if it is closed before it is accepted
             await send({"type": "websocket.close"})
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -168,7 +169,7 @@ class HttpApplication:
             return self._respond(scope, ServeError("unexpected failure; see the log of the server"))
 
     def _build_unknown_route(self, path: str, scope: Scope) -> UnknownRoute:
-        """Name the routes below the first segment of `path`, and use their usual error format."""
+        """Build an error that lists similar routes. Set the most common error format of these."""
         family = self.table.find_family(path)
         if not family:
             return UnknownRoute(f"no route matches {path}; see /docs")
@@ -212,7 +213,7 @@ class HttpApplication:
 
 
 class _Headers(Headers):
-    """Headers with look-ups in a dict, not a linear search. Of equal names, the first counts."""
+    """Headers with look-ups in a dict, not a linear search. The first of equal names counts."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope=scope)
@@ -236,7 +237,7 @@ class _Request(Request):
 def route_path(scope: Scope) -> str:
     """Return the path below the application's prefix, without a slash at the end.
 
-    Some clients send the slash, and some do not follow redirects.
+    Some clients append a slash, and not all clients follow redirects.
     """
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")

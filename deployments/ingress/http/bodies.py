@@ -77,7 +77,7 @@ class InflateDecoder:
 def select_decoder(encoding: str) -> ContentDecoder:
     """Select the decoder for a Content-Encoding header. Raises UnsupportedEncoding.
 
-    Several encodings are rejected: each multiplies the size to which a small body can expand.
+    A list of several encodings is rejected: each multiplies the size to which a body can expand.
     """
     name = encoding.strip().lower()
     if name in ("", "identity"):
@@ -128,12 +128,12 @@ class BodyReservation:
 # Maximum levels of nesting, so that recursion over a value does not overflow the stack. Real bodies
 # have a few levels.
 MAX_DEPTH = 32
-# Maximum number of objects and lists. Parsing a million of them, which fit into two megabytes,
+# Maximum number of objects and lists. Two megabytes can have a million of them. Parsing so many
 # blocks the interpreter for seconds.
 MAX_CONTAINERS = 20_000
-# JSON strings. The search takes linear time: possessive quantifiers do not backtrack, and with the
-# optional closing quote every opening quote matches. Otherwise a search in an unterminated string
-# restarts at each quote.
+# JSON strings. The search takes linear time: possessive quantifiers do not backtrack. The closing
+# quote is optional, so that an unterminated string matches too. Otherwise the search would restart
+# at each quote in such a string.
 STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
@@ -156,7 +156,7 @@ def parse_json(raw: bytes) -> Any:
     Raises MalformedBody for invalid JSON, NaN, a number beyond the range of a double, a lone
     surrogate, data after the value, and a value beyond MAX_CONTAINERS or MAX_DEPTH.
     """
-    # The cheap count includes brackets inside strings. Count exactly only if it is too high.
+    # The cheap count includes brackets inside strings. Count exactly only above the limit.
     brackets = count_brackets(raw)
     if brackets > MAX_CONTAINERS and count_brackets(STRINGS.sub(b"", raw)) > MAX_CONTAINERS:
         raise MalformedBody(

@@ -34,10 +34,10 @@ def current_client(trusted_proxies: int) -> str:
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
     """Return the digest of the API key, else the address of the client; "" without either.
 
-    An IPv6 client is its /64 network, because a host owns all addresses of such a network.
+    The /64 network stands for an IPv6 address, because a host owns all addresses of its network.
     Each proxy appends the address of its peer to `x-forwarded-for`. The last 1 + `trusted_proxies`
-    addresses come from HAProxy and from the trusted proxies in front of HAProxy. The first of them
-    is that of the client. Clients can forge all earlier addresses.
+    addresses come from HAProxy and from the trusted proxies in front of HAProxy. The first of these
+    is the address of the client. Clients can forge all earlier addresses.
     """
     for name in KEY_HEADERS:
         if name in headers and len(headers[name]) >= MIN_KEY_CHARS:

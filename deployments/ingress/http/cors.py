@@ -1,8 +1,8 @@
 """Cross-origin requests: which web pages may read the answers. Off by default.
 
-Browsers send the origin of the page. Before a request with a key they send a preflight request
-(https://fetch.spec.whatwg.org). Cookies are never allowed. The only credential is a key in a
-header.
+Browsers send the origin of the page. Before a request with a key, they send a preflight request
+(https://fetch.spec.whatwg.org). The only credential is a key in a header, so cookies are never
+allowed.
 """
 
 from __future__ import annotations

@@ -20,10 +20,10 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class DirectRequests:
-    """Calls `app` for the requests below its prefix, and Ray Serve's wrapper for all others.
+    """Dispatch of requests: those below the prefix of `app` to `app`, all others to the wrapper.
 
-    The only public source of the prefix is the scope of a request that has passed the wrapper. So
-    the first request, usually a health check, goes through the wrapper.
+    Only the scope of a request that has passed the wrapper contains the prefix. Therefore the first
+    request, usually a health check, goes through the wrapper.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -31,7 +31,7 @@ class DirectRequests:
         self._prefix: str | None = None
 
     def around(self, wrapper: ASGIApp) -> ASGIApp:
-        """Return an application that replaces `wrapper`, Ray Serve's wrapper of `app`."""
+        """Return an application to use in place of `wrapper`, Ray Serve's wrapper of `app`."""
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
             if self._is_direct(scope):

@@ -28,7 +28,7 @@ QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds; empty for errors that a later retry cannot avoid."""
+    """Build `Retry-After` in whole seconds; empty for errors that would occur again."""
     if error.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, round(error.retry_after_s)))}
@@ -37,12 +37,13 @@ def retry_headers(error: ServeError) -> dict[str, str]:
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
     """Mark a 429 of a replica's queue, so that HAProxy repeats it to requests with equal headers.
 
-    Other limits, such as the bytes of large answers, say nothing about the next request.
+    A 429 of another limit, such as the bytes of large answers, gets no mark, because the next
+    request may succeed.
 
     A body that sets deadline or priority prevents the mark. HAProxy does not read bodies, so it
     would also refuse requests with later deadlines. Searching the body costs less than parsing it
-    again, and happens only for refused requests. A text in the body that equals such a key also
-    prevents the mark, which does no harm.
+    again, and happens only for refused requests. The search also finds a text that equals such a
+    key. The 429 then lacks the mark, which does no harm.
     """
     if not (isinstance(error, Overloaded) and error.from_queue):
         return

@@ -67,19 +67,20 @@ class AccessGate:
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:
-    """Return whether a browser sends this request for a page that may be of another server.
+    """Return whether a browser sends this request for a page that may belong to another server.
 
-    The origin of a page of this server is this host, written as an IP address or `localhost`. A
-    host name does not count: an attacker's domain may resolve to this host (DNS rebinding).
+    A page belongs to this server if its origin is this host as an IP address or `localhost`. A host
+    name does not count: an attacker's domain may resolve to this host (DNS rebinding).
     """
     host = headers.get("host", "")
     name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
     origin = headers.get("origin")
     if origin is not None:
         return origin.partition("://")[2] != host or not _is_address(name)
-    # Browsers name no origin when a page reads from the server of its own name. Scripts cannot
-    # remove `accept-language`, which few other clients send. They cannot add `sec-fetch-mode`,
-    # which Node.js sends too, and browsers only where a certificate proves the server's name.
+    # Browsers send no origin when a page reads from its own host. Browsers are recognized by
+    # `accept-language`: scripts cannot remove it, and few other clients send it. `sec-fetch-mode`
+    # excludes an attack: scripts cannot add it, and browsers send it only where a certificate
+    # proves the name of the server. Node.js sends both headers.
     is_unproven = "accept-language" in headers and "sec-fetch-mode" not in headers
     return is_unproven and not _is_address(name)
 

@@ -1,7 +1,7 @@
-"""Sends large answers in chunks within a time limit, and counts their bytes until they are sent.
+"""Sending of large answers in chunks within a time limit, with a limit of the bytes in flight.
 
-The HTTP server buffers data that the client does not read yet. A body in one piece is buffered as a
-whole. With chunks, the server buffers only one chunk, and the next `send` waits.
+The HTTP server buffers data that the client does not read yet. It would buffer a body in one piece
+as a whole. Of a body in chunks it buffers only one chunk, and the next `send` waits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from deployments.capacity import Capacity
 log = logging.getLogger("ray.serve.hundredfold")
 
 CHUNK_BYTES = 1 << 16
-# A client that reads more slowly is disconnected. The time limit of an answer is its size divided
-# by this rate, plus the write timeout of streams.
+# Lowest rate at which a client may read. The time limit of an answer is its size divided by this
+# rate, plus the write timeout of streams. After the limit, the connection is closed.
 MIN_BYTES_PER_S = 100_000
 
 

@@ -1,4 +1,4 @@
-"""Ends the request of a client that disconnects before its answer, to free resources.
+"""Cancellation of requests whose clients disconnect before the answer, to free resources.
 
 Ray Serve can watch for disconnects too, with two tasks per request that take 35 µs. A header that
 HAProxy adds turns this off (cluster/edge/haproxy_config.py). Most requests end before WATCH_AFTER_S
@@ -53,8 +53,9 @@ class ClientWatch:
 
     def _begin(self) -> None:
         if self._scope["method"] == "POST" and BODY_KEY not in self._scope:
-            # While the handler reads the body, the handler detects a disconnect. Check again later.
-            # Handlers that read no body load or unload models, and finish without their client.
+            # While the handler reads the body, the handler itself detects a disconnect. Check again
+            # later. POST handlers that read no body load or unload models. They should finish even
+            # after a disconnect.
             self._timer = asyncio.get_running_loop().call_later(WATCH_AFTER_S, self._begin)
         else:
             self._watching = asyncio.create_task(self._watch())

@@ -49,7 +49,8 @@ class RequestOptions(BaseModel):
     def requested_compute(self) -> Compute | None:
         """The hardware that the request names.
 
-        `hardware` takes precedence over `use_gpu` and `require_gpu`, these over `compute`.
+        `hardware` takes precedence over `use_gpu` and `require_gpu`. These take precedence over
+        `compute`.
         """
         if self.hardware is not None:
             return self.hardware
@@ -59,7 +60,7 @@ class RequestOptions(BaseModel):
 
     @property
     def hardware_option(self) -> str:
-        """The option that determines `requested_compute`; `compute` if the request has none."""
+        """The option that determines `requested_compute`."""
         if self.hardware is not None:
             return "hardware"
         if self.require_gpu:
@@ -80,7 +81,7 @@ class RequestOptions(BaseModel):
         return timeout_s if self.deadline_ms is None else min(timeout_s, self.deadline_ms / 1000)
 
     def start_deadline(self, timeout_s: float) -> float:
-        """Return the deadline of the current request, whose time began CURRENT_WAIT_S ago."""
+        """Return the deadline (monotonic) of the current request, which came CURRENT_WAIT_S ago."""
         return deadline_after(self.limit_timeout(timeout_s) - CURRENT_WAIT_S.get())
 
 
@@ -88,7 +89,7 @@ NO_OPTIONS = RequestOptions()
 # The field `options` of a body. `read_options` validates it together with the headers.
 RawOptions = Annotated[Any, WithJsonSchema(build_schema(RequestOptions))]
 
-# The options that name hardware, and the header that sets each.
+# Options that name hardware, and the header that sets each of them.
 HARDWARE_HEADERS: Mapping[str, str] = {
     "use_gpu": "x-use-gpu",
     "require_gpu": "x-use-gpu",
@@ -96,7 +97,7 @@ HARDWARE_HEADERS: Mapping[str, str] = {
     "compute": "x-compute",
 }
 HARDWARE_KEYS = frozenset(HARDWARE_HEADERS)
-# Allowed words for each option whose header takes one of several words.
+# Options whose header is one of several words, and the allowed words.
 HEADER_WORDS: Mapping[str, Sequence[str]] = {
     "hardware": [device.value for device in Device],
     "compute": get_args(Compute),

@@ -10,7 +10,7 @@ from starlette.routing import compile_path
 
 from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Handler
 
-# Limits of the route cache. Clients use one or two paths per model; scanners may try many more.
+# Limits of the route cache. Clients use one or two paths per model, but scanners try many paths.
 MAX_CACHED_ROUTES = 1024
 MAX_CACHED_PATH_CHARS = 256
 

@@ -1,4 +1,4 @@
-"""Server-Sent Events: a response that is sent while it is generated."""
+"""Server-Sent Events: a response that is sent while its content is generated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Without these headers, proxies buffer the whole response and caches store it.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-# Proxies close a connection that has been silent for a minute; clients ignore comments. Most waits
-# for a starting replica (`cold_start_wait_s`) end before, with a status that clients retry.
+# Seconds between comments, which clients ignore. Proxies close a connection that has been silent
+# for a minute. By default, `cold_start_wait_s` is shorter, so a request without a running replica
+# fails with a status that clients retry, before the response starts.
 KEEP_ALIVE_S = 30.0
 COMMENT = b": waiting for the first token\n\n"
 
@@ -107,10 +108,10 @@ async def start_stream(
     *,
     stream_write_timeout_s: float,
 ) -> Response:
-    """Return the result of `start`, or a response that sends comments until `start` is over.
+    """Return the result of `start`, or a response that sends comments until `start` finishes.
 
-    `start` may wait for a KV slot and for a long prompt. If it raises within KEEP_ALIVE_S, so does
-    this function; later its failure is the only event of the response.
+    `start` may wait for a KV slot and for a long prompt. Raises the error of `start` if
+    it fails within KEEP_ALIVE_S. A later error is the only event of the response.
     """
     starting = asyncio.create_task(start)
     try:
@@ -127,7 +128,7 @@ async def start_stream(
 
 
 class _LateStream:
-    """A stream that starts after its response, and comments before."""
+    """A stream whose response starts first and sends comments until the stream starts."""
 
     def __init__(self, starting: asyncio.Task[SseResponse]) -> None:
         self._starting = starting

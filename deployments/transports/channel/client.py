@@ -101,7 +101,7 @@ class ClientConnection(FrameConnection):
         self.pending_cost = 0
         self.models: set[str] = set()  # names of the models that the replica has loaded
         self._other_load = 0
-        self._other_load_s = 0.0  # loop time of the report
+        self._other_load_s = 0.0  # loop time of the report of `_other_load`
         self.window = 0
         self._timer: asyncio.TimerHandle | None = None
         self._checked_s = 0.0  # loop time of the last check

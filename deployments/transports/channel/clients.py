@@ -43,8 +43,8 @@ LONE_CALL_CHARACTERS = 1_000
 # Assumed tokens of an answer whose `max_new_tokens` is higher or missing. Few answers reach such
 # limits.
 LONG_ANSWER_TOKENS = 512
-# Maximum beams that a cost counts. Replicas refuse more beams than they have KV slots, but until
-# then such a call would take all the credit of its channel.
+# Maximum number of beams in the cost of a call. A replica refuses a call with more beams than KV
+# slots. Without this maximum, such a call would take all the credit of its channel until then.
 MAX_BEAMS = 64
 LOAD_TIMEOUT_S = 120.0  # for a micro-batch without calls, which only loads its model
 

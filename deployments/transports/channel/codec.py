@@ -53,7 +53,7 @@ class ErrorFields(NamedTuple):
     """A ServeError as data."""
 
     kind: str
-    state: dict[str, str | int | float | bool | None]  # attributes; `message` is one
+    state: dict[str, str | int | float | bool | None]  # attributes, `message` included
 
 
 Errors = dict[int, ErrorFields]  # by the index of the call that failed

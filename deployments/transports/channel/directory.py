@@ -1,7 +1,7 @@
 """Directory of the known replicas of each deployment. A process has one directory.
 
 Ray Serve pickles the request router class by value, and with it the globals of its module. The
-router therefore imports this module at run time, to get the DIRECTORY of the process and no copy.
+router therefore imports this module at run time, to get the DIRECTORY of the process, not a copy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Directory:
         loop.call_soon(self._report, deployment, listener)
 
     def _report(self, deployment: str, listener: Listener) -> None:
-        """Pass the present replicas on, even if `publish` replaced them after the call."""
+        """Pass on the present replicas, which may be newer than this report."""
         listener(self._endpoints.get(deployment, {}))
 
 

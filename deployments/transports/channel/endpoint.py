@@ -27,7 +27,7 @@ class Endpoint(NamedTuple):
 
     wire: int
     node: str
-    unix: str  # empty: none
+    unix: str  # path of the Unix socket; empty: none
     host: str
     port: int
     secret: str  # hexadecimal

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-# Raise it with every change of the bytes on the wire. A test has a fingerprint of all messages.
+# Increase this with every change of the bytes on the wire. A test compares a fingerprint of all
+# messages.
 WIRE_VERSION = 10
 MAX_HANDSHAKE_BYTES = 256
 # Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents, split into windows, fit.

@@ -24,8 +24,8 @@ MAX_COMPARED = 4
 # Maximum number of replicas on which a call is tried: three, because two replicas can fail at the
 # same time by chance. The limit keeps a call that crashes its replica from crashing all.
 MAX_TRIES = 3
-# Maximum number of replicas that may refuse a call as Overloaded. One more try finds room if
-# another replica has it. While all replicas are full, more tries would only multiply the refusals.
+# Maximum number of replicas that may refuse a call as Overloaded. The second try finds room if
+# another replica has room. While all replicas are full, more tries would only add refusals.
 MAX_REFUSALS = 2
 # Seconds between attempts to connect. Each failure doubles the time, up to MAX_BACKOFF_S.
 MIN_BACKOFF_S = 0.1
@@ -148,7 +148,7 @@ class ReplicaPool:
     def __init__(
         self, name: str, node: str, tls: ssl.SSLContext | None = None, spread: int = 0
     ) -> None:
-        """`spread` limits the load of the replicas that a call prefers; see `_choose_free`."""
+        """Prefer replicas that have the model within a load of `spread`; see `_choose_free`."""
         self._spread = spread
         self._name = name
         self._node = node
@@ -176,7 +176,7 @@ class ReplicaPool:
         return sum(connection.is_usable for connection in self.connections())
 
     def has_idle_replica(self, model: str) -> bool:
-        """Whether a replica with the model is idle; if no replica has it, whether any is idle."""
+        """Return whether a replica with the model is idle, or any replica if none has the model."""
         usable = [one for one in self.connections() if one.is_usable]
         holders = [one for one in usable if model in one.models]
         return any(one.load == 0 for one in holders or usable)
@@ -249,8 +249,8 @@ class ReplicaPool:
     ) -> tuple[ClientConnection, int]:
         """Wait for credit; return the least loaded connection, on this node if loads are equal.
 
-        Also return one replica's share of the cost that waits in this process. Connections that
-        `refused` the request are used only if there are no others.
+        Also return one replica's share of the cost that waits in this process. The connections in
+        `refused` have refused the request. They are used only if there are no others.
         """
         ends_s: float | None = None  # loop time until which the call waits for a successor
         while True:
@@ -266,6 +266,7 @@ class ReplicaPool:
                     ends_s = asyncio.get_running_loop().time() + wait_s
                 await self._wait_for_successor(ends_s)
                 continue
+            ends_s = None
             free = [one for one in usable if one.connection.has_credit]
             if free:
                 chosen = self._choose_free(free, request.model)

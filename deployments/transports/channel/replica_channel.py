@@ -31,7 +31,7 @@ class ReplicaChannel:
             self._server = ChannelServer(service, TlsContexts.load(ray_tls_files()).server)
 
     async def start(self) -> dict[str, Any]:
-        """Start to listen; return the replica's metadata, empty without a server that listens."""
+        """Start to listen; return the replica's metadata, empty if no server listens."""
         if self._server is None:
             return {}
         node, host = ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()

@@ -94,8 +94,12 @@ class ChannelServer:
         loop = asyncio.get_running_loop()
         tcp = await loop.create_server(lambda: ServerConnection(self), host, 0, ssl=self._tls)
         self._servers.append(tcp)
-        self._directory = SocketDirectory.create()
-        path = self._directory.socket_path
+        path = ""
+        try:
+            self._directory = SocketDirectory.create()
+            path = self._directory.socket_path
+        except OSError as error:
+            log.warning("no Unix socket, only TCP: %s", error)
         if path:
             unix = await loop.create_unix_server(lambda: ServerConnection(self), path)
             self._servers.append(unix)
@@ -234,7 +238,7 @@ class ServerConnection(FrameConnection):
     ) -> None:
         """Run a call. Send the events of a stream, then exactly one ANSWER or ERROR.
 
-        Send neither if the client has cancelled the call or has gone.
+        Send neither ANSWER nor ERROR if the client has cancelled the call or has gone.
         """
         unary = self._server.service.unary.get(call.method)
         try:
@@ -250,7 +254,7 @@ class ServerConnection(FrameConnection):
         except ChannelError as error:
             self._end(id, FrameType.ERROR, encode_error(_build_decode_error(error)))
         except BaseException as error:
-            # A panic in Rust and the end of an inner task are no Exception; the client waits too.
+            # The client also needs the error of a panic in Rust or of a cancelled inner task.
             if _is_cancelled():
                 raise
             log.error("bug: a call over a channel failed", exc_info=error)
@@ -295,13 +299,13 @@ class ServerConnection(FrameConnection):
 
 
 def _is_cancelled() -> bool:
-    """Whether this task itself was cancelled, not only something that it awaits."""
+    """Return whether this task itself was cancelled, not only something that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def _build_decode_error(error: ChannelError) -> ServeError:
-    """Build the error of a call that this replica cannot decode. A newer one may be able to."""
+    """Build the error of a call that this replica cannot decode. A newer replica may be able."""
     log.error("a call cannot be decoded: %s", error)
     failed = EngineFailed(
         f"the replica cannot decode the call: {error}. Update all deployments to one release."

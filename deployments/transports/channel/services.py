@@ -59,8 +59,8 @@ def tokenizer_service(replica: TokenizerReplica) -> Service:
 def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Service:
     """Build the service of an encoder replica.
 
-    The cost of an INFER call is its number of tokens without padding; the client estimates that of
-    a TOKENIZE_AND_INFER call.
+    The cost of an INFER call is its number of tokens without padding. For a TOKENIZE_AND_INFER
+    call, the client estimates this number.
     """
 
     async def run(batch: TokenizedBatch) -> AsyncGenerator[bytes, None]:
@@ -119,7 +119,7 @@ def generator_service(replica: GeneratorReplica) -> Service:
 def _raise_refusal(outcomes: Iterable[object], calls: int) -> None:
     """Raise a refusal if every one of `calls` is refused; the client then tries another replica.
 
-    The calls share the error, so raise the one that predicts the shortest time.
+    The calls share the error, so raise the refusal that predicts the shortest time.
     """
     refusals = [one for one in outcomes if isinstance(one, ServeError) and one.elsewhere]
     if refusals and len(refusals) == calls:

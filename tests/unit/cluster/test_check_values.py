@@ -1,5 +1,6 @@
 """The linter reports values that the schemas accept and with which no server becomes ready."""
 
+import math
 from typing import Any
 
 import onnxruntime
@@ -82,7 +83,11 @@ def test_route_prefix_that_no_path_has_is_reported(prefix: str) -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    ["example.org", "https://example.org/", "https://Example.org", "https://", " https://a.org"],
+    [
+        *("example.org", "https://example.org/", "https://Example.org", "https://"),
+        *(" https://a.org", "https://a.org:443", "http://a.org:80", "https://*.a.org"),
+        "https://münchen.de",
+    ],
 )
 def test_origin_that_no_browser_sends_is_reported(origin: str) -> None:
     assert_reported({ORIGINS: ["*", origin]}, f"{ORIGINS}.1", f"`{origin}` is not an origin")
@@ -93,7 +98,7 @@ def test_origin_that_no_browser_sends_is_reported(origin: str) -> None:
     [
         {"proxy_location": "HeadOnly"},
         {"http_options.keep_alive_timeout_s": 1},
-        {f"{APP}.route_prefix": "/a-b_c.d~e/F9"},
+        {f"{APP}.route_prefix": "/a-b_c.d~e/F9/models@x:y+z=1!"},
         {f"{MODELS}.0.version": "0123456789ab"},
         {ORIGINS: ["*", "https://example.org", "http://127.0.0.1:8080", "null", "tauri://local"]},
     ],
@@ -115,7 +120,7 @@ def test_cyclic_values_are_checked() -> None:
 def test_values_of_other_applications_are_their_own() -> None:
     config = create_config({})
     other = {"name": "other", "route_prefix": "/x", "import_path": "their.app"}
-    args = {"models": [{"id": ""}], "encoders": {"cpu": {"providers": ["x"]}}}
+    args = {"models": [{"id": ""}], "encoders": {"cpu": {"providers": ["x"]}}, "limit": math.inf}
     entry = {
         "name": "Ingress",
         "user_config": {"cors": {"origins": ["x"]}},

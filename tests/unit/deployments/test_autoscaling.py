@@ -80,6 +80,7 @@ def test_one_hot_model_reaches_the_maximum_with_a_hidden_queue() -> None:
         ({BUSY: {"a": 0.5}, QUEUED_S: {"a": 0.0}}, 4.0, 1, 3),
         ({}, 4.0, 1, 1),
         ({}, 64.0, 1, 1),  # the only replica crashed
+        ({}, 64.0, 0, 1),  # a start from zero
         ({BUSY: {"a": 1.0}, QUEUED_S: {"a": 10.0}}, 64.0, 2, 5),  # the other one starts
         ({BUSY: {"a": 0.1}, QUEUED_S: {"a": 0.0}}, 64.0, 2, 2),
         ({BUSY: {"a": 0.1, "b": 0.1}, QUEUED_S: {}}, 64.0, 2, 24),

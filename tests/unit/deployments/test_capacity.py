@@ -28,6 +28,12 @@ def test_single_request_may_use_all(capacity: Capacity) -> None:
     assert capacity.used == 0
 
 
+def test_nothing_always_fits(capacity: Capacity) -> None:
+    capacity.reserve(8, "loud")
+    capacity.reserve(0, "loud")
+    assert capacity.used == 8
+
+
 def test_clients_that_are_not_known_share_all(capacity: Capacity) -> None:
     capacity.reserve(6)
     capacity.reserve(4)

@@ -55,7 +55,7 @@ class Components:
         }
 
     def _hoist_value(self, node: Any, names: Mapping[str, str]) -> Any:
-        """Return `node`. Replace each schema that has a title and properties by a reference."""
+        """Return `node` with a reference for each schema that has a title and properties."""
         if isinstance(node, list):
             return [self._hoist_value(child, names) for child in node]
         if not isinstance(node, dict):

@@ -6,8 +6,8 @@ POST /models/{id}/pipeline/{task}       the task of the path
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
 
-Requests and responses of generative models have the formats of two other packages: of
-text_generation for decoder models, of text2text for encoder-decoder models.
+Two other packages define the requests and responses of generative models: text_generation for
+decoder-only models, text2text for encoder-decoder models.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def infer_response(
     selection: Sequence[OutputSelection],
     headers: Mapping[str, str],
 ) -> Response:
-    """Build the response from `envelope` and the selected tensors, binary ones after the JSON."""
+    """Build the response from `envelope` and the selected tensors. Raw bytes follow the JSON."""
     by_name = {tensor.name: tensor for tensor in tensors}
     outputs: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []

@@ -31,7 +31,7 @@ class TensorMetadata(TypedDict):
 
 
 class TaskMetadata(TypedDict):
-    """A task of a model. The parameter `task` or the tensor names of a request select it."""
+    """A task of a model. A request selects the task by the parameter `task` or by tensor names."""
 
     task: str
     inputs: list[TensorMetadata]
@@ -65,7 +65,7 @@ class IndexEntry(TypedDict):
 
 
 def model_metadata(model: RegisteredModel, versions: Sequence[str]) -> ModelMetadata:
-    """Describe a model. `versions` are all its usable ones."""
+    """Describe a model. `versions` lists all usable versions."""
     tasks = [_task_metadata(task) for task in model.tasks]
     return {
         "name": model.ref.id,
@@ -101,8 +101,8 @@ def _tensor_metadata(spec: TensorSpec) -> TensorMetadata:
 def model_config(model: RegisteredModel, max_items: int) -> dict[str, Any]:
     """Build Triton's configuration for the first task of the model.
 
-    With `max_batch_size` 0 the first dimension is not a batch: the rows of a request belong
-    together. Otherwise `dims` omits the first dimension, as in Triton.
+    `max_batch_size` is 0 if the rows of a request belong together: the first dimension is then not
+    a batch. Otherwise `dims` omits the first dimension, as in Triton.
     """
     task_tensors = find_task_tensors(model.tasks[0])
     return {

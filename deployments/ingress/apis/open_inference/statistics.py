@@ -81,7 +81,7 @@ class _ModelCounts:
 
 
 class ModelStatistics:
-    """A RequestRecorder that counts requests of all APIs to this ingress replica by version.
+    """RequestRecorder that counts the requests of this ingress replica, of all APIs, by version.
 
     `clock` returns seconds since the epoch.
     """

@@ -18,7 +18,7 @@ from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # texts by input name
 
-# Names of the text input. The metadata has the first. Clients of other servers send the rest.
+# Names of the text input. The metadata has the first. Clients of other servers send the others.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
 # MLServer's content type of BYTES tensors whose elements are JSON values.
 JSON_ROWS = "hg_jsonlist"

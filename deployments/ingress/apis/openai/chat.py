@@ -75,7 +75,7 @@ def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
 def build_choice(
     index: int, completion: Completion, parser: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
-    """Build a choice. If the text ends with tool calls, the content is what precedes them."""
+    """Build a choice. If the text ends with tool calls, the content is the text before them."""
     text: str | None = completion.text
     calls: Sequence[FunctionCall] = ()
     if parser is not None:
@@ -100,7 +100,7 @@ def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> Fi
 def build_tool_call(call: FunctionCall) -> ResponseToolCall:
     """Build a tool call with a new id. The client's message with the result refers to this id.
 
-    The chat templates of Mistral's models accept nine letters or digits only.
+    The id has nine characters, because chat templates of Mistral require nine letters or digits.
     """
     return ResponseToolCall(
         id=uuid.uuid4().hex[:9],
@@ -132,16 +132,16 @@ def build_token_logprob(token: Token | TopLogprob) -> ChatTopLogprob:
 
 
 class ChatStreamChoice:
-    """One choice of a stream. Holds text back as long as it may belong to a tool call."""
+    """One choice of a stream. Text that may belong to a tool call is held back."""
 
     def __init__(self, index: int, parser: ToolCallParser | None, *, with_logprobs: bool) -> None:
         self._index = index
         self._parser = parser
         self._with_logprobs = with_logprobs
-        self._text = ""  # not sent yet
+        self._text = ""  # text not sent yet
         self._has_content = False
         self._aligned = AlignedTokens()
-        self._tokens: list[Token] = []  # not sent yet
+        self._tokens: list[Token] = []  # tokens not sent yet
 
     def open(self) -> Iterator[ChatChunkChoice]:
         yield self._build({"role": "assistant", "content": ""})
@@ -177,7 +177,7 @@ class ChatStreamChoice:
         return self._parser.count_content(self._text)
 
     def _flush(self, count: int, *, is_last: bool = False) -> Iterator[ChatChunkChoice]:
-        """Send `count` characters with all tokens so far."""
+        """Yield the first `count` unsent characters, with the logprobs of all unsent tokens."""
         if count or (self._tokens and (is_last or self._parser is None)):
             choice = self._build({"content": self._text[:count]})
             if self._with_logprobs:

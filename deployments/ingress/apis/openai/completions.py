@@ -80,7 +80,7 @@ def build_choices(
 
 
 def drop_text(completion: Completion) -> Completion:
-    """Remove the only generated token, which `max_tokens` 0 does not ask for."""
+    """Remove the only generated token, because the request has `max_tokens` 0."""
     finished = completion.finished._replace(reason=FinishReason.LENGTH)
     return completion._replace(text="", tokens=(), finished=finished)
 
@@ -92,7 +92,7 @@ class CompletionStreamChoice:
         self._index = index
         self._with_logprobs = body.logprobs is not None
         self._tokens = AlignedTokens()
-        self._pending_prompt = started.prompt if body.echo else ()  # precedes the next logprobs
+        self._pending_prompt = started.prompt if body.echo else ()  # put before the next tokens
         self._offset = 0  # characters of text before the next token
         self._echoed_text = ""
         if body.echo:
@@ -149,7 +149,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
     # Several tokens may have the same text. Keep the most likely of them, which comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
-        # `tokens` has the same text, which is empty for a special token.
+        # Use the same text as `tokens` has, which is empty for a special token.
         is_chosen = alternative.id == token.id
         text = token.text if is_chosen else name_alternative(alternative)
         top.setdefault(text, clamp_logprob(alternative.logprob))
@@ -158,7 +158,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
 
 
 def name_alternative(alternative: TopLogprob) -> str:
-    """Return the text; for a part of a character its bytes, as OpenAI does."""
+    """Return the text. For a part of a character, return its bytes, as OpenAI does."""
     if alternative.raw_bytes is None:
         return alternative.text
     return f"bytes:{alternative.raw_bytes.decode('ascii', 'backslashreplace')}"

@@ -142,7 +142,7 @@ def parse_chat_request(
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
     options = build_options(body, model.generation_config.defaults)
     if forced := forced_tools(body):
-        # As in vLLM, the call replaces `response_format`, which describes a text.
+        # As in vLLM, the grammar of the call replaces `response_format`, which describes a text.
         options = options._replace(grammar=call_grammar(forced))
     newer, older = body.max_completion_tokens, body.max_tokens
     return GenerationRequest(
@@ -158,7 +158,7 @@ def parse_chat_request(
 
 
 def _reject_former_fields(body: ChatBody) -> None:
-    """Raise InvalidField for calls of functions in the form that `tools` replaced."""
+    """Raise InvalidField for the fields that `tools` and `tool_calls` have replaced."""
     if body.functions:
         raise InvalidField("`functions` is not supported; send `tools`", field="functions")
     if body.function_call is not None:
@@ -297,7 +297,7 @@ def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _parse_arguments(text: str) -> dict[str, Any] | str:
-    """Parse a JSON object, which chat templates expect; return text if it is anything else.
+    """Parse a JSON object, which chat templates expect. Return any other text unchanged.
 
     Clients may send an empty text for a call without arguments.
     """
@@ -306,7 +306,7 @@ def _parse_arguments(text: str) -> dict[str, Any] | str:
     with suppress(MalformedBody):
         value = parse_json(text.encode("utf-8", "replace"))
         if isinstance(value, dict):
-            # parse_json checks the text, but makes integers beyond 64 bits floats.
+            # parse_json checks the text, but converts integers beyond 64 bits to floats.
             return dict(json.loads(text))
     return text
 

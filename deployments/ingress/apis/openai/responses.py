@@ -40,7 +40,7 @@ MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
 
 def build_openai_error(error: ServeError) -> ErrorObject:
-    """Build the error object. Clients recognize prompts that are too long by LONG_PROMPT_CODE."""
+    """Build the error object. A prompt that is too long gets LONG_PROMPT_CODE, known to clients."""
     error_type = ERROR_TYPES.get(error.status, "invalid_request_error")
     if error.status >= 500:
         error_type = "server_error"
@@ -102,9 +102,9 @@ def build_response_usage(response: GenerationResponse, choices_per_prompt: int) 
 
 
 class AlignedTokens:
-    """Hands out the tokens of a text together with their characters, for the logprobs.
+    """Tokens of a text for the logprobs, released together with their characters.
 
-    Drops the tokens of a stop string, because the text does not have its characters.
+    The tokens of a stop string are dropped, because the text does not have its characters.
     """
 
     def __init__(self) -> None:
@@ -113,7 +113,10 @@ class AlignedTokens:
         self._end = 0  # characters of the text so far
 
     def take(self, part: Chunk | Completion) -> list[Token]:
-        """Return the tokens that begin within the text so far; at its end, the last tokens too."""
+        """Add `part`, and return the tokens that begin within the text so far.
+
+        The last part releases all tokens, unless a stop string ended the text.
+        """
         self._pending += part.tokens
         self._end += len(part.text)
         finished = part.finished

@@ -79,7 +79,7 @@ def openai_error(error: ServeError) -> Response:
 
 
 def generation_error(error: ServeError) -> Response:
-    # The same generation would exceed the same deadline again, at the highest cost of all requests.
+    # A retry would exceed the same deadline again, and late generations cost the most.
     is_late = isinstance(error, DeadlineExceeded)
     return build_error_response(error, should_retry=error.retryable and not is_late)
 
@@ -230,9 +230,9 @@ class OpenAIRoutes:
     async def _read(
         self, request: Request, *, for_chat: bool = False
     ) -> tuple[dict[str, Any], RegisteredModel]:
-        """Return the body, which is not validated yet, and the model.
+        """Return the body, without validation, and the model.
 
-        An error for an unknown model therefore takes precedence over errors in the body.
+        The model comes first, so that its errors take precedence over errors in the body.
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))

@@ -150,7 +150,7 @@ class ChatBody(GenerationBody):
     function_call: Any = None  # former form of `tool_choice`; rejected
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
-    reasoning_effort: str | None = None  # a variable of the same name
+    reasoning_effort: str | None = None  # template variable of the same name
 
 
 FinishReasonWord = Literal["stop", "length", "tool_calls"]
@@ -204,7 +204,7 @@ class ResponseEnvelope(TypedDict):
 
 
 class CompletionLogprobs(TypedDict):
-    """Log-probabilities of T tokens, one list per property."""
+    """Log-probabilities of tokens. Each list has one element per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]

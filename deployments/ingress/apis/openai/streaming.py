@@ -19,7 +19,7 @@ DONE = build_event(b"[DONE]")
 
 
 class StreamChoice(Protocol):
-    """Builds the objects of one choice for the list `choices` in the chunks of a stream."""
+    """Builder of the objects of one choice for the list `choices` in the chunks of a stream."""
 
     def open(self) -> Iterator[Mapping[str, Any]]:
         """Yield the objects that precede the first token."""

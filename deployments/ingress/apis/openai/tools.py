@@ -16,15 +16,16 @@ from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MAX_PREFIX_CHARS = 1_000  # number of first characters that decide whether a text may be a call
+MAX_PREFIX_CHARS = 1_000  # the first characters of a text decide whether it may be a call
 
-# JSON without white space: the start of a call, with members of which none decides whether it is a
-# call. Their values are strings, numbers or literals.
+# The start of a call as JSON without white space, up to its first deciding member. A member decides
+# if its key is `name`, `arguments` or `parameters`. Values of other members are strings, numbers or
+# literals.
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _KEY = rf'(?!"(?:name|arguments|parameters)":){_STRING}:'
 _WORD = r"[-+.\w]"
 _OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
-# The start of one more such member.
+# The start of one more member that does not decide.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
 
@@ -50,17 +51,17 @@ WRITTEN_CALLS = msgspec.json.Decoder(WrittenCall | list[WrittenCall])
 
 @dataclass(frozen=True, slots=True)
 class ToolCallParser:
-    """Parser of calls of the named functions, which are a whole text or its end.
+    """Parser of calls of the functions `names`. Calls are a whole text, or the end of a text.
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
     objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
-    calls between marks count. Calls before other text are content. A stream holds a text back while
-    it may be a call, so its first MAX_PREFIX_CHARS decide (`may_start_tool_call`).
+    calls between marks count. Calls before other text are content. A stream holds text back while
+    it may be a call. To limit this, the first MAX_PREFIX_CHARS decide (`may_start_tool_call`).
     """
 
     names: frozenset[str]
     is_parallel: bool = True  # False: only the first of several calls counts
-    # Starts of the members that decide that a JSON object may be a call.
+    # Starts of members. A JSON object may be a call if its first deciding member starts like this.
     _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -69,7 +70,7 @@ class ToolCallParser:
     def may_start_tool_call(self, text: str) -> bool:
         """Return whether `text` begins as a call, or may still do so with more characters.
 
-        Other members, such as `id`, may precede the first member that decides, if their values are
+        Other members, such as `id`, may precede the first deciding member if their values are
         neither objects nor lists.
         """
         start = "".join(text[:MAX_PREFIX_CHARS].split())
@@ -90,17 +91,17 @@ class ToolCallParser:
         return 0 if self.may_start_tool_call(text) else self.find_marked_call(text)
 
     def find_marked_call(self, text: str) -> int:
-        """Return where a marked call or, at the end, a part of OPEN begins; else the length."""
+        """Return the start of a marked call, or of a part of OPEN at the end; else the length."""
         if (found := self._find_mark(text, 0)) < len(text):
             return found
         begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
         return len(text) - begun
 
     def parse_tool_calls(self, text: str) -> tuple[int, tuple[FunctionCall, ...]]:
-        """Return the number of characters of content in a complete text, and the calls after it.
+        """Return the length of the content of a complete text, and the calls after the content.
 
-        The text is split only at marks that may start a call. Such a mark is not part of another
-        call: JSON would escape its quotes.
+        The text is split only at marks that may start a call. Such a mark cannot be inside another
+        call, because JSON would escape the quotes after the mark.
         """
         end = start = 0
         calls: list[FunctionCall] = []
@@ -117,7 +118,7 @@ class ToolCallParser:
         return end, tuple(calls if self.is_parallel else calls[:1])
 
     def _find_mark(self, text: str, start: int) -> int:
-        """Return where, from `start` on, a marked call may begin; else the length."""
+        """Return the first position from `start` where a marked call may begin; else the length."""
         while (start := text.find(OPEN, start)) >= 0:
             if self.may_start_tool_call(text[start : start + MAX_PREFIX_CHARS]):
                 return start
@@ -125,7 +126,7 @@ class ToolCallParser:
         return len(text)
 
     def _parse_block(self, text: str) -> list[FunctionCall] | None:
-        """Return the calls of a text that may start with OPEN; None if it has anything else."""
+        """Return the calls of a text that may start with OPEN; None if it has other text."""
         block = text.strip()
         if not block:
             return []
@@ -144,7 +145,7 @@ class ToolCallParser:
 
 
 def read_arguments(written: bytes) -> str:
-    """Return the arguments of a call. Some models write the object as text, or null for none.
+    """Return the arguments of a call. Some models write the object as a string, or none as null.
 
     Raises ValueError for a text that is not JSON.
     """
@@ -211,9 +212,9 @@ def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
 
 
 def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
-    """Build the schema at `root`. Arguments are an object even if the parameters do not say so."""
+    """Build the schema at `root`. It requires an object even if `parameters` does not."""
     parameters = dict(tool.function.parameters or {})
-    # References with `#` would be relative to the `$id`, not to the whole schema.
+    # With an `$id`, references with `#` would be relative to the `$id`, not to the root.
     parameters.pop("$id", None)
     return {**_move_references(parameters, root), "type": "object"}
 

@@ -25,10 +25,10 @@ from deployments.metrics import PREFIX
 from deployments.records import RequestRecord
 
 WINDOW_S = 60.0
-# Limit of the kept records. With more requests only the latest are kept, so the window is shorter.
+# Maximum number of kept records. With more requests in WINDOW_S, the window is shorter.
 MAX_REQUESTS = 8192
-MAX_AGE_S = 1.0  # how long an answer is reused
-MAX_LOAD_AGE_S = 5.0  # how long the load is reused; parsing all metrics takes milliseconds
+MAX_AGE_S = 1.0  # seconds for which a response is reused
+MAX_LOAD_AGE_S = 5.0  # the same for the load; parsing all metrics takes milliseconds
 PERCENTILES = (50, 90, 99)
 LOAD = re.compile(rf"^{PREFIX}_(busy_ratio|queued_seconds){{(.*)}} (\S+)$", re.MULTILINE)
 NO_MODEL = RequestContext().model  # model of requests that failed before a model was chosen
@@ -121,7 +121,7 @@ class RecentRequests:
 
 
 class LiveStatisticsReader:
-    """Builds the response of /stats at most once in MAX_AGE_S, and shares it among callers."""
+    """Reader that builds the response of /stats at most once in MAX_AGE_S, for all callers."""
 
     def __init__(
         self,
@@ -152,11 +152,11 @@ class LiveStatisticsReader:
             return self._answer
 
     async def _read_load(self) -> None:
-        """Read the load again. A failed scrape is not repeated while the load could be reused."""
+        """Read the load again. The next read is MAX_LOAD_AGE_S later, even if this one fails."""
         self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
         try:
             self._load = read_load(await self._scrape())
-        except asyncio.CancelledError:  # the client has left; the next one reads
+        except asyncio.CancelledError:  # the client has left; the next request reads the load
             self._load_expires_s = 0.0
             raise
 
@@ -199,7 +199,7 @@ class LiveStatisticsReader:
 
 
 def permitted_statistics(statistics: LiveStatistics) -> LiveStatistics:
-    """Leave out the models that the caller's key does not permit."""
+    """Remove the models that the caller's key does not permit."""
     may_use = current_caller().may_use_model
     models = [model for model in statistics["models"] if may_use(model["id"])]
     return {**statistics, "models": models}

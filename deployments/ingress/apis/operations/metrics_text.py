@@ -24,7 +24,8 @@ STATUS = re.compile(r'\bstatus="(\d+)"')
 class MetricAlias:
     """A second name of a metric.
 
-    `label` gets the labels of a sample. It returns a label to add, or None to drop the sample.
+    `label` gets the labels of a sample. It returns a label to add, an empty string to add none, or
+    None to drop the sample.
     """
 
     name: str
@@ -34,7 +35,7 @@ class MetricAlias:
     label: Callable[[str], str | None] = lambda _labels: ""
 
     def lines(self, exposition: str) -> Iterator[str]:
-        """Yield the samples under the new name."""
+        """Yield the samples of the metric under the name of the alias."""
         sample = re.compile(rf"^{self.source}((?:_bucket|_sum|_count)?)(?:{{(.*)}})? (\S+)$", re.M)
         for suffix, labels, value in sample.findall(exposition):
             added = self.label(labels)
@@ -43,7 +44,7 @@ class MetricAlias:
 
 
 def add_aliases(exposition: str) -> str:
-    """Append the metrics that servers of Hugging Face have, again under their names."""
+    """Append copies of metrics under the names that servers of Hugging Face use."""
     lines: list[str] = []
     for alias in ALIASES:
         if samples := list(alias.lines(exposition)):
@@ -83,7 +84,7 @@ def _of_task(task: TaskName, *, only_success: bool = False) -> Callable[[str], s
 
 
 def _list_task_aliases(name: str, task: TaskName) -> Iterator[MetricAlias]:
-    """Yield the metrics of one kind of request: `te_embed_count` and so on."""
+    """Yield the aliases for the requests of one task, such as `te_embed_count`."""
     requests, seconds = f"{PREFIX}_requests_total", f"{PREFIX}_request_seconds"
     about = f"Requests for {task}"
     yield MetricAlias(f"te_{name}_count", requests, "counter", about, _of_task(task))

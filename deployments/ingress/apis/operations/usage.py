@@ -1,7 +1,7 @@
 """Usage per API key, summed over the ingress replicas of the whole cluster.
 
-The usage is read from the metrics of all replicas. It counts from the start of the running
-processes. Prometheus keeps the history.
+The usage is read from the metrics of all replicas, which count from the start of their processes.
+Prometheus keeps the history.
 """
 
 from __future__ import annotations

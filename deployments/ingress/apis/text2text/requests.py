@@ -74,7 +74,7 @@ class TextToTextRequest:
         parameters, defaults = self.parameters, self.model.generation_config.defaults
         min_new_tokens, max_new_tokens = parse_lengths(parameters, defaults)
         no_repeat_ngram = parameters.no_repeat_ngram_size
-        if no_repeat_ngram is None:  # 0 with a grammar, whose texts must repeat n-grams
+        if no_repeat_ngram is None:  # 0 with a grammar: its texts may have to repeat n-grams
             no_repeat_ngram = 0 if parameters.grammar else defaults.no_repeat_ngram_size
         options = build_options(parameters, streams=self.tgi_request.streams)
         return options._replace(
@@ -141,7 +141,7 @@ def parse_lengths(
 ) -> tuple[int, int | None]:
     """Return minimum and maximum of new tokens. Raises InvalidField if minimum > maximum.
 
-    A default that conflicts with a requested bound becomes equal to this bound.
+    If a default conflicts with a requested bound, the bound replaces the default.
     """
     minimum, maximum = parameters.min_new_tokens, parameters.max_new_tokens
     if minimum is None and parameters.min_length is not None:

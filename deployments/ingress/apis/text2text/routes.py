@@ -47,8 +47,8 @@ def build_text2text_response(
 ) -> list[Any]:
     """Return a list of objects, one per sequence.
 
-    If the request has a list of texts and several sequences per text, return a list per text. With
-    `both_keys` an object repeats its text as `generated_text`.
+    If the request has a list of texts and several sequences per text, return a list of lists, one
+    list per text. With `both_keys`, each object repeats its text as `generated_text`.
     """
     objects = [
         [_build_object(generated, request, both_keys=both_keys) for generated in sequences]

@@ -31,9 +31,9 @@ NonNegative = Annotated[int, Field(ge=0)]
 class TextToTextParameters(GenerateParameters):
     """Parameters of text generation and of the pipelines of transformers.
 
-    A request has them at the top level, in `parameters`, or in an object of NESTED_KEYS within
-    `parameters`. An outer value takes precedence over a nested one. The defaults come from the
-    checkpoint.
+    A request has them at the top level, in `parameters`, or in an object within `parameters`, such
+    as `generate_kwargs`. An outer value takes precedence over a nested value. The defaults come
+    from the checkpoint.
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None

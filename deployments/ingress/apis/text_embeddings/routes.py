@@ -110,7 +110,7 @@ TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error)
 
 B = TypeVar("B", bound=BaseModel)
 
-# Names for errors: the body has the parameters of the task at its top level.
+# Field names for errors: the body has the parameters of the task at its top level.
 TEI_FIELD_NAMES = {"parameters.": ""}
 MODEL_PATH = "/models/{id:path}"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
@@ -342,7 +342,7 @@ def select_model_id(request: Request, named: str | None) -> str | None:
 
 
 def tei_response_headers(response: InferenceResponse) -> dict[str, str]:
-    """Build the shared headers, with all times of TEI in whole milliseconds."""
+    """Build the headers of all APIs, and the time headers of TEI in whole milliseconds."""
     timings = response.result.timings
     times_s = {
         "x-compute-time": response.total_s,

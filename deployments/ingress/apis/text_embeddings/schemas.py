@@ -123,7 +123,7 @@ class SimpleToken(TypedDict):
 
 
 class TeiInfo(TypedDict):
-    """Fields of a TEI server for the default model, and all models of this server."""
+    """Fields of a TEI server for the default model, and the configured models."""
 
     model_id: str
     model_sha: str | None

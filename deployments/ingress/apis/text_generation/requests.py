@@ -46,7 +46,7 @@ TGI_FIELD_NAMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteDefaults:
-    """Properties of a route. The body may replace only `full_text`."""
+    """Properties of a route. `return_full_text` in the body replaces `full_text`."""
 
     full_text: bool = False  # default of `return_full_text`
     many: bool = False  # accepts several prompts and several sequences per prompt

@@ -133,7 +133,7 @@ def split_evenly(completions: Sequence[Completion], count: int) -> list[Sequence
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponseBuilder:
-    """Builds the response objects for one prompt."""
+    """Builder of the response objects for one prompt."""
 
     prompt: str
     tgi_request: GenerateRequest

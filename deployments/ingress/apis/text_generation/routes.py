@@ -4,7 +4,7 @@ POST /generate                    one object
 POST /generate_stream             an event per token
 POST /models/{id}/generate  ...   the same for one model
 
-The Hugging Face routes use this format too for models that generate text.
+For generative models, the Hugging Face routes use the same format.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class TextGenerationRoutes:
     async def stream(
         self, tgi_request: GenerateRequest, generation_request: GenerationRequest
     ) -> Response:
-        """Start a stream. Raises ServeError for early failures before the first event."""
+        """Start a stream. Raises ServeError for a failure before the response starts."""
         write_timeout_s = self._pipeline.settings.stream_write_timeout_s
         return await start_stream(
             self._start(tgi_request, generation_request, write_timeout_s),

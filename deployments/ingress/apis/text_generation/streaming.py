@@ -55,7 +55,7 @@ async def start_stream_before(
 async def read_batches_until(
     stream: GenerationStream, deadline_s: float
 ) -> AsyncIterator[list[ChoiceChunk]]:
-    """Yield the batches of a stream. At `deadline_s` running sequences end with reason `length`."""
+    """Yield the batches of a stream. At `deadline_s`, end all sequences with reason `length`."""
     batches = stream.batches()
     while True:
         try:
@@ -130,7 +130,7 @@ async def encode_events(
 
 
 class EventBuilder:
-    """Builds the events of one sequence and collects its text for the last event."""
+    """Builder of the events of one sequence. It collects the text for the last event."""
 
     def __init__(self, started: Started, tgi_request: GenerateRequest) -> None:
         self._started = started

@@ -31,11 +31,29 @@ async def test_queue_is_cleaned_once_per_interval(
         call.cancel()
         scheduler.clean()
         await wait_until(lambda: bool(cleaned))  # the first clean is due at once
+        await asyncio.sleep(0.01)  # the others would be due now
     assert (len(cleaned), scheduler.waiting_items) == (1, 5)
     engine.release()
     await running
     await waiting[-1]
     assert engine.passes[1:] == [[2] * 3], "no pass computes cancelled calls"
+
+
+async def test_cancelled_items_that_still_wait_do_not_fill_the_queue(
+    make_scheduler: MakeScheduler,
+) -> None:
+    engine = FakeEngine(held=True)
+    scheduler = make_scheduler(engine, max_waiting_items=4)
+    running = scheduler.submit(MODEL, [item(1)], far_deadline())
+    await wait_until(lambda: bool(engine.passes))
+    gone = scheduler.submit(MODEL, [item(2)] * 4, far_deadline(), client="a")
+    gone.cancel()
+    scheduler.clean()
+    waiting = scheduler.submit(MODEL, [item(3)] * 3, far_deadline(), client="a")
+    assert scheduler.waiting_items == 3
+    engine.release()
+    await running
+    await waiting
 
 
 async def test_late_calls_of_a_pass_leave_the_queue_in_one_traversal(

@@ -49,3 +49,10 @@ def test_refusals_of_many_clients_are_bounded() -> None:
     for number in range(3 * MAX_KEPT):
         refusals.note(number, 1, build_overloaded("full", 1.0, 5.0))
     assert len(refusals._refusals) == MAX_KEPT
+
+
+def test_known_queue_is_updated_although_no_other_fits(refusals: RecentRefusals) -> None:
+    for number in range(MAX_KEPT):
+        refusals.note(number, 1, build_overloaded("full", 1.0, 50.0))
+    refusals.note(QUEUE, 100, build_overloaded("full", 1.0, 5.0))
+    refusals.check(QUEUE, 100, deadline_after(30.0))

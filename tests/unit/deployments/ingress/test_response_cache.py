@@ -80,6 +80,14 @@ def test_value_above_max_bytes_is_not_cached(make_cache: MakeCache) -> None:
     assert cache.get("small") is not None
 
 
+def test_value_above_max_bytes_removes_the_old_value(make_cache: MakeCache) -> None:
+    cache = make_cache(entries=1)
+    cache.put("key", "old")
+    cache.put("key", "x" * 101)
+    assert cache.get("key") is None
+    assert cache.bytes == 0
+
+
 def test_new_value_replaces_the_old_value_and_its_bytes(make_cache: MakeCache) -> None:
     cache = make_cache()
     cache.put("key", "x" * 100)

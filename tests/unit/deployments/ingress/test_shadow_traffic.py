@@ -77,3 +77,15 @@ async def test_encoder_requests_do_not_take_the_places_of_generations() -> None:
     assert running.count("generator") == MAX_GENERATIONS
     answers.set()
     await wait_until(lambda: sum(c.total for c in shadows.comparisons.values()) == len(running))
+
+
+async def test_shadow_that_breaks_the_comparison_is_counted_as_failed() -> None:
+    async def execute(_request: Any) -> tuple[CallResult, bool]:
+        raise TypeError("unhashable")
+
+    async def complete(_plan: Any) -> list[Completion]:
+        return []
+
+    shadows = ShadowTraffic(Registry(), execute, complete)  # type: ignore[arg-type]
+    shadows.mirror(REQUEST, RESULT)
+    await wait_until(lambda: [c.failed for c in shadows.comparisons.values()] == [1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import tempfile
 from pathlib import Path
@@ -20,7 +22,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_live_directory_is_kept_and_one_that_was_left_is_removed(root: Path) -> None:
     live = SocketDirectory.create()
     # A pid would mean nothing: a container that shares the directory has process ids of its own.
-    left = root / f"hundredfold-channel-{os.getpid()}-left"
+    left = root / f"hundredfold-socket-{os.getpid()}-left"
     left.mkdir()
     second = SocketDirectory.create()
     assert live.path.exists()
@@ -35,6 +37,16 @@ def test_other_directories_are_kept(root: Path) -> None:
     (root / "hundredfold-other").mkdir()
     SocketDirectory.create().remove()
     assert [path.name for path in root.iterdir()] == ["hundredfold-other"]
+
+
+def test_file_system_without_locks_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_descriptor: int, _operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        SocketDirectory.create()
+    assert list(root.iterdir()) == []
 
 
 def test_long_path_gives_no_socket(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
