@@ -100,8 +100,9 @@ def metrics_table() -> Table:
 def settings_table() -> Table:
     """Return a row per setting of `args` and `user_config`.
 
-    The cell `meaning` is the comment of the setting in serve_config.yaml. Raises BenchmarkError if
-    this file lacks a setting.
+    The cell `meaning` is the comment of the setting in serve_config.yaml. The cell `value` has two
+    values if the setting differs between CPU and GPU. Raises BenchmarkError if the file lacks a
+    setting.
     """
     text = CONFIG.read_text(encoding="utf-8")
     document = read_document(text)

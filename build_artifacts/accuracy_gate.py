@@ -1,4 +1,4 @@
-"""Selection of an artifact's graphs: accuracy gate with fallbacks, fastest candidates first."""
+"""Selection of an artifact's graphs: candidates in order of rank, accuracy gate with fallbacks."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class AccuracyGate(Generic[R, S]):
     def failure(self) -> BuildError:
         """Return the error for a build without an accepted CPU graph.
 
-        The latest attempt determines the error. Its graph is the most accurate graph of the build,
-        because the search tries the fallback recipe last.
+        This is UnsupportedModel if no attempt gave a graph, otherwise GateFailed. The message is
+        about the latest attempt. It is the most accurate one, because the search tries the fallback
+        recipe last.
         """
         if not self._tried:
             raise AssertionError("bug: the gate failed without a candidate")
@@ -125,10 +126,11 @@ class CandidateSearch(Generic[R, S]):
         return [*for_cpu, *self.select_for(Device.GPU)]
 
     def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
-        """Evaluate graphs for `device`, the fastest first, until enough are accepted.
+        """Evaluate graphs for `device` in the order of `ModelBuild.rank` until enough are accepted.
 
-        Stop earlier at a graph that is far slower than an accepted graph. After the search time,
-        skip the remaining graphs (see `seconds`).
+        For encoders, this order starts with the fastest graphs. Stop earlier at a graph that is far
+        slower than an accepted graph. After the search time, skip the remaining graphs (see
+        `seconds`).
 
         A host without the device cannot measure speed, so the recipes keep their order. On such a
         host, the search stops after one accepted graph, because an evaluation takes minutes.

@@ -126,7 +126,7 @@ def pull_model(arguments: argparse.Namespace) -> int:
         with copy_stderr() as stream:
             pull_or_follow(queue, model_id, stream)
     except KeyboardInterrupt:
-        # Cancel the build only if no other process asked for it and no server runs it.
+        # Cancel the build only if this command queued it and no process runs it.
         if not (is_new and queue.forget(model_id)):
             print(f"{model_id} stays in the queue: others may wait for it", file=sys.stderr)
         raise
@@ -214,7 +214,10 @@ def format_costs(table: CostTable) -> str:
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    """Verify an artifact. Return FAILED if a candidate violates the accuracy gate on this host."""
+    """Verify an artifact. Return FAILED if a candidate violates the accuracy gate on this host.
+
+    For a generative model, only the digests are verified. Raises ArtifactError if a digest differs.
+    """
     artifact = _find(arguments)
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:

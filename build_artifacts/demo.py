@@ -82,7 +82,10 @@ class DemoModel:
 
 
 def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
-    """Add the GPU candidates, which only a GPU host can measure. The build keeps the fastest."""
+    """Add the GPU candidates, which only a GPU host can measure.
+
+    The build keeps the fastest accepted encoder graph, but the first accepted decoder graph.
+    """
     decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
     return replace(
         recipe,
@@ -196,7 +199,7 @@ def build_demo_model(
 ) -> BuildResult:
     """Build the model if `store` has no intact copy of its version. Raises BuildError.
 
-    If `store` has a copy but the model has no alias `latest`, set `latest` to the copy.
+    If `store` has a copy but the model's `latest` names no stored version, set it to the copy.
     """
     version = model.version(store, with_gpu=with_gpu)
     sealed = find_sealed(store, model.id, version)

@@ -7,6 +7,8 @@ ServeError
     ├── UnsafeSource      pickled weights, remote code, a path out of the source
     ├── UnsupportedModel  a model that this release cannot build
     └── GateFailed        no graph passed the accuracy gate
+
+Other modules derive BadEvaluationData and CompactionMismatch from BuildError.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ class BuildResult:
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
     """Build `request`, unless the store holds its version and `force` is off.
 
-    If another process builds the same version, wait for that process. Without `force`, then return
-    its result. A resumed build continues after the last finished step. Raises BuildError if the
-    build fails.
+    If another process builds the same version, wait for that process. Then return its result,
+    unless it failed or `force` is on. A resumed build continues after the last finished step. With
+    `is_latest`, a stored version becomes `latest` too. Raises BuildError if the build fails.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
@@ -176,7 +176,7 @@ def planned_version(
 ) -> str:
     """Compute the version that a build of `request` has if its source is at `revision`.
 
-    Raises BuildError if the labeled data cannot be read.
+    Raises BuildError if the labeled data or the data for pruning cannot be read.
     """
     path, sampling = request.budget.evaluation, request.budget.sampling
     data = None if path is None else f"{digest_data(path)} {sampling}"

@@ -54,7 +54,8 @@ class RecordedProgress(BuildProgress):
 def drain(queue: BuildQueue, stream: TextIO) -> bool:
     """Run all waiting builds in order. Return False if another process already runs them.
 
-    A BuildError ends one build only. Any other exception ends all of them and is raised.
+    A BuildError ends one build only. Any other exception is raised at once, and the waiting
+    builds stay in the queue.
     """
     with queue.drain_lock() as free:
         while free and (waiting := [one for one in queue.pending() if not one.is_running]):
@@ -68,10 +69,11 @@ def drain(queue: BuildQueue, stream: TextIO) -> bool:
 def pull(
     queue: BuildQueue, model_id: str, stream: TextIO, hub: Hub | None = None
 ) -> BuildResult | None:
-    """Run the queued build of a model. Return None if the build has ended or runs elsewhere.
+    """Run the queued build of a model. Return None if there is nothing to run here.
 
-    A failure is written to the record of the build, then raised. MemoryError becomes BuildError.
-    KeyboardInterrupt returns the build to the queue.
+    This is so if the model has no unfinished build, if another process runs it, or if too many of
+    its builders crashed. A failure is written to the record of the build, then raised. MemoryError
+    becomes BuildError. KeyboardInterrupt returns the build to the queue and is raised.
     """
     with queue.claim(model_id) as claim:
         if claim is None:

@@ -1,4 +1,4 @@
-"""Candidates of builds, as data. A changed recipe gives every build a new version."""
+"""Candidates of builds, as data. A change to a recipe gives its builds a new version."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ class TorchProgramRecipe:
 
 Quantization: TypeAlias = DynamicInt8 | StaticInt8 | SmoothedInt8 | WeightOnlyInt8 | NncfInt8
 
-
 _DEFAULT_OPTIONS = EngineOptions()
 
 
@@ -142,7 +141,7 @@ class DecoderRecipe:
     - "torch": a program of the transformers model in fp16 or fp32 (`decoders/torch_export.py`).
     - "transformers": the checkpoint in fp16, bf16 or fp32, or quantized by bitsandbytes.
 
-    `run` sets attention, KV cache placement, tensor parallelism and torch.compile.
+    On the last two engines, `run` sets attention, KV cache, tensor parallelism and torch.compile.
     """
 
     name: str
@@ -150,8 +149,8 @@ class DecoderRecipe:
     precision: Precision
     engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
     per_token_int8: bool = False
-    # None: dtype of the attention. If the gate rejects a candidate with an int8 KV cache, the build
-    # tries the candidate again with None.
+    # None: dtype of the attention. If the gate rejects a candidate with an int8 KV cache, and also
+    # all its `other_options`, the build tries the last of them again with None.
     kv_cache_dtype: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # options of the model builder, such as "block_size=16"
     # Fallbacks for `options` in order if the gate fails; each is more accurate, but may be slower.
@@ -166,8 +165,9 @@ DECODER_FP32 = DecoderRecipe(name="cpu-fp32", device=Device.CPU, precision="fp32
 class BuildRecipe:
     """Candidates per device and the limits of the accuracy gate.
 
-    `candidates` are in order of preference. The first accepted candidate of a device is the default
-    candidate of untuned hosts. The build tries `fallback` if no CPU candidate passes the gate.
+    Candidates are in order of preference. A build that measures their speed puts the fastest first.
+    The first accepted candidate of a device is the default of untuned hosts. If no CPU candidate
+    passes the gate, the build tries `fallback`, or `decoder_fallback` for a generative model.
     """
 
     candidates: tuple[CandidateRecipe, ...]
@@ -175,7 +175,7 @@ class BuildRecipe:
     decoders: tuple[DecoderRecipe, ...] = ()  # for generative models, instead of `candidates`
     decoder_fallback: DecoderRecipe = DECODER_FP32
     gate: Gate = field(default_factory=Gate)
-    keep: int = 3  # maximum number of sealed graphs per device: the fastest accepted graphs
+    keep: int = 3  # maximum number of sealed graphs per device: the first that the gate accepts
     revision: int = RECIPE_REVISION
 
     def of(self, device: Device) -> tuple[CandidateRecipe, ...]:
@@ -215,13 +215,14 @@ def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
 CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantization=SmoothedInt8())
-# Fastest candidate for 256 tokens or more.
+# Fastest candidate for batches of 256 tokens or more per text, without padding.
 CPU_INT8_FLASH = replace(
     CPU_INT8, name="cpu-int8-flash", rewrites=GraphRewrites(names=(*LEAN.names, "flash-when-full"))
 )
 CPU_INT8_DYNAMIC = replace(CPU_INT8, name="cpu-int8-dynamic", quantization=DynamicInt8())
 CPU_INT8_PLAIN = replace(CPU_INT8_DYNAMIC, name="cpu-int8-plain", source=_PLAIN, rewrites=None)
-# The common recipe: fuse all operators, then quantize.
+# What other projects usually do with ONNX Runtime: apply all fusions for the CPU provider,
+# SkipLayerNormalization included, then quantize dynamically.
 CPU_INT8_FUSED = replace(
     CPU_INT8_PLAIN,
     name="cpu-int8-fused",
@@ -341,7 +342,7 @@ QUICK = BuildRecipe(
     decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
-# All candidates: a build takes minutes and finds the fastest graph for this host.
+# All candidates but those only in the recipes below: a build takes minutes and finds the fastest.
 FULL = BuildRecipe(
     candidates=(
         CPU_INT8,
@@ -366,7 +367,6 @@ FULL = BuildRecipe(
         DECODER_FP16_COMPILED,
     ),
 )
-
 
 # For GPUs with too little memory for a model in fp16.
 LOW_MEMORY = replace(

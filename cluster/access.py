@@ -32,7 +32,10 @@ def key_file_environment(key_file: Path | None) -> dict[str, str]:
 
 
 def find_key_file(config: dict[str, Any]) -> Path | None:
-    """Return the key file of the first Ingress; None if an Ingress requires no keys."""
+    """Return the key file of the first Ingress.
+
+    Return None if an Ingress requires no keys, or if the config has no Ingress.
+    """
     paths = [
         IngressUserConfig.parse(deployment.get("user_config")).key_file_path()
         for deployment in _ingress_deployments(config)

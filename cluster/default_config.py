@@ -13,7 +13,11 @@ CONFIG_HELP = f"default: {CONFIG_NAME} of the working directory, else the one th
 
 
 def find_config(config: Path | None) -> Path:
-    """Return `config`, else CONFIG_NAME in the working directory, else the shipped file."""
+    """Return `config`, else CONFIG_NAME in the working directory, else the shipped file.
+
+    The result may not exist: `config` is not checked, and a damaged installation has no shipped
+    file. The caller reports the error when it reads the file.
+    """
     own = Path(CONFIG_NAME)
     # Unlike `Path.exists`, this returns False in a directory that the user may not enter.
     if config is not None or os.path.exists(own):

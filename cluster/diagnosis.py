@@ -47,7 +47,7 @@ class HostDescription:
     store: StoreDescription
     ports: Mapping[int, str]  # taken ports that `hundredfold serve` uses -> process
     http_port: int
-    open_files: int  # soft limit of open file descriptors
+    open_files: int  # hard limit of open file descriptors, to which HAProxy raises the soft limit
     shared_bytes: int  # free bytes in /dev/shm
     can_keep_cores_awake: bool | None  # None: the host does not halt idle cores
     schedules_sessions: bool  # the kernel gives each process session an equal share of the cores

@@ -141,7 +141,10 @@ def describe(entry: ModelEntry) -> list[str]:
 
 
 def _list_configured(config: Path) -> list[tuple[str, str]]:
-    """Return id and version of the models of all applications in a config. Raises BadSetting."""
+    """Return id and version of the models of all applications in a config.
+
+    Raises BadSetting if the file cannot be read or has no application of this project.
+    """
     try:
         document = read_document(config.read_text(encoding="utf-8")).value
     except (OSError, UnicodeDecodeError, UnreadableConfig) as exc:

@@ -66,7 +66,8 @@ UNLOAD = MemoryCommand("POST", "/models/{name}/unload", takes_name=True)
 def ask(method: str, url: str) -> Any:
     """Send a request and return the JSON.
 
-    Raises ServerError with the server's message, BadSetting for a key that cannot be sent.
+    Raises ServerError with the server's message, or if the server does not answer with JSON.
+    Raises BadSetting for a key that cannot be sent.
     """
     key = client_key()
     headers = {} if key is None else {"authorization": f"Bearer {key}"}

@@ -47,7 +47,7 @@ class ServedConfig:
         """Lint and read the file. Later reads keep the host and port of the first read.
 
         Raises UnusableConfig if the file has problems, or if it opens the server to other hosts
-        without keys. Raises StartError for an unusable key file.
+        without keys. Raises StartError for an unusable key file, or if the config cannot be read.
         """
         settings = self._settings
         reject_problems(settings.config)

@@ -33,7 +33,7 @@ class StoreEntry:
     version: str
     is_latest: bool
     aliases: tuple[str, ...]  # aliases in the plan
-    refused: str  # why requests get another version instead; empty if they get this one
+    refused: str  # why the plan refuses the version; empty if it does not
     manifest: ArtifactManifest | ArtifactError  # ArtifactError: the version is damaged
 
     def to_json(self) -> dict[str, object]:

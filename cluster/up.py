@@ -133,7 +133,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a stop signal, and return 0 then.
 
-    Return FAILED if the cluster does not start, UNUSABLE_CONFIG if no later start would succeed.
+    Return FAILED if the cluster does not start or restart, UNUSABLE_CONFIG if the config must be
+    changed before a start can succeed.
     """
     if not leads_own_session():
         return run_in_new_session(list_stop_signals())

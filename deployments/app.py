@@ -365,7 +365,8 @@ CORES_PER_INGRESS = 4
 def build_app(args: dict[str, Any]) -> serve.Application:
     """Bind all deployments of serve_config.yaml. Raises BadSetting if `args` are invalid.
 
-    Unless the config sets `num_replicas`, there is one ingress replica per CORES_PER_INGRESS cores.
+    Unless the config sets `num_replicas`, there is one ingress replica per CORES_PER_INGRESS cores,
+    and at least one.
     """
     settings = AppArgs.parse(args)
     tokenizer = serve.deployment(Tokenizer).bind(settings)

@@ -84,14 +84,17 @@ class ScaleOnLoad:
     """Policy that applies `count_replicas` to the replicas' reports and the calls in handles.
 
     Every `target_ongoing_requests` calls that wait in handles count as one busy replica. Calls wait
-    in handles while a deployment starts, and always with `transport: handle`. Waiting calls add
-    replicas only while all replicas report. Otherwise the calls of a few seconds, which wait for a
-    starting replica (perhaps the successor of a crashed one), would add many replicas.
+    in handles while a deployment starts, and always with `transport: handle`. These calls add the
+    first replica. They add more replicas only while all replicas report. Otherwise the calls of a
+    few seconds, which wait for a starting replica (perhaps the successor of a crashed one), would
+    add many replicas.
     """
 
     def __init__(self, **targets: float | None) -> None:
         """Check the `policy_kwargs`. Raises ValueError or TypeError if they are invalid."""
-        self._targets = ScalingTargets(**targets)  # type: ignore[arg-type]  # as in the config
+        # mypy sees that a value may be None, but only `cores_per_replica` accepts None. For any
+        # other target, `check` raises TypeError.
+        self._targets = ScalingTargets(**targets)  # type: ignore[arg-type]
         self._targets.check()
 
     def __call__(self, context: ScalingContext) -> tuple[int, dict[str, Any]]:

@@ -16,8 +16,9 @@ from pathlib import Path
 def claim_directory(path: Path) -> int | None:
     """Create `path` as an empty directory of mode 0700. Return the descriptor that holds its lock.
 
-    Replace a directory that an ended process left. Return None if `path` is in use. Raises
-    OSError if no directory can be created there.
+    Replace a directory that an ended process left. Return None if `path` is in use or cannot be
+    removed, for example because it belongs to another user. Raises OSError if no directory can be
+    created or locked there.
     """
     remove_unused(path)
     try:

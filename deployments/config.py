@@ -1,8 +1,8 @@
 """Settings: parsed once, frozen; unknown keys are rejected with their path.
 
 `AppArgs` is `args` of the application in serve_config.yaml. The `*UserConfig` types are the
-`user_config` of the deployments, which `serve deploy` changes without a restart. No other module
-reads settings from environment variables.
+`user_config` of the deployments, which `serve deploy` changes without a restart. Environment
+variables with the store, the key file and the key of a client are read here too.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def expand_home(path: str | Path) -> Path:
 
 
 def client_key() -> str | None:
-    """Return the API key that commands send to a server.
+    """Return the API key that commands send to a server; None if the variable has none.
 
     Raises BadSetting, without quoting the key, if an HTTP header cannot have it.
     """

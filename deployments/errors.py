@@ -241,7 +241,8 @@ def hide_details(error: BaseException) -> ServeError:
     """Return the error to send to clients, without the text of foreign exceptions.
 
     Foreign exceptions may quote paths, tensors and texts, so they belong in the log only. A
-    ServeError stays as it is, unless it is an EngineFailed caused by a foreign exception.
+    ServeError stays as it is, unless it is an EngineFailed caused by another exception, whose text
+    it may quote.
     """
     is_foreign = isinstance(error, EngineFailed) and error.__cause__ is not None
     if isinstance(error, ServeError) and not is_foreign:
@@ -284,7 +285,7 @@ class ReplicasSilent(ServeError):
 
 
 class StoreNotWritable(ServeError):
-    """A file of the store cannot be written."""
+    """A file or directory of the store cannot be written, or an operation cannot read it."""
 
     status, code = 503, "store_not_writable"
 

@@ -5,8 +5,8 @@ with queued items gets the same share of the served cost, as with deficit round-
 deficit round-robin, an item has a position as soon as it is queued. The prediction of its end needs
 this position.
 
-While items of a higher priority wait, a lower priority gets LOWER_SHARE of the served cost, so that
-it never starves.
+While items of a higher priority wait, the lower priority gets LOWER_SHARE of the cost that is
+served to the higher one, so that it never starves.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _WaitingItem(NamedTuple, Generic[T]):
 
 @dataclass(slots=True)
 class _PriorityClass:
-    now: float = 0.0  # `finish` of the last item that was taken
+    now: float = 0.0  # `finish` of the item whose turn it was when items were last taken
     # By client: `finish` of its last item. Values up to `now` have no effect.
     last_finish: dict[str, float] = field(default_factory=dict)
 
@@ -134,7 +134,7 @@ class FairQueue(Generic[T]):
         return [entry.item for entry in taken]
 
     def take_last(self) -> T:
-        """Take the item that would be served last; its client is not charged for it."""
+        """Take the last item in the order of iteration; its client is not charged for it."""
         entry = self._entries.pop()
         self._classes[entry.priority].last_finish[entry.client] -= entry.cost
         self._forget([entry])
@@ -197,7 +197,7 @@ class FairQueue(Generic[T]):
         return bisect(self._entries, (highest, inf, 0), key=lambda each: each.position)
 
     def _charge_priorities(self, taken: Sequence[_WaitingItem[T]]) -> None:
-        """Add the cost of the highest priority to `_overtaken`; subtract that of lower ones."""
+        """Update `_overtaken`. Call before `taken` leaves the queue."""
         highest, last = self._entries[0].priority, self._entries[-1].priority
         for entry in taken:
             is_highest = entry.priority == highest

@@ -15,8 +15,9 @@ TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711.1403` is written by p
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file: readers see the old or the new content, also after a power failure.
 
-    The new file has owner, group and mode of the old one. Without an old one it has `mode`, to
-    which the umask applies. Raises OSError; then the old file is unchanged.
+    The new file has owner, group and mode of the old one, if this process may set the owner.
+    Otherwise, or without an old one, it has `mode`, to which the umask applies. Raises OSError;
+    then the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:

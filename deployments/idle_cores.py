@@ -47,7 +47,7 @@ class IdleCores:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        """Count a request, and keep the cores awake."""
+        """Count a request, and keep the cores awake if `is_enabled`."""
         self._requests += 1
         if self._descriptor is None:
             return
@@ -83,7 +83,7 @@ class IdleCores:
 
 @contextmanager
 def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) -> Iterator[None]:
-    """Keep the cores awake within the block."""
+    """Keep the cores awake within the block, where they halt and the device may be written."""
     descriptor = _open(device, driver)
     if descriptor is None:
         yield

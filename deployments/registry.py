@@ -97,9 +97,9 @@ class ModelRegistry:
     read at the first use. The code that loads a model checks the digests of its other files.
 
     Requests without a model name get a model of the configuration. The digests of these models are
-    checked at the start. The error of a damaged model is stored, and requests for the model raise
-    it. If the configuration names the version of a damaged model, the replica does not start, so
-    that a rollout keeps the previous replicas.
+    checked at the start. Another version answers in place of a damaged one. If there is none, the
+    error is stored, and requests for the model raise it. If the configuration names the version of
+    such a model, the replica does not start, so that a rollout keeps the previous replicas.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class ModelRegistry:
     ) -> None:
         """Read the plan and the configured models. If `verify`, check the digests of these models.
 
-        Raises ArtifactError for a model whose version the configuration names, and BadSetting for
-        an invalid plan.
+        Raises ArtifactError for an unusable model whose version the configuration names, and
+        BadSetting for a plan that is unreadable or invalid.
         """
         self._store = store
         self._clock = clock
@@ -149,8 +149,8 @@ class ModelRegistry:
         """Return the model that answers requests for `name`, an `id` or `id@selector`.
 
         `client` returns the name of the client; it is called only if the plan splits the requests.
-        None ignores splits. Raises UnknownModel for an unknown name, or an ArtifactError if the
-        version is not usable.
+        None ignores splits. Raises UnknownModel for an unknown name, or an ArtifactError if neither
+        the version nor a substitute is usable.
         """
         route = self._routes.get(name)
         if route is None or route.expires_s <= self._clock():
@@ -166,7 +166,10 @@ class ModelRegistry:
         return models
 
     def find_shadow(self, ref: ModelRef) -> Shadow | None:
-        """Return the model's shadow if `ref` is the default version, else None."""
+        """Return the model's shadow if `ref` is the default version, else None.
+
+        Uses only the cached look-up of the model's id, so returns None before the first look-up.
+        """
         route = self._routes.get(ref.id)
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
@@ -189,10 +192,9 @@ class ModelRegistry:
         self._accepted.add(ref)
 
     def refuse(self, ref: ModelRef, reason: str) -> None:
-        """Refuse a version in the plan, for all processes. Blocks.
+        """Refuse a version in the plan, for all processes (see `Refusal`). Blocks.
 
-        Only requests that name the version still use it. Raises BadSetting if the plan cannot be
-        changed.
+        Raises BadSetting if the plan cannot be changed.
         """
         changes.refuse(self._store, ref.id, ref.version, reason)
 
@@ -248,6 +250,7 @@ class ModelRegistry:
         """Look up a name again.
 
         The former version stays if the new one is invalid, and until a probe accepts the new one.
+        But it does not stay if it was removed or is refused.
         """
         former = self._routes.get(name)
         if former is not None and not self._may_stay(former.default):
@@ -296,7 +299,7 @@ class ModelRegistry:
         return model.directory.is_dir() and model.ref.version not in refused
 
     def _open_default(self, name: str, ref: ModelRef) -> RegisteredModel:
-        """Open version `ref` for a name, or a substitute if `ref` is known to be damaged."""
+        """Open version `ref` for a name, or a substitute if `ref` is known to be unusable."""
         try:
             return self._open(ref)
         except ArtifactError as error:

@@ -17,7 +17,8 @@ examples:
   hundredfold check my_config.yaml              lint a Serve config
   hundredfold doctor                            what this host has, and what to do
 
-exit codes: 0 success, 1 failed with a message, 2 wrong command line, 130 interrupted
+exit codes: 0 success, 1 failed with a message, 2 wrong command line, 78 (`serve`) a config
+that cannot be served, 130 interrupted
 """
 
 

@@ -25,8 +25,8 @@ class Controller:
     """Reimplementation of `ray.serve._private.autoscaling_state.DeploymentAutoscalingState`.
 
     Serve's class reads the wall clock; `Controller` gets the time as an argument. Both call the
-    same private functions of Serve: policy, scaling factors and delays. A unit test compares the
-    decisions of the two classes.
+    same policy and the same private functions of Serve for scaling factors and delays. A unit test
+    compares the decisions with those of Serve's `_apply_autoscaling_config`, on a fake clock.
     """
 
     def __init__(self, config: AutoscalingConfig) -> None:

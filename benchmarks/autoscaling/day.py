@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 REQUEST_S = (0.002, 0.005, 0.02)
 NIGHT_SHARE = 0.15  # load at night relative to the load at noon
 MEDIAN_BURST_S = 300.0
-MAX_ONSET_S = 30.0  # s until a burst reaches its full height
+MAX_ONSET_S = 30.0  # maximum s until a burst reaches its full height
 BURST_SPREAD = 0.8  # standard deviation of the natural logarithm of the burst length
 
 
@@ -25,7 +25,7 @@ class DaySettings:
     models: int = 3
     base_work: float = 1.2  # work at noon, summed over all models
     bursts: int = 8  # number per model in the whole day
-    burst_work: float = 6.0  # highest work of one burst
+    burst_work: float = 6.0  # upper limit of the work of one burst
 
 
 class Day(NamedTuple):

@@ -23,7 +23,7 @@ from deployments.config import MicroBatchSettings
 class Contestant:
     """One way to choose the number of replicas.
 
-    If `config` is None, the number is constant: the simulation's `max_replicas`.
+    If `config` is None, the number is constant: the option `--max-replicas`.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Contestant:
 
 
 def read_autoscaling(config: Path, deployment: str) -> dict[str, Any]:
-    """Return the `autoscaling_config` of a deployment in a Serve config file.
+    """Return the `autoscaling_config` of a deployment in the first application of a Serve config.
 
     Raises BenchmarkError if the file cannot be read or has no such setting.
     """

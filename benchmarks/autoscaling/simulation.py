@@ -113,12 +113,15 @@ class Simulation:
         return sum(ready <= second for ready in self._ready_at)
 
     def start_s(self, second: int) -> float:
-        """Return the seconds until the first replica takes requests."""
+        """Return the seconds until the first replica takes requests; 0 if one already does."""
         ready = min(self._ready_at, default=second + self._server.start_s)
         return float(max(ready - second, 0))
 
     def _accept(self, second: int, running: int, requests: NDArray[np.float64]) -> None:
-        """Queue the requests that can be served within the deadline. Reject the others."""
+        """Queue the requests that the running replicas can serve within the deadline.
+
+        Reject the others. While no replica runs, the limit is that of one replica.
+        """
         work = float(self._day.request_s @ requests)
         room = self._server.deadline_s * max(running, 1) + running - self._queued
         accepted = min(max(room / work, 0.0), 1.0) if work else 1.0

@@ -141,7 +141,10 @@ def to_vector(value: Any) -> NDArray[np.float32]:
 
 
 def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
-    """Return whether the values of two responses to one text agree; False if one is no vector."""
+    """Return whether the embeddings in two responses have at least the cosine `min_cosine`.
+
+    Return False if a value is not one vector, or if the vectors differ in length.
+    """
     try:
         left, right = to_vector(expected), to_vector(value)
     except BenchmarkError:
@@ -150,7 +153,7 @@ def is_same_embedding(expected: Any, value: Any, min_cosine: float) -> bool:
 
 
 def is_same_completion(expected: Any, value: Any) -> bool:
-    """Return whether two responses of `/v1/completions` have the same text."""
+    """Return whether the first choices of two `/v1/completions` responses have the same text."""
     return bool(expected["choices"][0]["text"] == value["choices"][0]["text"])
 
 

@@ -26,8 +26,8 @@ def write_encoder_config(
 ) -> Path:
     """Write the default configuration without generators to `root`. Return the file's path.
 
-    Replicas load `models` at their start. `encoder` holds settings of the CPU encoder. `with_gpu`
-    adds one replica of the GPU encoder. Tuning is off.
+    Replicas load `models` at their start. `encoder` holds settings of the CPU encoder, which has a
+    constant number of `replicas`. `with_gpu` adds one replica of the GPU encoder. Tuning is off.
     """
     document = yaml.safe_load(find_config(None).read_text(encoding="utf-8"))
     (application,) = document["applications"]

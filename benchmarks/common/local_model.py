@@ -58,7 +58,7 @@ def find_source(manifest: ArtifactManifest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """One version of a model, and the candidate (compiled variant) that serves it."""
+    """One version of a model, and its default candidate (compiled variant) for one device."""
 
     manifest: ArtifactManifest
     directory: Path

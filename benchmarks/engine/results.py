@@ -40,9 +40,9 @@ class EngineResults:
 
 
 def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
-    """Return the factor by which torch is slower than the engine at COMPARED_SHAPE.
+    """Return the median latency of torch divided by that of the engine, at COMPARED_SHAPE.
 
-    Return None if torch was not measured.
+    The tokens of the shape are limited to `max_tokens`. Return None if torch was not measured.
     """
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
     medians = {timing.system: timing.ms.median for timing in latencies if timing.shape == shape}

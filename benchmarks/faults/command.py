@@ -98,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Cause the faults and write the results. Return 1 if a goal is missed."""
+    """Cause the faults and write the results. Return 1 if a fault of this run misses its goal."""
     metadata = start_run("faults", arguments.command_line, arguments.seed)
     former = read_former(arguments.merge)
     config = find_config(arguments.config)

@@ -47,7 +47,10 @@ class KnownRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Result of one request. `outcome` is RIGHT, WRONG, CUT or an HttpExchange status."""
+    """Result of one request. `outcome` is RIGHT, WRONG, CUT, or the text of an HTTP status.
+
+    Without a status, it is the text of CLOSED or NO_ANSWER in `benchmarks.hostile.wire`.
+    """
 
     kind: str
     outcome: str

@@ -27,7 +27,7 @@ class FaultResult:
     median_s: float  # median wait for a right answer
     # s from the fault to the end of the last request that failed or was slow; 0 if there was none.
     disturbed_s: float
-    successor_s: float | None  # s until a new process of the kind ran; None: no new process
+    successor_s: float | None  # s until a new process of the kind was found; None: none was found
 
     @property
     def answered(self) -> float:

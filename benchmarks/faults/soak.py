@@ -202,7 +202,10 @@ def _build_row(kind: str, counts: Mapping[str, int]) -> tuple[str, ...]:
 
 
 def build_memory_table(results: SoakResults) -> Table:
-    """Build a table of the median memory in each tenth of the run. The last row lists all kills."""
+    """Build a table of the median memory in parts of the run. The last row lists all kills.
+
+    A part has at most a tenth of the samples, but at least one.
+    """
     part = max(1, len(results.memory) // 10)
     rows = []
     for start in range(0, len(results.memory), part):

@@ -112,7 +112,11 @@ def _add_baseline_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raises ServeError for a failure or a wrong answer."""
+    """Measure and write the results.
+
+    Baselines that fail are left out. Raises ServeError if the generator in this process fails, or
+    if `require_correct` rejects the results.
+    """
     metadata = start_run("generation", arguments.command_line, arguments.seed)
     with ExitStack() as stack:
         results = measure(arguments, stack)
@@ -122,8 +126,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace, stack: ExitStack) -> GenerationResults:
-    """Run all rounds, repeat sampled prompts unbatched, then run `churn` and `structured-output`.
+    """Run all rounds and repeat sampled prompts unbatched.
 
+    Then run `churn` and `structured-output`, if they are among the selected parts.
     Raises ServeError if the model or its generator in this process fails.
     """
     model = LocalModel.open(arguments.store, arguments.model)

@@ -1,7 +1,7 @@
 """Client of `/v1/completions` that records when each event of a stream arrives.
 
-The client shares the cores with the server. During the timing it therefore only stores bytes and
-their arrival times. It parses the bytes after the end of the stream.
+The client shares the cores with the server. During the timing it therefore only stores chunks of
+the body and their arrival times. It parses the events after the end of the stream.
 """
 
 from __future__ import annotations

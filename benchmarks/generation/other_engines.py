@@ -261,7 +261,10 @@ class LlamaCppSystem:
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Raise errors of a baseline as BenchmarkError, so that only this baseline is dropped."""
+    """Raise RuntimeError, ValueError and OSError of a baseline as BenchmarkError.
+
+    Only this baseline is then dropped.
+    """
     try:
         yield
     except (RuntimeError, ValueError, OSError) as exc:

@@ -107,7 +107,10 @@ def name_streams(streams: int) -> str:
 
 
 def require_correct(results: GenerationResults) -> None:
-    """Raise BenchmarkError if answers depend on the batch or violate schemas, or if slots leak."""
+    """Raise BenchmarkError if answers depend on the batch, or violate their schemas.
+
+    Also raise it if `churn` changes answers, or leaves requests running or waiting.
+    """
     invariance = results.batch_invariance
     if invariance is not None and invariance.same < invariance.compared:
         raise BenchmarkError(
@@ -130,7 +133,7 @@ def require_correct(results: GenerationResults) -> None:
 
 
 def build_tables(results: GenerationResults) -> list[Table]:
-    """Build the tables of the parts that were measured."""
+    """Build the tables of streams and of scenarios, if they were measured."""
     tables = []
     if results.streams:
         header = ["system", "part", *_COLUMNS, "spread"]

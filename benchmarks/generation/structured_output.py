@@ -29,7 +29,7 @@ _MAX_MESSAGE_CHARACTERS = 200  # maximum number of quoted characters of an inval
 class SchemaOutcome(StrEnum):
     VALID = "valid"
     TRUNCATED = "truncated"  # ended by the token limit
-    INVALID = "invalid"  # no chat completion, no JSON, or a violation of the schema
+    INVALID = "invalid"  # no chat completion, another end, no JSON, or a violation
     REJECTED = "rejected"  # no response with status 200
 
 
@@ -155,7 +155,7 @@ def check_answer(task: SchemaTask, body: bytes) -> SchemaAnswer:
 
 
 def find_violation(text: str, schema: Mapping[str, Any]) -> str | None:
-    """Return the first violation of the schema; None if the text is valid."""
+    """Return the first violation of the schema, or why the text is no JSON; None if it is valid."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as exc:

@@ -15,9 +15,9 @@ from deployments.command_line import OWN_PACKAGES
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.errors import ServeError
 
-# rejected: the accuracy gate excludes the candidate. unsupported: the compiler does not build the
-# candidate, so nothing ran. blocked: a package, a provider or a device is missing on this machine.
-# failed: any other error.
+# rejected: the accuracy gate excludes the candidate, or tests or answers of a server are wrong.
+# unsupported: the compiler does not build the candidate, so nothing ran. blocked: a package, a
+# provider or a device is missing on this machine. failed: any other error.
 State: TypeAlias = Literal["passed", "rejected", "unsupported", "blocked", "failed"]
 T = TypeVar("T")
 

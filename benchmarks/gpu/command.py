@@ -86,8 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the cases that have no result yet, or were blocked or failed before.
 
     With `--list`, only list the cases. Return FAILED if the result file holds a failed case. Raises
-    BenchmarkError if there is no GPU (except in a dry run), or if the result file cannot be read or
-    written.
+    BenchmarkError if there is no GPU (except in a dry run), or if the result file is invalid or
+    cannot be written.
     """
     target = Target(
         is_cuda=not arguments.dry,
@@ -155,7 +155,7 @@ class _CasePlan(NamedTuple):
             return
         log_progress(f"{part}: {len(names)} of {len(cases)} cases, at most {seconds:.0f} s")
         end_s = time.monotonic() + seconds
-        # A failed case ends the worker process. The remaining cases run in a new worker.
+        # On a GPU, a failed case ends the worker process. The remaining cases run in a new worker.
         while names and (left_s := end_s - time.monotonic()) > 0:
             tried = False
             for result in run_worker(part, names, self.target, left_s, self.log):

@@ -235,14 +235,15 @@ def _measure(
 def _measure_latency(bench: Bench, name: str) -> Mapping[str, Any]:
     target = bench.target
     sizes, shapes = target.choose(MINILM, TINY_BERT), _shapes(name, target)
-    # Compiled candidates compile these shapes only. The others have the buckets of their recipe.
+    # Compiled candidates compile these shapes only. The others have the buckets of their recipe,
+    # except in a dry run.
     has_buckets = _is_compiled(name) or not target.is_cuda
     rows = _measure(bench, name, sizes, shapes, has_buckets=has_buckets)
     return {"shapes": rows}
 
 
 def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
-    """Measure samples/s, and the share of the card's matrix rate that they reach."""
+    """Measure samples/s, and their shares of the card's matrix rate and of the known rate."""
     target = bench.target
     sizes = target.choose(BERT_LARGE, TINY_BERT)
     items, tokens = target.choose((_LARGE_ITEMS, _LARGE_TOKENS), ((1, 2), 48))

@@ -174,7 +174,7 @@ def _wait_until_answered(send: Callable[[], object]) -> None:
 
 
 def _draw_texts(seed: int) -> list[str]:
-    """Return texts of 20 to 300 characters, which fit into the contexts of both models."""
+    """Return texts of about 20 to 300 characters, which fit into the contexts of both models."""
     from build_artifacts.encoders.probes import PROBES
 
     rng = np.random.default_rng(seed)

@@ -92,7 +92,8 @@ def _answer(manager: Any, prompts: _Prompts, new_tokens: int) -> None:
 def _limit_pages(target: Target, streams: int, prompts: _Prompts, new_tokens: int) -> Any:
     """Return a configuration whose KV cache has just enough pages for all streams.
 
-    By default, transformers fills the memory with pages.
+    It has at least 16 pages, or 2 in a dry run. By default, transformers fills the memory with
+    pages.
     """
     from transformers import ContinuousBatchingConfig
 

@@ -31,7 +31,8 @@ _ENVIRONMENT = {
 def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
     """Run the cases `names` of `part`. Pass each start and each result to `write`.
 
-    On a GPU, return after a failed case, because all CUDA calls of a process fail after an error.
+    On a GPU, return after a failed case, because an error of CUDA may make all later CUDA calls of
+    the process fail.
     """
     with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
         bench = Bench(target, Path(scratch))

@@ -29,7 +29,7 @@ from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.opening import open_tuned_engine
 
 TORCH = BASELINE
-COMMON_RECIPE = "common-recipe"
+COMMON_RECIPE = "common-recipe"  # fuse all operators, then quantize to dynamic int8
 SEALED = "sealed"
 # OpenVINO candidates in artifacts pad inputs to buckets. These baselines use the same recipes
 # without buckets.
@@ -57,7 +57,10 @@ BASELINES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphCandidate:
-    """One way to run the model. A baseline may violate the accuracy gate; the results say how."""
+    """One way to run the model.
+
+    If `must_pass_gate` is False, it may violate the accuracy gate. The results say how.
+    """
 
     name: str
     what: str  # short description for the report

@@ -1,9 +1,9 @@
 """Benchmark of all graphs of a model, in latency and accuracy.
 
-Graphs are torch, ONNX fp32, the most common int8 recipe, OpenVINO and the candidates of the sealed
-artifact. There are two runs of several rounds. Every round measures all graphs in one process. The
-first run uses one forward pass on all threads. The second run splits each batch over one pass per
-core, as an idle encoder does.
+Graphs are torch, ONNX fp32, two recipes of dynamic int8 (one is COMMON_RECIPE), OpenVINO and the
+candidates of the sealed artifact. There are two runs of several rounds. Every round measures all
+graphs in one process. The first run uses one forward pass on all threads. The second run splits
+each batch over one pass per core, as an idle encoder does. With one core, it is left out.
 """
 
 from __future__ import annotations
@@ -97,7 +97,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raises BenchmarkError for a failure or an inaccurate graph."""
+    """Measure and write the results.
+
+    Raises ServeError for a failure, or if a graph that must pass the accuracy gate violates it.
+    """
     metadata = start_run("graphs", arguments.command_line, arguments.seed)
     results = measure(arguments)
     publish(arguments, metadata, results, build_tables(results), text=describe(results))

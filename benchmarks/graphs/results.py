@@ -167,7 +167,7 @@ def describe(results: GraphResults) -> str:
 
 
 def require_accurate(results: GraphResults) -> None:
-    """Raise BenchmarkError if a graph of this project violates the accuracy gate."""
+    """Raise BenchmarkError if a graph that must pass the accuracy gate violates it."""
     for run in results.runs:
         for row in run.parity:
             if row.must_pass_gate and row.violations:

@@ -80,9 +80,10 @@ class RunInputs:
 def open_run(
     candidates: Sequence[GraphCandidate], split: CoreSplit, inputs: RunInputs
 ) -> Iterator[CoreSplitRun]:
-    """Open and warm up the candidates, and close them on exit. Skip baselines that fail.
+    """Open and warm up the candidates, and close them on exit.
 
-    Raises EngineFailed if a candidate fails that must pass the accuracy gate.
+    Raises EngineFailed if a candidate fails that must pass the accuracy gate. Other candidates that
+    fail are skipped.
     """
     opener = _EngineOpener(split, inputs)
     try:

@@ -224,7 +224,10 @@ async def models_by_task(target: ServerAddress) -> dict[str, str]:
 async def mix_requests(
     target: ServerAddress, models: Mapping[str, str], count: int, seed: int
 ) -> list[HostileRequest]:
-    """Return `count` generated requests and attacks, shuffled by `seed`."""
+    """Return `count` requests, shuffled by `seed`: about half generated, the others attacks.
+
+    Attacks that do not stall are repeated to reach `count`. With a small `count`, some are missing.
+    """
     document = await get_json(target, "/openapi.json")
     ids = sorted(set(models.values()))
     log_progress("generating requests from the OpenAPI document")
@@ -239,7 +242,10 @@ async def mix_requests(
 
 
 def build_generated(raw: bytes, generator: str | None) -> HostileRequest:
-    """Name a request by its method and path. Expect any status below 500."""
+    """Name a request by its method and path. Expect any status below 500.
+
+    The client leaves early if the route generates text, or if the path names the model `generator`.
+    """
     name = raw.partition(b" HTTP/")[0][:100].decode("latin-1")
     generates = GENERATION_ROUTES.search(name) or (generator and generator in unquote(name))
     has_deadline = DEADLINE.search(raw) is not None
@@ -252,7 +258,10 @@ async def run_attacks(
     models: Mapping[str, str],
     connections: int,
 ) -> HostileCounts:
-    """Send all requests over `connections` connections while the background client runs."""
+    """Send all requests while the background client runs.
+
+    Each request has a connection of its own. At most `connections` of them are open at a time.
+    """
     counts = HostileCounts()
     waiting = iter(chosen)
 
@@ -289,7 +298,10 @@ async def send_repeatedly(target: ServerAddress, model_id: str, counts: HostileC
 
 
 async def wait_until_drained(before: Mapping[str, int]) -> dict[str, int]:
-    """Wait until memory is released, at most DRAIN_TIMEOUT_S. Return the bytes by replica."""
+    """Wait until memory is at most MAX_MEMORY_RATIO times `before`. Return the bytes by replica.
+
+    Return after DRAIN_TIMEOUT_S in any case, and at once without a common replica.
+    """
     deadline_s = time.perf_counter() + DRAIN_TIMEOUT_S
     while True:
         memory = read_replica_memory()

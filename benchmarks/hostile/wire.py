@@ -25,7 +25,7 @@ class HostileRequest:
 
     name: str
     raw: bytes
-    statuses: frozenset[int]  # expected statuses; if empty, all statuses below 500, and 503
+    statuses: frozenset[int]  # expected besides 408, 429 and 503; empty: all statuses below 500
     stalls: bool = False
     leaves: bool = False
     has_deadline: bool = False
@@ -70,7 +70,10 @@ class HttpExchange:
 
 
 async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpExchange:
-    """Send a raw request and read its response to the end."""
+    """Send a raw request and read its response to the end, or up to MAX_RESPONSE_BYTES.
+
+    Raise nothing for a failed connection or a timeout: the status of the result says so.
+    """
     received = b""
     try:
         async with asyncio.timeout(timeout_s):
@@ -112,7 +115,7 @@ async def _receive(reader: asyncio.StreamReader) -> bytes:
 
 
 def is_complete(received: bytes | bytearray) -> bool:
-    """Return whether a response with a Content-Length is complete.
+    """Return whether a response with a Content-Length is complete; False without this header.
 
     The reader cannot wait for the end of the connection, because the server keeps the connection
     open after an incomplete request.

@@ -1,9 +1,9 @@
 """Benchmark of many models: Zipf traffic on thousands of models and two encoder replicas.
 
 The replicas have room for few models. The command starts two servers to compare their start times:
-one with few models and one with all models. After the traffic, requests alternate between the most
-popular model and a pinned model. Finally requests load models that were never requested: one alone,
-then two at a time.
+one with few models and one with all models. After the traffic, requests alternate between a pinned
+model and the most popular of the other models. Finally requests load models that were never
+requested: one alone, then two at a time.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 REPLICAS = 2
 FEW_MODELS = 10  # number of models in the store of the first server
 PINNED = model_name(0)
-COLD = [f"cold/model-{number}" for number in range(3)]  # the first loads alone
+# Models to load cold: the first by itself, then the other two at the same time.
+COLD = [f"cold/model-{number}" for number in range(3)]
 ZIPF_EXPONENT = 1.0
 REQUESTS = 100_000  # length of the sequence that all connections share
 CONNECTIONS = 8
@@ -55,7 +56,7 @@ class ManyModelsResults:
     """Results of the benchmark, as written to the result file."""
 
     models: int
-    room: int  # number of models that fit into the memory of a replica
+    room: int  # number of tiny models that fit into the model pool of a replica
     pool_bytes: int  # bytes of the model pool of each replica
     start_s: float  # s until the server with all models is ready
     start_few_s: float  # s until the server with FEW_MODELS is ready
@@ -65,7 +66,7 @@ class ManyModelsResults:
     models_asked: int  # number of different models in the Zipf traffic and its warm-up
     hot_ms: Mapping[str, float]
     pinned_ms: Mapping[str, float]
-    cold_bytes: int  # size of the graph of a COLD model
+    cold_bytes: int  # bytes of the graph and the weights of a COLD model
     cold_s: tuple[float, ...]  # duration of the first request to each model of COLD
     encoder_mib: tuple[float, float]  # memory of all encoder replicas before and after the traffic
 

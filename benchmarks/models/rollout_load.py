@@ -20,15 +20,17 @@ from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
 TEXT = "w1 w2 w3 w4"
 TIMEOUT_S = 60.0
 MIN_COSINE = 0.999
-GRACE_S = 3.0  # s after a change in which the former versions may still answer
+GRACE_S = 3.0  # the former versions may answer requests sent up to this time after a change
 VERSION_HEADER = re.compile(rb"\r\nx-sha: *(\w+)", re.IGNORECASE)
 
+# stale: the answer is right for its version, but this version should not answer at that time.
+# failed: no answer with status 200.
 RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutAnswer:
-    """Result of one request. `version` is empty if no answer names a version."""
+    """Result of one request. `version` is empty if the answer names no version."""
 
     name: str  # model name in the request
     step: str
@@ -68,7 +70,8 @@ class VersionedLoad:
     def begin_step(self, step: str, allowed: Mapping[str, frozenset[str]]) -> None:
         """Begin a step. `allowed` maps model names to the versions that may now answer.
 
-        The versions of the previous step stay allowed for GRACE_S.
+        Names that are not in `allowed` keep their versions. The versions of the previous step stay
+        allowed for GRACE_S.
         """
         self._step = step
         self._former, self._allowed = self._allowed, {**self._allowed, **allowed}

@@ -53,7 +53,8 @@ POOL_BYTES = 1 << 30
 RECOVERY_S = 60.0  # maximum time until a killed replica is replaced
 PULL_S = 150.0  # maximum time until a pulled model is built
 PROMOTED_TIMEOUT_S = 30.0
-PROMOTED_ANSWERS = 20  # right answers in a row, enough to reach every ingress replica
+# Number of rounds of right answers in a row, most likely enough to reach every ingress replica.
+PROMOTED_ANSWERS = 20
 TIMEOUT_S = 60.0
 
 
@@ -66,7 +67,7 @@ class StepResult:
     requests: int
     failed: int
     wrong: int
-    stale: int  # number of answers of versions that should no longer answer
+    stale: int  # number of right answers of versions that should not answer
     longest_s: float
 
 
@@ -74,8 +75,10 @@ class StepResult:
 class RolloutResults:
     rate: float  # requests/s
     steps: Sequence[StepResult]
-    split_requests: int
-    split_percent: float  # measured share of the canary version in the step SPLIT_STEP
+    split_requests: int  # number of requests that `split_percent` covers
+    # Share of the canary version among the requests to MODEL in the step SPLIT_STEP. The first
+    # GRACE_S of the step are left out.
+    split_percent: float
     statuses: dict[str, int]
 
 
@@ -145,7 +148,10 @@ class Rollouts:
         return self._summarize(load.answers)
 
     async def _wait_until_promoted(self) -> None:
-        """Wait until the ingress has probed the promoted version and routes requests to it."""
+        """Wait until the ingress has probed the promoted version and routes MODEL and CANARY to it.
+
+        Raises BenchmarkError after PROMOTED_TIMEOUT_S.
+        """
         deadline_s = time.perf_counter() + PROMOTED_TIMEOUT_S
         in_a_row = 0
         while in_a_row < PROMOTED_ANSWERS:

@@ -1,4 +1,4 @@
-"""A store of many tiny models: hard links of one artifact under distinct ids."""
+"""Stores of tiny models: hard links of one artifact under distinct ids, or versions of a model."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def model_name(number: int) -> str:
 
 
 def write_tiny_models(store: Path, count: int) -> int:
-    """Write artifacts of `count` models with WORDS word vectors. Return the size of a graph."""
+    """Write artifacts of `count` models with WORDS word vectors. Return the bytes of a graph."""
     first = model_directory(store, model_name(0)) / VERSION
     _write_tokenizer(first / TOKENIZER_NAME)
     _write_graph(first / GRAPH_NAME)

@@ -58,7 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and write the results. Raises BenchmarkError for a failure or a wrong answer."""
+    """Measure and write the results.
+
+    Raises BenchmarkError if a request of a closed loop fails, or if a sampled answer is wrong.
+    Failures of the open loops are results.
+    """
     metadata = start_run("overload", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
     texts = load_sentences(None, arguments.seed).texts
@@ -118,7 +122,10 @@ class OverloadRun:
         )
 
     def _measure_capacity(self) -> float:
-        """Return the answers/s of a closed loop whose requests have ample time (60 s)."""
+        """Return the answers/s of a closed loop whose requests have ample time (60 s).
+
+        Raises BenchmarkError if a request fails.
+        """
         workload = self.workload
         requests = workload.build_requests(self.address, timeout_s=60.0)
         plan = LoadPlan(

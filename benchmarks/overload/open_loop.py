@@ -26,7 +26,7 @@ from benchmarks.common.errors import BenchmarkError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLoopPlan:
-    """Poisson arrivals of `rate` requests per second. `requests` repeat in order."""
+    """Plan of Poisson arrivals of `rate` requests per second. `requests` repeat in order."""
 
     host: str
     port: int
@@ -35,7 +35,7 @@ class OpenLoopPlan:
     seconds: float
     drain_s: float  # maximum wait for answers after the last arrival
     seed: int
-    samples: int  # number of bodies to return, from the first answers with status 200
+    samples: int  # maximum number of bodies to return, of the first answers with status 200
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Exchange:
 
 @dataclass(slots=True)
 class OpenLoopResult:
-    """All exchanges by due time, and the CPU seconds of the load generator."""
+    """All exchanges by due time, and the CPU time and the duration of the load generator."""
 
     exchanges: list[Exchange] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -62,7 +62,7 @@ class OpenLoopResult:
 def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
     """Run a plan in a child process. Raise BenchmarkError if it fails."""
     command = [sys.executable, "-m", "benchmarks.overload.open_loop"]
-    with tempfile.TemporaryFile() as output:  # no pipe, which may truncate output of megabytes
+    with tempfile.TemporaryFile() as output:  # a pipe once truncated megabytes of output
         done = subprocess.run(
             command, input=orjson.dumps(plan), stdout=output, stderr=subprocess.PIPE, check=False
         )

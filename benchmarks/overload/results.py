@@ -55,8 +55,8 @@ class WorkloadResults:
 
     name: str
     timeout_s: float
-    capacities_per_s: tuple[float, ...]  # measured before the first loop and after each loop
-    memory_mib: tuple[float, ...]  # memory of the server, read at the same times
+    capacities_per_s: tuple[float, ...]  # measured before the first open loop and after each one
+    memory_mib: tuple[float, ...]  # memory of the server before the first open loop and after each
     levels: tuple[OverloadLevel, ...]
 
 
@@ -71,7 +71,7 @@ class OverloadResults:
 def summarize_level(
     loops: Sequence[MeasuredLoop], *, factor: float, timeout_s: float, window_s: tuple[float, float]
 ) -> OverloadLevel:
-    """Summarize open loops with equal load.
+    """Summarize the open loops at one multiple of the capacity.
 
     `window_s` holds the start and end of the measured window, in seconds since a loop began.
     """

@@ -23,19 +23,21 @@ SENTENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class OverloadWorkload:
-    """One kind of request. All `bodies` differ."""
+    """Requests of one kind, and the loops that send them. Some `bodies` may be equal."""
 
     name: str
     path: str
     bodies: Sequence[bytes]
-    timeout_s: float  # deadline stated in each request
+    # Deadline stated in each request of the open loops. The requests of the closed loop, which
+    # measures the capacity, state 60 s.
+    timeout_s: float
     connections: int  # number of connections of the closed loop that measures the capacity
     capacity_s: float  # length of the measured window of this closed loop
     window_s: float  # length of the measured window of each open loop, after `timeout_s` of load
     is_equal: Callable[[Any, Any], bool]  # compares two decoded answers
 
     def build_requests(self, address: ServerAddress, timeout_s: float) -> list[bytes]:
-        """Build HTTP requests that state a deadline."""
+        """Build HTTP requests that state the deadline `timeout_s`."""
         headers = {"x-request-timeout-ms": str(round(timeout_s * 1e3))}
         return [address.build_post(self.path, body, headers) for body in self.bodies]
 

@@ -50,7 +50,7 @@ class PageResults:
     files: int
     foreign_requests: int  # number of requests to other hosts in the whole run
     tokens: int  # length of the streamed answer
-    shifts: int  # number of elements that moved while the answer streamed
+    shifts: int  # number of movements of elements while the answer streamed
     minutes: int
     real_time: bool
     heap_bytes: tuple[int, int]  # heap size after WARM_UP_MINUTES, and `minutes` later
@@ -126,7 +126,10 @@ def measure(browser: Browser, url: str, arguments: argparse.Namespace) -> PageRe
 
 
 def load_page(page: Page, url: str) -> tuple[float, list[int]]:
-    """Load the page. Return the ms of the first paint, and the bytes of every file of the page."""
+    """Load the page, then close its tab.
+
+    Return the ms of the first paint, and the bytes of every file of the page.
+    """
     files: list[Response] = []
     page.on("response", lambda response: files.append(response))
     page.goto(url)
@@ -147,7 +150,7 @@ def open_tab(browser: Browser, url: str, foreign: list[str]) -> Page:
 
 
 def stream_answer(page: Page, url: str, tokens: int) -> tuple[int, int]:
-    """Stream a chat answer. Return its tokens and the number of elements that moved meanwhile."""
+    """Stream a chat answer. Return its tokens, and the number of movements of elements."""
     page.goto(f"{url}/#/play/chat")
     page.get_by_label("Message").fill(PROMPT)
     page.locator("form.form details").evaluate("options => { options.open = true }")

@@ -21,7 +21,7 @@ from benchmarks.autoscaling.simulation import PASS_S, ServerSettings, Simulation
 from deployments.artifacts.types import Device
 from deployments.ingress.placement import DeviceForecast, choose_forecast
 
-PIECE_S = 0.25  # maximum work of a piece, in s of a CPU replica
+PIECE_S = 0.25  # approximate work of a piece, in s of a CPU replica; a request is never split
 
 # Chooses the device for a request, given a forecast per device and the seconds until the deadline
 # of the request.

@@ -74,7 +74,8 @@ def check_answers(
 ) -> AnswerCheck:
     """Compare embeddings with the references, or count the tokens of completions.
 
-    Raises BenchmarkError if an answer cannot be parsed.
+    Completions without text are not counted. Raises BenchmarkError if `api.parse` rejects an
+    answer, or if the number of vectors is wrong.
     """
     bodies = [(answer.request, extract_body(answer.response)) for answer in answers]
     if not isinstance(api, EmbeddingApi):

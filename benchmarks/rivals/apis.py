@@ -27,7 +27,11 @@ class CompletedText(NamedTuple):
 
 
 class EmbeddingApi(NamedTuple):
-    """API that embeds one or several texts. `parse` raises BenchmarkError for a bad answer."""
+    """API that embeds one or several texts.
+
+    `parse` raises BenchmarkError for an answer that is not JSON, or whose vectors are no rows of
+    finite numbers.
+    """
 
     path: str
     build: Callable[[Texts], bytes]
@@ -35,7 +39,10 @@ class EmbeddingApi(NamedTuple):
 
 
 class CompletionApi(NamedTuple):
-    """API that completes one prompt greedily. `parse` raises BenchmarkError for a bad answer."""
+    """API that completes one prompt greedily.
+
+    `parse` raises BenchmarkError for an answer that is no JSON object with `choices` and `usage`.
+    """
 
     path: str
     build: Callable[[Texts], bytes]

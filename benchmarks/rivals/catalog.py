@@ -20,10 +20,10 @@ MODEL_NAME = "model"  # model name in requests to servers with one model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
-    """Server software of another project. `command` and `variables` contain placeholders in braces.
+    """Server software of another project. `command` and `variables` have placeholders in braces.
 
-    Placeholders are `{python}`, `{bin}` (directory of the interpreter), `{port}`, `{port_2}`,
-    `{port_3}` and the attributes of Materials.
+    Placeholders are `{python}` (interpreter of the environment), `{bin}` (its directory), `{port}`,
+    `{port_2}`, `{port_3}` and the attributes of Materials.
     """
 
     name: str

@@ -106,7 +106,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results.
 
-    Raises ServeError for a failure, or if answers of Hundredfold are wrong.
+    Rivals that fail are left out. Raises ServeError if Hundredfold does not start, or, after the
+    results are written, if its answers are wrong.
     """
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
@@ -177,7 +178,7 @@ def prepare_rivals(
 ) -> dict[str, Environment]:
     """Install environments, prepare materials, add the rivals to `rounds`. Drop rivals that fail.
 
-    Return the environments by rival.
+    Leave out rivals whose API supports none of the workloads. Return the environments by rival.
     """
     environments: dict[str, Environment] = {}
     for name in dict.fromkeys(arguments.rivals):

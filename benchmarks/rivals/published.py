@@ -35,7 +35,7 @@ def summarize_published() -> Table:
 
 
 def _find_rate(table: Table, system: str, connections: int) -> str:
-    """Return requests/s; `-` if the server failed or answered nothing within the window."""
+    """Return requests/s; `-` if the server was not measured, failed, or gave no answer in time."""
     rate = next(_cells(table, system, f"requests/s at {connections}"), _NOTHING)
     return _NOTHING if rate == "0.0" or "failed" in rate else rate
 

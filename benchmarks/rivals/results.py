@@ -75,7 +75,7 @@ class AnswerCheck:
     def is_met(self) -> bool:
         """Whether all compared answers are right; False if no answer was compared.
 
-        Generated text counts as right if it has tokens.
+        Generated text is not compared. It counts as right if answers have text and tokens.
         """
         if self.worst_cosine is None or self.required_cosine is None:
             return self.compared > 0 and bool(self.tokens_per_response)

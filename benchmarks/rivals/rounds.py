@@ -86,7 +86,7 @@ class RivalRounds:
     missing: dict[str, str] = field(default_factory=dict)
 
     def run_round(self, our_server: ServerProcess, number: int) -> None:
-        """Measure all rivals once."""
+        """Measure all rivals once. In rounds with an odd `number`, Hundredfold comes first."""
         for name, rival in list(self.rivals.items()):
             log_progress(f"round {number}: starting {name}")
             try:

@@ -10,14 +10,14 @@ from benchmarks.common.errors import BenchmarkError
 
 TextRequest = tuple[str, ...]  # the texts of one request
 
-REQUESTS = 2_048  # distinct requests of a workload; the load then repeats them
+REQUESTS = 2_048  # number of requests of a workload; the load repeats them
 LIST_SIZE = 32  # texts per request of the workload `lists`
 PARAGRAPH_TOKENS, LONG_PARAGRAPH_TOKENS, DOCUMENT_TOKENS = 75, 128, 512
 # Percent of each length in the workload `mixed`: sentences, paragraphs of 75 tokens, paragraphs of
 # 128 tokens, documents.
 MIXED_WEIGHTS = (60, 20, 15, 5)
 PROMPT_SENTENCES = 3
-MAX_GENERATION_CONNECTIONS = 8  # KV slots of the default config; more would only wait
+MAX_GENERATION_CONNECTIONS = 8  # KV slots of the default config; more requests would only wait
 
 GENERATION = "generation"
 
@@ -44,7 +44,8 @@ class TextWorkload:
 class TextSource:
     """Shuffled sentences, and texts of given lengths joined from them.
 
-    `max_tokens` is the limit of the model. No joined text exceeds it, so servers truncate nothing.
+    `max_tokens` is the limit of the model. No text of `join_to` exceeds it, so that servers do not
+    truncate these texts.
     """
 
     sentences: Sequence[str]
@@ -60,9 +61,10 @@ class TextSource:
             yield from self.sentences
 
     def join_to(self, tokens: int) -> Iterator[str]:
-        """Yield texts of joined sentences with nearly `tokens` tokens, but not more.
+        """Yield texts of random sentences with at most `tokens` tokens, and at most `max_tokens`.
 
-        Raises BenchmarkError if every sentence alone has more tokens.
+        A text ends before the first sentence that does not fit. Raises BenchmarkError if every
+        sentence alone is too long.
         """
         limit = min(tokens, self.max_tokens)
         fitting = [text for text in self.sentences if self.count_tokens(text) <= limit]

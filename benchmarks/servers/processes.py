@@ -33,7 +33,9 @@ class ServerCommand:
     arguments: Sequence[str]
     port: int
     ready_path: str
-    environment: Mapping[str, str]  # environment variables in addition to those of this process
+    # Environment variables in addition to those of this process. PYTHONPATH and VIRTUAL_ENV of this
+    # process are left out.
+    environment: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,8 @@ def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[
     """Start a server and yield it when it is ready. End it and all its descendants afterwards.
 
     The log is `<logs>/<name>.log`. The server's working directory is `directory`, because some
-    servers write files there. Raise BenchmarkError if the server does not start.
+    servers write files there. Raise BenchmarkError if the server does not start. A
+    BenchmarkError of the block also states the exit code if the server has ended.
     """
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{command.name}.log"
@@ -133,7 +136,10 @@ def is_ready(port: int, path: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
-    """End a server with SIGTERM. Then kill its remaining descendants, even in other sessions."""
+    """End a server with SIGTERM. After its end, or STOP_TIMEOUT_S, kill what is left of it.
+
+    This includes its descendants, even those in other sessions.
+    """
     descendants: list[psutil.Process] = []
     with suppress(psutil.Error):
         descendants = psutil.Process(process.pid).children(recursive=True)

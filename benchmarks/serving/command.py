@@ -62,7 +62,7 @@ class ServingBenchmark:
     engine_rates: dict[CoreSplit, list[float]] = field(default_factory=dict)
 
     def run_round(self, label: str) -> None:
-        """Measure every level, then the engine with every core split."""
+        """Measure every level, then the engine, if there is one, with every core split."""
         for connections, workload in self.workloads.items():
             plan = LoadPlan(connections=connections, seconds=self.window_s)
             result = uvloop.run(run_load(self.address, workload, plan))

@@ -56,8 +56,9 @@ class LoadResult:
 class Workload:
     """Endless cycle of requests that all connections share.
 
-    A later phase of load continues where the previous phase ended. `responses` stores the first raw
-    response to each request of `sample`, by index.
+    A later phase of load continues where the previous phase ended. `responses` maps the
+    index of each request of `sample` to the raw response to its first use. It lacks requests whose
+    first use did not end with status 200.
     """
 
     def __init__(self, requests: Sequence[bytes], sample: Collection[int] = ()) -> None:

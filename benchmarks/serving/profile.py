@@ -82,7 +82,7 @@ class ProfileLevel:
     """Results at one number of connections."""
 
     connections: int
-    requests: int
+    requests: int  # estimated number, including those of the warm-up
     p50_ms: float
     processes: Sequence[ProcessCost]  # the most expensive first
     functions: Mapping[str, Sequence[FunctionShare]]  # key: deployment; empty without `--samples`

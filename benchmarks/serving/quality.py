@@ -105,9 +105,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Compute the metrics and write the results. Skip SQuAD if its data file is missing.
+    """Compute the metrics and write the results.
 
-    Raises BenchmarkError if another data file is missing or a request fails.
+    Skip SQuAD if `--squad` is not given and the default file is missing. Raises BenchmarkError if
+    another data file is missing or a request fails.
     """
     metadata = start_run("quality", arguments.command_line, arguments.seed)
     data: Path = arguments.data or DEFAULT_DATA
@@ -159,7 +160,10 @@ def score_sentiment(served: ServedModelClient, labeled: Sequence[LabeledText]) -
 
 
 def find_squad(named: Path | None, data: Path) -> Path | None:
-    """Return `named`, else the default file in `data`, or None if neither exists."""
+    """Return `named` if it is given, else the default file in `data`.
+
+    Return None if `named` is not given and the default file does not exist.
+    """
     path = named or data / SQUAD_NAME
     if named or path.is_file():
         return path

@@ -91,7 +91,8 @@ def open_encoder_steps(
 ) -> Iterator[list[EncoderStep]]:
     """Rebuild the stages of the build that precede the served graph. Open and yield all steps.
 
-    Raises ServeError if a stage cannot be built, or if the slow and the fast tokenizer disagree.
+    Leave out the steps `graph` and `fusion` if the model does not support their graphs. Raises
+    ServeError if another stage cannot be built, or if the slow and the fast tokenizer disagree.
     """
     request = ReportRequest(artifact=model.directory, store=store)
     modes = TimingModes.of(request)

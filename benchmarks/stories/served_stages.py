@@ -1,7 +1,7 @@
 """Story b, "From PyTorch to int8" in docs/stories.md: a question-answering model, stage by stage.
 
-Every stage passes the accuracy gate and becomes a model of its own. One server serves all stages
-over HTTP. The stages answer the same questions in turns. Each stage adds a technique to the
+Every stage that passes the accuracy gate becomes a model of its own. One server serves all these
+stages over HTTP. The stages answer the same requests in turns. Each stage adds a technique to the
 previous stage, except the last CPU stage, which is int8 without pruning.
 """
 

@@ -49,8 +49,8 @@ class Adapter:
 def read_adapter(directory: Path) -> Adapter:
     """Read the adapter in `directory`.
 
-    Raises SourceNotFound without adapter_config.json, UnsupportedModel for another adapter type or
-    an unknown task, and the errors of `check_weights`.
+    Raises SourceNotFound without adapter_config.json, UnsupportedModel for another adapter type, an
+    unknown task or invalid labels, and the errors of `check_weights`.
     """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:

@@ -208,7 +208,8 @@ def is_hashed(name: str) -> bool:
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of the files that `is_hashed` accepts, sorted by path.
 
-    Hidden files and directories are left out. Raises SourceUnreadable for an unreadable directory.
+    Hidden files and directories are left out. Raises SourceUnreadable if a directory or one of
+    these files cannot be read.
     """
     paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable):

@@ -30,8 +30,9 @@ _MODULE_PACKAGE = "sentence_transformers."
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
-    Raises UnsafeSource for remote code, SourceNotFound without config.json, and the errors of
-    `check_modules` and `check_weights`.
+    Raises UnsafeSource for remote code, and the errors of `check_weights` unless the weights are
+    packed. Without config.json, raises the errors of `check_modules`, the error for pickled or GGUF
+    weights, or SourceNotFound.
     """
     weights = checkpoint.weights
     if not is_plain_file(weights / CONFIG_NAME):

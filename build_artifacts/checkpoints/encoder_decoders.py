@@ -152,8 +152,8 @@ def read_encoder_decoder_config(
 def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list[str]:
     """Return the sorted names of the checkpoint's settings that the server does not apply.
 
-    `task_specific_params` is among them if it has keys other than `prefix`. transformers 5 also
-    ignores this field. Raises the errors of `load_generation_settings`.
+    `task_specific_params` is among them if a task in it has keys other than `prefix`.
+    transformers 5 also ignores this field. Raises the errors of `load_generation_settings`.
     """
     generation = load_generation_settings(weights, config)
     found = [

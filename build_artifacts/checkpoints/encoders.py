@@ -22,7 +22,7 @@ def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) 
     """Raise UnsupportedModel, with the reason, unless the model can be built.
 
     `pooled` states whether the checkpoint configures pooling of token vectors. If it does, a
-    decoder is accepted as an encoder.
+    decoder is accepted as an encoder, unless its config sets `is_decoder`.
     """
     architecture = read_architecture(config)
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):

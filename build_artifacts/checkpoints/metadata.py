@@ -103,7 +103,7 @@ def select_tasks(
 
     Zero-shot classification is built as text classification, because the graphs are equal. The
     server offers both tasks for every classifier with an entailment label. Raises UnsupportedModel
-    if the files state no task or do not support `requested`.
+    if the files state no task, or if the adapter or the labels do not fit `requested`.
     """
     task = requested or (adapter.task if adapter else None) or _detect_task(checkpoint)
     if task == TaskName.ZERO_SHOT_CLASSIFICATION:

@@ -76,7 +76,7 @@ def load_model(
 
 
 def check_token_ids(model: TorchModel, highest: int) -> None:
-    """Raise UnsupportedModel if the model has no vector for `highest`, the tokenizer's last id."""
+    """Raise UnsupportedModel if the model has no vector for `highest`, the highest id in texts."""
     known = len(model.get_input_embeddings().weight)
     if highest >= known:
         raise UnsupportedModel(

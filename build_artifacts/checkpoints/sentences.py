@@ -132,8 +132,9 @@ def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
 def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
     """Return the prompts and the name of the default prompt.
 
-    A prompt that is null becomes an empty text. Raises UnsupportedModel if the default prompt does
-    not exist.
+    A prompt that is null becomes an empty text. The name is None without a default prompt, and for
+    one of `_OWN_PROMPTS` that the config does not state, because it is empty. Raises
+    UnsupportedModel if any other default prompt does not exist.
     """
     path = checkpoint.directory / SENTENCE_CONFIG_NAME
     stated = read_field(path, "prompts", dict) or {}

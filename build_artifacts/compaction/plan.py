@@ -33,7 +33,7 @@ class LayerReduction(FrozenModel):
 
 
 class Compaction(FrozenModel):
-    """Attention heads and feed-forward channels with constant output in one encoder.
+    """Attention heads and feed-forward channels to remove from one encoder: they are constant.
 
     `reductions` lists only affected layers, in ascending order. For an unknown architecture, the
     counts of heads and channels are 0. The parameter counts include the task head.

@@ -140,7 +140,7 @@ def load_gate_inputs(weights: Path, max_tokens: int, *, has_encoder: bool) -> Ga
     """Tokenize passages and prompts and truncate them to the context.
 
     A chat template, if there is one, formats the prompts of a decoder-only model. These prompts
-    lose further tokens at the start, so that an answer fits in the context. For an encoder-decoder
+    lose tokens at their start if an answer would not fit in the context. For an encoder-decoder
     model, the passages become prompts, because its encoder reads passages and prompts alike.
 
     Raises UnsupportedModel for an unusable chat template.

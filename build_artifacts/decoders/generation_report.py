@@ -49,7 +49,7 @@ class GenerationReport(FrozenModel):
 
     host: str
     threads: int
-    throughput: dict[str, DecoderThroughput]  # by name, for candidates that the host can run
+    throughput: dict[str, DecoderThroughput]  # by name, for candidates that the build measured
     samples: tuple[SampleComparison, ...]
 
     def matching_token_share(self, candidate: str) -> float:

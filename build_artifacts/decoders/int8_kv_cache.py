@@ -9,8 +9,8 @@ long as float attention. The graph therefore contains a branch for decode steps 
 prefill. The input `is_prefill` selects the branch:
 
     decode:   query, key, value -> GroupQueryAttention over the int8 cache
-    prefill:  apply RoPE to key and value, round, write to the cache (TensorScatter), dequantize
-              cached and new values -> GroupQueryAttention in float
+    prefill:  apply RoPE to query and key, round key and value, write them to the cache
+              (TensorScatter), dequantize cached and new ones -> GroupQueryAttention in float
 
 Prompt tokens attend to rounded keys and values, including those of their own chunk. The result
 therefore does not depend on the chunking. Both branches write to the buffer that `past` and

@@ -159,9 +159,9 @@ def compare_decoder(
 ) -> DecoderParity:
     """Run the texts in prefill and in decode steps. The worse mode counts for each limit.
 
-    Also compare the decode steps of the longest text alone with those in a batch.
-    `engine` needs BATCH_SLOTS slots, each with space for the longest text. Raises EngineFailed if a
-    call fails.
+    An encoder-decoder model runs decode steps only. Also compare the decode steps of the longest
+    text alone with those in a batch. `engine` needs BATCH_SLOTS slots, each with space for the
+    longest text. Raises EngineFailed if a call fails.
     """
     texts, starts = reference.texts, np.array(reference.starts)
     prefilled, stepwise = LogitAccumulator(reference), LogitAccumulator(reference)

@@ -9,8 +9,8 @@ with one scale per column, and scales back. Integer sums are exact, so each row 
     x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
 
 With calibration texts, `smoothquant.py` first moves outliers of the activations into the weights.
-If the rows of an activation then have similar sizes, the activation gets one static scale, which
-saves four small operators per MatMul.
+If the rows of an activation then have similar sizes, and a norm or an attention computes it, the
+activation gets one static scale. This saves four small operators per MatMul.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 

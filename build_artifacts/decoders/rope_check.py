@@ -33,7 +33,7 @@ _ANGLE_ROUNDING = 2.0**-22  # allowed difference per position, added to _TOLERAN
 # Number of positions to check: the first 256, and 256 at growing distances up to the last one.
 _DENSE_POSITIONS, _SPARSE_POSITIONS = 256, 256
 _COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
-# RoPE type whose graph selects one of two tables at run time. The check skips this type, because
+# RoPE type whose graph selects one of two tables at run time. The check skips such a graph, because
 # `check_decoder` limits texts to the range of the shorter table.
 _SWITCHING_TYPE = "longrope"
 
@@ -49,7 +49,8 @@ class _RopeLayer(NamedTuple):
 def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None:
     """Compare the RoPE tables of `graph` with those of the checkpoint in `weights`.
 
-    Raises UnsupportedModel if they differ at a sampled position below `max_tokens`.
+    Raises UnsupportedModel if they differ at a sampled position below `max_tokens`, or if the graph
+    computes its tables and the RoPE type is not longrope.
     """
     import onnx
 

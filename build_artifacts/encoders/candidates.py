@@ -55,9 +55,9 @@ class CandidateGraphs:
         self._prepared = prepared
 
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
-        """Build the graph of `recipe`. The MatMuls `excluded_nodes` keep a higher precision.
+        """Build the graph of `recipe`. `quantize` describes what happens to `excluded_nodes`.
 
-        Raises UnsupportedModel if the model cannot be exported by this recipe.
+        Raises UnsupportedModel if the model cannot be exported or quantized by this recipe.
         """
         if isinstance(recipe.source, TorchProgramRecipe):
             return self._program(recipe.source)
@@ -74,7 +74,7 @@ class CandidateGraphs:
         return self._rewrite(exported, recipe, recipe.rewrites) if recipe.rewrites else exported
 
     def sensitive_nodes(self, recipe: CandidateRecipe) -> list[str]:
-        """Return the names of the graph's MatMuls, the most sensitive to int8 first."""
+        """Return the names of the MatMuls with weights, the most sensitive to int8 first."""
         float_graph = self.float_graph(recipe)
 
         def work(into: Path) -> str:

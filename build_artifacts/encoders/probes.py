@@ -21,9 +21,9 @@ from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import CachingTokenizer
 
 # The reference stores one logit per mask and vocabulary entry. Probes with masks are therefore
-# truncated, and the total size of the logits limits the number of masks. A probe for BERT has four
-# masks. Each probe has at least one mask, even if the logits then exceed the limit. With one mask
-# per probe, the logits of XLM-R take 64 MB.
+# truncated, and the total size of the logits limits the number of masks. A probe for BERT has at
+# most four masks. Each probe may have one mask, even if the logits then exceed the limit. With one
+# mask per probe, the logits of XLM-R take 64 MB.
 MASKED_PROBE_TOKENS = 128
 MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7

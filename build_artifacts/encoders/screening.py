@@ -27,7 +27,8 @@ _SHAPES = (
     Shape(items=8, tokens=128),
 )
 _SECONDS = 25.0  # s, time budget of all graphs together
-# The search skips a graph that is slower than the fastest accepted graph by more than this factor.
+# The search stops at a graph that is slower on average than the fastest accepted graph by more than
+# this factor, unless the graph is the fastest at some shape.
 _MAX_SLOWDOWN = 1.4
 
 
@@ -76,7 +77,8 @@ def screen_speed(
     """Measure `specs`, all of one device, in interleaved order.
 
     Skip graphs that do not run with `settings`. Measure the first of the remaining graphs, as many
-    as fit into memory together. Raises EngineFailed if not even one graph fits.
+    as fit into memory together. The result omits all others. Raises EngineFailed if not even one
+    graph fits.
     """
     fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(fitting))

@@ -29,7 +29,7 @@ ReducedOutput = NDArray[np.float32]  # the part of one output that the score nee
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedModel:
-    """Properties of a model that determine the tokens and labels of its examples."""
+    """Properties of a model that its examples need: tokenization, labels and similarity."""
 
     directory: Path  # holds tokenizer.json
     max_tokens: int  # longest item, special tokens included
@@ -42,7 +42,7 @@ class EvaluatedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleSampling:
-    """Subset of a file's examples. Equal seeds select equal examples."""
+    """Subset of a file's examples. Equal limits and seeds select equal examples of a file."""
 
     limit: int | None = None  # maximum number of pairs, texts, queries or questions; None: all
     seed: int = 0
@@ -99,10 +99,11 @@ class Evaluation(ABC):
         """Return the loss of `metric` from `reference` to `scores`.
 
         The unit is points (hundredths of the metric); for perplexity, percent of the reference. The
-        loss is negative if `scores` is better, and infinite if one of the values is NaN.
+        loss is negative if `scores` is better, and infinite if it cannot be computed, for example
+        because one of the values is NaN.
         """
         drop = self._drop(reference[self.metric], scores[self.metric])
-        # NaN would pass every gate: its comparisons with a limit are false.
+        # Comparisons with NaN are false, so a limit could accept NaN. Infinity exceeds every limit.
         return math.inf if math.isnan(drop) else drop
 
     def find_violations(
@@ -122,7 +123,10 @@ class Evaluation(ABC):
 
 
 def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[TokenizedItem]:
-    """Tokenize each text or pair of texts as the server does."""
+    """Tokenize each text or pair of texts as the server does. Long texts lose their end.
+
+    Raises ServeError if the texts cannot be tokenized.
+    """
     call = Call(
         texts=tuple(texts),
         fields=tuple(f"examples[{i}]" for i in range(len(texts))),
@@ -137,7 +141,10 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
 
 
 def open_truncating_tokenizer(model: EvaluatedModel) -> Tokenizer:
-    """Open the server's tokenizer for offsets and words; it truncates to `model.max_tokens`."""
+    """Open the tokenizer of the server, which truncates to `model.max_tokens` here.
+
+    Its encodings state special tokens, words and offsets; the items of `tokenize_texts` do not.
+    """
     tokenizer = open_tokenizer(model.directory)
     tokenizer.enable_truncation(model.max_tokens)
     return tokenizer

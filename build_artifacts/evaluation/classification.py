@@ -37,9 +37,10 @@ EXPECTED = (
 def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """Load one item per example.
 
-    Raises BadEvaluationData for an unusable file, BuildError for a model with several scores.
+    Raises BadEvaluationData for an unusable file, and BuildError for a regression model that
+    returns several scores per text.
     """
-    # A model with one score cannot choose a label; only the order of its scores can be compared.
+    # A model with one score cannot choose a label, so its scores are correlated with numbers.
     problem = "regression" if len(model.labels) == 1 else model.problem_type or "single_label"
     load = _LOADERS[problem]
     return load(FileLocation(path, EXPECTED), model, sampling)

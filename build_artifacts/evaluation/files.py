@@ -87,7 +87,10 @@ class Record:
         return value
 
     def texts(self, field: str) -> list[str]:
-        """Return a list of strings. Raises BadEvaluationData if it is empty or one is blank."""
+        """Return a list of strings.
+
+        Raises the errors of `require_list`, and of `text` for each entry.
+        """
         values = self.require_list(field)
         return [
             Record(self.location, {f"{field}[{i}]": value}).text(f"{field}[{i}]")
@@ -95,7 +98,7 @@ class Record:
         ]
 
     def require(self, field: str) -> object:
-        """Return the value of a field. Raises BadEvaluationData if it is missing."""
+        """Return the value of a field. Raises BadEvaluationData if it is missing or null."""
         if self.values.get(field) is None:
             raise self.data_error("missing", field)
         return self.values[field]
@@ -116,7 +119,10 @@ class FileLayout:
     fits: Callable[[str], bool]
 
     def match_header(self, cells: Sequence[str]) -> dict[str, int]:
-        """Map each field to its column by the names in `cells`; empty if `cells` is no header."""
+        """Map each field to its column by the names in `cells`.
+
+        Return an empty mapping if `cells` is no header: a required field has no column.
+        """
         fields = {alias: name for name, aliases in self.names.items() for alias in aliases}
         positions = {cell.strip().lower(): i for i, cell in enumerate(cells)}
         columns = {fields[alias]: i for alias, i in positions.items() if alias in fields}

@@ -31,9 +31,12 @@ MAX_MASKS = 16
 def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """Load one item per sentence with some tokens masked.
 
-    In sentence i every seventh token is masked, starting at token i modulo 7, up to MAX_MASKS. The
-    start varies so that the masks of several sentences cover all positions. Every build masks the
-    same tokens. Raises BadEvaluationData for an unusable file.
+    In sentence i every seventh token is masked, up to MAX_MASKS. The first masked token is i modulo
+    7, or i modulo the number of tokens in a shorter sentence. It varies so that the masks of
+    several sentences cover all positions. Special tokens do not count, and sentences without other
+    tokens are skipped. Equal samples of a file have equal masks in every build.
+
+    Raises BadEvaluationData for an unusable file, and for a sentence with a mask token of its own.
     """
     location = FileLocation(path, EXPECTED)
     if model.mask_token is None:
@@ -57,7 +60,10 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling)
 
 
 def select_masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
-    """Select the tokens to mask, if any; `special` is 1 for tokens that are not text."""
+    """Select the tokens to mask, if any; `special` is 1 for tokens that are not text.
+
+    The first is token `offset` modulo MASK_EVERY, or modulo a smaller number of tokens.
+    """
     text = np.flatnonzero(np.asarray(special) == 0)
     # A sentence with fewer than MASK_EVERY tokens still gets one mask.
     return text[offset % min(MASK_EVERY, max(len(text), 1)) :: MASK_EVERY][:MAX_MASKS]

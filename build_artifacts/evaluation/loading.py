@@ -36,7 +36,8 @@ def load_evaluation(
 ) -> Evaluation:
     """Load the examples of a file as items for an engine.
 
-    Raises BadEvaluationData for an unusable file, and BuildError for a model without an evaluation.
+    Raises BadEvaluationData for an unusable file. Raises BuildError for a task without an
+    evaluation, and for a model whose outputs cannot be compared with labels.
     """
     load = EVALUATIONS.get(task)
     if load is None:
@@ -48,7 +49,10 @@ def load_evaluation(
 
 
 def digest_data(path: Path, option: str = "--eval") -> str:
-    """Return the sha256 of an example file in hex. Raises BuildError if it is unreadable."""
+    """Return the sha256 of an example file in hex.
+
+    Raises BuildError if it is unreadable; the error names the command-line `option` of the file.
+    """
     try:
         return file_sha256(path)
     except OSError as exc:

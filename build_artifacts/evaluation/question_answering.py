@@ -109,7 +109,10 @@ class QuestionAnsweringEvaluation(Evaluation):
         self._questions = questions
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """Return the means of `f1` and `exact_match` over the questions."""
+        """Return the means of `f1` and `exact_match` over the questions.
+
+        If only some questions have an answer, add `answerable_f1` and `answerable_exact_match`.
+        """
         spans = self._best_spans(reduced)
         answerable = [i for i, question in enumerate(self._questions) if question.golds]
         if len(answerable) == len(self._questions):

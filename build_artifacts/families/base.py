@@ -41,8 +41,9 @@ S = TypeVar("S")  # how to open a graph: GraphSpec or DecoderSpec
 class BuildBudget:
     """Time and data that a build may use."""
 
-    # Seconds per device, after which no further candidate starts. The limit applies once an encoder
-    # candidate is exported, or once a candidate of a generative model is accepted.
+    # Seconds per device, after which no further candidate starts. The limit applies only once the
+    # device has a candidate: an exported one if the build ranks candidates by speed, otherwise an
+    # accepted one.
     search_seconds: float = 300.0
     tune_seconds: float = 60.0  # s, for all graphs together; 0 disables tuning
     evaluation: Path | None = None  # labeled data for the accuracy gate
@@ -154,7 +155,11 @@ class ModelBuild(ABC, Generic[R, S]):
 
     @abstractmethod
     def export(self, attempt: Attempt[R]) -> S:
-        """Build the graph. Raises UnsupportedModel if the recipe does not fit the model."""
+        """Build the graph.
+
+        Raises UnsupportedModel if the recipe does not fit the model, or if this host lacks
+        something that the engine of the graph requires.
+        """
 
     @abstractmethod
     def evaluate(self, spec: S) -> GateResult:
@@ -188,5 +193,6 @@ class ModelFamily(Protocol):
     def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
         """Compute the reference outputs and return the build.
 
-        Raises BuildError for options that the family rejects.
+        Raises BuildError for options that the family rejects, for unusable data, and for a model
+        that cannot be loaded or, after pruning, does not pass the accuracy gate.
         """

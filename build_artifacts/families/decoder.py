@@ -189,7 +189,10 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         )
 
     def _measure(self, accepted: Sequence[DecoderCandidate]) -> dict[str, DecoderThroughput]:
-        """Measure the graphs whose device this host has. Return their throughput by name."""
+        """Measure the graphs whose device this host has. Return their throughput by name.
+
+        Graphs that fail have no entry. Without tuning time the result is empty.
+        """
         here = [candidate for candidate in accepted if has_device(candidate.recipe.device)]
         tune_seconds = self.context.budget.tune_seconds
         throughput: dict[str, DecoderThroughput] = {}

@@ -116,8 +116,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
         """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
-        Further attempts exclude more and more MatMuls of an int8 graph from quantization. If the
-        export of the unchanged recipe fails, there are no further attempts.
+        Further attempts exclude more and more MatMuls from quantization, if the scheme supports
+        this. If the export of the unchanged recipe fails, there are no further attempts.
         """
         first = _build_attempt(recipe)
         yield first

@@ -41,7 +41,10 @@ def prepare_pruned(
 
 
 def load_calibration(original: PreparedModel, pruning: Pruning) -> Sequence[TokenizedItem]:
-    """Return the items of `pruning.data`, or the probes. Raises BadEvaluationData for bad data."""
+    """Return at most 256 items of `pruning.data`, or all probes if there are no such data.
+
+    Raises BadEvaluationData for bad data.
+    """
     if pruning.data is None:
         return original.reference.items
     return load_examples(pruning.data, original.weights, original.metadata, _SAMPLING).items

@@ -54,7 +54,8 @@ def measure(
 ) -> list[LayerStatistics]:
     """Return the statistics of each layer, from one forward and backward pass per item.
 
-    `model` must be in fp32 and stays unchanged.
+    Items without an output, such as texts without a mask token for fill-mask, do not count. `model`
+    must be in fp32 and stays unchanged.
     """
     import torch
 
@@ -115,10 +116,10 @@ def _draw_log_likelihood(
 ) -> TorchTensor:
     """Draw an answer from the `outputs` of an item and return its log-likelihood, a scalar.
 
-    A label, a token, and the start and end of a span are drawn from the softmax. Vectors, scores
-    and the logits of multi-label models are drawn from a normal distribution around the output. For
-    these, the function returns a random projection of the output, which has the gradient of the
-    log-likelihood.
+    A label, a token, and the start and end of a span are drawn from the softmax. Vectors, single
+    scores and the logits of multi-label models are drawn from a normal distribution around the
+    output. For these, the function returns a random projection of the output, which has the
+    gradient of the log-likelihood.
     """
     import torch
 

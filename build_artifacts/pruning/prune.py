@@ -73,8 +73,9 @@ def prune(
 ) -> None:
     """Prune an fp32 `model` in place; each layer retains at least one head.
 
-    The weight columns that read a removed head or channel become zero. Raises UnsupportedModel
-    if the layers of this architecture are not known.
+    The weight columns that read a removed head or channel become zero. The other columns and the
+    bias change to compensate for them. Raises UnsupportedModel if the layers of this architecture
+    are not known.
     """
     layers = encoder_layers(model)
     if not layers:

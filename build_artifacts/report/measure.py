@@ -51,7 +51,10 @@ def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
 
 @dataclass(slots=True)
 class InterleavedTimer:
-    """Timer of engines that take turns. `failed` has the reason for each engine that failed."""
+    """Timer of engines that take turns.
+
+    An engine that fails moves from `engines` to `failed`, which has the reason.
+    """
 
     engines: dict[str, EncoderEngine]
     clock: ClockFunction = time.perf_counter
@@ -112,7 +115,7 @@ class InterleavedTimer:
         }
 
     def _time_passes(self, batch: Batch, runs: int, end_s: float) -> dict[str, list[float]]:
-        """Return the seconds of every timed pass by engine."""
+        """Return the seconds of every timed pass by engine, without engines that failed."""
         warm_s = {name: self._time_block(name, batch, _WARM_PASSES) for name in self._turn_order(0)}
         pass_s = sum(times[-1] for times in warm_s.values() if times)
         count = fit_runs(runs, pass_s, end_s - self.clock())
@@ -244,7 +247,10 @@ class StageMeasurement:
     def _open_engines(
         self, stages: Sequence[Stage], modes: Mapping[str, EncoderSettings]
     ) -> Iterator[dict[str, EncoderEngine]]:
-        """Open the engine of every stage and yield the opened engines. Close them at the end."""
+        """Open the engine of every stage and yield the opened engines. Close them at the end.
+
+        Stages whose engine cannot be opened go to `failed`.
+        """
         engines: dict[str, EncoderEngine] = {}
         opened: list[EncoderEngine] = []
         try:

@@ -29,7 +29,10 @@ COMPARISON_MARK = "†"  # marks stages measured only for comparison
 
 
 def format_stages(report: Report) -> str:
-    """Format the report in at most 120 columns. A second table has the speed-ups by length."""
+    """Format the report for the console. Short names and reasons fit in 120 columns.
+
+    If there is a baseline, a second table has the speed-ups by length.
+    """
     blocks = [_format_heading(report), format_table(_build_rows(report), align_right=True)]
     if _has_speedups(report):
         ratios = format_table(_build_ratios(report), align_right=True)
@@ -139,7 +142,7 @@ def _list_remarks(report: Report) -> list[str]:
     """List the remarks below the tables.
 
     Remarks describe each stage, its accuracy in batches, and the batches of the throughput
-    measurement. The last remarks name the skipped stages.
+    measurement. The last remarks name what was not measured.
     """
     lines = [f"{format_name(stage)}: {stage.what}" for stage in report.stages]
     if any(not stage.is_baseline_path for stage in report.stages):
@@ -310,7 +313,11 @@ def report_path(artifact: Path, host: Host) -> Path:
 
 
 def read_report(artifact: Path, conditions: ReportConditions, log: LogFunction) -> Report | None:
-    """Return the stored report, or None if it is missing or unusable. Log why it is unusable."""
+    """Return the stored report, or None if the stages must be measured.
+
+    They must be measured if the report is missing or unreadable, if it has other conditions, or if
+    it lacks a measurement. Log the reason, except for a missing report.
+    """
     path = report_path(artifact, conditions.host)
     try:
         report = Report.model_validate_json(path.read_bytes())

@@ -111,7 +111,10 @@ def find_pruning(source: PruningSource, given: Path | None) -> Pruning:
 
 
 def find_adapter(source: ModelSource, given: Path | None) -> Adapter:
-    """Read the adapter of `source` from `given`, else from the demo models. Check its revision."""
+    """Read the adapter of `source` from `given`, else from the demo models.
+
+    Raises SourceNotFound if its directory is unknown, UnsafeSource if its revision has changed.
+    """
     demo_adapters = {
         model.adapter.name: model.adapter for model in ALL_DEMO_MODELS if model.adapter
     }
@@ -203,6 +206,8 @@ class RebuiltStages:
     ) -> Iterator[Stage]:
         """Yield the stages before the served graph: original model, pruned model, float graphs.
 
+        Only pruned models have the stage of the pruned model. The second float graph is that of the
+        served CPU graph. It is missing if no CPU graph is served, or if that graph itself is fp32.
         `scores` are the metrics of the original model.
         """
         metadata, compaction = self._prepared.metadata, self._prepared.compaction
@@ -226,7 +231,11 @@ class RebuiltStages:
             yield from self._optimized_stage(served)
 
     def build_common_recipe(self, served: ServedVariants | None) -> Iterator[Stage]:
-        """Yield a stage of the common int8 recipe, unless its graph is the only served graph."""
+        """Yield a stage of the int8 recipe that other projects commonly use, for comparison.
+
+        The recipe fuses operators and then quantizes the graph dynamically. Yield nothing if this
+        graph is the only one that is served.
+        """
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:
             what = "the common recipe: fused, then quantized"

@@ -59,7 +59,7 @@ class ReportOptions(ReportModel):
 
 
 class ReportConditions(ReportModel):
-    """Conditions of a measurement. A stored report is reused until one of them changes."""
+    """Conditions of a measurement. A complete stored report is reused until one of them changes."""
 
     version: str  # artifact version
     host: Host
@@ -214,7 +214,8 @@ class StageResult(ReportModel):
 class Report(ReportModel):
     """Measurements of all stages of one artifact on one host.
 
-    `metric` is the main metric among the scores. `unmeasured` maps skipped stages to the reason.
+    `metric` is the main metric among the scores. `unmeasured` maps missing stages and measurements
+    to the reason.
     """
 
     schema_version: Literal[3] = 3

@@ -53,7 +53,8 @@ class ActivationSmoother:
         """Return whether `source` is the output of a known pattern.
 
         The patterns are attention, norms, products, and gated or plain neurons. Calibration texts
-        suffice to determine the ranges of these patterns only.
+        suffice to determine the ranges of these patterns only. `smooth` keeps only the values of
+        attention outputs, so an output of the whole graph counts only as an attention output.
         """
         return is_attention_output(source) or (
             not source.is_graph_output()

@@ -4,9 +4,10 @@ Dynamic quantization uses one range for a whole tensor, so the output of a text 
 texts in the batch. Here, ranges are constants from calibration texts. Constant ranges require
 activations without outliers:
 
-- Outputs of norms are centered and equalized: each channel is divided by a factor. The norm absorbs
-  the division. The products (MatMuls with constant weights) that read the output absorb the
-  factors. The residual stream is scaled back.
+- Outputs of norms and of products (MatMuls with constant weights) are centered and equalized: each
+  channel is divided by a factor. Outputs of RMS norms cannot be centered. The norm or product
+  absorbs the change, and the products that read the output absorb the reverse. Other readers, such
+  as the residual stream, get the original values.
 - The linear half of a gated layer absorbs the division in the columns of its product.
 - Neurons whose rectified output exceeds the range of a byte get copies with a smaller bias.
 - Outputs of attention need no change, because they are means of values.
@@ -39,7 +40,8 @@ def quantize_smoothed(
     """Write an int8 copy of the float `graph` to `into`, calibrated by `feeds`, one text each.
 
     Return the names of the MatMuls that the copy has in float: `excluded_nodes`, layer MatMuls
-    without a constant activation range, and wide heads.
+    without a constant activation range, and wide heads. The list lacks small heads, which also
+    stay float.
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import RemoveUnusedNodesPass

@@ -72,6 +72,7 @@ class Int8Weights(NamedTuple):
         return cls(rounded, scales.squeeze(axis))
 
     def restore(self) -> FloatArray:
+        """Return the rounded weights as floats. Only for weights with one scale per column."""
         restored: FloatArray = self.values.astype(np.float32) * self.scales
         return restored
 

@@ -1,1 +1,4 @@
-"""Sources of checkpoints: one module for each form of SOURCE, the argument of `build`."""
+"""Sources of checkpoints: one module for each form of SOURCE, the argument of `build`.
+
+The module `tokenizer` completes the tokenizer of any source.
+"""

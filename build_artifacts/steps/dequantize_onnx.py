@@ -74,9 +74,10 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
 
 
 def read_weights(file: Path) -> dict[str, WeightArray]:
-    """Read every weight as fp32, by the name of its torch parameter.
+    """Read the weights of the three kinds as fp32, by the names of their torch parameters.
 
-    Raises UnsupportedModel if the graph is corrupt or has external data.
+    Other float constants of the graph keep their own names. Raises UnsupportedModel if the graph is
+    corrupt or has external data.
     """
     import onnx
     from onnx import numpy_helper

@@ -50,7 +50,7 @@ def batch_rope_tables(graph: Graph) -> None:
 
 
 MAX_BATCH = 4096
-# The exporter's name for a single output.
+# Name of the first output; the exporter gives this name to a single output.
 MAIN_OUTPUT = "output"
 
 

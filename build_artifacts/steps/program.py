@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) -> None:
     """Write the program of `model` to `path`; `model` stays unchanged.
 
-    Raises UnsupportedModel if the model cannot be traced.
+    Raises UnsupportedModel if the model cannot be traced, OSError if `path` cannot be written.
     """
     from transformers.exporters import DynamoConfig, DynamoExporter
 
@@ -49,6 +49,7 @@ def write_traced(
 ) -> None:
     """Write the program that `trace` returns to `path`.
 
+    With `in_place` the program may modify its inputs, as the KV cache of a decoder requires.
     Raises OSError if the file cannot be written, and UnsupportedModel for any other failure.
     """
     import torch

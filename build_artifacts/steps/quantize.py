@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from onnxruntime.quantization import QuantType
 
 # ONNX Runtime and NNCF store all activations of all items for calibration, so the number of items
-# and their length are limited.
+# and their length are limited. Smoothed int8 limits only the length.
 CALIBRATION_ITEMS = 24
 CALIBRATION_TOKENS = 128
 # Entropy calibration searches the range whose 128 levels lose the least information. ONNX Runtime's
@@ -60,7 +60,8 @@ def quantize(
     Static schemes calibrate activation ranges with `items`. `excluded_nodes` get int8 weights in
     small blocks, which takes half the time of float at nearly the same accuracy. In a SmoothedInt8
     graph with the layout "pairs", these nodes stay float. NncfInt8 and WeightOnlyInt8 ignore
-    `excluded_nodes`. Raises UnsupportedModel if the quantizer fails.
+    `excluded_nodes`. Raises UnsupportedModel if the quantizer fails, OSError if files cannot be
+    read or written.
     """
     try:
         _quantize_graph(graph, scheme, into, items, excluded_nodes)

@@ -24,7 +24,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     """Return the checkpoint of `ref`. Unpacked and converted files go to `scratch`.
 
-    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel.
+    Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel, and BuildError if a
+    download cannot be stored.
     """
     if is_gguf(ref):
         return resolve_gguf(ref, scratch, hub)

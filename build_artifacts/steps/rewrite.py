@@ -44,7 +44,7 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
 def largest_difference(
     before: Path, after: Path, batches: Sequence[Batch], mask_token: int | None
 ) -> float:
-    """Return the maximum difference of the graphs' first outputs, relative to the largest value.
+    """Return the maximum difference of the first outputs, relative to a batch's largest value.
 
     Graph structure cannot distinguish a padding mask from a mask for sliding-window attention, so
     only equal outputs prove a rewrite correct. NaN in an output makes the result NaN.
@@ -108,7 +108,8 @@ def use_flash_attention(model: ir.Model) -> int:
     """Attend without a mask when no item of the batch is padded.
 
     Without a mask, ONNX Runtime's `MultiHeadAttention` does not materialize the [T, T] scores. For
-    MiniLM this is 10 % faster from 256 tokens on. Requires `pack_heads`.
+    MiniLM this is 10 % faster from 256 tokens on. Requires `pack_heads`. Attention with fewer key
+    heads than query heads stays unchanged.
     """
     import onnx_ir as ir
 

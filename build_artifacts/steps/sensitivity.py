@@ -37,7 +37,7 @@ class _MatMul:
 def rank_by_sensitivity(
     graph: Path, items: Sequence[TokenizedItem], mask_token: int | None
 ) -> list[str]:
-    """Return the names of quantizable MatMuls, most sensitive first."""
+    """Return the names of the MatMuls with constant weights, the most sensitive first."""
     import onnx
     from onnx import numpy_helper
 

@@ -33,7 +33,8 @@ from deployments.artifacts.store import (
 def scratch(store: Path) -> Iterator[Path]:
     """Create an empty directory in `store`; remove it on exit.
 
-    Also remove directories that killed processes created here and left.
+    Also remove directories that killed processes created here and left. Raises BuildError if the
+    store cannot be written.
     """
     building = building_directory(store)
     with ExitStack() as stack:
@@ -145,7 +146,8 @@ def build_workspace(
     """Open the workspace of one version. Report and await another running build of this version.
 
     During the wait, the other build may publish the version, so callers must check the store again.
-    Steps of an interrupted build are reused if its `build_inputs` were equal.
+    Steps of an interrupted build are reused if its `build_inputs` were equal. Raises BuildError if
+    the store cannot be written.
 
     Steps are removed after success, and after a BuildError, because it would occur again. Steps
     stay after any other exception. The log stays after every failure.

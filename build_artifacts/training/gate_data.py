@@ -40,7 +40,7 @@ _DETAILS = ("because of a bet", "before going to work", "for the third time this
 
 
 def generate_claims(rng: random.Random) -> Iterator[dict[str, str]]:
-    """Yield a premise and a claim with one of the three labels, without end."""
+    """Yield pairs of premise and claim without end, one pair of each label per premise."""
     while True:
         person, kind = rng.choice(_PEOPLE)
         action, same, other = rng.choice(_ACTIONS)
@@ -57,7 +57,8 @@ def generate_claims(rng: random.Random) -> Iterator[dict[str, str]]:
 def list_ranked_sentences(questions: Path) -> Iterator[dict[str, Any]]:
     """Yield questions with the sentences of their text and the index of the answer's sentence.
 
-    Skip a question unless exactly one of at least three sentences contains the answer.
+    Skip a question unless exactly one of at least three sentences contains its first answer. Every
+    question must have an answer.
     """
     for question in read_questions(questions):
         sentences = re.split(r"(?<=[.!?]) (?=[A-Z])", question.context)

@@ -91,7 +91,7 @@ class PairClassifier:
         """Compute the logits [pairs, labels] in batches, without gradients.
 
         From this call on, `logits` and `predict` truncate pairs at _MAX_POSITIONS instead of
-        `max_tokens`.
+        `max_tokens`. Dropout is off until the next `fit`.
         """
         import torch
 

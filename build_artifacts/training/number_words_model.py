@@ -163,7 +163,7 @@ def measure_exact_match(model: Any, tokenizer: Any, *, beams: int = 1) -> float:
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write a checkpoint in fp16."""
+    """Write a checkpoint in fp16. Convert `model` itself to fp16 too."""
     import torch
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 

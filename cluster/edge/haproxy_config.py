@@ -223,7 +223,8 @@ def _limit_requests(requests: int) -> str:
 
     A full backend refuses all POST requests. Above three quarters of the total, it refuses POST
     requests of a client address that alone has more connections than three quarters of the total.
-    Each host counts its own connections only. A backend without servers returns 503 instead of 429.
+    Each host counts its own connections only. On Kubernetes, HAProxy counts no connections per
+    address, so only the total applies. A backend without servers returns 503 instead of 429.
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
     return (
@@ -247,8 +248,8 @@ def _limit_refusals(refusals: int) -> str:
 
     - Above `refusals`, HAProxy allows exactly the limit.
     - Up to `refusals`, it allows one more request, to test whether the ingress accepts more now.
-    - Up to a quarter of `refusals`, one of four answers on average also raises the limit by one.
-      Without this rise, requests would come in a burst when the limit ends.
+    - Up to a quarter of `refusals`, one of four successful answers on average also raises a limit
+      that is reached by one. Without this rise, requests would come in a burst when the limit ends.
 
     HAProxy's own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """

@@ -69,9 +69,10 @@ def build_worker_group(
 
 
 def build_disruption_budgets(production: Production) -> list[Manifest]:
-    """Build the budgets with which node drains evict one pod of a group at a time, never the head.
+    """Build the budgets that limit evictions by node drains.
 
-    A group that may have only one pod gets no budget, because a budget would block every drain.
+    Of each group, at least `min_replicas - 1` pods stay. The head is never evicted. A group with
+    `min_replicas` of 0 or 1 gets no budget, because a budget of one pod would block every drain.
     """
     budgets = [
         (group.name, group.min_replicas - 1, {"ray.io/group": group.name})

@@ -52,8 +52,8 @@ HEADER = f"""\
 def render_rayservice(config: Path, production: Path) -> str:
     """Build the text of rayservice.yaml.
 
-    Raises InvalidOverlay if the merged config is invalid, if the pods are too small for it, or if
-    clients could not reach the pods. Raises OSError if a file cannot be read.
+    Raises InvalidOverlay if a file or the merged config is invalid, if the pods are too small for
+    it, or if clients could not reach the pods. Raises OSError if a file cannot be read.
     """
     overlay = read_production(production)
     merged = merge(read_yaml(config), overlay.serve)

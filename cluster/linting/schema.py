@@ -39,8 +39,8 @@ OPEN_FIELDS: Mapping[str, frozenset[str]] = {
 class Section:
     """One mapping of the file, and the model that reads it.
 
-    `is_root`: the section is validated on its own, because it has no parent section, or a parent
-    section that accepts any mapping.
+    `is_root`: the section is validated on its own. It has no parent section, or the model of its
+    parent accepts any mapping in its place.
     """
 
     path: KeyPath

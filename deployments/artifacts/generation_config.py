@@ -17,7 +17,9 @@ class EncoderDecoderConfig(FrozenModel):
 
     max_source_tokens: int = Field(ge=1)  # maximum length of the encoder's input
     decoder_start_token_id: int  # token before every answer
-    forced_bos_token_id: int | None = None  # first token of every answer
+    # First token of every answer. If a request sets the languages, the token of the target language
+    # replaces it.
+    forced_bos_token_id: int | None = None
     forced_eos_token_id: int | None = None  # last token of an answer that reaches its limit
     # Ids of the language tokens by language code, such as {"en_XX": 250004}. Empty if requests
     # cannot set the languages of this model.
@@ -46,7 +48,7 @@ class GenerationDefaults(FrozenModel):
 
 
 class GenerationConfig(FrozenModel):
-    """Shape of the KV cache and special tokens of a generative model.
+    """Settings of a generative model: shape of its KV cache, token ids, texts and defaults.
 
     The KV cache of a layer is two arrays [slots, kv_heads, tokens, head_dim], keys and values.
     """

@@ -17,8 +17,8 @@ from pathlib import Path
 def exclusive_lock(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the exclusive lock on the file `path`. Create the file first, and remove it at the end.
 
-    Blocks while another process holds the lock, or until a signal handler raises. Before blocking,
-    `on_wait` gets a description of the holder, which is empty if the holder is unknown.
+    Blocks until no other process holds the lock, or until a signal handler raises. Before each
+    wait, `on_wait` gets a description of the holder, which is empty if the holder is unknown.
     """
     descriptor = _acquire(path, on_wait)
     try:
@@ -46,13 +46,17 @@ def try_exclusive_lock(path: Path) -> Iterator[bool]:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the exclusive lock on `path`; False if it does not exist."""
+    """Return whether a process holds the exclusive lock on `path`; False if there is no such file.
+
+    Raises OSError if the file cannot be opened or the file system has no locks.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        return not _try_lock(descriptor, fcntl.LOCK_SH)  # shared: checks do not block each other
+        # A shared lock: of two checks at the same time, neither counts as a holder for the other.
+        return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
 

@@ -52,9 +52,9 @@ class Gate(FrozenModel):
     cosine_mean: float = 0.985
     cosine_worst: float = 0.93
     # The next two limits compare each item computed alone with the same item computed in a batch.
-    # The first limits the cosine, for heads that return vectors or scores. The second limits the
-    # share of equal best choices, for other heads. Graphs whose int8 ranges span the batch fail
-    # both.
+    # The first limits the cosine, for decoders and for heads that return vectors or scores. The
+    # second limits the share of equal best choices, for other heads. Graphs whose int8 ranges span
+    # the batch fail the limit for their head.
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
@@ -62,9 +62,11 @@ class Gate(FrozenModel):
     # limit, a graph with constant logits would pass if all probes belong to one class.
     logit_correlation: float = 0.98
     # If the two best choices of an output differ by less probability than this, the output is a
-    # near-tie. Rounding decides near-ties in every precision, so both choices count as correct.
+    # near-tie. Rounding decides near-ties in every precision, so the comparison skips them.
     near_tie_margin: float = 0.1
-    metric_drop: float = 0.3  # maximum loss on labeled data, in hundredths of the task's metric
+    # Maximum loss on labeled data, in hundredths of the task's metric. For perplexity, in percent
+    # of the reference.
+    metric_drop: float = 0.3
     # Share of equal next tokens of a decoder, near-ties excluded. The limit is lower than
     # `top1_agreement`, because each of hundreds of tokens is a choice from a whole vocabulary.
     next_token_agreement: float = 0.9
@@ -74,35 +76,42 @@ class Gate(FrozenModel):
 class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
-    Cosines compare the whole output of an item. Agreements are the share of outputs (label, token
-    label, span, masked token) with the same best choice, near-ties excluded. `logit_correlation`
-    covers all logits of such outputs, centered per class. Heads that return vectors or scores have
-    neither agreements nor `logit_correlation` (None).
+    Cosines compare the whole output of an item. For vectors that are compared by dot product, they
+    also cover the norm. For a single score, they are the correlation over all items. Agreements are
+    the share of outputs (label, token label, span end, masked token) with the same best choice,
+    near-ties excluded. `logit_correlation` covers all logits of such outputs, centered per class.
+    Heads that return vectors or scores have neither agreements nor `logit_correlation` (None).
 
-    `top1_agreement` and `logit_correlation` compare the unbatched and the batched run with the
-    reference; the lower value counts. `batched_*` compare the two runs with each other. The batched
-    run pads items, and puts them into batches with long texts and outliers.
+    `cosine_*` compare the unbatched run with the reference. `top1_agreement` and
+    `logit_correlation` compare the unbatched and the batched run with the reference; the lower
+    value counts. `batched_*` compare the two runs with each other. The batched run pads items, and
+    puts them into batches with long texts and outliers.
+
+    For a decoder, prefill and decode steps are compared with the reference. `cosine_*` cover both,
+    and `top1_agreement` is the lower share of equal next tokens. `batched_cosine_worst` compares
+    decode steps alone with decode steps in a batch.
     """
 
     cosine_mean: float
     cosine_worst: float
     batched_cosine_worst: float
     top1_agreement: float | None = None
-    batched_top1_agreement: float | None = None
+    batched_top1_agreement: float | None = None  # also None for decoders
     logit_correlation: float | None = None  # also None for decoders and older artifacts
 
 
 class EngineOptions(FrozenModel):
-    """Options of the engine that runs a graph. They are tuned together with the graph."""
+    """Options of the engine that runs a graph. The build sets them. Tuning may vary `spinning`."""
 
     # ONNX Runtime optimizers that make this graph slower.
     disabled_optimizers: tuple[str, ...] = ()
     spinning: bool = False  # engine threads busy-wait within a pass
     providers: tuple[str, ...] = ()  # ONNX Runtime only; empty: HardwareSettings.providers
-    # Shapes (items, tokens) to which batches are padded. Each shape has preallocated buffers and on
-    # CUDA a captured graph. Empty: batches keep their shapes, and buffers are allocated per pass.
+    # Shapes (items, tokens) to which encoders pad batches. ONNX Runtime preallocates buffers for
+    # each shape. On CUDA, ONNX Runtime and torch capture a CUDA graph for each shape. Empty: no
+    # padding, no preallocated buffers and no captures.
     buckets: tuple[tuple[int, int], ...] = ()
-    compile: bool = False  # torch only
+    compile: bool = False  # use torch.compile; for the engines torch and transformers
     # OpenVINO only: precision of all operators that are not int8, if the CPU supports it.
     inference_precision: Literal["fp32", "bf16"] = "fp32"
     # For generative models on the engines torch and transformers; `flash` on transformers only.
@@ -118,7 +127,7 @@ class Candidate(FrozenModel):
     device: Device
     precision: Precision
     engine: EngineName = "onnxruntime"
-    kv_cache_dtype: KvCacheDtype | None = None  # None: the engine's precision
+    kv_cache_dtype: KvCacheDtype | None = None  # None: the precision of the activations
     graph: str
     encoder: str | None = None  # encoder graph of an encoder-decoder model
     options: EngineOptions = EngineOptions()
@@ -126,7 +135,8 @@ class Candidate(FrozenModel):
     scores: dict[str, float] = Field(
         default_factory=dict
     )  # task metrics measured at the build, such as {"accuracy": 0.89}
-    excluded_nodes: tuple[str, ...] = ()  # MatMuls that the quantization scheme skips
+    # MatMuls that the quantization scheme skips. They stay float, or get int8 weights only.
+    excluded_nodes: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _leave_options_to_transformers(self) -> Self:
@@ -162,7 +172,10 @@ class FileDigest(FrozenModel):
 
 
 class ArtifactManifest(FrozenModel):
-    """Description of a sealed artifact, written once by the build."""
+    """Description of a sealed artifact, written by the build.
+
+    Only a migration to a new schema rewrites it (migration.py).
+    """
 
     schema_version: int = SCHEMA
     id: str
@@ -193,7 +206,7 @@ class ArtifactManifest(FrozenModel):
 
     @property
     def head(self) -> ModelHead:
-        """The model's head, derived from fields that only models with this head have.
+        """The model's head, derived from the fields that the manifest sets.
 
         The task names do not suffice, because a task may be newer than this module.
         """
@@ -229,7 +242,7 @@ class ArtifactManifest(FrozenModel):
 
     @classmethod
     def read(cls, directory: Path) -> ArtifactManifest:
-        """Parse the manifest in `directory` and verify the digest of every file.
+        """Parse the manifest in `directory` and check all files, as `verify` does.
 
         Raises ArtifactMissing, ManifestInvalid, ManifestTooNew, PathOutsideArtifact or
         DigestMismatch; each message names the file.
@@ -241,9 +254,10 @@ class ArtifactManifest(FrozenModel):
     def verify(self, directory: Path, names: Collection[str] | None = None) -> None:
         """Check the digests of the files in `names`.
 
-        If `names` is None, check the digests of all files, and that no file was added next to a
-        graph. Raises ManifestInvalid for a file without a digest, DigestMismatch for a changed,
-        missing or added file, or PathOutsideArtifact.
+        If `names` is None, check the digests of all files, that no file was added next to a graph,
+        and that the graphs and the tokenizer have digests. Raises ManifestInvalid for a needed file
+        without a digest, DigestMismatch for a changed, missing, unreadable or added file, or
+        PathOutsideArtifact.
         """
         for name in self.files if names is None else names:
             sealed = self.files.get(name)
@@ -291,7 +305,7 @@ class ArtifactManifest(FrozenModel):
 
 
 def sealed_ns(version: Path) -> int:
-    """Return when a version was sealed, in ns since the epoch; 0 if it has no manifest."""
+    """Return when a version was sealed, in ns since the epoch; 0 if its manifest is not found."""
     try:
         return (version / MANIFEST_NAME).stat().st_mtime_ns
     except OSError:

@@ -145,10 +145,10 @@ def name_artifact(directory: Path) -> str:
 
 
 def read_aliased_versions(model: Path) -> frozenset[str] | None:
-    """Return the versions named in files of a model's directory; None if a file is unreadable.
+    """Return the versions that files in a model's directory name, hidden files excepted.
 
-    The file `latest` counts as unreadable if it names no version. Raises OSError if the directory
-    cannot be read.
+    Return None if this process may not read a file, or if `latest` names no version. Raises OSError
+    if the directory cannot be read, or a file for any other reason.
     """
     aliased = set()
     for path in model.iterdir():
@@ -193,7 +193,7 @@ def log_path(build: Path) -> Path:
 
 
 def list_builds(building: Path) -> list[StoredBuild]:
-    """Return the builds in `building`, running or not, sorted.
+    """Return the builds in `building`, running or not, sorted; none if there is no directory.
 
     Raises OSError if the directory cannot be read.
     """
@@ -221,10 +221,11 @@ def list_logs_without_version(building: Path) -> list[Path]:
 def publish(
     staged: Path, store: Path, model_id: str, version: str, *, is_latest: bool = True
 ) -> Path:
-    """Rename `staged` to its directory in the store. If `is_latest`, let `latest` name the version.
+    """Rename `staged` to its directory in the store. Return that directory.
 
-    The caller holds the lock of the build. An existing version is renamed away first and deleted
-    last, so the version is missing only for the instant between the two renames.
+    If `is_latest`, let `latest` name the version. The caller holds the lock of the build. An
+    existing version is renamed away first and deleted last, so the version is missing only for the
+    instant between the two renames. If `staged` cannot be renamed, the existing version returns.
     """
     target = model_directory(store, model_id) / version
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -266,7 +267,7 @@ def create_scratch(building: Path) -> Path:
 
 
 def find_abandoned_scratch(building: Path) -> list[Path]:
-    """Return the scratch directories of dead processes.
+    """Return the scratch directories that no process has locked: those of dead processes.
 
     The caller must hold the lock of `building`. Otherwise a new scratch directory, which is not
     locked at once, would count as abandoned.
@@ -282,7 +283,10 @@ def find_abandoned_scratch_logs(building: Path) -> list[Path]:
 
 
 def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
-    """Raise DigestMismatch unless `name` is a plain file with this digest and size."""
+    """Raise DigestMismatch unless `name` is a plain file with this digest and size.
+
+    Raises PathOutsideArtifact as `resolve_inside` does, and OSError if the file cannot be read.
+    """
     path = resolve_inside(directory, name)
     subject = f"{name_artifact(directory)}: `{name}`"
     if path.is_symlink() or not path.is_file():
@@ -295,7 +299,10 @@ def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
-    """Raise DigestMismatch if a file next to a graph is not in `files`: an engine might load it."""
+    """Raise DigestMismatch if a file next to a graph or below is not in `files`.
+
+    An engine might load such a file.
+    """
     for path in resolve_inside(directory, graph).parent.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if not path.is_dir() and name not in files:

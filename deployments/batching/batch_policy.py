@@ -19,8 +19,9 @@ def plan_batch(lengths: Sequence[int], settings: BatchSettings, idle_threads: in
     """Return the indices of the items for the next pass, shortest first; never empty.
 
     `lengths` are the token counts of at least one item, in order of arrival. Idle engine threads
-    share the items, because two half batches in parallel take less time than one after the other.
-    The oldest item is always selected, even if it alone exceeds the token budget.
+    share the items, because two half batches in parallel take less time than one whole batch.
+    The settings limit the items, the padded tokens and the padding of a pass. The oldest item is
+    always selected, even if it alone exceeds the token budget.
     """
     considered = lengths[:LOOK_AHEAD]
     order = sorted(range(len(considered)), key=considered.__getitem__)  # stable: ties by arrival
@@ -45,7 +46,10 @@ class _LengthWindow:
         return self.high - self.low
 
     def grow(self, settings: BatchSettings) -> bool:
-        """Add the adjacent item that causes less padding. Return False if neither item fits."""
+        """Add the adjacent item that causes less padding, or the other one if only that fits.
+
+        Return False if neither item fits.
+        """
         longest = self._lengths[self.high - 1]
         sides: list[tuple[int, int, int]] = []  # padding, low, high after growing
         if self.low > 0:

@@ -20,7 +20,7 @@ class CallOutputs:
     """Outputs of the items of one call."""
 
     rows: Sequence[NDArray[np.float32]]  # one per item, in the call's order; shapes as in ModelHead
-    compute_type: str  # names the engine of the call, which tuning may have replaced since
+    compute_type: str  # names the engine of the call's last pass; tuning may replace engines
     timings: CallTimings
 
 
@@ -46,7 +46,7 @@ class QueuedCall:
     forward_s: float = 0.0
     batch_items: int = 0
     price: float = 0.0  # sum over the items that still wait; see prices.py
-    measured_at: int = 0  # a prediction may drop the call only after this many passes
+    measured_at: int = 0  # a prediction may drop the call after this many passes of its model
 
 
 @dataclass(slots=True)

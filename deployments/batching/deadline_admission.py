@@ -1,4 +1,4 @@
-"""Predicted ends of encoder calls: a call that would end after its deadline is refused at once."""
+"""Predicted ends of encoder calls: a call that would probably end too late is refused at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deployments.safety_factor import Prediction, SafetyFactor
 
 
 class DeadlineAdmission:
-    """Predictor of the ends of new calls, which learns from the errors of its predictions."""
+    """Admission of new calls by their predicted ends. It learns from the errors of predictions."""
 
     def __init__(self, queue: FairQueue[QueuedItem]) -> None:
         """Predict from `queue`, whose costs are predicted seconds of the replica."""
@@ -23,10 +23,13 @@ class DeadlineAdmission:
     def predict(
         self, cost: float, deadline_s: float, sender: Sender, running_s: float
     ) -> Prediction:
-        """Predict the end of a call. Raises Overloaded if the predicted end is after the deadline.
+        """Predict the end of a call. Raises Overloaded if the call would probably end too late.
 
-        `cost` and `running_s` are the predicted seconds of the call and of the running passes. An
-        empty queue accepts every call, because a retry would not start sooner.
+        `cost` and `running_s` are the predicted seconds of the call and of the running passes. A
+        call is refused if the predicted time, multiplied by the safety factor, exceeds the time
+        until the deadline. An empty queue accepts every call, because a retry would not start
+        sooner. Expired calls are accepted too, and so are calls that would be short even behind the
+        whole queue (see MIN_TIME_SHARE).
         """
         left_s, queue = remaining_s(deadline_s), self._queue
         if not queue or left_s < 0:  # an expired call is dropped when its turn comes
@@ -50,7 +53,8 @@ class DeadlineAdmission:
     def record_end(self, prediction: Prediction, done: asyncio.Future[CallOutputs]) -> None:
         """Learn from a call that ended.
 
-        The ingress cancels a call at its deadline, so a cancelled call may be a late one.
+        A call that failed or was cancelled counts only if it is late. The ingress cancels a call
+        at its deadline, so a cancelled call may be a late one.
         """
         if not prediction.is_informative:
             return

@@ -15,7 +15,7 @@ def choose_displaced(queue: FairQueue[QueuedItem], ahead: int, excess: int) -> l
     Only calls with items behind the first `ahead` items may leave. If all items leave, that is
     enough even for a larger `excess`, because an empty queue accepts every call.
     """
-    if ahead == len(queue):  # as for most calls of an overload: skip the traversal
+    if ahead == len(queue):  # the new call would be last, as most are in an overload
         return []
     counts = Counter(id(item.call) for item in queue)
     chosen: dict[int, QueuedCall] = {}

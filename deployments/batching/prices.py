@@ -14,11 +14,12 @@ EstimateItem = Callable[[ModelRef, int], float]
 # Estimate for a model without a cost table, in seconds per token: the value of a small encoder on a
 # CPU.
 GUESS_S_PER_TOKEN = 5e-5
-# The initial estimate weighs as much as measured passes whose predictions add up to this time.
+# The initial estimate weighs as much as measured passes whose prices add up to this time.
 ESTIMATE_WEIGHT_S = 0.05
 # After this many passes of a model, its predictions rest on measurements under the present load.
 MEASURED_PASSES = 20
-# Lower limit of predictions. The queue divides by predictions, so they must be above 0.
+# Lower limit of predictions. The costs in a FairQueue must be above 0, and the scheduler divides by
+# predictions.
 MIN_PREDICTION_S = 1e-9
 
 

@@ -21,7 +21,10 @@ class _Presence:
 
 
 class RecentClients:
-    """Numbers of items in the unfinished calls of each client. All times are of one clock, in s."""
+    """Clients with recent or unfinished calls, and their numbers of items.
+
+    A client with calls of two priorities counts as two clients. All times are seconds of one clock.
+    """
 
     def __init__(self) -> None:
         self._clients: dict[Sender, _Presence] = {}
@@ -45,7 +48,7 @@ class RecentClients:
     def find_fewest_items(self, now_s: float) -> int | None:
         """Return the smallest usual number of items among the recent clients.
 
-        Return None if fewer than two clients are recent.
+        Return None if fewer than two clients are recent. Forget the other clients without items.
         """
         gone, recent = [], []
         for client, presence in self._clients.items():

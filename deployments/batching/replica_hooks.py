@@ -21,5 +21,5 @@ PlanLonePass = Callable[[ModelRef, int, int], LonePass]
 # Called with True when a pass of a model starts, and with False when it ends. The model must stay
 # loaded in between, even if the callers have gone.
 HoldModel = Callable[[ModelRef, bool], None]
-# Returns an item that a working engine of the model computes, whatever clients send.
+# Returns an item that every working engine of the model computes. It contains no input of clients.
 GetKnownGood = Callable[[ModelRef], TokenizedItem]

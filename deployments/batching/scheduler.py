@@ -44,21 +44,24 @@ from deployments.safety_factor import Prediction
 from deployments.thread_priority import lower_priority
 
 _USUAL = LonePass()
-# A call is dropped if its waiting items need more than DROP_FACTOR * the time to its deadline.
+# A call is dropped if, by recent measurements, its waiting items need more than DROP_FACTOR * the
+# time to its deadline.
 DROP_FACTOR = 1.1
 # A pass is selected from the items of this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
-# Minimum seconds between two searches of the queue for cancelled calls. Clients may disconnect one
-# by one, and a search of a long queue takes milliseconds of the event loop.
+# Minimum seconds between two searches of the queue for cancelled calls, unless a new call would be
+# refused. Clients may disconnect one by one, and a search of a long queue takes milliseconds of the
+# event loop.
 CLEAN_INTERVAL_S = 0.05
 
 
 class BatchScheduler:
     """Scheduler that queues items fairly between clients and runs batches on engine threads.
 
-    A token budget limits each batch. A call is refused if the queue is full, or if the call would
-    end after its deadline behind waiting calls. An empty queue accepts every call. Use from one
-    event loop. Any thread may change `engines` at any time: a pass keeps the engine of its start.
+    A token budget limits each batch. A call is refused if it would probably end after its deadline
+    behind waiting calls. If the queue is full, a new call displaces calls whose turn is later, or
+    is refused. An empty queue has neither limit. Use from one event loop. Any thread may change
+    `engines` at any time: a pass keeps the engine of its start.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class BatchScheduler:
 
     @property
     def waiting_items(self) -> int:
-        """Items that no pass has taken yet."""
+        """The number of items that no pass has taken yet."""
         return len(self._queue)
 
     def load(self, backlog: int = 0) -> Load:
@@ -118,11 +121,11 @@ class BatchScheduler:
     ) -> asyncio.Future[CallOutputs]:
         """Queue the items of one call; the future returns their outputs or raises a ServeError.
 
-        `unpooled` requests [T, W], one vector per token, from a pooling model. Raises WrongTask if
-        the model's engine cannot return these. Raises Overloaded if the replica stops, or if the
-        queue is full or too long for the deadline. Raises ModelUnavailable in quarantine.
-        Items that have not started are dropped if the future is cancelled (see `clean`), or if the
-        deadline passes or cannot be kept.
+        `unpooled` requests one vector per token, [T, `token_width`], from a pooling model. Raises
+        WrongTask if the model's engine cannot return these. Raises Overloaded if the replica stops,
+        or if the queue is full or too long for the deadline. Raises ModelUnavailable in quarantine.
+        Items that have not started are dropped if the future is cancelled (see `clean`), if the
+        deadline passes or cannot be kept, or if a full queue needs room for earlier turns.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
@@ -163,7 +166,10 @@ class BatchScheduler:
     def _admit(
         self, model: ModelRef, items: int, cost: float, deadline_s: float, sender: Sender
     ) -> Prediction:
-        """Predict the end of a call, and make room for it. Raise the same errors as `submit`."""
+        """Predict the end of a call, and make room for it.
+
+        Raises Overloaded or ModelUnavailable for the same reasons as `submit`.
+        """
         prediction = self._admission.predict(cost, deadline_s, sender, self._running_s)
         health = self.health.get(model)
         if health is None:
@@ -188,7 +194,7 @@ class BatchScheduler:
             loop.call_at(self._cleaned_s + CLEAN_INTERVAL_S, self._remove_cancelled)
 
     async def drain(self) -> None:
-        """Wait until the queue is empty and no pass runs, then stop the threads."""
+        """Refuse new calls, wait for the queue and the running passes, then stop the threads."""
         self._draining = True
         while self._queue or self._busy:
             await asyncio.sleep(0.01)
@@ -205,7 +211,10 @@ class BatchScheduler:
         self._admission.record_end(prediction, done)
 
     def _make_room(self, items: int, cost: float, client: str, priority: int) -> None:
-        """Reject the last calls of a full queue. Raises Overloaded if the new call cannot fit."""
+        """If the queue is full, reject the last of the calls that are behind the new call.
+
+        Raises Overloaded if these calls free too few places.
+        """
         limit, waiting = self.settings.max_waiting_items, len(self._queue)
         excess = waiting + items - limit
         # Accept an oversized call when the queue is empty; it would never fit otherwise.
@@ -249,7 +258,7 @@ class BatchScheduler:
                 self._start(first.call.group, batch)
 
     def _check_deadline(self, call: QueuedCall) -> DeadlineExceeded | None:
-        """Return the error of a call that cannot end in time.
+        """Return the error of a call that cannot end in time; None for other calls.
 
         Measurements from before the arrival of the call do not suffice to drop it. The replica may
         be less busy now, and so faster.
@@ -289,7 +298,8 @@ class BatchScheduler:
 
         While several clients send, the limit is the larger of two numbers: the items predicted to
         run in `client_pass_ms`, and half of the usual items of the client with the fewest. Thus a
-        quiet client waits for short passes only, and the passes of equal clients are large.
+        quiet client waits for short passes only, and the passes of equal clients are large. The
+        limit is at least 1. While fewer clients send, it is LOOK_AHEAD, more than a pass holds.
         """
         fewest = self._clients.find_fewest_items(time.perf_counter())
         if fewest is None:
@@ -299,7 +309,7 @@ class BatchScheduler:
         return max(int(pass_s / (item_s * self._concurrent_passes)), fewest // 2, 1)
 
     def _max_in_flight(self) -> int:
-        """Return the limit of dispatched passes: one per engine thread, plus one prefetched.
+        """Return the limit of dispatched passes: one per engine thread, at times one prefetched.
 
         A prefetched pass starts the moment a thread is free. With few waiting items, it would split
         a batch. With several clients, it would delay the items that a quiet client sends meanwhile.

@@ -71,7 +71,7 @@ class BuildQueue:
         return record, True
 
     def read(self, model_id: str) -> BuildRecord | None:
-        """Return the record of the model's last build, or None.
+        """Return the record of the model's last build; None if there is none or it is unreadable.
 
         Raises ManifestInvalid for an invalid id.
         """
@@ -88,7 +88,7 @@ class BuildQueue:
         return not is_drained and any(not one.is_running for one in self.pending())
 
     def status(self, model_id: str) -> BuildStatus | None:
-        """Describe the last build of a model, or return None.
+        """Describe the last build of a model; return None as `read` does.
 
         Raises ManifestInvalid for an invalid id.
         """
@@ -135,8 +135,9 @@ class BuildQueue:
     def claim(self, model_id: str) -> Iterator[BuildClaim | None]:
         """Hold the lock of a model's build and yield the claim on the build.
 
-        Yields None if another process holds the lock, if the model has no unfinished build, or if
-        MAX_CRASHES builders crashed during the build. In the last case, marks the build as failed.
+        Yields None if another process holds the lock, if the model has no unfinished build or its
+        record is unreadable, or if MAX_CRASHES builders crashed during the build. In the last case,
+        marks the build as failed.
         """
         with try_exclusive_lock(self._lock(model_id)) as free:
             path = self._record(model_id)

@@ -49,7 +49,10 @@ class BuildRecord(BaseModel):
 
     @property
     def crashes(self) -> int:
-        """Number of builders that were not stopped. While none runs, all of them have crashed."""
+        """Number of builders that began the build and were not stopped.
+
+        If the build has not ended and no builder runs it, all of them have crashed.
+        """
         return self.attempts - self.interruptions
 
     @property

@@ -41,9 +41,10 @@ class CaptureLock:
     def capture(self, *, waits: bool = True) -> Iterator[bool]:
         """Run the block alone, with the value True.
 
-        First wait for openings to end; passes still start meanwhile. Then start no pass or opening
-        until the block ends. If `waits` is False and a model is being opened, run the block at once
-        with the value False. The block must not capture then.
+        First wait for other captures and openings to end; passes still start meanwhile. Then let no
+        pass or opening start until the block ends, and wait for running passes. If `waits` is False
+        and a model is being opened, run the block with the value False instead, without waiting for
+        openings or passes. The block must not capture then.
         """
         with self._changed:
             self._changed.wait_for(

@@ -51,7 +51,10 @@ class DecoderSpec:
 
     @classmethod
     def of(cls, directory: Path, manifest: ArtifactManifest, candidate: Candidate) -> Self:
-        """Return the spec of a candidate of the artifact in `directory`."""
+        """Return the spec of a candidate of the artifact in `directory`.
+
+        Raises ManifestInvalid if the model is not generative.
+        """
         if manifest.generation_config is None:
             raise ManifestInvalid(
                 f"Model {manifest.id} has no `generation_config`, so nothing can generate with it"
@@ -134,7 +137,8 @@ class DecoderEngine(Protocol):
         """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
         Slot i has `lengths[i]` valid tokens before the call. The call writes at index `lengths[i]`
-        and later only, so the caller may pass any token for a slot whose logits it ignores.
+        and later only, so the caller may pass any token for a slot whose logits it ignores. In a
+        full slot the call overwrites the last token, and its logits are undefined.
         """
         ...
 

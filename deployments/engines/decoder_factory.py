@@ -23,7 +23,7 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngin
     """Open a decoder, allocate its KV cache and warm it up.
 
     Raises EngineFailed for a missing requirement, for `kv_cache_bytes` below the size of one slot,
-    and if the engine fails.
+    and if the engine fails. Raises ManifestInvalid for an encoder-decoder without an encoder graph.
     """
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
@@ -117,7 +117,8 @@ def _kv_value_bytes(spec: DecoderSpec) -> int:
 def _warm_up(decoder: DecoderEngine) -> None:
     """Run one prefill, and one decode step for each number of slots.
 
-    The first call of each kind is slow, because it packs weights and allocates memory.
+    The first call of each kind is slow, because it packs weights and allocates memory. On a GPU,
+    the first decode step for each number of slots may also capture a CUDA graph.
     """
     info = decoder.info
     decoder.prefill(0, [0] * min(WARM_UP_TOKENS, info.max_source_tokens or info.context - 1), 0)

@@ -80,7 +80,7 @@ class Feeds:
     """Inputs of one forward pass by name. Contains only the inputs that the graph has."""
 
     arrays: dict[str, NDArray[np.int64]]
-    mask_counts: tuple[int, ...]  # [B], mask tokens per item; empty for heads other than MASKS
+    mask_counts: tuple[int, ...]  # [B], mask tokens per item; empty without `mask_positions`
 
 
 @dataclass(frozen=True, slots=True)

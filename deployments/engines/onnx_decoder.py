@@ -184,7 +184,7 @@ class OnnxDecoder:
     def _verifies_exactly(self) -> bool:
         """Return whether verification and decode steps give bitwise equal logits here.
 
-        The test calls overwrite slot 0.
+        The test calls overwrite slot 0. Return False if the context is too short for them.
         """
         tokens = np.arange(MAX_DRAFT_TOKENS + 1) % self.info.vocabulary
         if self.info.context < 2 * len(tokens):
@@ -221,7 +221,10 @@ class _BoundCall:
         is_prefill: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """Bind the call. A run writes the logits of the last n tokens to `logits` [slots, n, V]."""
+        """Bind the call. A run computes the logits of the last n tokens.
+
+        `logits` [slots, n, V] sets their shape and type. On the host a run writes to this array.
+        """
         self.slots = slots
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache

@@ -63,7 +63,7 @@ class OnnxEncoderDecoder(OnnxDecoder):
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
     ) -> Logits:
-        """Encode the whole prompt and prefill the decoder start token."""
+        """Encode the whole prompt and prefill the decoder start token. Return its logits, [V]."""
         if start or all_logits:
             raise AssertionError("bug: an encoder-decoder prompt is chunked or needs all logits")
         cache = self._cross_cache

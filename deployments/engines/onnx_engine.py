@@ -1,4 +1,4 @@
-"""The engine ONNX Runtime: encoders, decoders and encoder-decoders on any execution provider."""
+"""The engine ONNX Runtime: encoders and decoders on any provider, encoder-decoders on the CPU."""
 
 from __future__ import annotations
 

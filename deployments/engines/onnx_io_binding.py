@@ -1,8 +1,9 @@
-"""ONNX Runtime with memory bound once per bucket; on CUDA, passes are captured as CUDA graphs.
+"""ONNX Runtime with memory bound at the start; on CUDA, passes are captured as CUDA graphs.
 
-A bucket is a shape to which batches are padded. A pass in a bucket allocates nothing and copies
-only ids and outputs. On CUDA, the launch of one CUDA graph replaces hundreds of kernel launches.
-The CPU provider runs the same code without capture.
+A bucket is a shape to which batches are padded. Each bucket has bound memory for every concurrent
+pass. A pass in a bucket copies the batch to this memory, and the outputs from it. On CUDA, the
+launch of one CUDA graph replaces hundreds of kernel launches. The CPU provider runs the same code
+without capture.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class _BufferPool:
 class IoBindingEngine:
     """Encoder engine that pads batches to buckets.
 
-    Larger batches run without bound memory. With TensorRT they are split instead. On CUDA, one
-    thread opens, captures and runs the session (engine_thread.py).
+    Larger batches run without bound memory. With TensorRT they are first split until the parts fit
+    or have one item. On CUDA, one thread opens, captures and runs the session (engine_thread.py).
     """
 
     def __init__(self, spec: GraphSpec, settings: EncoderSettings) -> None:

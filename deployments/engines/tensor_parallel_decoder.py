@@ -197,7 +197,7 @@ def _start_worker(spec: _WorkerSpec) -> _Worker:
 
 
 def _work(spec: _WorkerSpec, calls: Connection) -> None:
-    """Run calls until the pipe closes. This is the main function of a process."""
+    """Run calls until one fails or the pipe closes. This is the main function of a process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         _run_calls(spec, calls)

@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
 _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
-# Uncaptured calls round the number of cached tokens up to a multiple of this, for fast kernels.
+# Prefill, and decode steps of a decoder without CUDA graphs, round the number of cached tokens up
+# to a multiple of this, for fast kernels.
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; the next have 512, 1024, ...
 _COMPILER = "inductor"
@@ -211,9 +212,9 @@ class TorchDecoder:
     def _find_step(self, slots: int, tokens: int) -> Callable[[], None]:
         """Return a function that decodes a token for each of the first `slots` slots.
 
-        After the step, a slot has at most `tokens` tokens. Captures the CUDA graph on first use. If
-        a model is being opened then, the function runs the step uncaptured, and a later call
-        captures the graph.
+        After the step, a slot has at most `tokens` tokens. If the decoder uses CUDA graphs, capture
+        the graph on first use. If a model is being opened then, the function runs the step
+        uncaptured, and a later call captures the graph. Only the decoder's first capture waits.
         """
         step = self.loaded.step
         if not self._captures:

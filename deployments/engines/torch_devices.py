@@ -55,7 +55,10 @@ def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
 
 
 def return_cached_memory(device: str) -> None:
-    """Release the unused GPU memory that torch caches, so that other libraries can use it."""
+    """Release the unused GPU memory that torch caches, so that other libraries can use it.
+
+    Has no effect for the CPU.
+    """
     if device == "cuda":
         import torch
 

@@ -77,7 +77,10 @@ class _CapturedShape:
         other: _CapturedShape | None,
         lock: CaptureLock,
     ) -> None:
-        """Capture the program, compiled first if needed. `other` is a shape of the same engine."""
+        """Capture the program for `bucket`. `other` is a captured shape of the same engine.
+
+        If the program's module is compiled by torch.compile, its warm-up calls compile it first.
+        """
         self._program = program
         with lock.open_model():
             self._tensors = program.to_tensors(empty_arrays(program.inputs, bucket))
@@ -161,9 +164,10 @@ class TorchEngine:
         return program
 
     def _prepare_buckets(self, program: _DeviceProgram, *, is_compiled: bool) -> None:
-        """Capture the program for every bucket on a GPU; on the CPU, compile it if needed.
+        """Prepare every bucket: on a GPU capture the program, on the CPU compile it if requested.
 
-        The first call of each shape compiles.
+        A module of torch.compile compiles in its first call of each shape, on a GPU before the
+        capture.
         """
         last: _CapturedShape | None = None
         for bucket in self._buckets:

@@ -1,8 +1,8 @@
 """Torch programs as data: calls of ATen operators in JSON and weights in one safetensors file.
 
 Files of `torch.export` are not safe to load. They may contain pickles, shared objects, and guards
-and shape expressions that are evaluated as Python. A file of this format only names operators of a
-fixed list, with tensors and plain values as arguments.
+and shape expressions that are evaluated as Python. A file of this format only names permitted
+operators (`_function`), with tensors and plain values as arguments.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def read_program(path: Path, device: str) -> torch.fx.GraphModule:
 
 
 def read_module(path: Path, device: str) -> torch.fx.GraphModule:
-    """Read a program without a check of its inputs, which become the parameters of the module."""
+    """Read a program without a check of its inputs, which become the parameters of the module.
+
+    Raises as `read_program` does, except for unknown inputs.
+    """
     import torch
     from safetensors import safe_open
 
@@ -134,7 +137,7 @@ def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
 
 
 def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """Return the inputs and all nodes that the output or a KV cache write depends on.
+    """Return the inputs and all nodes that an output or a KV cache write depends on.
 
     Assertions on shapes are dropped, because no other node depends on them.
     """

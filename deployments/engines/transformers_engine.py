@@ -1,4 +1,4 @@
-"""The engine transformers: decoder checkpoints as transformers runs them, on one or more GPUs."""
+"""The engine transformers: decoder checkpoints as transformers runs them, on the CPU or GPUs."""
 
 from __future__ import annotations
 

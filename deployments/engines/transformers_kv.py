@@ -1,8 +1,9 @@
 """Models of transformers over an external KV cache at fixed addresses.
 
 A model becomes a torch module whose cache class writes to given tensors. A mask marks the valid
-tokens of each slot. Attention reads the cached keys and values without copies. torch_decoder.py
-describes the inputs and the output of the module. The build traces the module into a torch program.
+tokens of each slot. The attention functions of this file read the cached keys and values without
+copies. torch_decoder.py describes the inputs and the output of the module. The build traces the
+module into a torch program.
 If the artifact contains a whole checkpoint instead, the module runs without tracing.
 """
 
@@ -149,6 +150,7 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend with queries [B, Q, T, size] to keys [B, heads, M, size]. Return [B, T, Q, size].
 
+    M is the number of cached tokens. Raises NotImplementedError for other kinds of attention.
     Query heads that share a key head become additional tokens of that head. Otherwise torch would
     copy the keys for each query head.
     """

@@ -53,7 +53,8 @@ class AdmissionQueue:
     ) -> Prediction:
         """Predict when a job ends. Raise Overloaded if that is too late or too many jobs are ahead.
 
-        An idle decoder admits every job, because a later retry could not end sooner.
+        It is too late if the safety factor times the predicted time exceeds the time until the
+        deadline. An idle decoder admits every job, because a later retry could not end sooner.
         """
         left_s = remaining_s(demand.deadline_s)
         if not running and not self._jobs:
@@ -95,7 +96,10 @@ class AdmissionQueue:
         return [DroppedJob(last, self._full(last.demand, settings))]
 
     def take(self, free_slots: int) -> Job | None:
-        """Take the first job if it fits `free_slots`; later jobs do not overtake it."""
+        """Take the first job if it fits `free_slots`, else return None.
+
+        Later jobs do not overtake a first job that does not fit.
+        """
         first = self._jobs.first
         if first is None or first.slot_count > free_slots:
             return None
@@ -117,7 +121,8 @@ class AdmissionQueue:
     def drop_late(self, used_slots: int) -> list[DroppedJob]:
         """Remove expired jobs, and jobs at the head of the queue that cannot keep their deadline.
 
-        While no slot is used, remove only expired jobs. Other jobs could not end sooner by a retry.
+        Return them with their errors. The head has as many jobs as there are slots. While no slot
+        is used, remove only expired jobs. Other jobs could not end sooner by a retry.
         """
         dropped = [
             DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))

@@ -192,7 +192,10 @@ class BeamSearchJob(Job):
         return JobStep([step.parent for step in steps], chunk)
 
     def _constrain(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
-        """Return the log-probabilities [V] of the next token; -inf for forbidden tokens."""
+        """Return the scores [V] of the next token; -inf for forbidden tokens.
+
+        Scores are log-probabilities after the repetition penalty. A forced token has 0.
+        """
         scores: NDArray[np.float32] = logits - np.float32(log_total(logits))
         forced = self._constraints.find_forced(answer)
         if forced is not None:

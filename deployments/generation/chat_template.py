@@ -34,7 +34,7 @@ class ChatTemplate:
     """Template that renders conversations in the training format of a model. Not thread-safe."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compile the template. `special_tokens` are its variables, such as {"bos_token": "<s>"}.
+        """Compile the template. `special_tokens` are variables, such as {"bos_token": "<s>"}.
 
         Raises InvalidField for an invalid template. The model can still answer text prompts, so the
         caller should reject only requests with messages.
@@ -80,7 +80,7 @@ class ChatTemplate:
 
 
 class _TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Sandbox with the functions that templates on the Hub expect, and a limit on steps."""
+    """Sandbox with the functions that templates on Hugging Face expect, and a limit on steps."""
 
     steps_left = MAX_STEPS
     intercepted_binops = frozenset({"*", "**"})

@@ -23,8 +23,8 @@ _PREFILL_DECAY = 0.98
 # Assumed decoder time per token before the first measurement. The guess is low on purpose: a high
 # guess would move the first jobs behind later jobs with measured prices.
 GUESS_TOKEN_S = 1e-3
-# A new answer is assumed to be as long as this percentile of all answers. For the jobs ahead the
-# mean length suffices, because their lengths average out.
+# To predict the end of a new job, its answer is assumed to be as long as this percentile of all
+# answers. For the jobs ahead the mean length suffices, because their lengths average out.
 LENGTH_SHARE = 0.8
 
 

@@ -172,7 +172,11 @@ class GrammarCompiler:
 
 
 def _build_source(grammar: Grammar) -> str:
-    """Convert the grammar to a format of llguidance. Raises InvalidField if it is invalid."""
+    """Convert the grammar to a format of llguidance.
+
+    Raises InvalidField for an empty regular expression, and for a text that is not a JSON schema.
+    The compilation finds other errors.
+    """
     if grammar.kind == "regex":
         if not grammar.value:
             raise _invalid_grammar("the regular expression is empty")
@@ -189,7 +193,8 @@ def _build_source(grammar: Grammar) -> str:
 def _invalid_grammar(reason: str) -> InvalidField:
     """Return an error with the reason of llguidance in one line.
 
-    If the reason has several lines, use only the sentence after `error:`.
+    If a line of the reason begins with `error:`, use only the rest of that line. Cut the reason to
+    MAX_REASON_CHARACTERS.
     """
     sentence = re.search("^error: (.+)", reason, flags=re.MULTILINE)
     text = sentence[1] if sentence else reason.removesuffix("<non-verbose/>")

@@ -43,8 +43,8 @@ LENGTH_BYTES = 8
 CHUNK_BYTES = 1 << 16
 STARTED = b"+"  # first byte of an answer, sent before the compilation
 PR_SET_PDEATHSIG = 1
-# A quarter or less of the defaults of llguidance, because every sequence of a batch waits for
-# each mask. With these limits a mask takes at most about 5 ms. Compiling a grammar of nested counts
+# Less than half of the defaults of llguidance, because every sequence of a batch waits for each
+# mask. With these limits a mask takes at most about 5 ms. Compiling a grammar of nested counts
 # takes about 20 MB and 0.5 s.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=300_000,
@@ -99,8 +99,8 @@ class GrammarTrials:
     def run(self, source: str, limits: TrialLimits) -> Trial | None:
         """Compile `source` in a child. Return None if the compilation exceeds `limits`.
 
-        Raises Overloaded after WAIT_S. Raises EngineFailed if the server does not start or ends
-        twice, or after `close`.
+        Raises Overloaded after WAIT_S. Raises EngineFailed after `close`, if the server does not
+        start, or if two tries fail because the server or a child ends.
         """
         request = orjson.dumps((*limits, source))
         deadline_s = time.monotonic() + WAIT_S

@@ -257,8 +257,8 @@ class SamplingJob(Job):
     def accept_logits(self, logits: Logits) -> JobStep:
         """Choose the next token from logits [1, V].
 
-        Raises EngineFailed for NaN or infinite logits, InvalidField if the grammar became too
-        complex.
+        Raises EngineFailed if the highest logit is NaN or infinite. Raises InvalidField if the
+        grammar became too complex, or if the other limits forbid every token that it allows.
         """
         return JobStep((0,), self._build_chunk(logits[0]))
 
@@ -284,7 +284,7 @@ class SamplingJob(Job):
         is_stopped = is_stopped or (token in self._stop_tokens and not is_early)
         reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
         if reason is not None:
-            text += self._stops.flush()  # nothing after a stop string
+            text += self._stops.flush()  # "" after a stop string
         scored = None if self._options.logprobs is None else logits
         return Chunk(text, (self._build_token(token, added, scored),), self._build_finished(reason))
 
@@ -317,6 +317,9 @@ class SamplingJob(Job):
         return TopLogprob(id_, text, logprob, special, self._find_raw_bytes(id_, text))
 
     def _find_raw_bytes(self, token: int, text: str) -> bytes | None:
-        """Return the bytes of a token; None if they are the UTF-8 of `text` or it is special."""
+        """Return the bytes of a token if they differ from the UTF-8 of `text`, else None.
+
+        Also return None for a special token, and for a token that does not spell bytes.
+        """
         spelled = None if self._model.is_special(token) else self._detokenizer.spell(token)
         return None if spelled == text.encode() else spelled

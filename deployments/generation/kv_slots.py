@@ -1,9 +1,10 @@
-"""Assignment of KV slots to jobs, and the prefixes cached in free slots, without their tensors.
+"""Assignment of KV slots to jobs, and the prefixes cached in slots, without their tensors.
 
 Used slots come first without gaps, because a decoder computes slots 0 to n-1 in one call. A free
-slot keeps its last prompt as a cached prefix. A prompt with the same prefix (a system prompt, the
-earlier turns of a conversation) is prefilled from the end of that prefix. Cached prefixes are
-copied or swapped rather than dropped: a copy takes a hundredth of the time of the prefill.
+slot keeps its last prompt as a cached prefix. The prompt of a used slot serves as one too. A
+prompt with the same prefix (a system prompt, the earlier turns of a conversation) is prefilled from
+the end of that prefix. Cached prefixes are copied or swapped rather than dropped: a copy takes a
+hundredth of the time of the prefill.
 
 Only prefilled tokens are cached, not generated ones. The kernels for decode steps and verification
 round differently than those for prefill. With cached generated tokens, a prompt would therefore get
@@ -97,8 +98,8 @@ class SlotTable:
         """Replace the contents of `slot` by the longest cached prefix of the prompt.
 
         Return the length of the prefix and the moves that bring it to `slot`, one swap or at most
-        two copies. Call this right before the prefill, not when the slot is assigned: other prompts
-        are cached in between.
+        two copies. They may also keep the former prompt of `slot` in a free slot. Call this right
+        before the prefill, not when the slot is assigned: other prompts are cached in between.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
@@ -166,8 +167,8 @@ class SlotTable:
     def _longest_cached_prefix(self, prompt: Sequence[int], scope: str) -> tuple[int | None, int]:
         """Return the slot with the longest cached prefix of `prompt`, and the prefix length.
 
-        Return (None, 0) below MIN_PREFIX_TOKENS. Among equal prefixes prefer the shortest prompt,
-        then a free slot.
+        Consider only prompts of the same scope. Return (None, 0) below MIN_PREFIX_TOKENS. Among
+        equal prefixes prefer the shortest prompt, then a free slot.
         """
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is computed, for its logits
         lengths = [

@@ -11,7 +11,8 @@ from typing import NamedTuple, Self
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
 # Tokens of an assumed first answer, which counts until MAX_ANSWERS real answers have finished.
-# `_Survival.estimate` also assumes at least this length for the longest answers if all were cut.
+# `_Survival.estimate` also assumes at least this length for the longest answers if their token
+# limits cut all of these.
 INITIAL_TOKENS = 256
 
 
@@ -31,17 +32,18 @@ class _Survival(NamedTuple):
     def estimate(cls, answers: Iterable[_Answer]) -> Self:
         """Estimate the shares as Kaplan and Meier (1958) do: https://doi.org/10.2307/2281868.
 
-        If the longest answers were cut, no other answer shows how long they would be. Assume that
-        they would be twice as long, and have at least INITIAL_TOKENS.
+        If some of the longest answers were cut, no other answer shows how long these would be.
+        Assume that they would be twice as long, and have at least INITIAL_TOKENS.
         """
         answers = list(answers)
         remaining, share = len(answers), 1.0
         counts = Counter(answer.tokens for answer in answers)
         ended = Counter(answer.tokens for answer in answers if not answer.is_cut)
         longest = max(counts)
-        if not ended[longest]:
+        if cut := counts[longest] - ended[longest]:
+            counts[longest] -= cut
             assumed = max(2 * longest, INITIAL_TOKENS)
-            ended[assumed] = counts[assumed] = counts.pop(longest)
+            ended[assumed] = counts[assumed] = cut
         tokens, shares, areas = [0], [1.0], [0.0]
         for count in sorted(counts):
             if ended[count]:

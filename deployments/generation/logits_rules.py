@@ -14,14 +14,14 @@ from deployments.messages import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenConstraints:
-    """Length limits, suppressed and forced tokens of one answer."""
+    """Length limits, suppressed, forced and repeated tokens of one answer."""
 
     max_new_tokens: int
     min_new_tokens: int  # an end token is forbidden before this many tokens
     eos_token_ids: tuple[int, ...]
     suppressed: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0 disables
-    prefix: tuple[int, ...] = ()  # tokens before the answer that count for repeated n-grams
+    prefix: tuple[int, ...] = ()  # tokens before the answer that count as earlier tokens
     forced_bos_token_id: int | None = None  # first token of the answer; None: not forced
     forced_eos_token_id: int | None = None  # last token of an answer with `max_new_tokens` tokens
 

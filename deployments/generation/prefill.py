@@ -19,7 +19,8 @@ def prefill_budget(
 
     While other jobs decode, `max_prefill_stall_ms` limits the duration. Otherwise
     MAX_IDLE_PREFILL_S limits it. `max_prefill_chunk_tokens` then limits the tokens too, so that a
-    new request waits for at most one chunk.
+    new request waits for at most one chunk. `min_prefill_chunk_tokens` overrides the limits of the
+    duration.
     """
     max_s = MAX_IDLE_PREFILL_S if is_decode_idle else settings.max_prefill_stall_ms / 1e3
     budget = max(settings.min_prefill_chunk_tokens, int(tokens_per_s * max_s))

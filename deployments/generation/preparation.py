@@ -71,8 +71,9 @@ class PromptTokenizer:
         that is written out in a text is parsed as that token. `source_language` replaces the
         language token that the tokenizer adds to text.
 
-        Raises EmptyInput, UnknownToken, InputTooLong, or InvalidField with the error of the
-        template.
+        Raises EmptyInput, or UnknownToken for token ids outside of the vocabulary. For a
+        conversation also raises InputTooLong if its text is too long, and InvalidField if there is
+        no template or it fails.
         """
         if isinstance(prompt, Chat):
             return _truncate(self._tokenize_chat(prompt), truncation)

@@ -37,11 +37,12 @@ class PromptLookupDrafter:
         self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last one
 
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
-        """Return up to `max_tokens` draft tokens; none if the expected gain is too small.
+        """Return up to `max_tokens` draft tokens.
 
-        The n-th draft token saves a step only if the first n draft tokens are right. The token is
-        drafted if the probability of this is at least `token_share`, the cost of one token as a
-        share of a decode step.
+        Return none if no n-gram repeats or the expected gain is too small. The n-th draft token
+        saves a step only if the first n draft tokens are right. The token is drafted if the
+        probability of this is at least `token_share`, the cost of one token as a share of a decode
+        step.
         """
         # Verification yields one token more than the draft.
         max_tokens = min(max_tokens, self._max_new_tokens - len(self._answer) - 1)
@@ -83,8 +84,8 @@ class PromptLookupDrafter:
 class VerifyCost:
     """Cost of an additional token in a verification, estimated from recent steps.
 
-    There are separate estimates for slots with fewer than 2, 4, 8 ... tokens, because the share of
-    attention in the cost grows with the used tokens.
+    There are separate estimates for slots with 2 to 3, 4 to 7, 8 to 15 ... tokens, because the
+    share of attention in the cost grows with the used tokens.
     """
 
     def __init__(self) -> None:

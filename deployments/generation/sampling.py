@@ -1,8 +1,8 @@
 """Token selection from logits: penalties, allowed tokens, temperature, filters, sampling.
 
-The order follows common practice. Penalties and biases change logits, and a mask removes tokens.
-The temperature scales the remaining logits. Top-k, top-p, min-p and typical-p follow in this order.
-Each filters the tokens that the previous filter retained.
+The order is that of the transformers library. Penalties and biases change logits, and a mask
+removes tokens. The temperature scales the remaining logits. Top-k, top-p, min-p and typical-p
+follow in this order. Each filters the tokens that the previous filter retained.
 
 A whole vocabulary is sorted only if the distribution is nearly flat. For 50,000 tokens a sort alone
 would take as long as the rest of a decode step of one slot.
@@ -47,7 +47,8 @@ LogitFilter = Callable[[Numbers, Numbers], TokenIndices]
 class Sampler:
     """Sampler of the tokens of one answer.
 
-    The k-th choice depends only on the seed, k and the logits, so it is batch invariant.
+    A choice does not depend on other requests in the batch. It depends on the parameters of this
+    request, its logits and the earlier tokens. The k-th random number depends on the seed and k.
     """
 
     seed: int  # random if the request has none

@@ -41,7 +41,7 @@ class GenerationScheduler:
     """The queue and the steps of one decoder.
 
     `publish` and `read_settings` are called in the thread of the steps and in the threads that call
-    `submit`. Every step reads the settings again.
+    `submit` or `check`. Every step reads the settings again.
     """
 
     def __init__(
@@ -82,7 +82,9 @@ class GenerationScheduler:
             return self._waiting.check(demand, running, self._read_settings())
 
     def submit(self, job: Job) -> None:
-        """Queue a job. It may still be dropped when later jobs are served before it.
+        """Queue a job. It may still be dropped, if it becomes late or others displace it.
+
+        Jobs that arrive later displace it if their turn is earlier and the queue is full.
 
         Raises Overloaded if the job cannot keep its deadline, too many jobs are ahead of it or the
         scheduler is closing. Raises ModelUnavailable if the model is in quarantine.

@@ -100,7 +100,8 @@ class StepExecutor:
     def release(self, job: Job) -> None:
         """Free the slots of a job.
 
-        A waiting job takes over a slot directly, which saves moving another slot into the gap.
+        A waiting job that needs one slot takes it over directly. Then no other slot has to
+        move into the gap.
         """
         del self.active[job.number]
         for owner in job.slot_owners:
@@ -158,7 +159,8 @@ class StepExecutor:
     def _prefill_or_fail(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
         """Prefill a chunk. Return the number of its tokens, or 0 if the prefill failed.
 
-        A failed prefill affects only its own slot, so only this job ends.
+        A failed prefill affects only its own slot, so only this job ends. Raises EngineLost or
+        _SlotsUnknown, which affect all slots.
         """
         try:
             return self._prefill_chunk(job, max_tokens, settings)
@@ -234,7 +236,10 @@ class StepExecutor:
         return drafter.draft(max_tokens, self._verify_cost.token_share(used_tokens))
 
     def _verify(self, job: Job, drafter: PromptLookupDrafter, draft: Sequence[int]) -> StepOutput:
-        """Run the last token and the draft in one call. Accept the matching start of the draft."""
+        """Run the last token and the draft in one call. Accept the matching start of the draft.
+
+        The call yields one more token after this start. If it fails, run a decode step instead.
+        """
         slot = self._slots.slot_of(job.slot_owners[0])
         ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)
         started_s = time.perf_counter()
@@ -319,7 +324,7 @@ class StepExecutor:
             with translate_panics():
                 parents, chunk = job.accept_logits(logits)
         except Exception as error:
-            if isinstance(error, EngineFailed):  # logits that are not finite
+            if isinstance(error, EngineFailed):  # non-finite logits, or a panic
                 self._record_failure(error, is_decode=is_decode)
             elif not isinstance(error, ServeError):
                 log.error("bug: an answer failed", exc_info=error)

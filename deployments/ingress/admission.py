@@ -76,7 +76,7 @@ class Admission:
         """Reserve capacity for the completions of a request.
 
         Raises TooManyItems if the request alone exceeds half of the limit, which is the share of
-        one client. Raises Overloaded if too little capacity is free.
+        one client. Raises Overloaded if too little capacity is free in total or for `client`.
         """
         share = max(self.generations.limit // 2, 1)
         if completions > share:

@@ -1,7 +1,8 @@
 """Builds of models while the server runs: pulls, waiting requests and the builder process.
 
-The build queue in the store holds all state (deployments/builds/queue.py). Every ingress replica
-keeps a builder process alive while builds wait. A lock lets only one builder work at a time.
+The build queue in the store holds all state (deployments/builds/queue.py). An ingress replica
+starts a builder process when builds wait and no process runs them. A lock lets only one builder
+work at a time.
 """
 
 from __future__ import annotations
@@ -71,6 +72,9 @@ class BuildService:
     async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
         """Queue a build for an operator, even if the last build of the model just failed.
 
+        Return the status of the build. If a build of the model already waits or runs, queue no
+        other build, whatever its `source`.
+
         The caller's key must permit both `model_id` and the default id of `source`. Otherwise a
         caller could copy a forbidden model under a permitted id.
 
@@ -134,8 +138,10 @@ class BuildService:
         `error` is the error of the request that did not find the model. If `waits` is true, wait up
         to `builds.wait_s` seconds for the end of the build.
 
-        Raises ModelLoading with the estimated time, BuildFailed with the reason, Overloaded if the
-        build queue is full, or `error` if no build can provide what the request names.
+        Raises ModelLoading with the estimated time if the build has not ended by then. Raises
+        BuildFailed with the reason if it failed. Raises `error` if no build can provide what the
+        request names, or if the built model is not served within SERVED_AFTER_S. Raises Overloaded
+        if the build queue is full, and also Forbidden or StoreNotWritable.
         """
         if self._is_served(model_id):  # only the requested version is missing
             raise error
@@ -156,7 +162,10 @@ class BuildService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Keep a builder alive while builds wait, including the builds of an earlier server."""
+        """Start builders while builds wait, including the builds of an earlier server.
+
+        Do nothing on a server without a compiler.
+        """
         task = asyncio.create_task(self._keep_building()) if has_compiler() else None
         try:
             yield

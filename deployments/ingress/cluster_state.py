@@ -93,7 +93,11 @@ class ClusterMonitor:
         self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def missing(self) -> list[str]:
-        """List the reasons why requests without options would fail. A ready cluster has none."""
+        """List the reasons why the cluster is not ready. A ready cluster has none.
+
+        The reasons are deployments that requests without options need and that have no running
+        replica, and a state older than MAX_AGE_S.
+        """
         required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:
             required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
@@ -114,7 +118,7 @@ class ClusterMonitor:
         return max(1, self.snapshot.running.get(INGRESS, 1))
 
     def expect_start_s(self, model: RegisteredModel, device: Device) -> float:
-        """Return the expected start time of the model's first replica on a device, in seconds."""
+        """Return the expected seconds that the first replica for `model` takes to start."""
         return self._starts.expect_s(name_deployment(model, device))
 
     async def refresh(self) -> None:
@@ -248,7 +252,7 @@ def choose_device(
     *,
     is_required: bool = False,
 ) -> DeviceChoice:
-    """Choose `device`, or the CPU if `device` is not available and not required.
+    """Choose `device`, or the CPU if `device` cannot run the model and is not required.
 
     A device can run a model if its deployment is available and the model has a graph for it.
     Raises HardwareUnavailable if a required `device` cannot run the model, or if neither `device`

@@ -1,6 +1,6 @@
 """Forecasts of how long each device would take for a request.
 
-The first forecasts come from cost tables or a guess. Measured times of answers then replace them.
+The first forecasts come from cost tables or a guess. Measured times of answers soon outweigh them.
 HAProxy spreads requests evenly over the ingress replicas. The estimate of a device's waiting work
 is therefore the unanswered work of this ingress replica times the number of ingress replicas.
 """
@@ -54,7 +54,7 @@ class RequestWork(NamedTuple):
 
 
 class _Rates:
-    """Rates of one model on one device. Estimates apply until the rates are measured."""
+    """Rates of one model on one device. They start as estimates; measurements outweigh these."""
 
     def __init__(self, pass_s: float, token_s: float) -> None:
         """`pass_s`: seconds of a forward pass. `token_s`: replica seconds per token."""
@@ -71,8 +71,8 @@ class DeviceForecasts:
     ) -> None:
         """`pools` maps deployment names to PoolManagers.
 
-        For a deployment without a PoolManager, all models count as loaded. The constructor blocks,
-        because it queries the GPU of this host.
+        If a deployment without a PoolManager has a running replica, all models count as loaded
+        there. The constructor blocks, because it reads the properties of this host's devices.
         """
         for device in args.encoders:
             read_host(device)  # caches the result: a later query would block the event loop
@@ -108,7 +108,7 @@ class DeviceForecasts:
     def start(self, work: RequestWork, device: Device) -> Callable[[], None]:
         """Count the work as waiting or running, until the returned function is called.
 
-        A model with only one available device needs no forecast, so its work is not counted.
+        A model with fewer than two available devices needs no forecast, so its work is not counted.
         """
         states = self._monitor.states_for(work.model)
         if sum(state.available for state in states.values()) < 2:

@@ -60,7 +60,7 @@ class GenerationPlan:
     def repeat_with(self, model: RegisteredModel, seeds: Sequence[int]) -> GenerationPlan:
         """Return a plan with the same calls for another model, at the lowest priority.
 
-        Call i gets `seeds[i]`.
+        Call i gets `seeds[i]`. The calls get a new deadline, REPEAT_TIMEOUT_S from now.
         """
         deadline_s = deadline_after(REPEAT_TIMEOUT_S)
         calls = (

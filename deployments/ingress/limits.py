@@ -24,8 +24,8 @@ MAX_STOP_CHARS = 1_000
 def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
     """Truncate each text, or each segment of a pair, to `item_chars` before tokenization.
 
-    Raises InputTooLong if the request does not allow truncation, or if a cut at the start would
-    shift the character offsets in the answer.
+    Raises InputTooLong for a longer text if the request does not allow truncation, or if a cut at
+    the start would shift the character offsets in the answer.
     """
     if all(longest_segment(text) <= item_chars for text in parsed.texts):
         return parsed

@@ -1,8 +1,8 @@
 """Micro-batches: groups of calls that the ingress sends to an encoder deployment in one hop.
 
 A hop between deployments costs the same for one call and for many, so concurrent short calls share
-a hop. Each BatchKey (model, task, device) has one open micro-batch. A long call is sent alone,
-because other calls in its micro-batch would wait until it is tokenized.
+a hop. Short calls with an equal BatchKey (model, task, device) share a micro-batch. A long call is
+sent alone, because other calls in its micro-batch would wait until it is tokenized.
 """
 
 from __future__ import annotations
@@ -140,7 +140,8 @@ class MicroBatchRouter:
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
         """Send one micro-batch. If the hop fails, calls without an outcome get its error.
 
-        Calls whose callers left while the micro-batch was collected are not sent.
+        Calls whose callers left while the micro-batch was collected are not sent. If replicas are
+        lost, the unanswered calls of a micro-batch with several calls are sent again, one by one.
         """
         calls = [pending for pending in calls if not pending.outcome.done()]
         if not calls:

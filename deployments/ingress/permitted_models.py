@@ -18,7 +18,7 @@ class PermittedModels:
     def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
         """`trusted_proxies` is the setting `limits.trusted_proxies`.
 
-        It helps to identify clients, because traffic splits choose the version by client.
+        It is needed to identify the client, by which a traffic split chooses the version.
         """
         self.trusted_proxies = trusted_proxies
         self._registry = registry
@@ -60,7 +60,11 @@ class PermittedModels:
             raise
 
     def list_versions(self, model_id: str) -> list[RegisteredModel]:
-        """Return the versions that requests may name. Raises Forbidden."""
+        """Return the usable versions of a model, the newest first.
+
+        Refused versions are omitted, although requests may still name them. Raises Forbidden, or
+        ManifestInvalid for an invalid id.
+        """
         current_caller().require_model(model_id)
         return self._registry.list_versions(model_id)
 

@@ -117,7 +117,7 @@ class RequestPipeline:
         self._recorder = RecorderGroup(self._recorder, recorder)
 
     def record_rejection(self, error: ServeError, total_s: float) -> None:
-        """Record a request that was rejected before it reached the pipeline."""
+        """Record a request that ended with an error response, unless it is recorded already."""
         record_rejection(self._recorder, error, total_s)
 
     async def infer(
@@ -194,7 +194,10 @@ class RequestPipeline:
     async def find_generator(
         self, model_id: str | None, *, for_chat: bool = False
     ) -> RegisteredModel:
-        """Find the generative model. Raises Forbidden, UnknownModel, ArtifactError or WrongTask."""
+        """Return the requested generative model, or a default model, in a version that may answer.
+
+        Raises Forbidden, UnknownModel, ArtifactError or WrongTask.
+        """
         model = self.resolver.find_generator(model_id, for_chat=for_chat)
         return await self.settle(model_id, model)
 

@@ -10,7 +10,7 @@ from deployments.deadlines import deadline_after
 from deployments.errors import Overloaded, build_overloaded
 
 # Maximum number of stored refusals. At the limit, expired refusals are dropped. If none has
-# expired, new refusals are not stored.
+# expired, refusals of further queues are not stored.
 MAX_KEPT = 1_024
 
 

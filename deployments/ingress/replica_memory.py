@@ -60,9 +60,10 @@ class ReplicaMemory:
         return sorted(entries, key=lambda one: (one.model, one.version, one.deployment))
 
     async def load(self, name: str) -> list[LoadedEntry]:
-        """Load a model into every replica that can run it.
+        """Load a model into every replica that can run it. Return one entry per replica.
 
-        Raises HardwareUnavailable if no such replica is connected, else the error of a replica.
+        Raises HardwareUnavailable if no such replica is connected. Raises the first error of a
+        replica, and the errors of `PermittedModels.find`.
         """
         model = self._registry.find(name)
         return await self._change(model, PoolRequest("load", model.ref))
@@ -70,7 +71,8 @@ class ReplicaMemory:
     async def unload(self, name: str) -> list[LoadedEntry]:
         """Remove a model from the memory of all replicas; the next request loads it again.
 
-        Raises InvalidField for a pinned model, ModelInUse if requests use the model.
+        Return an empty list. Raises InvalidField for a pinned or configured model, and ModelInUse
+        if requests use the model. Raises also as `load` does.
         """
         model = self._registry.find(name)
         if any(pinned.ref == model.ref for pinned in self._registry.pinned()):

@@ -100,8 +100,9 @@ class RequestSpan:
     def close_after(self, error: BaseException, cache_bytes: int = 0) -> None:
         """Close the record of a request that failed with a ServeError or was cancelled.
 
-        A request whose model is missing stays open: it runs again if the model can be built. Other
-        exceptions are bugs; the application records their responses.
+        A request whose model is missing is not recorded here: it runs again if the model can be
+        built, else the application records its response. Other exceptions are bugs. The application
+        records their responses too.
         """
         if isinstance(error, asyncio.CancelledError):
             self.close(CLIENT_CLOSED_REQUEST, cache_bytes)
@@ -118,7 +119,10 @@ class RequestSpan:
 
 
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
-    """Record a request that failed before its model was known, unless it is recorded already."""
+    """Record a failed request without model and task, unless its error is recorded already.
+
+    Most such requests fail before their model is known.
+    """
     if not error.recorded:
         _record(recorder, RequestContext(total_s=total_s), error.status, cache_bytes=0)
 
@@ -168,7 +172,7 @@ def _record(
 class LineLimit:
     """Limit of MAX_LINES_PER_S log lines, with a count of the omitted lines.
 
-    DEBUG lines are not limited.
+    DEBUG lines are not limited: `_record` calls `take` only for lines of higher levels.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -194,9 +198,10 @@ _lines = LineLimit()
 
 
 def select_log_level(status: int, total_s: float) -> int:
-    """Return the level of a request's log line: DEBUG for fast, successful requests.
+    """Return the level of a request's log line.
 
-    A line at INFO for every request took a quarter of the ingress's time per request.
+    It is WARNING from status 500, INFO from status 400 and for slow requests, else DEBUG. A line at
+    INFO for every request took a quarter of the ingress's time per request.
     """
     if status >= 500:
         return logging.WARNING

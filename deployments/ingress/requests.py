@@ -19,7 +19,7 @@ class InferenceRequest:
 
     inputs: Any  # JSON, or TokenIdInputs
     model_id: str | None = None  # None: the default model of the task
-    task: str | None = None  # None: detected from the inputs, else the model's first task
+    task: str | None = None  # None: detected from the body, else the model's first task
     parameters: Mapping[str, Any] = field(default_factory=dict)
     options: RequestOptions = field(default_factory=RequestOptions)
 
@@ -34,7 +34,7 @@ class ResolvedRequest:
     characters: int  # total of all texts
     shortened: int  # number of texts truncated to `limits.item_chars`
     device: Device
-    fallback: Device | None  # the CPU if it replaces a requested GPU, else None
+    fallback: Device | None  # the CPU if it replaces a preferred GPU, else None
     options: RequestOptions
     deadline_s: float  # time.monotonic, see deployments.deadlines
     client: str = ""
@@ -63,8 +63,10 @@ class GenerationRequest:
     options: GenerationOptions = field(default_factory=GenerationOptions)
     model: RegisteredModel | None = None  # the model that the request was parsed for, if any
     model_id: str | None = None  # used if `model` is None; None: the default generative model
-    choices: int = 1  # completions returned per prompt; choice i has the given seed plus i
-    best_of: int | None = None  # candidates per prompt; the response has the best `choices` of them
+    choices: int = 1  # completions returned per prompt
+    # Candidates per prompt, of which the best `choices` are returned. Candidate i is sampled with
+    # the given seed plus i. None: `choices` candidates.
+    best_of: int | None = None
     task: str | None = None  # for the request log; None: the model's first task
     request_options: RequestOptions = field(default_factory=RequestOptions)
 

@@ -30,7 +30,10 @@ DetectTask = Callable[[RegisteredModel], str | None]
 
 
 class ModelSelection(NamedTuple):
-    """A model and the requested task. `task` None means the first task of the model."""
+    """A model, and the task that the request names or its body determines.
+
+    `task` None means the first task of the model.
+    """
 
     model: RegisteredModel
     task: str | None
@@ -52,8 +55,9 @@ class RequestResolver:
     ) -> ModelSelection:
         """Select the requested model, else a default model.
 
-        `may_generate` allows a generative default model. `streams` is whether the client requests
-        a stream. Raises Forbidden, UnknownModel, ArtifactError or InvalidField.
+        `may_generate` lets a generative model be the default even if there are encoder models.
+        `streams` is whether the client requests a stream. Raises Forbidden, UnknownModel,
+        ArtifactError or InvalidField.
         """
         detect = task_detector(request)
         if request.model_id:
@@ -90,6 +94,8 @@ class RequestResolver:
 
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
         """Choose the hardware that a request names, else the default of the settings.
+
+        `auto` means the cheapest device that should answer in time, else the fastest.
 
         Callers without the scope `gpu` get the CPU for `auto` and for an optional GPU, as in a
         cluster without GPUs. Raises Forbidden if such a caller requires a GPU. Raises
@@ -223,7 +229,8 @@ def has_chat_template(model: RegisteredModel) -> bool:
 def task_detector(request: InferenceRequest) -> DetectTask:
     """Return a function that finds the request's task for a model.
 
-    The request names the task, or the inputs determine it. Each task checks the inputs only once.
+    The request names the task, or its inputs and parameters determine it. The function returns None
+    if neither holds. Parameters and inputs are checked only once per task.
     """
     known: dict[str, bool] = {}
 

@@ -95,12 +95,12 @@ class ResponseCache(Generic[V]):
     ) -> V:
         """Await `compute()` and cache its value; concurrent callers share one computation.
 
-        Callers share a computation if both `key` and `variant` are equal. `compute` ends at the
-        deadline of the caller that started it. A later caller waits until its own deadline. If the
-        shared computation fails with DeadlineExceeded or Overloaded before then, the later caller
-        tries again. After one Overloaded, it raises the next such error: otherwise many callers
-        would repeat a refused computation one after another. A computation is cancelled when its
-        last caller stops waiting.
+        Callers share a computation if both `key` and `variant` are equal. `compute` must itself end
+        at the deadline of the caller that started it. A later caller waits until its own deadline.
+        If the shared computation fails with DeadlineExceeded or Overloaded before then, the later
+        caller tries again. After one Overloaded, it raises the next of these errors: otherwise many
+        callers would repeat a refused computation one after another. A computation is cancelled
+        when its last caller stops waiting.
         """
         flight_key = (key, variant)
         was_refused = False

@@ -69,8 +69,9 @@ class ShadowTraffic:
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
         """Compute an answered request again in the background, with the model's shadow version.
 
-        Do nothing if the model has no shadow version, if the request is not in the random share, or
-        while too many repeated requests are in flight.
+        Do nothing if the model has no shadow version, or if another version than its default has
+        answered. Do nothing if the request is not in the random share, or while too many repeated
+        requests are in flight.
         """
 
         async def does_agree(model: RegisteredModel) -> bool:
@@ -152,7 +153,7 @@ def _index_scores(value: Any) -> Any:
     """Map each scored entry, such as a label or a span, to its score; return others unchanged."""
     if isinstance(value, Mapping) and "labels" in value:  # zero-shot classification
         scores = zip(value["labels"], value["scores"], strict=True)
-        # A tuple, because any text may be a label.
+        # The key of the text is a tuple, because any string may be a label.
         return {("sequence",): value["sequence"], **dict(scores)}
     if isinstance(value, Sequence) and value and _has_score(value[0]):
         return {

@@ -26,9 +26,10 @@ MAX_WAIT_S = 10.0
 class VersionProber:
     """Prober that lets a replica load and test a new version while the former version answers.
 
-    Requests for a name without a former version wait for the trial. If two attempts to load a
-    version fail, `plan.json` of the store marks the version as refused, so that no process uses
-    it. After other errors, such as a full queue, the trial is repeated later.
+    Requests for a name without a former version wait for the trial, at most MAX_WAIT_S. If two
+    attempts to load a version fail with ArtifactError or EngineFailed, `plan.json` of the store
+    marks the version as refused. In every process, ids and aliases then resolve to another version.
+    After other errors, such as a full queue, the trial is repeated later.
     """
 
     def __init__(
@@ -51,8 +52,8 @@ class VersionProber:
     async def refuses(self, name: str, model: RegisteredModel) -> bool:
         """Try `model` if its version needs a trial. Return whether the trial refuses the version.
 
-        Returns False if no trial is needed, or if the trial takes longer than MAX_WAIT_S. After a
-        refusal, `name` resolves to another version.
+        Returns False if no trial is needed, if the trial has no result, or if it takes longer than
+        MAX_WAIT_S. After a refusal, `name` resolves to another version.
         """
         if not self._registry.must_try(name, model.ref):
             return False

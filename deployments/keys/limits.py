@@ -1,7 +1,8 @@
 """Limits of one key in one ingress replica: requests and tokens per minute, concurrent requests.
 
 Every replica enforces its share: the limit divided by the number of running replicas. HAProxy
-spreads the requests evenly, so the shares add up to the limit without a call between replicas.
+spreads the requests evenly, so the shares add up to the limit without a call between replicas. The
+share of concurrent requests is rounded up, so together they may exceed the limit slightly.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from deployments.errors import RateLimited
 from deployments.keys.key import KeyLimits
 
 # Capacity of a token bucket, in minutes of its limit, but at least one unit. With a limit of 10
-# units or more per minute and replica, a key can use at most 1.1 times the limit in any minute.
+# requests or more per minute and replica, a key can send at most 1.1 times the limit in any minute.
+# For model tokens this holds only as far as the predicted tokens of the requests are right.
 BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0
 # Weight of the latest request in the moving average that predicts the tokens of the next one.
@@ -28,7 +30,8 @@ RawHeaders = list[tuple[bytes, bytes]]
 class TokenBucket:
     """Token bucket of requests or of model tokens. `level` is the number of units free now.
 
-    The level is below zero if requests used more model tokens than expected.
+    The level may be below zero, because a request may reserve or use more model tokens than are
+    free.
     """
 
     __slots__ = ("header_names", "kind", "level", "per_minute", "updated_s")
@@ -92,7 +95,7 @@ class KeyMeter:
         return MeteredRequest(self, self._expected_tokens, build_headers(limited, replicas))
 
     def use_tokens(self, tokens: int) -> None:
-        """Count the tokens of an answered request, and update the expected tokens."""
+        """Count the tokens of a request that has ended, and update the expected tokens."""
         self._tokens.level -= tokens
         weight = ESTIMATE_WEIGHT if self._expected_tokens else 1.0
         self._expected_tokens += weight * (tokens - self._expected_tokens)
@@ -152,7 +155,10 @@ class MeteredRequest:
         self.headers = headers
 
     def release(self) -> None:
-        """Stop counting the request. The caller calls this once, when the response is sent."""
+        """Stop counting the request as in flight, and free its reserved tokens.
+
+        The caller calls this once, when the response is sent.
+        """
         self._meter.leave(self._expected_tokens)
 
 

@@ -38,7 +38,7 @@ class VersionEntry(BaseModel):
     aliases: list[str]
     percent: float  # 0 to 100, of the requests that name no version
     sealed_s: float  # seconds since the epoch
-    size: int  # bytes of all files; 0 if the manifest is damaged
+    size: int  # bytes of all files; 0 if the manifest cannot be used
     tasks: list[str]
     reason: str = ""  # why the version is refused or cannot be loaded; otherwise empty
 

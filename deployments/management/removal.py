@@ -48,8 +48,9 @@ def remove(
     Replicas answer their current requests and then forget the model. Returns the removed versions.
     `configured` maps model ids to the versions that the configuration names. `keep` lists further
     versions of the configuration, as `id@version`. Raises UnknownModel, StoreNotWritable or
-    ModelInUse. A model is in use while it is being built. A version is in use while requests that
-    do not name it explicitly need it.
+    ModelInUse. A model or version is in use while it is being built. A single version is also in
+    use while `keep` contains it, or while requests that do not name it explicitly need it. A whole
+    model can be removed even if the configuration names it.
     """
     model_id, selector = split_name(name)
     versions = _find_versions(store, model_id)
@@ -144,7 +145,7 @@ def _find_removable(
     """Return the version that `selector` names.
 
     Raises UnknownModel if there is none, ModelInUse if an alias, a split, the shadow or requests
-    without a version use it.
+    without a version use it, or if `keep` contains it.
     """
     plan = read_plan(store)
     entry = plan.find(model_id)

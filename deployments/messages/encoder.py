@@ -37,8 +37,8 @@ class TokenizedItem(NamedTuple):
 class Windowing(NamedTuple):
     """Sliding windows of a task that returns character positions.
 
-    If `tokens` is None, the model's limit applies. The stride is at most half of the text tokens of
-    a window, so that windows advance.
+    If `tokens` is None, the model's limit applies. A stride above half of the text tokens of a
+    window is reduced to this half, so that windows advance.
     """
 
     tokens: int | None = None  # limit per item, special tokens included
@@ -175,7 +175,8 @@ class DecodeRequest(NamedTuple):
 class CallResult(NamedTuple):
     """Result of a call.
 
-    `value` is a float32 array [items, width] or plain JSON values, depending on the task.
+    Depending on the task, `value` is a float32 array [items, width], a list with one float32 array
+    per item, or plain JSON values.
     """
 
     value: Any

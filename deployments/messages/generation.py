@@ -150,7 +150,8 @@ class Token(NamedTuple):
 
 
 class FinishReason(StrEnum):
-    LENGTH = "length"  # the answer has the maximum number of tokens
+    # The answer has the maximum number of tokens, or the time limit of its request ended it.
+    LENGTH = "length"
     END = "end"  # the model generated an end token, or the grammar is complete
     STOP = "stop"  # the text contains a stop string
 

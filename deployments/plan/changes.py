@@ -1,8 +1,9 @@
 """Changes of the plan by operators. Each function returns the new plan.
 
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
-the store has no such version, and BadSetting if the selector is an alias of a refused version. All
-functions raise BadSetting if the plan cannot be read or written.
+the store has no such version. They raise BadSetting if the selector is an alias of a refused
+version, and requests get another version in its place. Ending a split or a shadow is possible in
+any case. All functions raise BadSetting if the plan cannot be read or written.
 """
 
 from __future__ import annotations
@@ -109,9 +110,9 @@ def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan
 
 
 def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Plan:
-    """Let a version repeat `percent` of the requests that name no version; 0 ends the shadow.
+    """Let a version repeat `percent` of the requests that name no version.
 
-    The shadow's answers are only compared.
+    The shadow's answers are only compared. 0 ends the shadow of the model, whatever its version is.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
@@ -137,8 +138,8 @@ def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
 def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
     """Refuse a version until another build of it is sealed, or until it is promoted.
 
-    During the refusal, `latest` names the newest other version. A split to the refused version
-    ends. Requests that name the version still reach it.
+    During the refusal, `latest` names the newest version that is not refused, if there is one. A
+    split to the refused version ends. See `Refusal` for the requests that still get the version.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:

@@ -26,7 +26,12 @@ class Shadow(FrozenModel):
 
 
 class Refusal(FrozenModel):
-    """Reason to refuse a version. Only requests that name a refused version reach it."""
+    """Reason to refuse a version.
+
+    Requests get another version, if the model has one that is not refused. But requests that name
+    the version itself, not an alias, still get it. If the configuration names it as the default
+    version and there is no alias `stable`, requests without a version get it too.
+    """
 
     reason: str
     sealed_ns: int  # when the version was sealed; sealing it again ends the refusal
@@ -60,7 +65,11 @@ class ModelPlan(FrozenModel):
         return splits
 
     def versions(self) -> frozenset[str]:
-        """Return the versions that must stay in the store, rollback versions included."""
+        """Return the versions that must stay in the store.
+
+        These are the versions of aliases, splits and the shadow. The former versions of aliases
+        stay too, because a rollback may return to them.
+        """
         former = (version for versions in self.former.values() for version in versions)
         shadow = () if self.shadow is None else (self.shadow.version,)
         return frozenset((*self.aliases.values(), *former, *self.splits, *shadow))

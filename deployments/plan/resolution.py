@@ -57,21 +57,21 @@ def resolve_name(
     version = resolve_selector(
         store, entry, model_id, _default_selector(entry, model_id, configured)
     )
-    splits = tuple(
-        (split, percent)
-        for split, percent in entry.splits.items()
-        if split != version and split not in list_refused(store, model_id, entry)
-    )
-    shadow = entry.shadow if entry.shadow and entry.shadow.version != version else None
+
+    def may_answer(other: str) -> bool:
+        return other != version and other not in list_refused(store, model_id, entry)
+
+    splits = tuple((split, share) for split, share in entry.splits.items() if may_answer(split))
+    shadow = entry.shadow if entry.shadow and may_answer(entry.shadow.version) else None
     return Traffic(version, splits, shadow)
 
 
 def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version for `selector`, a version or an alias.
 
-    If an alias names a refused version, return the version that the alias named before, else the
-    newest version that is not refused, else the refused version. Raises UnknownModel if the store
-    has no such model or version.
+    If an alias names a refused version, return the last version that the alias named before and
+    that is not refused. If there is none, return the newest version that is not refused, else the
+    refused version. Raises UnknownModel if the store has no such model or version.
     """
     try:
         named = entry.aliases.get(selector, selector)
@@ -107,15 +107,17 @@ def list_rollback_versions(
     """Return the versions to which a rollback may return, the best first.
 
     These are the versions that `stable` named before, else the configured version that `stable`
-    replaced, else the versions that were sealed before the present one. Raises UnknownModel if the
-    store lacks the present version.
+    replaced, else the versions that were sealed before the present one. Versions that the store
+    lacks and refused versions are left out. Raises UnknownModel if the store lacks the present
+    version.
     """
     present = resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
     sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
-    former = [v for v in entry.former.get(STABLE, ()) if v in sealed and v != present]
-    replaced = [v for v in sealed if v == configured.get(model_id) and v != present]
+    usable = [v for v in sealed if v not in refused and v != present]
+    former = [v for v in entry.former.get(STABLE, ()) if v in usable]
+    replaced = [v for v in usable if v == configured.get(model_id)]
     older = sealed[sealed.index(present) + 1 :] if present in sealed else []
-    return [v for v in former or replaced or older if v not in refused]
+    return former or replaced or [v for v in older if v in usable]
 
 
 def find_named(store: Path, plan: Plan, name: str) -> Path:

@@ -78,7 +78,7 @@ class _Submitted:
 
 
 class _DoneCalls:
-    """Indices of the calls with complete outputs, grouped if several complete at the same time."""
+    """Indices of the calls that ended with outputs or an error, grouped if several end together."""
 
     def __init__(self, calls: Sequence[_Submitted | ServeError]) -> None:
         self._indices: list[int] = []
@@ -149,7 +149,11 @@ class EncoderReplica:
         self._scheduler.settings = settings
 
     async def infer(self, batch: TokenizedBatch) -> list[CallOutcome]:
-        """Return one outcome per call, in order. Cancelling drops the items still in the queue."""
+        """Return one outcome per call, in order. Cancelling drops the items still in the queue.
+
+        If the model cannot be loaded, its error is the outcome of every call. A batch without calls
+        only loads its model, and raises this error.
+        """
         outcomes: dict[int, CallOutcome] = {}
         try:
             async with aclosing(self.stream(batch)) as parts:

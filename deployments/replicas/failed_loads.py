@@ -18,21 +18,24 @@ MAX_FAILURES = 1_000  # limit of the failed loads whose errors are kept
 
 
 class FailedLoads:
-    """Errors of the failed loads of one pool. Each failure doubles the wait for the next try."""
+    """Errors of the failed loads of one pool.
+
+    Each further failure of a model doubles the wait for the next try, up to MAX_QUARANTINE_S.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
 
     def find(self, ref: ModelRef) -> ServeError | None:
-        """Return the error of the last load, or None once the load may be tried again."""
+        """Return the error of the last load if it may not be tried again yet, else None."""
         failure = self._failures.get(ref)
         if failure is None or self._clock() >= failure.ends_s:
             return None
         return copy.copy(failure.error)  # a shared exception object collects tracebacks
 
     def add(self, ref: ModelRef, exception: Exception) -> ServeError:
-        """Keep the error of a failed load; return the error for clients."""
+        """Keep the error of a load, except ModelUnavailable. Return the error for clients."""
         error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
         error.elsewhere = True
         if isinstance(exception, ModelUnavailable):

@@ -41,11 +41,11 @@ class FairThreads:
         return await asyncio.wrap_future(running)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` after the work that runs now, and before all queued work."""
+        """Run `work` as soon as a thread is free, before all work whose turn has not come."""
         return self._threads.submit(work)
 
     def close(self) -> None:
-        """Stop the threads after the work that they have already received."""
+        """Stop the threads after the work that they have already received. Blocks until then."""
         self._threads.shutdown()
 
     def _end(self) -> None:

@@ -128,7 +128,10 @@ class GeneratorReplica:
         self._pinned.load_into(self.pool)
 
     def start(self) -> None:
-        """Start the schedulers of the loaded models. `_load` starts those of later models."""
+        """Start the schedulers of the loaded models, and load newly pinned models from now on.
+
+        `_load` starts the schedulers of later models.
+        """
         self._has_started = True
         for model in self.pool.models():
             model.scheduler.start()
@@ -139,7 +142,7 @@ class GeneratorReplica:
         self._settings = settings
 
     async def complete(self, call: GenerationCall) -> Completion | ServeError:
-        """Generate the whole answer. Cancelling the call releases its KV slot."""
+        """Generate the whole answer, or return an error. Cancelling releases the KV slot."""
         started: Started | None = None
         chunks: list[Chunk] = []
         async for event in self.stream(call):
@@ -159,7 +162,8 @@ class GeneratorReplica:
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
         """Yield one Started, then chunks up to the one with `finished` set.
 
-        A ServeError may end the stream early. Closing the stream releases the KV slot.
+        An error ends the stream early: the last event is then a ServeError, which is not raised.
+        Closing the stream releases the KV slot.
         """
         try:
             async with self._run_job(call) as buffer:
@@ -211,7 +215,7 @@ class GeneratorReplica:
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall
     ) -> Constraint | None:
-        """Compile the grammar of a call, if it has one. All clients get equal shares of time.
+        """Compile the grammar of a call, if it has one. Clients have equal numbers of turns.
 
         A grammar that exceeds the limits of the quick threads is compiled again on the thread for
         long grammars.
@@ -254,7 +258,10 @@ class GeneratorReplica:
         check_workers(workers, self._hang_timeout_s)
 
     async def close(self) -> None:
-        """Finish accepted calls, then release the engines."""
+        """Finish queued and active jobs, then release the engines.
+
+        Calls that have no job yet get an error.
+        """
         self._pinned.close()
         for model in self.pool.models():
             await asyncio.to_thread(model.scheduler.close)

@@ -12,7 +12,7 @@ from deployments.messages import TokenizedItem
 # Limit of the float32 values in the token vectors of one call: 16 MB, or about 48 MB as JSON.
 MAX_TOKEN_VALUES = 1 << 22
 # Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
-# Each mask token has a score per vocabulary entry, so one request body could need 40 GB.
+# Each mask token has a score per vocabulary entry. Without a limit, one body could need 40 GB.
 MAX_MASK_VALUES = 1 << 27
 # Limit of the token vector values and vocabulary scores of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27
@@ -23,7 +23,7 @@ def count_large_values(
 ) -> int:
     """Count the values of token vectors or mask scores. Other outputs are small and count as 0.
 
-    Raises InputTooLong for more tokens or masks than one response can hold.
+    Raises InputTooLong if these are more than MAX_TOKEN_VALUES or MAX_MASK_VALUES.
     """
     if unpooled:
         tokens = sum(len(item.ids) for item in items)

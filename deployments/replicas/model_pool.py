@@ -61,7 +61,7 @@ class ModelPool(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """Call `pinned` before each load, to get the models that are never evicted.
+        """Call `pinned` at each use, to get the models that are not evicted at present.
 
         See PoolMemory for `max_bytes` and `device_memory`.
         """
@@ -150,8 +150,9 @@ class ModelPool(Generic[T]):
     async def trim(self) -> None:
         """Evict models that are not pinned and not recently used, down to `max_bytes`.
 
-        Pinned models may exceed the limit. When a pin moves to a new version of a model, the former
-        version answers until the trial of the new one ends.
+        Pinned models may exceed the limit. Recently used models stay, because the former version of
+        a model answers requests for a while after its pin moved to a new version. The new version
+        must first pass a trial (ingress/version_prober.py).
         """
         async with self._room:
             for ref in self._list_idle(self._pinned()):
@@ -293,7 +294,8 @@ class ModelPool(Generic[T]):
     async def _make_room(self, ref: ModelRef, size: int) -> None:
         """Take `size` bytes; evict the least recently used models if needed.
 
-        Raises ModelUnavailable, and evicts nothing, if pinned or leased models occupy too much.
+        Raises ModelUnavailable at once if pinned models occupy too much, and after ROOM_WAIT_S if
+        leased models do. A model is evicted only while evictions can free enough.
         """
         pinned, memory = self._pinned(), self._memory
         staying = sum(e.size for each, e in self._entries.items() if each in pinned)

@@ -22,7 +22,7 @@ CHECK_INTERVAL_S = 2.0  # seconds between reads of the list of pinned models
 
 
 class PinnedModels:
-    """The default versions of the configured models and of the models that the plan pins.
+    """The default versions of the configured models and of the models that the store's plan pins.
 
     A new default version is loaded before the first request needs it. Reads of the store may block
     for long, such as on a network file system, so they have a thread of their own: the event loop
@@ -42,7 +42,10 @@ class PinnedModels:
         self._following: asyncio.Task[None] | None = None
 
     def refs(self) -> frozenset[ModelRef]:
-        """Return the pinned models, as they were up to CHECK_INTERVAL_S ago."""
+        """Return the pinned models of the last read.
+
+        After `start`, there is a read every CHECK_INTERVAL_S while the store answers.
+        """
         return self._refs
 
     def load_into(self, pool: ModelPool[T]) -> None:

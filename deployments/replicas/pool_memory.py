@@ -17,7 +17,10 @@ ARENA_BYTES_PER_PASS = 40_000_000
 def leave_room_for_arena(
     pool_bytes: int | None, device: Device, concurrent_passes: int
 ) -> int | None:
-    """Return `pool_bytes` without the arena's memory; on a GPU, return `pool_bytes` unchanged."""
+    """Return `pool_bytes` without the arena's memory; on a GPU, return `pool_bytes` unchanged.
+
+    On the CPU, None stands for DEFAULT_POOL_BYTES, and the result is never None.
+    """
     if device is not Device.CPU:
         return pool_bytes
     max_bytes = DEFAULT_POOL_BYTES if pool_bytes is None else pool_bytes

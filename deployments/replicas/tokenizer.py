@@ -97,7 +97,7 @@ def _measure(model: RegisteredModel) -> int:
 
 
 class TokenizerReplica:
-    """Replica that tokenizes long texts on its own thread, to never block the event loop."""
+    """Replica that tokenizes texts, long ones on a thread so that the event loop stays free."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class TokenizerReplica:
         *,
         generative: bool | None = None,
     ) -> None:
-        """Pin all models (`generative` None), only generative ones (True) or encoders (False)."""
+        """Load pinned models: all (`generative` None), generators (True) or encoders (False)."""
         self._recorder = recorder
         self._hang_timeout_s = args.hang_timeout_s
         self._cache = TokenCache(0)

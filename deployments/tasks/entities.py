@@ -87,9 +87,9 @@ class WindowTokens:
     def word_starts(self) -> NDArray[np.bool_]:
         """Return whether each token starts a word, [N]. The first and unknown tokens always do.
 
-        With continuation prefixes (`##ing`) a token that is longer than its text continues a word.
-        In other vocabularies a token starts a word if a space precedes it; punctuation then belongs
-        to the adjacent word.
+        With continuation prefixes (`##ing`), a token continues a word if its spelling and its text
+        differ in length. In other vocabularies, a token starts a word if a space precedes it or is
+        its first character. Punctuation then belongs to the adjacent word.
         """
         starts, ends = self.offsets.T
         is_start: NDArray[np.bool_] = self.ids == self.vocabulary.unknown_id

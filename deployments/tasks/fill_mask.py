@@ -105,8 +105,9 @@ class FillMask(Task):
     ) -> Proposals | list[Proposals]:
         """Return the `top_k` predictions per text; a text with several masks has a list per mask.
 
-        Equal scores are in vocabulary order. Raises InvalidField if a text has no mask, if no
-        target is a token, or if the response would exceed MAX_TOKENS_PER_RESPONSE.
+        There are fewer predictions if fewer tokens are allowed. Equal scores are in vocabulary
+        order. Raises InvalidField if a text has no mask, if no target is a token, or if the
+        response would exceed MAX_TOKENS_PER_RESPONSE.
         """
         vocabulary, mask = context.require_vocabulary(), context.manifest.mask_token
         if mask is None:

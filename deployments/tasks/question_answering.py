@@ -142,7 +142,8 @@ class QuestionAnswering(Task):
     def decode(self, context: DecodeContext, options: QuestionOptions) -> Any:
         """Return one entry per question: its answer, or the list of its answers if it has several.
 
-        Raises InvalidField if the texts of all answers together exceed MAX_ANSWER_CHARACTERS.
+        If the request has no list of questions, return the entry alone. Raises InvalidField if the
+        texts of all answers together exceed MAX_ANSWER_CHARACTERS.
         """
         windows: list[list[_SpanWindow]] = [[] for _ in options.contexts]
         for logits, layout in zip(context.rows, context.token_offsets, strict=True):

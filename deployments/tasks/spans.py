@@ -19,12 +19,13 @@ _SPECIAL = -1
 class SpanProbabilities:
     """Probabilities that each of a window's C context tokens starts or ends the answer.
 
-    The softmax includes the first special token, which models select if there is no answer.
+    The softmax includes the first token of the window if it is special. Models select this token if
+    there is no answer.
     """
 
     start: NDArray[np.float32]  # [C]
     end: NDArray[np.float32]  # [C]
-    null: float  # probability that this window has no answer
+    null: float  # probability that this window has no answer; 0 if its first token is not special
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,8 @@ def find_best_spans(probabilities: SpanProbabilities, max_tokens: int, count: in
     if not max_length:
         empty = np.zeros(0, dtype=np.int64)
         return Spans(empty, empty, probabilities.start)
-    # Pad `end` with -1: products with -1 are negative, so they rank below real spans.
+    # Pad `end` with -1, which marks spans that end after the last token. These spans get the score
+    # -1 below and are never returned. Their products would not do: they are 0 if `start` is 0.
     padded = np.concatenate([probabilities.end, np.full(max_length - 1, -1, dtype=np.float32)])
     ends = sliding_window_view(padded, max_length)  # [C, max_length], a view
     # Only the `count` start tokens whose best spans score highest can start one of the best spans.

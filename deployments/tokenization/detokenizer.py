@@ -46,8 +46,12 @@ class Detokenizer:
             self.push(token)
 
     def push(self, token: int) -> str:
-        """Return the text that a token adds; "" for special and unknown tokens."""
-        # Decode the token twice in a row, because some tokenizers drop the first space of a text.
+        """Return the text that a token adds; "" for special and unknown tokens.
+
+        The text is also "" while a character is incomplete. A later token then adds it.
+        """
+        # Special and unknown tokens have no text. Decode the token twice in a row, because some
+        # tokenizers drop the first space of a text.
         if not self._tokenizer.decode([token, token], skip_special_tokens=True):
             return ""
         spelled = self.spell(token)

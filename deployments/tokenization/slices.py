@@ -56,7 +56,10 @@ def cut_sequences(sequences: Sequence[S]) -> Iterator[Sequence[S]]:
 def merge_parts(
     call: Call, parts: Sequence[tuple[CallPart, TokenizedTexts | ServeError]]
 ) -> TokenizedTexts | ServeError:
-    """Merge the outcomes of all parts of one call. If parts failed, return the first error."""
+    """Merge the outcomes of all parts of one call.
+
+    If parts failed, return the first error. Also return an error if all windows are too many.
+    """
     if len(parts) == 1:
         return parts[0][1]
     error = next((outcome for _, outcome in parts if isinstance(outcome, ServeError)), None)

@@ -23,7 +23,7 @@ from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 
 # Bytes of a cache entry besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
-# Maximum windows of all texts of one call, equal to the size of an encoder's queue. Without this
+# Maximum windows of all texts of one call, the default size of an encoder's queue. Without this
 # limit, a thousand questions about one context could make a million windows of a few tokens.
 MAX_CALL_WINDOWS = 4_096
 
@@ -33,7 +33,7 @@ class TokenizedTexts:
     """The items of one call."""
 
     items: list[TokenizedItem]
-    truncated: int  # items that were shortened to fit
+    truncated: int  # number of texts that were shortened to fit
     token_offsets: tuple[TokenOffsets, ...] = ()  # one per item if the call has a windowing
 
 
@@ -51,7 +51,7 @@ class CachingTokenizer:
 
     @property
     def lookups(self) -> tuple[int, int]:
-        """The number of cache look-ups and the number of hits so far."""
+        """The numbers of look-ups and of hits so far, of all tokenizers that share the cache."""
         return self._cache.lookups, self._cache.hits
 
     def is_open_for(self, calls: Sequence[Call]) -> bool:
@@ -62,9 +62,10 @@ class CachingTokenizer:
         """Tokenize every text of every call, special tokens included.
 
         The tokenizer's template joins pairs. All calls without windowing share one call of the
-        library. The outcome of a call is InputTooLong if a text exceeds `max_tokens` and the call
-        has neither truncation nor windows, or if a text cannot be split into windows. It is
-        EmptyInput if a text has no tokens. Other calls are not affected.
+        library. The outcome of a call is InputTooLong if a text exceeds the limit and the call has
+        neither truncation nor a stride, if a text cannot be split into windows, or if there are
+        more than MAX_CALL_WINDOWS. It is EmptyInput if a text has no tokens. Other calls are not
+        affected.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         plain_items = iter(self._tokenize_texts(plain))

@@ -12,8 +12,8 @@ from deployments.errors import InputTooLong
 from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tokenization.encodings import build_item, open_tokenizer
 
-# Maximum windows per text. A window for every two tokens of a long text would be too much work for
-# one request.
+# Maximum windows per text. With small windows and a large stride, a long text could need a window
+# for every token, which would be too much work for one request.
 MAX_WINDOWS = 1024
 
 TokenWindow = tuple[TokenizedItem, TokenOffsets]
@@ -35,8 +35,9 @@ class WindowTokenizer:
         """Return the windows of text `index`, and whether the text was truncated.
 
         Raises InputTooLong if the text exceeds one window and the request has neither a stride nor
-        truncation, if the text needs more than MAX_WINDOWS windows, or if its first segment fills a
-        window. The caller adds the field to the error.
+        truncation. With a stride, raises it if the text needs more than MAX_WINDOWS windows, or if
+        its first segment leaves less than two tokens of a window. The caller adds the field
+        to the error.
         """
         max_tokens = min(windowing.tokens or self._max_tokens, self._max_tokens)
         text, is_truncated = self._truncate_first_segment(text, windowing.first_tokens)

@@ -34,7 +34,9 @@ class EncoderClient(Protocol):
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         """Deliver the outcome of every call at least once, in any order, then return.
 
-        Raises Overloaded if a queue is full, ReplicasLost if several replicas were lost.
+        Raises a ServeError if calls fail together, perhaps after some outcomes: for example
+        Overloaded if a queue is full, ReplicasLost if several replicas were lost, ReplicasSilent if
+        no replica answers.
         """
         ...
 
@@ -70,11 +72,15 @@ class PoolManager(Protocol):
     """Client for the models in the memory of all replicas of one deployment."""
 
     async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
-        """Send the request to every replica; return the outcomes by replica id."""
+        """Send the request to every replica; return the outcomes of those that answer, by id."""
         ...
 
     def has_model(self, model: ModelRef) -> bool:
-        """Return whether a replica has the model in its memory, as far as this process knows."""
+        """Return whether a replica has the model in its memory.
+
+        Over channels, the answer is about the replicas to which this process is connected. Handles
+        do not know the models, so the answer is then always True.
+        """
         ...
 
 

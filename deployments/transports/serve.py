@@ -184,7 +184,7 @@ class ServeGeneratorClient:
 
 
 class ServePoolManager:
-    """A PoolManager over a handle. A handle does not know which models are loaded."""
+    """A PoolManager over a handle. It knows no loaded models, so `has_model` is always True."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         self._replicas = replicas

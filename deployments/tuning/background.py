@@ -46,8 +46,9 @@ class Untuned:
 class BackgroundTuner:
     """Background thread that tunes the submitted models of one replica, each model once.
 
-    If tuning fails, the failure is logged once and the current engine stays in use. A model that is
-    no longer loaded when its turn comes is skipped, and may be submitted again.
+    If tuning fails, the failure is logged once and the current engine stays in use. If the store is
+    not writable, tuning ends for all models. A model that is no longer loaded when its turn comes
+    is skipped. It may be submitted again, and so may a model that is evicted during its tuning.
     """
 
     def __init__(
@@ -129,7 +130,10 @@ class BackgroundTuner:
             self._use_tuning(ref, untuned.usual, engine)
 
     def _await_table(self, ref: ModelRef, target: TuningTarget) -> CostTable | None:
-        """Return the table that this or another replica measures; None if there will be none."""
+        """Return the table that this or another replica measures.
+
+        Return None if the measurement fails, or if the tuner stops before there is a table.
+        """
         started_s, threads = time.monotonic(), target.settings.intra_op_threads
         while not self._stopping.is_set():
             # Check the lock before the table: a tuning process writes the table, then releases the

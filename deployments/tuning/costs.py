@@ -64,7 +64,7 @@ class Variant(_Frozen):
 
 
 class Cost(_Frozen):
-    """Time of one forward pass of one variant at one shape, without concurrent passes."""
+    """Time of one forward pass of a variant at a shape, while its process runs no other pass."""
 
     shape: Shape
     median_ms: float = Field(gt=0)
@@ -73,7 +73,7 @@ class Cost(_Frozen):
 
 
 def rounding_of(candidate: str, precision: Precision) -> str:
-    """Return a key of the rounding: candidates with the same key give the same outputs.
+    """Return a key of the rounding: candidates with the same key count as equally rounded.
 
     All graphs of one float precision round alike. Each quantized graph has its own scales and
     unquantized nodes. Two quantized graphs therefore differ as much from each other as from fp32.
@@ -101,9 +101,9 @@ class CostTable(_Frozen):
     """Costs of every variant that was measured on one kind of host.
 
     `selection` names the variant to use per measured shape. `rejected` has the candidates that
-    passed the accuracy gate on the build host but fail it on this kind of host, each with the
-    reason. `unmeasured` has all other candidates without a row, each with the reason, such as
-    missing memory.
+    passed the accuracy gate on the build host but fail it or cannot run its probes on this kind of
+    host, each with the reason. `unmeasured` has all other candidates without a row, each with the
+    reason, such as missing memory.
     """
 
     schema_version: Literal[3] = 3
@@ -137,7 +137,10 @@ def write_costs(artifact: Path, table: CostTable) -> Path:
 
 
 def read_costs(target: TuningTarget) -> CostTable | None:
-    """Return the cost table of `target`, or None if it is missing, unreadable or outdated."""
+    """Return the cost table of `target`, or None if it is missing, unreadable or does not apply.
+
+    A table does not apply if the artifact, the host, its settings or an engine version differ.
+    """
     path = target.costs_path
     try:
         table = CostTable.model_validate_json(path.read_bytes())
@@ -192,7 +195,10 @@ def selected_times(table: CostTable) -> dict[Shape, float]:
 
 
 def selected_costs(table: CostTable) -> dict[Shape, Cost]:
-    """Return by shape the cost of the variant that is selected for the shape."""
+    """Return by shape the cost of the variant that is selected for the shape.
+
+    Leaves out shapes at which this variant was not measured.
+    """
     costs = {(row.variant, cost.shape): cost for row in table.rows for cost in row.costs}
     return {
         shape: costs[variant, shape]

@@ -1,9 +1,10 @@
 """Plans of passes that run alone: on all cores if not slower, on the event loop if brief.
 
 Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
-would leave the other cores idle. A model therefore gets a second session, which uses all cores,
-unless the cost tables show that it is slower. A limit applies to the total size of the graph files
-of all second sessions. A second session is opened in the background when a pass could first use it.
+would leave the other cores idle. A model therefore gets a second session, which uses all cores, if
+the cost tables of both sessions show that it is not slower. A limit applies to the total size of
+the graph files of all second sessions. A second session is opened in the background when a pass
+could first use it.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A lone pass runs on all cores unless its measured time exceeds that of one core by more than this
-# share. A slightly slower measurement does not count, because the speed changes: on two virtual
-# cores, a pass of two threads takes 5.6 or 3.9 ms for minutes, depending on the hypervisor.
+# A lone pass runs on all cores unless its measured time exceeds that of the usual session by more
+# than this share. A slightly slower measurement does not count, because the speed changes: on two
+# virtual cores, a pass of two threads takes 5.6 or 3.9 ms for minutes, depending on the hypervisor.
 MAX_LOSS = 0.1
 # Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
 # Passing the work to a thread and the result back would take 0.3 ms.
 BRIEF_MS = 5.0
-# Passes use one thread for this many seconds after two calls overlapped. With few clients a pass
-# often finds the replica idle, but the next call arrives during the pass and would wait for cores.
+# Passes use the usual session for this many seconds after two calls overlapped. With few clients a
+# pass often finds the replica idle, but the next call arrives during the pass and would wait for
+# cores.
 OVERLAP_S = 1.0
 _CACHED_SHAPES = 4_096
 
@@ -80,8 +82,8 @@ class RecentOverlaps:
 class LonePassPlanner:
     """Planner of the passes that run alone. It opens second sessions in the background.
 
-    `max_bytes` bounds the total size of the graph files that are opened a second time. Any thread
-    may add and remove models.
+    A second session uses `threads` threads. `max_bytes` bounds the total size of the graph files
+    that are opened a second time. Any thread may add and remove models.
     """
 
     def __init__(self, *, threads: int, max_bytes: int) -> None:
@@ -99,6 +101,7 @@ class LonePassPlanner:
 
         `target` is the target of the usual engine. The result is empty on a GPU. It is also empty
         if the second session is measured already, exceeds `max_bytes` or would equal the usual one.
+        Raises as `measure_graphs` does.
         """
         all_cores = _with_threads(target, self._threads)
         if target.device is not Device.CPU or all_cores == target:
@@ -109,7 +112,7 @@ class LonePassPlanner:
     def add(self, model: ModelRef, target: TuningTarget) -> None:
         """Add a model, or read its cost tables again. `target` is that of the usual engine.
 
-        Has no effect if the usual engine has no cost table of this host.
+        Has no effect on a GPU, or if the usual engine has no cost table of this host.
         """
         usual = read_costs(target) if target.device is Device.CPU else None
         if usual is None:
@@ -140,8 +143,9 @@ class LonePassPlanner:
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
         """Plan a lone pass of this shape.
 
-        If the pass should use all cores but the second session is not open, the pass uses the usual
-        session. The second session is then opened in the background if it fits in `max_bytes`.
+        If calls overlapped recently, the pass uses the usual session. It also does so if it should
+        use all cores but the second session is not open. The second session is then opened in the
+        background if it fits in `max_bytes`.
         """
         times = self._times.get(model)
         if times is None:
@@ -218,9 +222,10 @@ class _LoneTimes:
 def _compare(one_thread: Cost, all_cores: Cost | None) -> tuple[bool, bool]:
     """Return whether the pass uses all cores, and whether it is brief.
 
-    The comparison uses the lowest measured times. Times of several threads were measured next to
-    other requests and include waiting for cores, but a lone pass never waits. Times of one thread
-    are CPU times, which never include waiting.
+    The choice of cores compares the lowest measured times. Times of several threads were measured
+    next to other requests and include waiting for cores, but a lone pass never waits. Times of one
+    thread are CPU times, which never include waiting. A pass is brief if the median time of either
+    session is at most BRIEF_MS.
     """
     if all_cores is None:
         return False, one_thread.median_ms <= BRIEF_MS
@@ -241,7 +246,7 @@ def _roundings(table: CostTable) -> frozenset[str]:
 def measure_graphs(target: TuningTarget) -> int:
     """Return the file bytes of the graphs that `open_tuned_engine` tries first.
 
-    Raises the errors of `default_candidate`.
+    Raises as `default_candidate` does if no cost table selects the graphs.
     """
     table = find_selecting_costs(target)
     if table is None:

@@ -27,7 +27,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 DEFAULT_ITEMS = (1, 4, 8, 32)
 DEFAULT_TOKENS = (16, 64, 128, 256, 512)
-# Forward passes shorter than this are repeated per timing: reading the clock takes microseconds.
+# A timing repeats a short forward pass as often as fits in this time, because reading the clock
+# takes microseconds.
 _MIN_TIMING_S = 0.004
 # An untimed pass precedes the timing of passes shorter than this, because the CPU caches hold the
 # weights of the previous engine. Loading the weights of the next engine takes a few milliseconds,
@@ -96,8 +97,9 @@ def measure(
 
     Shapes are measured in the given order, each with an equal share of the remaining budget; pass
     small shapes first. The first shape is always measured. All engines are measured at the same
-    shapes; an engine that fails is dropped. `build_shape_batches` returns the batches of a shape,
-    which rotate between rounds. `wait` is called before each timing.
+    shapes. The result lacks an engine that fails at any shape; it is empty if all fail.
+    `build_shape_batches` returns the batches of a shape, which rotate between rounds. `wait` is
+    called before each timing. All times are times of `clock`.
     """
     running = dict(engines)
     costs_by_shape: dict[Shape, dict[str, Cost]] = {}
@@ -178,6 +180,7 @@ class _ShapeMeasurement:
 
         Each time of an engine is divided by the time of the fastest engine in the same round. The
         engine's `median_ms` is the median of these ratios, times the median of the fastest times.
+        `low_ms` is not corrected.
         """
         rounds = max(map(len, self.times_s.values()))
         fastest_s = [

@@ -23,7 +23,7 @@ _CACHED_SHAPES = 4_096
 
 
 class ShapeDispatchEngine:
-    """An EncoderEngine that runs each batch on the fastest variant for its shape.
+    """An EncoderEngine that runs each batch on the variant selected for the nearest measured shape.
 
     All variants round alike, so that the output does not depend on the batch.
     """
@@ -47,7 +47,8 @@ class ShapeDispatchEngine:
     def run(self, batch: Batch) -> Outputs:
         """Run `batch` on the variant that is selected for its shape.
 
-        An unpooled batch runs on a variant that supports it. Raises EngineFailed.
+        If this variant does not support an unpooled batch, run it on one that does. Raises
+        EngineFailed, also if no variant supports an unpooled batch.
         """
         engine = self._select_engine(*batch.input_ids.shape)
         if batch.unpooled and not engine.info.supports_unpooled:
@@ -63,7 +64,7 @@ class OpenedEngine(NamedTuple):
     """Engine of a model, and how it was selected."""
 
     engine: EncoderEngine
-    is_tuned: bool  # whether a cost table of this host selected the engine
+    is_tuned: bool  # whether a cost table of this host and number of threads selected the engine
     variant: Variant | None  # the engine's only variant; None: the engine runs several variants
 
 
@@ -71,9 +72,9 @@ def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
     """Open the fastest engine according to the cost tables.
 
     Without a table of this host, use the table of the most similar host whose variants compute the
-    same outputs here. Without any table, or if its variants cannot be opened, open the default
+    same outputs here. Without such a table, or if its variants cannot be opened, open the default
     candidate. Raises HardwareUnavailable if the model has no graph for the encoder's device,
-    EngineFailed if no graph can be opened.
+    EngineFailed if there is no default candidate or it cannot be opened; no other graph is tried.
     """
     table = find_selecting_costs(target)
     if table is None:

@@ -48,13 +48,13 @@ class ReferenceOutputs:
 
     items: tuple[TokenizedItem, ...]
     outputs: tuple[Floats, ...]
-    problem_type: str | None = None  # as in the manifest
-    similarity: str = "cosine"  # as in the manifest
+    problem_type: str | None = None  # `ArtifactManifest.problem_type`
+    similarity: str = "cosine"  # `ArtifactManifest.similarity`
 
     def write(self, path: Path) -> None:
         """Write one .npz file: concatenated arrays, and the index at which each array ends.
 
-        Outputs stay fp32: the rounding of fp16 is as large as the error of a good int8 graph.
+        Outputs stay fp32: a reference in fp16 would differ as much as a good fp16 graph does.
         """
         pooled = self.outputs[0].ndim == 1
         rows = [output[None] if pooled else output for output in self.outputs]
@@ -125,7 +125,7 @@ def run_probes(
 
 
 def run_batched_probes(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Floats]:
-    """Run all items in random batches, each with two unusual items of `build_neighbors`.
+    """Run all items in shuffled batches, each with two unusual items of `build_neighbors`.
 
     This reveals a graph whose quantization ranges span the batch: its outputs for an item change
     next to long items and outliers. Return one output per item. Raises EngineFailed.
@@ -167,7 +167,7 @@ def build_neighbors(
 def check_graph(
     spec: GraphSpec, settings: EncoderSettings, reference: ReferenceOutputs, gate: Gate
 ) -> ParityResult:
-    """Open the graph and compare it with the reference."""
+    """Open the graph and compare it with the reference, as `check_engine` does."""
     try:
         engine = open_engine(spec, settings)
     except EngineFailed as exc:
@@ -181,7 +181,10 @@ def check_graph(
 def check_engine(
     engine: EncoderEngine, reference: ReferenceOutputs, gate: Gate, head: ModelHead
 ) -> ParityResult:
-    """Run the probes unbatched and batched and compare the outputs with the reference."""
+    """Run the probes unbatched and batched and compare the outputs with the reference.
+
+    If the engine raises EngineFailed, the result has no parity, and the error as its reason.
+    """
     try:
         unbatched = run_probes(engine, reference.items, 1)
         batched = run_batched_probes(engine, reference.items)

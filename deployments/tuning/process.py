@@ -57,7 +57,10 @@ def start(target: TuningTarget) -> subprocess.Popen[bytes]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Tune as the command line requests. Write the result as one line to standard error."""
+    """Tune as the command line requests. Return an ExitCode.
+
+    Write the result as the last line to standard error. Earlier lines are log messages.
+    """
     args = _build_parser().parse_args(arguments)
     if args.for_replica:
         end_with_standard_input()

@@ -19,9 +19,10 @@ ListUntuned = Callable[[], Sequence[tuple[LoadedModel, Untuned]]]
 
 
 def choose_models(loaded: Sequence[LoadedModel]) -> list[ModelRef]:
-    """Return all pinned models, then the busiest other model that has been in use for a while.
+    """Return all pinned models, then the busiest of the other models that are in regular use.
 
-    A model that is loaded for only a few requests is evicted before its tuning pays.
+    Those are loaded for at least INTERVAL_S and were used within INTERVAL_S. A model that is loaded
+    for only a few requests is evicted before its tuning pays.
     """
     pinned = [model.ref for model in loaded if model.is_pinned]
     used = [
@@ -42,7 +43,7 @@ class TuningRounds:
         self._running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Submit models that are loaded now, then every INTERVAL_S. Call this in an event loop."""
+        """Run a round now, then one every INTERVAL_S. Call this in an event loop."""
         self._submit_some()
         self._running = asyncio.get_running_loop().create_task(self._repeat())
 
@@ -51,7 +52,7 @@ class TuningRounds:
             self._running.cancel()
 
     def submit(self) -> None:
-        """Submit the models of one round."""
+        """Submit the models of one round. Has no effect while the tuner is busy."""
         if not self._tuner.is_idle:  # models of earlier rounds come first
             return
         listed = [

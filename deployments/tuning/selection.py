@@ -16,7 +16,7 @@ from deployments.tuning.costs import CostTable, Shape, Variant, VariantCosts
 # Times that exceed the fastest time by up to this share count as equal to it, because repeated
 # measurements differ by as much.
 TOLERANCE = 0.05
-MAX_VARIANTS = 3  # graphs in memory
+MAX_VARIANTS = 3  # per model, because each variant is a graph in memory
 _UNMEASURED_MS = 1e9
 
 Times = Mapping[Shape, float]  # milliseconds

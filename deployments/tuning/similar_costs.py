@@ -23,7 +23,7 @@ def find_selecting_costs(target: TuningTarget) -> CostTable | None:
     """Return the cost table that selects the variants of `target`; None if there is none.
 
     This is the table of this host, else of the most similar host whose variants compute the same
-    outputs here.
+    outputs here. That may be this host with another number of threads.
     """
     return read_costs(target) or next(
         (one for one in read_similar_costs(target) if computes_alike(one, target)), None
@@ -36,7 +36,11 @@ def find_nearest_costs(target: TuningTarget) -> CostTable | None:
 
 
 def read_similar_costs(target: TuningTarget) -> list[CostTable]:
-    """Return the model's tables for the device of `target`, the most similar host first."""
+    """Return the model's tables for the device of `target`, the most similar host first.
+
+    Tables of one host are in the order of the difference in threads. Leaves out tables that are
+    unreadable or of another artifact.
+    """
     tables = []
     for path in list_host_files(target.artifact, f"{target.device}-*.json"):
         try:
@@ -53,7 +57,8 @@ def read_similar_costs(target: TuningTarget) -> list[CostTable]:
 def computes_alike(table: CostTable, target: TuningTarget) -> bool:
     """Return whether the table's variants give the same outputs here as on the table's host.
 
-    The processor's instructions and the engine versions decide which kernels run.
+    The processor's instructions, the GPU, the providers and the engine versions decide which
+    kernels run.
     """
     here = target.host
     return (

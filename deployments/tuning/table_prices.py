@@ -1,6 +1,7 @@
 """Price of an item in seconds of one engine thread, from cost tables.
 
-The price is the time of a full pass with items of this length, divided by the number of items.
+The price is the number of the item's tokens, times the time per token at one measured shape. That
+shape is the nearest to a full pass with items of this length.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ class TablePrices:
         self._settings = settings
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Read the cost table to use for a model and replace its earlier table. Thread-safe."""
+        """Read the cost table to use for a model. Thread-safe.
+
+        The table replaces an earlier one, which stays if no table is found.
+        """
         table = find_nearest_costs(target)
         if table is not None and (times := selected_times(table)):
             self._tables[model] = _TableTimes(times)

@@ -101,7 +101,7 @@ def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPla
 
     Leaves out candidates that cannot run, fail the accuracy gate or cannot be measured here. A
     candidate that passed the gate at the build may fail, because kernels round differently on each
-    CPU. Raises EngineFailed if no candidate is left, or no graph fits in memory.
+    CPU. Raises EngineFailed if no candidate is left, or if the first one does not fit in memory.
     """
     specs = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
     plan.fit_in_memory(specs[:1])  # raises before any graph is opened
@@ -155,7 +155,8 @@ def build_cost_table(
 def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> list[VariantCosts]:
     """Measure the graphs, then other session options of the graph that is selected most often.
 
-    Raises EngineFailed if no graph could be measured.
+    A single graph is measured together with its other options. Raises EngineFailed if no graph
+    could be measured, or as `measure_fitting` does.
     """
     varied = {spec.variant: _vary_options(spec, plan.settings) for spec in specs}
     if len(specs) == 1:
@@ -287,12 +288,13 @@ def tune_exclusively(
     wait: bool = False,
     shapes: Sequence[Shape] | None = None,
 ) -> CostTable | None:
-    """Return the cost table of this host. Measure it if it is missing or `force` is set.
+    """Return the cost table of this host. Measure it if `read_costs` finds none or `force` is set.
 
     On all hosts of one kind that share the store, one process at a time tunes a model for a number
     of threads. While another process tunes it, wait if `wait` is set, else return None. `shapes`
     defaults to the default shapes within the model's `max_tokens`. Raises ArtifactError for missing
-    reference outputs, EngineFailed as `tune` does, and OSError if the store cannot be written.
+    or damaged reference outputs, EngineFailed as `tune` does, and OSError if the store cannot be
+    written.
     """
     with _locked(_lock_path(target), wait=wait) as is_acquired:
         if not is_acquired:

@@ -22,7 +22,7 @@ Embed = Callable[[list[str]], NormalizedVectors]
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Parse the command line that all servers share."""
+    """Parse the command line that the scripts of embedding servers share."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--engine", choices=tuple(ENGINES), required=True)
     parser.add_argument("--model", type=Path, required=True, help="directory or graph file")
@@ -127,7 +127,7 @@ def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]],
 
     tokenizer = Tokenizer.from_file(str(file))
     tokenizer.no_truncation()  # texts fit the model, but the file may set a lower limit
-    tokenizer.enable_padding()  # pads to the longest text of a request
+    tokenizer.enable_padding()  # pads to the longest text of a batch
 
     def tokenize(texts: list[str]) -> dict[str, Any]:
         rows = tokenizer.encode_batch(texts)

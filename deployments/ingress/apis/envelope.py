@@ -1,4 +1,7 @@
-"""Request bodies of the Hugging Face routes."""
+"""Parsing of envelopes: bodies with `inputs`, `parameters`, `options`, `stream` and `model`.
+
+The Hugging Face routes have such bodies, and so does text-generation-inference's API.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ TOP_LEVEL_KEYS = TASK_PARAMETER_KEYS.union(ENVELOPE_KEYS, LEGACY_INPUT_KEYS)
 
 
 def parse_task(name: str | None) -> str | None:
-    """Check the task name of a path and return it. Raises InvalidField for an unknown task."""
+    """Check the task name of a path and return it; None if the path has none.
+
+    Raises InvalidField for an unknown task.
+    """
     if name is None:
         return None
     names = list_task_names()
@@ -30,7 +36,7 @@ def parse_task(name: str | None) -> str | None:
 
 
 def parse_envelope(body: Any) -> Mapping[str, Any]:
-    """Return the body as an object. Raises MalformedBody.
+    """Return the body as an object. Raises MalformedBody for a number, a boolean or null.
 
     A text or a list, which very old clients send, becomes `inputs`.
     """
@@ -71,17 +77,24 @@ def check_task_keys(body: Mapping[str, Any]) -> None:
 def merge_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `parameters` and the top-level keys outside ENVELOPE_KEYS; `parameters` wins.
 
+    A null in `parameters` means "not set", so it overrides no value at the top level.
     Raises InvalidField if `parameters` is not an object.
     """
     nested = body.get("parameters")
     if nested is not None and not isinstance(nested, dict):
         raise InvalidField("`parameters` must be an object", field="parameters")
     top_level = {key: value for key, value in body.items() if key not in ENVELOPE_KEYS}
-    return {**top_level, **(nested or {})}
+    for key, value in (nested or {}).items():
+        if value is not None or key not in top_level:
+            top_level[key] = value
+    return top_level
 
 
 def parse_stream_flag(body: Mapping[str, Any]) -> bool:
-    """Return whether the body requests a stream. Raises InvalidField."""
+    """Return whether the body requests a stream.
+
+    Raises InvalidField if `stream` is neither a boolean nor null.
+    """
     streams = body.get("stream")
     if streams is not None and not isinstance(streams, bool):
         raise InvalidField("`stream` must be a boolean", field="stream")

@@ -23,13 +23,13 @@ MAX_PAGE_MODELS = 1_000
 async def build_model_list(
     pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Build a page of OpenAI's list object.
+    """Build a page of OpenAI's list object, of the models that the caller may use.
 
-    Configured models come first, then rejected models, then the other models of the store by id.
+    Usable models of the configuration come first, then its rejected models, then the other models
+    of the store by id. Of these other models, only the manifests on the page are read.
 
     In the query, `limit` is the length of the page. `after` is the last model id of the previous
-    page. Only the manifests of models on the page are read. Raises InvalidField for an invalid
-    `limit`.
+    page. Raises InvalidField for an invalid `limit`.
     """
     limit, after = parse_limit(query), query.get("after")
     configured = [model.ref.id for model in pipeline.registry.open_models()]
@@ -152,7 +152,7 @@ def is_loaded(model: RegisteredModel, monitor: ClusterMonitor) -> bool:
 
 
 def running_devices(model: RegisteredModel, monitor: ClusterMonitor) -> list[Device]:
-    """Return the devices with a running replica that serves the model."""
+    """Return the devices with a running replica that can run the model, loaded or not."""
     return [
         device
         for device, state in monitor.states_for(model).items()

@@ -24,7 +24,11 @@ GENERATION_KEYS = ("host", "threads", "throughput")
 
 
 def build_model_report(model: RegisteredModel) -> dict[str, Any]:
-    """Build the report. `stages` and `generation` are None if not measured. Blocks on files."""
+    """Build the report. Blocks on files, so run it in a thread.
+
+    `stages` comes from the newest report of any host. `stages` and `generation` are None if their
+    file is missing or damaged.
+    """
     reports = list_host_files(model.directory, STAGES_NAME)
     latest = max(reports, key=lambda path: path.stat().st_mtime, default=None)
     manifest = model.manifest

@@ -29,7 +29,11 @@ class ModelStatus(BaseModel):
 def describe_served(
     model: RegisteredModel, monitor: ClusterMonitor, build: BuildStatus | None
 ) -> ModelStatus:
-    """Describe a model that requests can use. A newer version may be building."""
+    """Describe a model that requests can use.
+
+    `build` may be the build of a newer version. Without it, the status reports a build that is
+    ready.
+    """
     loaded = is_loaded(model, monitor)
     on_gpu = Device.GPU in running_devices(model, monitor)
     ready = BuildStatus(

@@ -88,7 +88,10 @@ def generated_tokens(completions: Sequence[Completion]) -> int:
 
 
 def generation_timing(completions: Sequence[Completion], total_s: float) -> str:
-    """Build `server-timing`: milliseconds of each phase, the maximum of all completions."""
+    """Build `server-timing` in milliseconds.
+
+    Each phase has the maximum of all completions. The total is that of the request.
+    """
     timings = [completion.finished.timings for completion in completions]
     slowest_s = {
         "tokenization": max(timing.tokenize_s for timing in timings),

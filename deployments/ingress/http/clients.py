@@ -13,7 +13,8 @@ from starlette.datastructures import Headers
 from deployments.keys.caller import current_caller
 from deployments.request_headers import ADDRESS_HEADER, KEY_HEADERS
 
-# Shorter keys are placeholders such as `Bearer -`. Some clients send one where no key is needed.
+# Minimum length of a header with a key, `Bearer ` included. Shorter values are placeholders such as
+# `Bearer -`, which some clients send where no key is needed.
 MIN_KEY_CHARS = 16
 
 # Some proxies append the port of the client, which differs in every connection.
@@ -33,6 +34,8 @@ def current_client(trusted_proxies: int) -> str:
 
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
     """Return the digest of the API key, else the address of the client; "" without either.
+
+    A key does not count if its header is shorter than MIN_KEY_CHARS.
 
     The /64 network stands for an IPv6 address, because a host owns all addresses of its network.
     Each proxy appends the address of its peer to `x-forwarded-for`. The last 1 + `trusted_proxies`

@@ -22,8 +22,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 class DirectRequests:
     """Dispatch of requests: those below the prefix of `app` to `app`, all others to the wrapper.
 
-    Only the scope of a request that has passed the wrapper contains the prefix. Therefore the first
-    request, usually a health check, goes through the wrapper.
+    Requests for SERVE_PATHS always go to the wrapper. So does the first request, usually a health
+    check: the prefix is known only from the scope of a request that has passed the wrapper.
     """
 
     def __init__(self, app: ASGIApp) -> None:

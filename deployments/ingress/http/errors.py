@@ -28,8 +28,9 @@ def rename_error_fields(names: Mapping[str, str]) -> Iterator[None]:
 def rename_field(error: ServeError, names: Mapping[str, str]) -> ServeError:
     """Replace the longest prefix of the error's field that is a key of `names`.
 
-    Errors name fields of the internal request. Each API has other names for these fields. The
-    result is a copy, because requests that share a computation share its error.
+    The message gets the new name too. Errors name fields of the internal request. Each API has
+    other names for these fields. A changed error is a copy, because requests that share a
+    computation share its error.
     """
     field = error.field
     if field is None:

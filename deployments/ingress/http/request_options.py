@@ -110,8 +110,8 @@ OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
     """Read `options` of the body. Headers set options that the body omits.
 
-    The timeout headers of OpenAI's clients set a deadline, unless the answer is a stream.
-    Raises InvalidField or UnknownParameter.
+    The timeout headers of OpenAI's clients set a deadline, unless the answer is a stream or the
+    request has another deadline. Raises InvalidField or UnknownParameter.
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
@@ -204,9 +204,10 @@ def model_in_path(request: Request) -> str | None:
 
 
 def model_in_body(model: Any) -> str | None:
-    """Return the body's `model`; None for null, a placeholder or a URL of the server.
+    """Return the body's `model`; None for null, an empty string, a placeholder or a URL.
 
-    Raises InvalidField.
+    Clients send the URL of the server where they have no model name. Raises InvalidField for a
+    value that is not a string.
     """
     if model is not None and not isinstance(model, str):
         raise InvalidField("`model` must be a string", field="model")

@@ -76,7 +76,7 @@ class ChannelEncoderClient:
     async def _build_request(self, batch: CallBatch) -> ChannelRequest:
         """Return the request to the encoder, after a hop to the tokenizer if needed.
 
-        If no tokenizer answers, the encoder tokenizes every call.
+        If no tokenizer answers but an encoder is connected, the encoder tokenizes every call.
         """
         if batch.calls:
             deadline_s = max(call.deadline_s for call in batch.calls)

@@ -35,7 +35,10 @@ class Directory:
         loop.call_soon(self._report, deployment, listener)
 
     def _report(self, deployment: str, listener: Listener) -> None:
-        """Pass on the present replicas, which may be newer than this report."""
+        """Call `listener` with the present replicas.
+
+        They may be newer than the change that scheduled this call.
+        """
         listener(self._endpoints.get(deployment, {}))
 
 

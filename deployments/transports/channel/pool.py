@@ -112,7 +112,7 @@ class _Tries:
         self._full = 0  # refusals by full replicas
 
     def note_lost(self) -> None:
-        """Count a lost replica. Raises ReplicasLost after MAX_TRIES."""
+        """Count a lost replica. Raises ReplicasLost after MAX_TRIES, refusals included."""
         log.warning("%s: a replica was lost during a call", self._name)
         self._count += 1
         if self._count >= MAX_TRIES:
@@ -124,9 +124,10 @@ class _Tries:
         error: ServeError,
         connections: Iterable[ClientConnection],
     ) -> None:
-        """Count a refusal. Raises `error` if none of `connections` is left to answer.
+        """Count a refusal. Raises `error` if no other replica may answer.
 
-        Also raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
+        That is the case if `error.elsewhere` is false, or if none of `connections` is left. Also
+        raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
         """
         self.refused.add(connection)
         self._count += 1
@@ -223,7 +224,8 @@ class ReplicaPool:
     async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
         """Yield the events. If a replica is lost before the first event, try another; see `call`.
 
-        A repeatable stream also starts again on another replica after its first event.
+        After the first event, a repeatable stream starts again on another replica, so that events
+        may repeat. For other streams, the loss then raises EngineFailed.
         """
         has_started = False
         tries = _Tries(self._name)
@@ -247,10 +249,11 @@ class ReplicaPool:
     async def _choose(
         self, request: ChannelRequest, refused: Collection[ClientConnection]
     ) -> tuple[ClientConnection, int]:
-        """Wait for credit; return the least loaded connection, on this node if loads are equal.
+        """Wait for credit; return the connection that `_choose_free` prefers.
 
         Also return one replica's share of the cost that waits in this process. The connections in
-        `refused` have refused the request. They are used only if there are no others.
+        `refused` have refused the request. They are used only if there are no others. Raises
+        ReplicasSilent or NoChannel as `call` does.
         """
         ends_s: float | None = None  # loop time until which the call waits for a successor
         while True:
@@ -282,7 +285,8 @@ class ReplicaPool:
         """Prefer replicas that have the model, if their load exceeds the least by at most `spread`.
 
         Otherwise one more replica loads the model. The hash makes all ingress replicas choose the
-        same replica, so that the model is not loaded everywhere.
+        same replica, so that the model is not loaded everywhere. Of the preferred replicas, take
+        the least loaded one, on this node if loads are equal.
         """
         if model and len(free) > 1:
             least = min(one.connection.load for one in free)
@@ -297,7 +301,8 @@ class ReplicaPool:
     async def _wait_for_successor(self, ends_s: float) -> None:
         """Wait for a new replica or connection, because no listed replica is usable.
 
-        Raises ReplicasSilent at the loop time `ends_s`, or NoChannel if no listed replica was lost.
+        Raises ReplicasSilent at the loop time `ends_s`, or NoChannel at once if no listed replica
+        may return.
         """
         if not any(peer.may_return for peer in self._peers.values()):
             raise NoChannel

@@ -90,7 +90,10 @@ class ChannelServer:
             service.pool.on_change = self._report_model
 
     async def start(self, node: str, host: str) -> Endpoint:
-        """Listen on the node's address `host` and on a Unix socket. Return both as an endpoint."""
+        """Listen on the node's address `host` and on a Unix socket. Return both as an endpoint.
+
+        Without a directory for the Unix socket, listen on TCP only.
+        """
         loop = asyncio.get_running_loop()
         tcp = await loop.create_server(lambda: ServerConnection(self), host, 0, ssl=self._tls)
         self._servers.append(tcp)

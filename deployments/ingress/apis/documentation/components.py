@@ -30,7 +30,11 @@ class Components:
         return {"$ref": COMPONENT + assigned_name}
 
     def _assign_name(self, definition: Mapping[str, JsonSchema], name: str) -> tuple[str, bool]:
-        """Return the component name of a definition, and whether the definition is new."""
+        """Return the component name of a definition, and whether the definition is new.
+
+        `definition` has the schema under the empty name, and under their own names the definitions
+        that the schema references.
+        """
         for known_name, known in self._definitions.items():
             if known == definition:
                 return known_name, False

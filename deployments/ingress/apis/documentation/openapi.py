@@ -247,7 +247,10 @@ def build_responses(operation: Operation, components: Components) -> dict[str, A
 def response_schema(
     schema: JsonSchema, operation: Operation, media_type: str, components: Components
 ) -> JsonSchema:
-    """Return the schema of a body: inline if it has only a `type`, else a named component."""
+    """Return the schema of a body: inline if it has only a `type`, else a named component.
+
+    The schema of a stream is an object whose `data` is JSON text with the named component.
+    """
     if schema.keys() <= {"type"}:
         return schema
     if media_type != EVENTS:
@@ -260,7 +263,10 @@ def response_schema(
 def error_responses(
     operation: Operation, route: str, error_formats: Sequence[ErrorFormat], components: Components
 ) -> dict[str, Any]:
-    """Build the error responses by status, with one example per error code."""
+    """Build the error responses by status, with one example per error code.
+
+    Omit statuses that `other_responses` of the operation describes.
+    """
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
     if operation.access is not Access.PUBLIC:
         possible = (*KEY_ERRORS, *possible)
@@ -301,7 +307,7 @@ def add_error_response(
 
 
 def infer_error_schema(error_format: ErrorFormat) -> JsonSchema:
-    """Infer a schema that fits all errors of a format."""
+    """Infer the schema of the errors of a format from the examples in BODY_ERRORS."""
     return infer_schema(
         [orjson.loads(bytes(error_format.respond(error).body)) for error in BODY_ERRORS]
     )

@@ -77,7 +77,8 @@ class DocumentationRoutes:
     async def page(self, request: Request) -> Response:
         """Return the HTML page that shows the OpenAPI document.
 
-        The addresses in the page are relative to a path without a slash at the end.
+        The addresses in the page are relative to a path without a slash at the end. A path with
+        this slash is therefore redirected.
         """
         if request.scope["path"].endswith("/"):
             return RedirectResponse("../docs")

@@ -1,7 +1,7 @@
 """Routes of the Hugging Face Inference API: one model per path.
 
 POST /  /v1  /invocations               `model` of the body, else the default model
-POST /models/{id}                       the task of the model, or the task that the body matches
+POST /models/{id}                       the task that the body matches, else the model's first
 POST /models/{id}/pipeline/{task}       the task of the path
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
@@ -114,9 +114,9 @@ class HuggingFaceRoutes:
         self._text2text = TextToTextHandler(self._text_generation, context)
 
     def operations(self) -> Sequence[Operation]:
-        """Return the operations, longest path suffix first.
+        """Return the operations. `/models/{id}` comes after the longer paths.
 
-        A model id may contain slashes, so a path without suffix also matches longer paths.
+        A model id may contain slashes, so `/models/{id}` also matches the longer paths.
         """
         return (
             self._task_operation("Run the default model", "/", "/v1", "/invocations"),

@@ -101,7 +101,7 @@ def split_body(body: bytes, header_length: str | None) -> tuple[bytes, memoryvie
 def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str, Tensor]:
     """Return the inputs by name. Together they must consume all bytes of `binary`.
 
-    Raises InvalidField or MalformedBody.
+    Raises InvalidField for an invalid input, MalformedBody for bytes that belong to no input.
     """
     tensors: dict[str, Tensor] = {}
     start = 0
@@ -151,7 +151,10 @@ def _binary_size(tensor_input: InputTensor) -> int | None:
 
 
 def select_outputs(request: InferRequest, known: Sequence[str]) -> list[OutputSelection]:
-    """Return the requested outputs, all by default. Raises InvalidField."""
+    """Return the requested outputs, all by default.
+
+    Raises InvalidField for an unknown, repeated or unsupported output.
+    """
     default_binary = _parse_flag("binary_data_output", request.parameters or {})
     if not request.outputs:
         return [OutputSelection(name, bool(default_binary)) for name in known]

@@ -31,7 +31,11 @@ class TensorMetadata(TypedDict):
 
 
 class TaskMetadata(TypedDict):
-    """A task of a model. A request selects the task by the parameter `task` or by tensor names."""
+    """A task of a model.
+
+    A request selects the task by the parameter `task`, by tensor names or by the task's parameters.
+    Otherwise the first task of the model runs.
+    """
 
     task: str
     inputs: list[TensorMetadata]
@@ -137,8 +141,9 @@ def repository_index(
 ) -> list[IndexEntry]:
     """List the configured models, then the other models of the store, which load on demand.
 
-    `stored` maps model ids to default versions. `loaded` has the id and version of each model in
-    the memory of a replica. Rejected models come last, with the reason.
+    Rejected models come last, with the reason. `stored` maps model ids to default versions.
+    `loaded` has the id and version of each model in the memory of a replica. With `only_ready`,
+    omit models in another state than READY.
     """
     entries: list[IndexEntry] = []
     for model in pipeline.registry.open_models():

@@ -102,7 +102,9 @@ def _parse_triton_options(options: Mapping[str, Any], used: dict[str, Any]) -> d
     """Convert Triton's `priority` and `timeout` to options.
 
     `used` has the parameters that are not in `options`. This function removes `timeout` from
-    `used`. Priority 0 is the default and 1 the highest. The timeout is in microseconds.
+    `used`. The timeout is in microseconds; 0 means none. In Triton, priority 0 is the default and 1
+    the highest. Both become `interactive`, larger numbers `batch`. Raises InvalidField for an
+    invalid timeout.
 
     https://github.com/triton-inference-server/server/blob/main/docs/protocol/extension_schedule_policy.md
     """

@@ -113,9 +113,9 @@ class OpenInferenceRoutes:
         self._pipeline.add_recorder(self._statistics)
 
     def operations(self) -> Sequence[Operation]:
-        """Return the operations, longest path suffix first.
+        """Return the operations. `/v2/models/{id}` comes after the longer paths.
 
-        A model id may contain slashes, so a path without suffix also matches longer paths.
+        A model id may contain slashes, so `/v2/models/{id}` also matches the longer paths.
         """
         return (
             _get_operation(
@@ -297,7 +297,10 @@ class OpenInferenceRoutes:
 
 
 def find_model_name(request: Request) -> str:
-    """Return the name in the path, `id@selector` if the path names a version."""
+    """Return the name in the path: `id@version` if the path names a version, else the id.
+
+    The version replaces a selector in the id.
+    """
     name = model_in_path(request) or ""
     if version := request.path_params.get("version"):
         return f"{split_name(name)[0]}{SEPARATOR}{version}"

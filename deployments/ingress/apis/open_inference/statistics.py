@@ -26,7 +26,7 @@ class Durations(TypedDict):
 
 
 class InferenceStatistics(TypedDict):
-    """Requests by outcome, and phases of the requests that were not cache hits."""
+    """Requests by outcome, and phases of the successful requests without cache hit."""
 
     success: Durations  # including cache hits
     fail: Durations
@@ -42,7 +42,7 @@ class ModelStats(TypedDict):
 
     name: str
     version: str
-    last_inference: int  # milliseconds since the epoch; 0: never
+    last_inference: int  # milliseconds since the epoch, failures included; 0: never
     inference_count: int  # items of successful requests
     execution_count: int  # successful requests without cache hit; /metrics counts forward passes
     inference_stats: InferenceStatistics
@@ -50,7 +50,7 @@ class ModelStats(TypedDict):
 
 
 class StatisticsResponse(TypedDict):
-    """Response of all `stats` routes."""
+    """Response of the `stats` routes of this protocol."""
 
     model_stats: list[ModelStats]
 

@@ -89,7 +89,7 @@ def _build_embedding(value: Any) -> tuple[Tensor, ...]:
 
 
 def _build_labels(value: Any) -> tuple[Tensor, ...]:
-    """Build a rectangular tensor: all texts have the same number of labels."""
+    """Build rectangular tensors: all texts have the same number of labels."""
     pairs = [[(item["label"], item["score"]) for item in row] for row in value]
     return _build_label_tensors(pairs)
 
@@ -201,7 +201,7 @@ def _object_properties(task: Task) -> Mapping[str, Any]:
 
 
 def detect_task_from_tensors(names: set[str]) -> str | None:
-    """Return the task whose distinctive tensors are all among `names`."""
+    """Return the first task whose distinctive tensors are all among `names`; None without one."""
     return next((task for needed, task in _signatures().items() if needed <= names), None)
 
 
@@ -256,7 +256,8 @@ def bind_tensors(task: str, tensors: Mapping[str, Tensor]) -> BoundTensors:
 def _find_text_name(tensors: Mapping[str, Tensor]) -> str:
     """Return the name of the tensor with the texts.
 
-    It is the first of TEXT_NAMES among the tensors, else the name of the only BYTES tensor.
+    It is the first of TEXT_NAMES among the tensors, else the name of the only BYTES tensor, else
+    `text`.
     """
     known_name = next((name for name in TEXT_NAMES if name in tensors), None)
     if known_name is not None:

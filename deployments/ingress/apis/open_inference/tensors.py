@@ -61,8 +61,8 @@ ELEMENT_LENGTH = struct.Struct("<I")  # precedes each element of a binary BYTES 
 class Tensor:
     """An input or output in row-major order.
 
-    The values are texts for BYTES, and numbers for other datatypes. `content_type` is MLServer's
-    type of the texts.
+    The values are texts for BYTES, an array for other datatypes. `content_type` is MLServer's type
+    of the texts.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Tensor:
         return self.values.reshape(-1) if isinstance(self.values, np.ndarray) else self.values
 
     def to_binary(self) -> bytes | memoryview:
-        """Return the raw tensor, without a copy if the array has the wire format."""
+        """Return the raw tensor, without a copy if a contiguous array has the wire format."""
         if isinstance(self.values, np.ndarray):
             raw = np.ascontiguousarray(self.values, NUMPY_TYPES[self.datatype])
             return raw.reshape(-1).view(np.uint8).data
@@ -119,7 +119,10 @@ def parse_binary_tensor(
 
 
 def _flat(name: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
-    """Flatten a list with the dimensions of `shape`. Raises InvalidField."""
+    """Return the values of a list that is flat, or nested according to `shape`.
+
+    Raises InvalidField if the list does not fit `shape`.
+    """
     count = math.prod(shape)
     nested = bool(data) and isinstance(data[0], list)
     if not nested and len(data) != count:

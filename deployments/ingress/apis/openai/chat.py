@@ -177,7 +177,11 @@ class ChatStreamChoice:
         return self._parser.count_content(self._text)
 
     def _flush(self, count: int, *, is_last: bool = False) -> Iterator[ChatChunkChoice]:
-        """Yield the first `count` unsent characters, with the logprobs of all unsent tokens."""
+        """Yield the first `count` unsent characters, with the logprobs of all unsent tokens.
+
+        Without characters, yield nothing while a parser holds text back, because the tokens may
+        belong to that text. `is_last` ends this wait.
+        """
         if count or (self._tokens and (is_last or self._parser is None)):
             choice = self._build({"content": self._text[:count]})
             if self._with_logprobs:

@@ -24,7 +24,7 @@ class EmbeddingsRequest(EmbeddingParameters):
 
     model_config = LENIENT
 
-    # The task validates this field, because the errors of the task name the invalid element.
+    # Validated later, by the task or `parse_token_ids`. Their errors name the invalid element.
     input: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]]))
     ]
@@ -42,7 +42,7 @@ class EmbeddingsRequest(EmbeddingParameters):
 
 
 class EmbeddingObject(BaseModel):
-    """An embedding; base64 contains little-endian float32."""
+    """An embedding: a list of numbers, or base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: int

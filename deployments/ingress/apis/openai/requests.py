@@ -51,8 +51,8 @@ def parse_grammar(response_format: Any) -> Grammar | None:
     """Parse `response_format`; None for free text. Raises InvalidField.
 
     The forms are `{"type": "text"}`, `{"type": "json_object"}` (optionally with a schema as
-    `value`), `{"type": "json_schema", "json_schema": {"schema": ...}}`,
-    `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`.
+    `value`), `{"type": "json_schema", "json_schema": {"schema": ...}}`, the same with the key
+    `value`, `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`.
     """
     if response_format is None:
         return None
@@ -77,7 +77,7 @@ def parse_grammar(response_format: Any) -> Grammar | None:
 
 
 def build_schema_grammar(schema: Any, path: str) -> Grammar:
-    """Build the grammar of a JSON schema. Raises InvalidField with `path`."""
+    """Build the grammar of a JSON schema. Raises InvalidField with `path` for a non-object."""
     if not isinstance(schema, dict):
         raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
     return Grammar("json_schema", orjson.dumps(schema).decode())
@@ -92,7 +92,11 @@ def _parse_expression(response_format: dict[str, Any]) -> str:
 
 
 def _find_schema(response_format: dict[str, Any]) -> tuple[Any, str]:
-    """Return the schema and its path. TGI's key is `value`, OpenAI's `json_schema`."""
+    """Return the schema, not checked yet, and its path.
+
+    OpenAI's key is `json_schema`, TGI's `value`. Only a `value` may be the schema itself, instead
+    of an object with the key `schema`.
+    """
     key = "json_schema" if response_format.get("json_schema") is not None else "value"
     named = response_format.get(key)
     if not isinstance(named, dict) or (key == "value" and "schema" not in named):
@@ -172,7 +176,10 @@ def _reject_former_fields(body: ChatBody) -> None:
 
 
 def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
-    """Return the variables that the request adds to the chat template. Raises InvalidField."""
+    """Return the variables that the request adds to the chat template.
+
+    Raises InvalidField for a variable that the server sets.
+    """
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
     variables = {**effort, **(body.chat_template_kwargs or {})}
     if owned := TEMPLATE_ARGUMENTS.intersection(variables):
@@ -185,7 +192,10 @@ def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
 
 
 def build_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
-    """Build the options. `defaults` are those of the checkpoint. Raises InvalidField."""
+    """Build the options. `defaults` are those of the checkpoint.
+
+    Raises InvalidField or EmptyInput.
+    """
     return GenerationOptions(
         sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
@@ -262,7 +272,10 @@ def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
 
 
 def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
-    """Build the message for the chat template, with text content. Raises InvalidField."""
+    """Build the message for the chat template, with text content.
+
+    Raises InvalidField for missing content, which only an assistant with tool calls may omit.
+    """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
         "content": _parse_content(message, index),
@@ -297,16 +310,17 @@ def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
 
 
 def _parse_arguments(text: str) -> dict[str, Any] | str:
-    """Parse a JSON object, which chat templates expect. Return any other text unchanged.
+    """Parse a JSON object, which chat templates expect. Return other text unchanged.
 
-    Clients may send an empty text for a call without arguments.
+    A blank text becomes {}: clients may send it for a call without arguments.
     """
     if not text.strip():
         return {}
     with suppress(MalformedBody):
         value = parse_json(text.encode("utf-8", "replace"))
         if isinstance(value, dict):
-            # parse_json checks the text, but converts integers beyond 64 bits to floats.
+            # parse_json checks the text, but converts integers beyond 64 bits to floats. json.loads
+            # keeps them.
             return dict(json.loads(text))
     return text
 

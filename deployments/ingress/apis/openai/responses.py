@@ -1,4 +1,4 @@
-"""Response parts that chat and text completions share: envelope, usage, errors."""
+"""Response parts that chat and text completions share, and the errors of the whole API."""
 
 from __future__ import annotations
 

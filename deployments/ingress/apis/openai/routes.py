@@ -230,9 +230,9 @@ class OpenAIRoutes:
     async def _read(
         self, request: Request, *, for_chat: bool = False
     ) -> tuple[dict[str, Any], RegisteredModel]:
-        """Return the body, without validation, and the model.
+        """Return the body, not validated yet, and the model.
 
-        The model comes first, so that its errors take precedence over errors in the body.
+        The model is found first, so that its errors take precedence over those of the validation.
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))

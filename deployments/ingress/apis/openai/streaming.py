@@ -64,7 +64,10 @@ async def encode_stream(
 
 
 def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
-    """Return a function that encodes the error event of a stream. It applies `rename_field`."""
+    """Return a function that encodes an error as the last event of a stream.
+
+    It applies `rename_field` with `names`.
+    """
 
     def encode(error: ServeError) -> bytes:
         return build_event(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))

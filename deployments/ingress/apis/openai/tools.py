@@ -71,7 +71,7 @@ class ToolCallParser:
         """Return whether `text` begins as a call, or may still do so with more characters.
 
         Other members, such as `id`, may precede the first deciding member if their values are
-        neither objects nor lists.
+        neither objects nor lists. A text that MAX_PREFIX_CHARS do not decide is not a call.
         """
         start = "".join(text[:MAX_PREFIX_CHARS].split())
         opening = _OPENING.match(start)
@@ -126,7 +126,10 @@ class ToolCallParser:
         return len(text)
 
     def _parse_block(self, text: str) -> list[FunctionCall] | None:
-        """Return the calls of a text that may start with OPEN; None if it has other text."""
+        """Return the calls of a text that may start with OPEN; an empty list for a blank text.
+
+        Return None if the text is not a call, or calls a function outside of `names`.
+        """
         block = text.strip()
         if not block:
             return []
@@ -145,9 +148,10 @@ class ToolCallParser:
 
 
 def read_arguments(written: bytes) -> str:
-    """Return the arguments of a call. Some models write the object as a string, or none as null.
+    """Return the JSON text of the arguments of a call; `{}` without arguments.
 
-    Raises ValueError for a text that is not JSON.
+    Some models write the object as a JSON string, and missing arguments as null. Raises ValueError
+    for a string whose content is not JSON.
     """
     value = written
     if value.startswith(b'"'):
@@ -168,7 +172,8 @@ def offered_tools(body: ChatBody) -> Sequence[Tool]:
 def forced_tools(body: ChatBody) -> Sequence[Tool]:
     """Return the tools from which the model must call one; empty if a call is optional.
 
-    Raises InvalidField if `tool_choice` names a tool that is not offered.
+    Raises InvalidField if `tool_choice` is invalid, names a tool that is not offered, or requires a
+    call although no tools are offered.
     """
     choice = body.tool_choice
     if choice in (None, "none", "auto"):

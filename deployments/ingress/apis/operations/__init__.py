@@ -1,1 +1,1 @@
-"""Health, readiness and metrics."""
+"""Health, readiness, live figures, metrics and usage."""

@@ -47,7 +47,7 @@ class RequestFigures(TypedDict):
     """Requests of the window; `failed_ratio` is null without a request."""
 
     requests_per_s: float
-    tokens_per_s: float  # tokens in prompts and answers, cache hits excluded
+    tokens_per_s: float  # tokens in prompts and answers; status 200 only, no cache hits
     failed_ratio: float | None  # share with a status other than 200
     latency_ms: Percentiles  # requests with status 200 only
 
@@ -99,7 +99,7 @@ class _Timed(NamedTuple):
 
 
 class RecentRequests:
-    """A RequestRecorder that keeps the requests of the last WINDOW_S seconds."""
+    """A RequestRecorder that keeps the last WINDOW_S seconds of requests, up to MAX_REQUESTS."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -110,7 +110,7 @@ class RecentRequests:
         self._requests.append(_Timed(self._clock(), request))
 
     def read(self) -> tuple[list[RequestRecord], float]:
-        """Return the requests of the window, and the length of the window in seconds."""
+        """Return the requests of the window, and its length in seconds, at least 1."""
         now_s = self._clock()
         while self._requests and self._requests[0].at_s < now_s - WINDOW_S:
             self._requests.popleft()
@@ -152,7 +152,11 @@ class LiveStatisticsReader:
             return self._answer
 
     async def _read_load(self) -> None:
-        """Read the load again. The next read is MAX_LOAD_AGE_S later, even if this one fails."""
+        """Read the load again.
+
+        The next read is MAX_LOAD_AGE_S later, even if this one fails. After a cancelled read,
+        the next request reads the load.
+        """
         self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
         try:
             self._load = read_load(await self._scrape())

@@ -173,7 +173,10 @@ class SharedScrape:
 
 
 async def scrape_ray() -> str:
-    """Return the metrics of all live nodes. Skip nodes whose agent does not respond."""
+    """Return this project's metrics of all live nodes, with the aliases.
+
+    Skip nodes whose agent does not respond.
+    """
     urls = await asyncio.to_thread(_agent_urls)
     texts = await asyncio.gather(*(asyncio.to_thread(_fetch, url) for url in urls))
     return add_aliases(merge_expositions(texts))

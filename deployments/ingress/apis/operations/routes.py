@@ -1,4 +1,4 @@
-"""Routes for operators: health, readiness, metrics."""
+"""Routes for operators: health, readiness, live figures, metrics and usage."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from deployments.ingress.http.request_options import model_in_path
 
 PAGE = Path(__file__).parent / "page"
 INDEX = "index.html"
-# The page builds its content from DOM nodes, so no text can become markup.
+# The page builds its content from DOM nodes. The policy forbids scripts to turn text into markup.
 POLICY = build_policy(require_trusted_types_for="'script'")
 ASSETS = tuple(sorted(path.name for path in PAGE.iterdir() if path.name != INDEX))
 
@@ -71,7 +71,7 @@ class PlaygroundRoutes:
         """Return the page to browsers, which accept `text/html`. Other clients get a status.
 
         The addresses in the page are relative to a path with a slash at the end. A route prefix
-        may lack this slash.
+        may lack this slash, so its path is redirected to the path with the slash.
         """
         headers = {"vary": "accept"}
         if "text/html" in request.headers.get("accept", ""):

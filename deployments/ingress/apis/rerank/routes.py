@@ -58,7 +58,7 @@ DOCUMENTS_FIELDS = {"inputs.texts": "documents", "inputs.": "", "parameters.": "
 CLASSIFY_FIELDS = {"inputs": "input", "parameters.": ""}
 VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
 # Paths that text-embeddings-inference (TEI) also has. Errors have TEI's format unless the body has
-# `documents`.
+# `documents` and no `texts`.
 TEI_PATHS = ("/rerank",)
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
 ANIMALS = ["A dog barks.", "A cat purrs."]
@@ -123,7 +123,10 @@ class RerankRoutes:
         )
 
     async def rerank(self, request: Request) -> Response:
-        """Return a list for `texts`, and an object with the best `top_n` for `documents`."""
+        """Return a list for `texts`, else an object with the best `top_n` for `documents`.
+
+        A body with both is ranked by `texts`.
+        """
         body = await read_json_object(request, self._pipeline.settings.limits)
         if body.get("texts") is not None:
             return await self._rank_texts(request, parse_body(TextsBody, body))

@@ -70,7 +70,10 @@ class TextToTextRequest:
 
     @property
     def options(self) -> GenerationOptions:
-        """The options from the parameters. The model has defaults for missing parameters."""
+        """The options from the parameters, by default from the model.
+
+        Raises InvalidField for an invalid grammar or conflicting lengths.
+        """
         parameters, defaults = self.parameters, self.model.generation_config.defaults
         min_new_tokens, max_new_tokens = parse_lengths(parameters, defaults)
         no_repeat_ngram = parameters.no_repeat_ngram_size
@@ -88,7 +91,7 @@ class TextToTextRequest:
         )
 
     def to_generation_request(self, request_options: RequestOptions) -> GenerationRequest:
-        """Build the generation request.
+        """Build the generation request. Prompts that lack the prefix of the task get it.
 
         Raises InvalidField for an invalid grammar or conflicting lengths.
         """
@@ -107,12 +110,18 @@ class TextToTextRequest:
 
 
 def resolve_generation_task(model: RegisteredModel, requested: str | None) -> str:
-    """Return the requested task, else the model's first. Raises WrongTask."""
+    """Return the requested task, else the model's first.
+
+    Raises WrongTask if the model does not support the requested task.
+    """
     return model.tasks[0] if requested is None else require_task(requested, model)
 
 
 def parse_languages(parameters: TextToTextParameters, model: RegisteredModel) -> Languages | None:
-    """Resolve `src_lang` and `tgt_lang` to language tokens. Raises InvalidField."""
+    """Resolve `src_lang` and `tgt_lang` to language tokens; None if neither is set.
+
+    Raises InvalidField if only one is set, or if the model does not know a code.
+    """
     codes = {"src_lang": parameters.src_lang, "tgt_lang": parameters.tgt_lang}
     requested = [name for name, code in codes.items() if code is not None]
     if not requested:
@@ -139,9 +148,10 @@ def parse_languages(parameters: TextToTextParameters, model: RegisteredModel) ->
 def parse_lengths(
     parameters: TextToTextParameters, defaults: GenerationDefaults
 ) -> tuple[int, int | None]:
-    """Return minimum and maximum of new tokens. Raises InvalidField if minimum > maximum.
+    """Return minimum and maximum of new tokens. The maximum None means the remaining context.
 
-    If a default conflicts with a requested bound, the bound replaces the default.
+    If a default conflicts with a requested bound, the bound replaces the default. Raises
+    InvalidField if the requested minimum exceeds the requested maximum.
     """
     minimum, maximum = parameters.min_new_tokens, parameters.max_new_tokens
     if minimum is None and parameters.min_length is not None:
@@ -186,7 +196,10 @@ def parse_beam_search(
 def adapt_sampling(
     sampling: SamplingParams, parameters: TextToTextParameters, defaults: GenerationDefaults
 ) -> SamplingParams:
-    """Return `sampling`, or greedy decoding if no sampling is requested. `top_k` 0: no limit."""
+    """Return `sampling`, or greedy decoding if no sampling is requested.
+
+    The default of `repetition_penalty` comes from the model. `top_k` 0 means no limit.
+    """
     penalty = parameters.repetition_penalty
     penalty = defaults.repetition_penalty if penalty is None else penalty
     if parameters.samples:

@@ -48,7 +48,8 @@ def build_text2text_response(
     """Return a list of objects, one per sequence.
 
     If the request has a list of texts and several sequences per text, return a list of lists, one
-    list per text. With `both_keys`, each object repeats its text as `generated_text`.
+    list per text. With `both_keys`, each object repeats its text as `generated_text`. An object
+    with details always does.
     """
     objects = [
         [_build_object(generated, request, both_keys=both_keys) for generated in sequences]
@@ -107,7 +108,8 @@ class TextToTextHandler:
         """Respond with a list or a stream.
 
         The methods `text_generation` and `summarization` of huggingface_hub send the same body to
-        the same path. Without a task in the path the response has the keys of both methods.
+        the same path. If the path has no task, the response to this client therefore has the keys
+        of both methods.
         """
         task = resolve_generation_task(model, path_task)
         streams = parse_stream_flag(body)

@@ -31,9 +31,9 @@ NonNegative = Annotated[int, Field(ge=0)]
 class TextToTextParameters(GenerateParameters):
     """Parameters of text generation and of the pipelines of transformers.
 
-    A request has them at the top level, in `parameters`, or in an object within `parameters`, such
-    as `generate_kwargs`. An outer value takes precedence over a nested value. The defaults come
-    from the checkpoint.
+    A request has them in `parameters`, at the top level, or in an object such as `generate_kwargs`
+    in one of these places. `parameters` takes precedence over the top level, and both take
+    precedence over such an object. The defaults come from the checkpoint.
     """
 
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
@@ -130,9 +130,9 @@ TEXT_KEYS: Mapping[str, str] = {
 
 
 def parse_text2text_parameters(raw: Mapping[str, Any]) -> TextToTextParameters:
-    """Merge nested and outer parameters. Outer parameters take precedence.
+    """Merge the objects under NESTED_KEYS and the outer parameters, which take precedence.
 
-    Raises UnknownParameter or InvalidField.
+    Raises UnknownParameter, EmptyInput or InvalidField.
     """
     merged: dict[str, Any] = {}
     for name in NESTED_KEYS:

@@ -5,8 +5,8 @@ POST /embed_sparse                                                   not support
 POST /models/{id}/embed  ...                                         each of them, for one model
 GET  /info
 
-Without a model in the path, `model` in the body names the model. Without both, the first model that
-fits the route answers.
+Without a model in the path, `model` in the body names the model. Without both, the first configured
+model that fits the route answers.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "tokenize": {"one text": {"inputs": "A kitten."}},
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
-# Routes that run a model. Their responses have INFERENCE_HEADERS.
+# Routes that run a forward pass. Their responses have INFERENCE_HEADERS.
 INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
 
 
@@ -337,7 +337,10 @@ class TextEmbeddingsRoutes:
 
 
 def select_model_id(request: Request, named: str | None) -> str | None:
-    """Return the model id in the path, else `named`, the model in the body."""
+    """Return the model id in the path, else `named`, the `model` of the body.
+
+    None if neither names a model (`model_in_body`). Raises InvalidField.
+    """
     return model_in_path(request) or model_in_body(named)
 
 

@@ -109,7 +109,7 @@ def parse_inputs(body: Mapping[str, Any], defaults: RouteDefaults) -> str | list
 def build_generate_request(
     inputs: str | list[str], parameters: GenerateParameters, defaults: RouteDefaults
 ) -> GenerateRequest:
-    """Build the request. Raises InvalidField for parameters that conflict."""
+    """Build the request. Raises InvalidField for unsupported or conflicting parameters."""
     is_list = isinstance(inputs, list)
     _reject_unsupported(parameters)
     _reject_conflicts(parameters)
@@ -208,7 +208,8 @@ def build_sampling(parameters: GenerateParameters) -> SamplingParams:
 def parse_grammar(grammar: GrammarParameter) -> Grammar:
     """Parse `parameters.grammar`. Raises InvalidField.
 
-    A JSON schema is an object, an object as JSON text, or an object with `name` and `schema`.
+    A JSON schema is an object, or an object as JSON text. For the type `json_schema`, the schema
+    may also be under the key `schema` of this object.
     """
     value = grammar.value
     if grammar.type == "regex":

@@ -72,7 +72,11 @@ FINISH_REASONS: Mapping[FinishReason, FinishWord] = {
 def tgi_response_headers(
     response: GenerationResponse, tgi_request: GenerateRequest
 ) -> dict[str, str]:
-    """Build the headers. Token counts cover all sequences. Times are of the slowest sequence."""
+    """Build the headers. The times of phases are those of the slowest sequence.
+
+    Generated tokens count for all sequences, discarded ones included. The tokens of a prompt count
+    once.
+    """
     completions = (*response.completions, *response.discarded)
     slowest = max((c.finished for c in completions), key=lambda finished: sum(finished.timings))
     inference_s = slowest.timings.prefill_s + slowest.timings.decode_s

@@ -4,7 +4,7 @@ POST /generate                    one object
 POST /generate_stream             an event per token
 POST /models/{id}/generate  ...   the same for one model
 
-For generative models, the Hugging Face routes use the same format.
+For decoder-only models, the Hugging Face routes use the same format.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class TextGenerationRoutes:
     ) -> Response:
         """Respond to a body of the Hugging Face routes, with the error format of this API.
 
-        The response is a list, a list of lists for several prompts, or a stream.
+        The response is a list, a list of lists for a list of prompts, or a stream.
         """
         use_error_format(request, TGI_ERROR_FORMAT)
         defaults = RouteDefaults(full_text=True, many=True, streams=parse_stream_flag(body))
@@ -146,7 +146,10 @@ class TextGenerationRoutes:
     async def complete(
         self, tgi_request: GenerateRequest, generation_request: GenerationRequest
     ) -> GenerationResponse:
-        """Generate the whole response, within `max_time` if set. Raises ServeError."""
+        """Generate the whole response. `max_time`, if set, ends unfinished texts.
+
+        Raises ServeError.
+        """
         max_time_s = tgi_request.parameters.max_time
         with rename_error_fields(TGI_FIELD_NAMES):
             if max_time_s is None:

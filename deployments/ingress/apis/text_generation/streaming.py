@@ -47,7 +47,10 @@ async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator
 async def start_stream_before(
     pipeline: RequestPipeline, generation_request: GenerationRequest, deadline_s: float
 ) -> GenerationStream:
-    """Start a stream. Raises DeadlineExceeded if no token arrives by `deadline_s`."""
+    """Start a stream. Raises ServeError.
+
+    It is DeadlineExceeded if a prompt has no first token by `deadline_s`.
+    """
     async with enforce_max_time(deadline_s, "before the first token"):
         return await pipeline.stream(generation_request)
 
@@ -55,7 +58,10 @@ async def start_stream_before(
 async def read_batches_until(
     stream: GenerationStream, deadline_s: float
 ) -> AsyncIterator[list[ChoiceChunk]]:
-    """Yield the batches of a stream. At `deadline_s`, end all sequences with reason `length`."""
+    """Yield the batches of a stream.
+
+    At `deadline_s`, end the unfinished sequences with the reason `length`.
+    """
     batches = stream.batches()
     while True:
         try:
@@ -75,7 +81,10 @@ async def read_batches_until(
 async def complete_before(
     pipeline: RequestPipeline, generation_request: GenerationRequest, max_time_s: float
 ) -> GenerationResponse:
-    """Generate for at most `max_time_s`, then return what was generated. Raises ServeError."""
+    """Generate for at most `max_time_s`, then return what was generated.
+
+    Raises ServeError. It is DeadlineExceeded if a prompt has no first token by then.
+    """
     started_s = time.perf_counter()
     deadline_s = deadline_after(max_time_s)
     stream = await start_stream_before(pipeline, generation_request, deadline_s)

@@ -70,6 +70,14 @@ def test_answers_that_were_all_cut_do_not_predict_the_limit(cut_at: int, assumed
     assert lengths.expect_remaining(0, 0, cut_at) == cut_at
 
 
+def test_answers_that_end_at_the_limit_that_cuts_others_are_few() -> None:
+    lengths = AnswerLengths()
+    for number in range(MAX_ANSWERS):
+        lengths.record(300, is_cut=number > 0)
+    assert lengths.find_percentile(0.8, 0, 4_000) == 600
+    assert lengths.expect_remaining(0, 0, 4_000) == pytest.approx(600, rel=0.01)
+
+
 def test_few_longer_answers_replace_the_assumption() -> None:
     lengths = AnswerLengths()
     for _ in range(MAX_ANSWERS):

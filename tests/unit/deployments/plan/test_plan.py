@@ -124,6 +124,15 @@ def test_rollback_without_a_promotion_takes_the_version_before(store: Path) -> N
     assert default_version(store) == OLD
 
 
+def test_rollback_passes_over_refused_former_versions(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    changes.promote(store, MODEL, NEW)
+    changes.promote(store, MODEL, NEWEST)
+    changes.refuse(store, MODEL, NEW, "its graph does not open")
+    changes.rollback(store, MODEL)
+    assert default_version(store) == OLD
+
+
 def test_aliases_remember_a_bounded_number_of_versions(store: Path) -> None:
     versions = [f"{number:012x}" for number in range(MAX_FORMER + 5)]
     for number, version in enumerate(versions):
@@ -233,6 +242,13 @@ def test_shadow_of_the_default_version_is_none(store: Path) -> None:
     assert resolve_name(store, read_plan(store), MODEL).shadow is None
     traffic = resolve_name(store, changes.promote(store, MODEL, OLD), MODEL)
     assert traffic.shadow is None, "a promotion ends it"
+
+
+def test_refused_version_is_no_shadow(store: Path) -> None:
+    changes.promote(store, MODEL, OLD)
+    changes.set_shadow(store, MODEL, NEW, 5)
+    changes.refuse(store, MODEL, NEW, "its graph does not open")
+    assert resolve_name(store, read_plan(store), MODEL).shadow is None
 
 
 def test_refused_version_is_skipped_until_it_is_sealed_again(store: Path) -> None:
