@@ -133,7 +133,7 @@ def query_gpus(fields: str) -> tuple[str, ...]:
 
 
 def _parse_line(line: str) -> Gpu:
-    """Parse one line of nvidia-smi; fields that a driver does not know are `[N/A]`."""
+    """Parse one line of nvidia-smi. A value that the GPU does not report is `[N/A]`."""
     name, driver, memory, compute = (*(part.strip() for part in line.split(",")), "", "", "")[:4]
     major, _, minor = compute.partition(".")
     return Gpu(

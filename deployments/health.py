@@ -67,7 +67,10 @@ class WorkerHealth:
 
     @contextmanager
     def running(self, size: int = 1) -> Iterator[None]:
-        """Record the duration of one call. `size` is its work, in units that all calls share."""
+        """Count the block as a running call, and record its pace at the end.
+
+        `size` is the work of the call, in units that all calls share.
+        """
         number = next(self._numbers)
         call = _RunningCall(time.perf_counter(), max(size, MIN_PACE_SIZE))
         self._running[number] = call

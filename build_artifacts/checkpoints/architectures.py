@@ -11,7 +11,7 @@ from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_field
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import TaskName
 
-TransformersConfig = Any  # a transformers.PretrainedConfig; the library is not typed
+TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the library
 
 
 # Task by suffix of the model class in the config of a checkpoint or an adapter. The first matching

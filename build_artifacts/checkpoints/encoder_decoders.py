@@ -77,7 +77,7 @@ _UNSUPPORTED_SETTINGS: Mapping[str, Json] = {
     ),
 }  # fmt: skip
 
-GenerationSettings = Any  # a transformers.GenerationConfig; the library is not typed
+GenerationSettings = Any  # a transformers.GenerationConfig; mypy skips the library
 
 
 def check_encoder_decoder(config: TransformersConfig, task: str) -> None:

@@ -148,7 +148,7 @@ def load_examples(
 ) -> Evaluation:
     """Load the examples of a file for the main task of a checkpoint.
 
-    Raises BadEvaluationData if the file is invalid, BuildError if the task has no evaluation.
+    Raises the errors of `load_evaluation`.
     """
     model = EvaluatedModel(
         directory=weights,

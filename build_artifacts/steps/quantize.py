@@ -43,7 +43,8 @@ CALIBRATION_TOKENS = 128
 _ENTROPY_BINS = 512
 # Maximum size of a float graph for NNCF: 1.3 GB (BERT-large) took 17 GB of memory.
 MAX_NNCF_BYTES = 600 << 20
-# Number of weight rows that share a scale in excluded nodes. Smaller blocks are slower.
+# Weight rows that share a scale in `excluded_nodes`, which have int8 weights but float activations.
+# Smaller blocks are slower.
 EXCLUDED_BLOCK_SIZE = 128
 
 

@@ -43,7 +43,7 @@ class ArtifactContents:
 
     identity: ArtifactIdentity
     metadata: CheckpointMetadata
-    candidates: tuple[Candidate, ...]  # in order per device, the default candidate first
+    candidates: tuple[Candidate, ...]  # by rank within each device; the first is its default
     gate: Gate
     scores: Mapping[str, float]
     files: Mapping[str, Path]  # source files by their names in the artifact

@@ -27,7 +27,7 @@ MAX_NUMBER = 999_999
 _DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)  # number of days per month
 _HELD_OUT_DIVISOR = 20  # one of this many expressions is held out from training
 
-ExpressionWords = tuple[str, str]  # expression and its words
+ExpressionWords = tuple[str, str]  # an expression and its spelling, such as ("21", "twenty-one")
 
 
 def spell_number(number: int) -> str:

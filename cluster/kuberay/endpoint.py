@@ -70,7 +70,10 @@ def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
 
 
 def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
-    """Read the endpoint. Raises InvalidOverlay if pods could not serve, or not be reached."""
+    """Read the endpoint from the merged config.
+
+    Raises InvalidOverlay if the pods could not serve it, or if no client could reach them.
+    """
     stores = {args.get("store") for args in read_args(merged)}
     if len(stores) != 1 or None in stores:
         raise InvalidOverlay(

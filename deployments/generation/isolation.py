@@ -16,7 +16,7 @@ class IsolatedStep(NamedTuple):
     """Result of a decode step. If a slot makes the step fail, only earlier slots are computed."""
 
     logits: Logits | None  # [n, V] of slots 0 to n-1; None if n is 0
-    failed_slot: int | None = None  # n; None if all slots were computed
+    failed_slot: int | None = None  # the slot n that made the step fail; None: all worked
     error: Exception | None = None
 
 

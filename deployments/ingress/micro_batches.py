@@ -234,9 +234,9 @@ class BatchSlots:
     client. An interactive call does not wait for the slots of a batch job.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
-    slots are taken would become batches of one call. They wait here instead, and enter together
-    when a slot is free. Once enough calls for a whole micro-batch wait, they enter without a free
-    slot. They then wait in the replicas, whose queues are fair to clients.
+    slots of their sender are taken would become batches of one call. They wait here instead, and
+    enter together when a slot is free. Once a whole micro-batch of calls of one sender waits, these
+    calls enter without a free slot. They then wait in the replicas, whose queues are fair.
 
     If `batch_wait_timeout_s` is 0 and no sender has taken a slot, a call is sent at once. No other
     call could join its micro-batch, and @serve.batch would take 64 µs.

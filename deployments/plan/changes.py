@@ -29,7 +29,8 @@ from deployments.plan.resolution import (
 def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
     """Let `alias` name the version that `selector` names.
 
-    Raises BadSetting for an invalid alias.
+    Raises BadSetting for an invalid alias, for a selector that names a refused version, or if the
+    plan cannot be changed; also the errors of `resolve_selector` and `resolve_version`.
     """
     try:
         check_alias(alias)

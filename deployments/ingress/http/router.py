@@ -82,7 +82,8 @@ class WrongMethod(Exception):
 class RouteTable:
     """All routes. The first route that matches a request handles it.
 
-    Matched routes are cached, because trying all patterns takes longer than a cached response.
+    Matched routes are cached, because trying all patterns takes longer than answering from the
+    response cache.
     """
 
     def __init__(self, routes: Sequence[OperationRoute]) -> None:

@@ -51,8 +51,9 @@ def parse_grammar(response_format: Any) -> Grammar | None:
     """Parse `response_format`; None for free text. Raises InvalidField.
 
     The forms are `{"type": "text"}`, `{"type": "json_object"}` (optionally with a schema as
-    `value`), `{"type": "json_schema", "json_schema": {"schema": ...}}`, the same with the key
-    `value`, `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`.
+    `value`), `{"type": "json_schema", "json_schema": {"schema": S}}`, `{"type": "json_schema",
+    "value": V}` with S or `{"schema": S}` as V, `{"type": "json", "value": S}` and
+    `{"type": "regex", "value": ...}`.
     """
     if response_format is None:
         return None
