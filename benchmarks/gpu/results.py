@@ -91,6 +91,7 @@ def build_tables(cases: Sequence[CaseResult]) -> list[Table]:
     figures = (
         _parity_table([c for c in on_gpu if c.part in ("encoder-parity", "decoder-parity")]),
         _latency_table(_passed(on_gpu, "encoder-latency")),
+        _server_table(_passed(on_gpu, "server")),
         _large_table(_passed(on_gpu, "bert-large")),
         _streams_table(_passed(on_gpu, "streams")),
         _memory_table(_passed(on_gpu, "memory")),
@@ -171,6 +172,25 @@ def _latency_table(cases: Sequence[CaseResult]) -> Table:
             for (engine, items), row in rows.items()
         ],
     )
+
+
+def _server_table(cases: Sequence[CaseResult]) -> Table:
+    """Build a row per load of the case `throughput`."""
+    rows = [
+        (
+            row["model"].removeprefix("gpu/"),
+            row["device"],
+            str(row["connections"]),
+            _number(row.get("embeddings_per_s"), 0),
+            _number(row.get("tokens_per_s"), 0),
+            format_number(row["p50"], 1),
+            format_number(row["p99"], 1),
+        )
+        for result in cases
+        for row in result.values.get("rows", ())
+    ]
+    columns = ("model", "device", "connections", "embeddings/s", "tokens/s", "p50 ms", "p99 ms")
+    return Table("server", columns, rows)
 
 
 def _large_table(cases: Sequence[CaseResult]) -> Table:

@@ -1,12 +1,15 @@
-"""Comparison of answers of a GPU server: unbatched with batched, and GPU with CPU."""
+"""A server with GPU replicas: its answers unbatched, batched and on the CPU, and its throughput."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +21,31 @@ from numpy.typing import NDArray
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, model_path
 from benchmarks.common.report import REPOSITORY
+from benchmarks.common.statistics import percentiles_ms
 from benchmarks.gpu.cases import Bench, Case, Target
-from benchmarks.gpu.checkpoints import MINILM, SMALL_LLAMA, TINY_BERT, write_bert, write_llama
-from build_artifacts.recipes import CPU_FP32, DECODER_FP16, DECODER_INT8, GPU_FP16, QUICK
+from benchmarks.gpu.checkpoints import (
+    MINILM,
+    SMALL_LLAMA,
+    TINY_BERT,
+    find_smollm,
+    write_bert,
+    write_llama,
+)
+from build_artifacts.recipes import (
+    CPU_FP32,
+    DECODER_FP16,
+    DECODER_INT8,
+    DECODER_INT8_BLOCKS,
+    GPU_FP16,
+    QUICK,
+)
 from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device, TaskName
 from deployments.tuning.parity import cosines
 
-_ENCODER, _GENERATOR = "gpu/encoder", "gpu/generator"
+ENCODER, GENERATOR, SMOLLM = "gpu/encoder", "gpu/generator", "gpu/smollm2"
 _TEXTS, _NEW_TOKENS = 32, 32
+_CONNECTIONS = {ENCODER: (1, 64, 256), SMOLLM: (1, 32)}
 _MIN_COSINE = 0.999
 # Matrix products over different numbers of slots round differently. If two tokens have nearly equal
 # logits, the other token may win.
@@ -45,60 +64,76 @@ class _ModelCall(NamedTuple):
         return orjson.dumps({"inputs": text, "parameters": self.parameters, "options": options})
 
 
-_EMBED = _ModelCall(_ENCODER, {})
+_EMBED = _ModelCall(ENCODER, {})
 _GENERATE = _ModelCall(
-    _GENERATOR,
+    GENERATOR,
     {"max_new_tokens": _NEW_TOKENS, "do_sample": False, "return_full_text": False},
 )
 
 
 def server_cases(_target: Target) -> list[Case]:
-    return [Case("answers", _compare_answers)]
+    return [Case("answers", _compare_answers), Case("throughput", _measure_throughput)]
 
 
 def _compare_answers(bench: Bench) -> Mapping[str, Any]:
-    """Build two models with random weights, serve them, and compare their answers."""
+    with serve_models(bench, (ENCODER, GENERATOR)) as address:
+        return compare_answers(address, bench.target.seed)
+
+
+def _measure_throughput(bench: Bench) -> Mapping[str, Any]:
+    with serve_models(bench, (ENCODER, SMOLLM)) as address:
+        return measure_throughput(address, bench.target)
+
+
+@contextmanager
+def serve_models(bench: Bench, models: Sequence[str]) -> Iterator[ServerAddress]:
+    """Build models and serve them."""
     import ray  # noqa: F401  a server needs it; without it the case is blocked
 
     from benchmarks.servers.own_server import build_serve_command
     from benchmarks.servers.processes import run_server
 
-    store = bench.once("server/store", lambda root: _build_models(bench, root))
-    models = dict.fromkeys((_ENCODER, _GENERATOR), LATEST_NAME)
-    directory = bench.scratch / "server"
+    store = bench.once("server/store", lambda root: root)
+    for model in models:
+        bench.once(f"server/{model}", partial(_build_model, bench, model, store))
+    directory = bench.scratch / f"server-{time.monotonic_ns()}"
     # A dry run declares a GPU to Ray, so that GPU replicas start. They run on the CPU.
     options = () if bench.target.is_cuda else ("--num-gpus", "1")
-    config = _read_config(bench.target)
-    command = build_serve_command(config, store, models, directory, *options)
+    versions = dict.fromkeys(models, LATEST_NAME)
+    command = build_serve_command(_read_config(bench.target), store, versions, directory, *options)
     with run_server(command, directory, REPOSITORY) as server:
-        return compare_answers(server.address, bench.target.seed)
+        yield server.address
 
 
-def _build_models(bench: Bench, root: Path) -> Path:
+def _build_model(bench: Bench, model: str, store: Path, root: Path) -> None:
     from build_artifacts.families.base import BuildBudget
     from build_artifacts.pipeline import BuildRequest, build
     from build_artifacts.progress import BuildProgress
 
-    target, store = bench.target, root / "store"
+    target = bench.target
+    checkpoint = root / "checkpoint"
+    checkpoint.mkdir()
+    if model == ENCODER:
+        sizes = target.choose(MINILM, TINY_BERT)
+        write_bert(checkpoint, sizes, TaskName.FEATURE_EXTRACTION, target.seed)
+    elif model == SMOLLM and target.is_cuda:
+        checkpoint = find_smollm(bench)
+    else:
+        write_llama(checkpoint, SMALL_LLAMA, target.seed)
     # A dry run opens the GPU candidates on the CPU, so it builds only one candidate per device.
     dry = replace(QUICK, candidates=(CPU_FP32, GPU_FP16), decoders=(DECODER_INT8, DECODER_FP16))
-    for model, task in ((_ENCODER, TaskName.FEATURE_EXTRACTION), (_GENERATOR, None)):
-        checkpoint = root / model.replace("/", "-")
-        checkpoint.mkdir()
-        if task is None:
-            write_llama(checkpoint, SMALL_LLAMA, target.seed)
-        else:
-            write_bert(checkpoint, target.choose(MINILM, TINY_BERT), task, target.seed)
-        request = BuildRequest(
-            ref=str(checkpoint),
-            store=store,
-            id=model,
-            task=task,
-            recipe=target.choose(QUICK, dry),
-            budget=BuildBudget(tune_seconds=target.choose(5.0, 0.0)),
-        )
-        build(request, BuildProgress(io.StringIO()))
-    return store
+    recipe = target.choose(QUICK, dry)
+    if model == SMOLLM:  # its CPU candidate is not measured, so the build takes a fast one
+        recipe = replace(recipe, decoders=(DECODER_INT8_BLOCKS, DECODER_FP16))
+    request = BuildRequest(
+        ref=str(checkpoint),
+        store=store,
+        id=model,
+        task=TaskName.FEATURE_EXTRACTION if model == ENCODER else None,
+        recipe=recipe,
+        budget=BuildBudget(tune_seconds=target.choose(5.0, 0.0)),
+    )
+    build(request, BuildProgress(io.StringIO()))
 
 
 def _read_config(target: Target) -> dict[str, Any]:
@@ -139,24 +174,75 @@ def compare_answers(address: ServerAddress, seed: int) -> Mapping[str, Any]:
     }
 
 
+def measure_throughput(address: ServerAddress, target: Target) -> Mapping[str, Any]:
+    """Measure requests/s of embeddings on both devices, and tokens/s of answers on the GPU.
+
+    Each connection sends the next request when it has the answer to the last one. Failed requests
+    become `reasons`.
+    """
+    # Needs httptools, which a machine with only torch and transformers may lack.
+    from benchmarks.serving.load import LoadPlan, Workload, run_load
+
+    texts = _draw_texts(target.seed)
+    new_tokens = target.choose(128, 8)
+    answer = _ModelCall(
+        SMOLLM,
+        {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens, "do_sample": False},
+    )
+    rows: list[Mapping[str, Any]] = []
+    reasons: list[str] = []
+    for call, device, unit, count in (
+        (_EMBED, Device.CPU, "embeddings", 1),
+        (_EMBED, Device.GPU, "embeddings", 1),
+        (answer, Device.GPU, "tokens", new_tokens),
+    ):
+        _wait_until_answered(partial(_send, address, call, texts[0], device))
+        for connections in _CONNECTIONS[call.model]:
+            requests = [
+                address.build_post(model_path(call.model), call.body(text, device))
+                for text in texts
+            ]
+            plan = LoadPlan(
+                connections=connections,
+                seconds=target.choose(5.0, 0.3),
+                warm_up_s=target.choose(1.5, 0.2),
+            )
+            load = asyncio.run(run_load(address, Workload(requests), plan))
+            reasons += [
+                f"{n} times {reason} on the {device}" for reason, n in load.failures.items()
+            ]
+            rows.append(
+                {
+                    "model": call.model,
+                    "device": str(device),
+                    "connections": connections,
+                    f"{unit}_per_s": load.requests_per_s * count,
+                    **percentiles_ms(load.latencies_s),
+                }
+            )
+    return {"rows": rows, "reasons": reasons}
+
+
 def _ask(address: ServerAddress, call: _ModelCall, texts: Sequence[str]) -> list[list[Any]]:
     """Return three lists of answers to all texts: GPU unbatched, GPU batched, and CPU."""
-
-    def send(text: str, device: Device) -> Any:
-        with Client(address) as client:
-            answer = client.post(model_path(call.model), call.body(text, device))
-        if not (answer.compute_type or "").startswith(str(device)):
-            raise BenchmarkError(
-                f"`{answer.compute_type}` answered a request for the {device}",
-                hint="`hundredfold doctor` says what uses the GPU",
-            )
-        return answer.value
-
+    send = partial(_send, address, call)
     _wait_until_answered(lambda: send(texts[0], Device.GPU))
     alone = [send(text, Device.GPU) for text in texts]
     with ThreadPoolExecutor(len(texts)) as threads:
         batched = list(threads.map(lambda text: send(text, Device.GPU), texts))
     return [alone, batched, [send(text, Device.CPU) for text in texts]]
+
+
+def _send(address: ServerAddress, call: _ModelCall, text: str, device: Device) -> Any:
+    """Return the answer of `device`. Raises BenchmarkError if another device answers."""
+    with Client(address) as client:
+        answer = client.post(model_path(call.model), call.body(text, device))
+    if not (answer.compute_type or "").startswith(str(device)):
+        raise BenchmarkError(
+            f"`{answer.compute_type}` answered a request for the {device}",
+            hint="`hundredfold doctor` says what uses the GPU",
+        )
+    return answer.value
 
 
 def _wait_until_answered(send: Callable[[], object]) -> None:

@@ -14,6 +14,7 @@ from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.engines import ENGINES, missing_requirement
 from deployments.engines.decoder import DecoderEngine, DecoderFactory, DecoderSpec
+from deployments.engines.torch_capture import count_staging_slots
 from deployments.errors import EngineFailed
 
 WARM_UP_TOKENS = 32
@@ -22,8 +23,9 @@ WARM_UP_TOKENS = 32
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngine:
     """Open a decoder, allocate its KV cache and warm it up.
 
-    Raises EngineFailed for a missing requirement, for `kv_cache_bytes` below the size of one slot,
-    and if the engine fails. Raises ManifestInvalid for an encoder-decoder without an encoder graph.
+    Raises EngineFailed for a missing requirement, for `kv_cache_bytes` below the size of the
+    smallest KV cache, and if the engine fails. Raises ManifestInvalid for an encoder-decoder
+    without an encoder graph.
     """
     if reason := missing_requirement(spec, settings):
         raise EngineFailed(f"{spec.path.name}: {reason}")
@@ -39,12 +41,13 @@ def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngin
 
 
 def _count_slots(spec: DecoderSpec, settings: GeneratorSettings, context: int) -> int:
-    slot_bytes = _measure_slot(spec, context)
-    slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes)
-    if not slots:
+    slot_bytes, staging = _measure_slot(spec, context), count_staging_slots(spec, settings)
+    slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes - staging)
+    if slots < 1:
         raise EngineFailed(
-            f"{spec.path.name}: `kv_cache_bytes` is {settings.kv_cache_bytes}; a KV slot of "
-            f"{context} tokens needs {slot_bytes}. Increase it or reduce `max_context_tokens`."
+            f"{spec.path.name}: `kv_cache_bytes` is {settings.kv_cache_bytes}; the smallest KV "
+            f"cache for {context} tokens needs {(1 + staging) * slot_bytes}. Increase it or reduce "
+            "`max_context_tokens`."
         )
     return slots
 
@@ -63,12 +66,12 @@ def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
     """Return the bytes of the KV cache that `open_decoder` allocates on all devices together.
 
     Returns 0 with `kv_offload`, because the KV cache is then on the host and not on the device.
-    Raises EngineFailed if `kv_cache_bytes` is below the size of one slot.
+    Raises EngineFailed if `kv_cache_bytes` is below the size of the smallest KV cache.
     """
     if spec.options.kv_offload:
         return 0
     context = min(settings.max_context_tokens, spec.max_tokens)
-    slots = _count_slots(spec, settings, context)
+    slots = _count_slots(spec, settings, context) + count_staging_slots(spec, settings)
     return slots * _measure_slot(spec, context) * spec.options.tensor_parallel_size
 
 

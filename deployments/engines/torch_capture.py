@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from deployments.config import HardwareSettings
 from deployments.engines.capture_lock import CaptureLock
+from deployments.engines.decoder import DecoderSpec
+from deployments.engines.torch_devices import uses_cuda
 
 if TYPE_CHECKING:
     import torch
@@ -58,3 +61,20 @@ def capture(
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             call()
     return CapturedCall(graph, stream)
+
+
+def can_capture(spec: DecoderSpec, hardware: HardwareSettings) -> bool:
+    """Return whether a decoder of torch captures its calls.
+
+    A CUDA graph needs fixed addresses on the GPU and no communication between GPUs.
+    """
+    is_on_one_gpu = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
+    return uses_cuda(hardware) and is_on_one_gpu
+
+
+def count_staging_slots(spec: DecoderSpec, hardware: HardwareSettings) -> int:
+    """Return the KV slots that a decoder allocates beside those of its requests.
+
+    A decoder that captures prefills has one (torch_decoder.py).
+    """
+    return int(spec.engine == "torch" and can_capture(spec, hardware))

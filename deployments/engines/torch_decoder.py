@@ -9,9 +9,16 @@ size], updated in place. Output: logits [B, L, V] in fp32.
 A decode step has hundreds of kernels, and launching them takes longer than running them. On CUDA
 the step is therefore captured as a CUDA graph for each number of slots. One launch replays the
 graph, from any thread. In every slot, attention reads as many tokens as the longest slot has. There
-are therefore graphs for up to 256 tokens, up to 512, and so on. Prefill is neither captured nor
-compiled, because its kernels are large and its lengths vary. Steps with a KV cache on the host or
-with tensor parallelism are not captured. While a model is being opened, no step is captured.
+are therefore graphs for up to 256 tokens, up to 512, and so on.
+
+The prefill of up to 256 tokens is launch-bound too. A graph reads and writes fixed addresses, but a
+prefill may be for any slot. Torch programs therefore have one more slot, the staging slot: a
+captured prefill runs there, and its keys and values are copied from and to the slot of the prompt.
+Chunks are padded to the sizes of `_CHUNK_SIZES`. Longer chunks, prompts that need logits of all
+tokens, and checkpoints of transformers, whose prefill may depend on data, run uncaptured.
+
+Calls with a KV cache on the host or with tensor parallelism are not captured. While a model is
+being opened, nothing is captured. Prefill is not compiled.
 """
 
 from __future__ import annotations
@@ -34,7 +41,12 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.torch_capture import CapturedCall, capture
+from deployments.engines.torch_capture import (
+    CapturedCall,
+    can_capture,
+    capture,
+    count_staging_slots,
+)
 from deployments.engines.torch_devices import (
     missing_torch_device,
     return_cached_memory,
@@ -54,6 +66,9 @@ _INPUTS = ("input_ids", "lengths", "wanted")
 # to a multiple of this, for fast kernels.
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; the next have 512, 1024, ...
+# Tokens of the chunks that captured prefills compute. Padding at most doubles the computed tokens,
+# which costs less than launching the kernels one by one.
+_CHUNK_SIZES = (16, 32, 64, 128, 256)
 _COMPILER = "inductor"
 
 
@@ -63,11 +78,15 @@ class _LoadedDecoder:
 
     module: Callable[..., torch.Tensor]
     step_module: Callable[..., torch.Tensor]  # for decode steps; compiled if requested
-    kv_cache: torch.Tensor  # [2 * layers, slots, heads, tokens, size]
+    # [2 * layers, slots, heads, tokens, size]. If the decoder captures prefills, the last slot is
+    # the staging slot.
+    kv_cache: torch.Tensor
     ids: torch.Tensor  # [slots, 1], input of a decode step
-    lengths: torch.Tensor  # [slots]
+    lengths: torch.Tensor  # [slots]; a captured prefill uses the first
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
-    logits: torch.Tensor  # [slots, V], output of a decode step
+    chunk: torch.Tensor  # [1, tokens], input of a captured prefill
+    last: torch.Tensor  # [1], index of the last token in `chunk` that is not padding
+    logits: torch.Tensor  # [slots, V], output of a decode step; a captured prefill uses the first
     # [slots, V], a copy of `logits` on the host. With a GPU this memory is pinned, because a GPU
     # copies to unpinned memory through an extra buffer.
     host_logits: torch.Tensor
@@ -89,6 +108,21 @@ class _LoadedDecoder:
         logits = self.step_module(self.ids[:slots], self.lengths[:slots], self.first, arrays)
         self.logits[:slots].copy_(logits[:, 0])
 
+    def prefill_chunk(self, tokens: int, kv_length: int) -> None:
+        """Prefill the first `tokens` tokens of `chunk` in the staging slot, at `lengths[0]`.
+
+        Writes the logits of the token `last` to `logits[0]`.
+        """
+        staging = self.kv_cache.shape[1] - 1
+        arrays = self.kv_arrays(staging, staging + 1, kv_length)
+        logits = self.module(self.chunk[:, :tokens], self.lengths[:1], self.last, arrays)
+        self.logits[0].copy_(logits[0, 0])
+
+    def copy_tokens(self, source: int, target: int, start: int, end: int) -> None:
+        """Copy the keys and values of tokens `start` to `end` - 1 of a slot to another slot."""
+        cache = self.kv_cache
+        cache[:, target, :, start:end] = cache[:, source, :, start:end]
+
 
 class TorchDecoder:
     """Decoder engine for one torch module.
@@ -102,14 +136,17 @@ class TorchDecoder:
         context = min(context, spec.max_tokens)
         self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
         self._device = _CUDA if uses_cuda(hardware) else "cpu"
-        # A captured step needs fixed addresses and no communication.
-        is_capturable = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
-        self._captures = self._device == _CUDA and is_capturable
+        self._captures = can_capture(spec, hardware)
+        self._staging_slots = count_staging_slots(spec, hardware)
         self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
-        self._captured: dict[tuple[int, int], CapturedCall] = {}  # by (slots, kv_length)
+        # Decode steps by (slots, kv_length), prefills by (1, kv_length, tokens).
+        self._captured: dict[tuple[int, ...], CapturedCall] = {}
         self._loaded: _LoadedDecoder | None = None
         with translate_errors(spec.path.name), self._lock.open_model():
             self._loaded = self._load(spec, hardware)
+        for tokens in _CHUNK_SIZES if self._staging_slots else ():
+            if tokens <= context:
+                self.prefill(0, [0] * tokens, 0)  # captures
 
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
@@ -118,6 +155,8 @@ class TorchDecoder:
 
         loaded, tokens = self.loaded, len(ids)
         check_prompt(self.info, ids, start)
+        if not all_logits and (chunk := self._find_chunk_size(tokens, start)):
+            return self._prefill_chunk(slot, ids, start, chunk)
         kv_length = self._round_kv_length(start + tokens)
         indices = range(tokens) if all_logits else range(tokens - 1, tokens)
         with self._running(), torch.inference_mode():
@@ -125,6 +164,39 @@ class TorchDecoder:
             inputs = (torch.tensor(value, device=self._device) for value in values)
             logits = loaded.module(*inputs, loaded.kv_arrays(slot, slot + 1, kv_length))[0]
             return to_host(logits if all_logits else logits[0])
+
+    def _find_chunk_size(self, tokens: int, start: int) -> int | None:
+        """Return the size of the captured prefill for `tokens` tokens at `start`, or None.
+
+        Its padding must fit into the slot too, because padding also has keys and values.
+        """
+        if not self._staging_slots:
+            return None
+        limit = self.info.context - start
+        return next((size for size in _CHUNK_SIZES if tokens <= size <= limit), None)
+
+    def _prefill_chunk(self, slot: int, ids: Sequence[int], start: int, size: int) -> Logits:
+        """Prefill in the staging slot, with `size` - T tokens of padding after the T tokens.
+
+        Attention is causal, so that no token sees the padding. `prefill` describes the rest.
+        """
+        import torch
+
+        loaded, tokens, staging = self.loaded, len(ids), self.info.slots
+        with torch.inference_mode():
+            with self._running():
+                loaded.chunk[0, :size].copy_(torch.tensor([*ids, *[0] * (size - tokens)]))
+                loaded.lengths[0] = start
+                loaded.last[0] = tokens - 1
+            kv_length = self._graph_kv_length(start + size)
+            run = self._find_call(
+                (1, kv_length, size), partial(loaded.prefill_chunk, size, kv_length)
+            )
+            with self._running():
+                loaded.copy_tokens(slot, staging, 0, start)
+                run()
+                loaded.copy_tokens(staging, slot, start, start + tokens)
+                return to_host(loaded.logits[0])
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         import torch
@@ -149,9 +221,9 @@ class TorchDecoder:
         raise EngineFailed(f"{self.info.compute_type}: verification is not supported")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        cache = self.loaded.kv_cache
+        loaded = self.loaded
         with self._running():
-            cache[:, target, :, :tokens] = cache[:, source, :, :tokens]
+            loaded.copy_tokens(source, target, 0, tokens)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         cache = self.loaded.kv_cache
@@ -193,13 +265,21 @@ class TorchDecoder:
             module=module,
             step_module=_compile(module) if spec.options.compile else module,
             kv_cache=torch.zeros(
-                (2 * config.layers, slots, heads, self.info.context, config.head_dim),
+                (
+                    2 * config.layers,
+                    slots + self._staging_slots,
+                    heads,
+                    self.info.context,
+                    config.head_dim,
+                ),
                 dtype=torch_dtype(spec),
                 device="cpu" if spec.options.kv_offload else self._device,
             ),
             ids=int_zeros((slots, 1)),
             lengths=int_zeros(slots),
             first=int_zeros(1),
+            chunk=int_zeros((1, _CHUNK_SIZES[-1])),
+            last=int_zeros(1),
             logits=zeros((slots, spec.vocabulary)),
             host_logits=torch.zeros((slots, spec.vocabulary), pin_memory=self._device == _CUDA),
         )
@@ -212,27 +292,36 @@ class TorchDecoder:
     def _find_step(self, slots: int, tokens: int) -> Callable[[], None]:
         """Return a function that decodes a token for each of the first `slots` slots.
 
-        After the step, a slot has at most `tokens` tokens. If the decoder uses CUDA graphs, capture
-        the graph on first use. If a model is being opened then, the function runs the step
-        uncaptured, and a later call captures the graph. Only the decoder's first capture waits.
+        After the step, a slot has at most `tokens` tokens.
         """
         step = self.loaded.step
         if not self._captures:
             return partial(step, slots, self._round_kv_length(tokens))
+        key = slots, self._graph_kv_length(tokens)
+        return self._find_call(key, partial(step, *key))
+
+    def _graph_kv_length(self, tokens: int) -> int:
+        """Return the tokens per slot of the smallest graph for slots of up to `tokens` tokens."""
         kv_length = _MIN_GRAPH_KV_LENGTH
         while kv_length < tokens:
             kv_length *= 2
-        key = slots, min(kv_length, self.info.context)
+        return min(kv_length, self.info.context)
+
+    def _find_call(self, key: tuple[int, ...], call: Callable[[], None]) -> Callable[[], None]:
+        """Return a function with the effect of `call`, which replays its CUDA graph.
+
+        Capture the graph on first use. If a model is being opened then, return `call` itself, and
+        let a later use capture the graph. Only the decoder's first capture waits.
+        """
         if key not in self._captured:
             if self._captured and self._lock.is_opening:  # the capture would wait for the opening
-                return partial(step, *key)
+                return call
             other = next(iter(self._captured.values()), None)
             with translate_errors(self.info.compute_type):
                 # Only the first capture, when the decoder starts, waits for openings.
-                waits = other is None
-                captured = capture(partial(step, *key), other, self._lock, waits=waits)
+                captured = capture(call, other, self._lock, waits=other is None)
             if captured is None:
-                return partial(step, *key)
+                return call
             self._captured[key] = captured
         return self._captured[key].replay
 

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.gpu.cases import Bench, Target, run_case
-from benchmarks.gpu.server import server_cases
+from benchmarks.gpu.cases import Bench, Target
+from benchmarks.gpu.server import (
+    ENCODER,
+    GENERATOR,
+    SMOLLM,
+    compare_answers,
+    measure_throughput,
+    serve_models,
+)
 from tests.support.forked_programs import fork_model_builder
 
 
 def test_served_answers_are_the_same_alone_and_batched(tmp_path: Path) -> None:
     bench = Bench(Target(is_cuda=False), tmp_path)
-    (case,) = server_cases(bench.target)
-    with fork_model_builder():
-        result = run_case("server", case, bench)
-    assert (result.state, result.reason) == ("passed", "")
-    assert result.values["batched_cosine_worst"] > 0.9999
-    assert result.values["same_answers_batched"] > 0.9
+    with fork_model_builder(), serve_models(bench, (ENCODER, GENERATOR, SMOLLM)) as address:
+        answers = compare_answers(address, bench.target.seed)
+        throughput = measure_throughput(address, bench.target)
+    assert answers["reasons"] == []
+    assert answers["batched_cosine_worst"] > 0.9999
+    assert answers["same_answers_batched"] > 0.9
+    assert throughput["reasons"] == []
+    loads = [(row["model"], row["device"], row["connections"]) for row in throughput["rows"]]
+    assert loads == [
+        *(
+            (ENCODER, device, connections)
+            for device in ("cpu", "gpu")
+            for connections in (1, 64, 256)
+        ),
+        *((SMOLLM, "gpu", connections) for connections in (1, 32)),
+    ]
+    for row in throughput["rows"]:
+        assert row.get("embeddings_per_s", row.get("tokens_per_s")) > 0
+        assert row["p50"] > 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -57,17 +56,23 @@ def test_gpu_matches_expected_outputs(
 class Uncaptured(TorchDecoder):
     """Decoder that launches every kernel of a step itself instead of replaying a CUDA graph."""
 
-    def _find_step(self, slots: int, tokens: int) -> Callable[[], None]:
-        return partial(self.loaded.step, slots, self.info.context)
+    def _find_call(self, _key: object, call: Callable[[], None]) -> Callable[[], None]:
+        return call
 
 
 def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
-    """Return logits of steps with different numbers of slots; repeated steps replay a graph."""
+    """Return logits of prefills and of steps with different numbers of slots.
+
+    Repeated calls replay a graph.
+    """
     lengths = np.array([30, 7, 30, 0])
-    decoder.prefill(0, list(range(10, 40)), 0)
-    decoder.prefill(1, list(range(90, 83, -1)), 0)
+    chunks = (
+        (0, list(range(10, 28)), 0),
+        (0, list(range(28, 40)), 18),
+        (1, [*range(90, 83, -1)], 0),
+    )
+    steps = [decoder.prefill(*chunk).copy() for chunk in chunks]
     decoder.copy(0, 2, 30)
-    steps = []
     for step, rows in enumerate((4, 1, 3, 3, 1, 4, 2)):
         ids = np.arange(rows) + 5 * step
         steps.append(decoder.decode(ids, lengths[:rows]).copy())

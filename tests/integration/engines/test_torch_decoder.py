@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,7 +17,6 @@ from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # no
 from deployments.artifacts.types import Device  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines import torch_decoder, transformers_engine  # noqa: E402
-from deployments.engines.capture_lock import CaptureLock  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import (  # noqa: E402
     find_decoder_factory,
@@ -28,13 +24,11 @@ from deployments.engines.decoder_factory import (  # noqa: E402
     open_decoder,
     select_candidate,
 )
-from deployments.engines.torch_capture import capture  # noqa: E402
 from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
 from deployments.engines.torch_program import write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.integration.engines.conftest import OpenRows, rows_of  # noqa: E402
 from tests.support import flash_attention  # noqa: E402
-from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.decoder_artifacts import seal_tiny_decoder  # noqa: E402
 from tests.support.decoder_contract import check_batch_invariance  # noqa: E402
 from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec  # noqa: E402
@@ -161,90 +155,6 @@ def test_nan_does_not_reach_the_next_job_of_a_slot(checkpoint: Path, tmp_path: P
     assert np.isnan(decoder.prefill(0, [1, 2, 99] * 25, 0)).all()
     assert_close(decoder.prefill(0, PROMPT, 0), expected)
     decoder.close()
-
-
-class Replayed:
-    """A fake of a captured step that repeats the computation on the CPU."""
-
-    def __init__(
-        self, step: Callable[[], None], other: Replayed | None, _lock: object, *, waits: bool
-    ) -> None:
-        self.replay, self.other = step, other
-        assert waits == (other is None), "only the first capture waits for openings"
-
-
-def test_steps_are_captured_by_slots_and_kv_length(
-    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
-    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
-    plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
-    captured._captures = True
-    for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
-        ids, lengths = np.full(rows, 7), np.full(rows, length)
-        assert_close(captured.decode(ids, lengths), plain.decode(ids, lengths))
-    first, *others = captured._captured.values()
-    assert list(captured._captured) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
-    assert first.other is None
-    assert all(step.other is first for step in others)
-    for decoder in (plain, captured):
-        decoder.close()
-
-
-def test_steps_run_uncaptured_while_a_model_is_opened(
-    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A capture waits for the opening, which may take a minute, and the answers must go on."""
-    lock = CaptureLock()
-    monkeypatch.setattr(torch_decoder, "find_capture_lock", lambda *, is_gpu: lock)
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
-    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
-    plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
-    captured._captures = True
-    for decoder in (plain, captured):
-        decoder.decode(np.array([7]), np.array([3]))
-    with lock.open_model():
-        step = np.array([7]), np.array([20])
-        assert_close(captured.decode(*step), plain.decode(*step))
-        assert list(captured._captured) == [(1, 16)]
-    captured.decode(*step)
-    assert list(captured._captured) == [(1, 16), (1, 32)]
-    for decoder in (plain, captured):
-        decoder.close()
-
-
-class OrderedStream:
-    """A fake of a CUDA stream."""
-
-    def wait_stream(self, _other: object) -> None:
-        pass
-
-
-def test_captures_of_a_decoder_share_a_stream_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The stream that torch takes without `stream` belongs to all captures of the process."""
-    lock, streams, held = RecordedLock(), [], []
-
-    def graph(_graph: object, *, stream: object, **_: object) -> nullcontext[None]:
-        streams.append(stream)
-        return nullcontext()
-
-    monkeypatch.setattr(torch.cuda, "Stream", OrderedStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", OrderedStream)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    first, other = (capture(lambda: held.append(lock.held), None, lock, waits=True) for _ in "ab")
-    assert first is not None
-    assert other is not None
-    capture(lambda: held.append(lock.held), first, lock, waits=False)
-    assert streams == [first.stream, other.stream, first.stream]
-    assert first.stream is not other.stream
-    assert held == ["opening", "opening", "opening", "capture"] * 3
-    with lock.open_model(), ThreadPoolExecutor(1) as executor:
-        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(5)
-    assert late is None, "a step must not wait for a model that another thread opens"
 
 
 def test_full_slot_may_take_part_in_decode(open_rows: OpenRows) -> None:

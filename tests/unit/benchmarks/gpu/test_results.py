@@ -118,12 +118,17 @@ def test_tables_hold_the_figures() -> None:
     memory = dict.fromkeys(
         ("weight_file_bytes", "kv_cache_bytes", "open_bytes", "capture_bytes", "left_bytes"), 2e6
     )
+    load = {"device": "gpu", "connections": 64, "p50": 2.04, "p99": 9.0}
+    embeddings = {**load, "model": "gpu/encoder", "embeddings_per_s": 12_345.0}
+    tokens = {**load, "model": "gpu/smollm2", "tokens_per_s": 4_000.0}
     steps = [{"slots": 1, "first_s": 0.5, "next_s": 0.001}]
     cases = [
         result(
             "gpu-fp16", "encoder-latency", values={"shapes": [{**shape, "shape": "1x128"}, shape]}
         ),
         result("gpu-fp16", "bert-large", values={"shapes": [large]}),
+        result("throughput", "server", values={"rows": [embeddings, tokens]}),
+        result("answers", "server", values={"texts": 32}),
         result("1b/gpu-fp16/32", "streams", values={"total_tokens_per_s": 4000.0, **TIMING}),
         result("1b/transformers-static/1", "streams", values={"total_tokens_per_s": 90.0}),
         result("gpu-fp16-torch", "memory", values={**memory, "steps": steps}),
@@ -134,6 +139,10 @@ def test_tables_hold_the_figures() -> None:
     assert tables["latency"].rows == [
         ("gpu-fp16", "1", "2.00 ± 0.10", "-"),
         ("gpu-fp16", "32", "-", "2.00 ± 0.10"),
+    ]
+    assert tables["server"].rows == [
+        ("encoder", "gpu", "64", "12,345", "-", "2.0", "9.0"),
+        ("smollm2", "gpu", "64", "-", "4,000", "2.0", "9.0"),
     ]
     assert tables["bert-large"].rows[0][-2:] == ("50.0%", "56.6%")
     assert [row[3] for row in tables["streams"].rows] == ["90", "4,000"]

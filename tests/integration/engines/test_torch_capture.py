@@ -1,0 +1,174 @@
+"""CUDA graphs of torch decoders, with fakes that repeat the captured computation on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import replace
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="`torch` is not installed")
+pytest.importorskip("transformers", reason="`transformers` is not installed")
+
+from deployments.config import GeneratorSettings  # noqa: E402
+from deployments.engines import torch_decoder  # noqa: E402
+from deployments.engines.capture_lock import CaptureLock  # noqa: E402
+from deployments.engines.decoder import DecoderSpec  # noqa: E402
+from deployments.engines.decoder_factory import kv_bytes_per_token, measure_kv_cache  # noqa: E402
+from deployments.engines.torch_capture import capture  # noqa: E402
+from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
+from deployments.errors import EngineFailed  # noqa: E402
+from tests.support.captured_sessions import RecordedLock  # noqa: E402
+from tests.support.decoder_programs import program_spec  # noqa: E402
+from tests.support.tiny_decoders import tiny_llama  # noqa: E402
+
+PROMPT = list(range(10, 45))
+OTHER = list(range(90, 40, -1))
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    directory = tmp_path_factory.mktemp("program")
+    return program_spec(tiny_llama(tmp_path_factory.mktemp("checkpoint")), directory)
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    # Matrix products round differently for other numbers of rows.
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+class Replayed:
+    """A fake of a captured step that repeats the computation on the CPU."""
+
+    def __init__(
+        self, step: Callable[[], None], other: Replayed | None, _lock: object, *, waits: bool
+    ) -> None:
+        self.replay, self.other = step, other
+        assert waits == (other is None), "only the first capture waits for openings"
+
+
+def test_steps_are_captured_by_slots_and_kv_length(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
+    plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
+    captured._captures = True
+    for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
+        ids, lengths = np.full(rows, 7), np.full(rows, length)
+        assert_close(captured.decode(ids, lengths), plain.decode(ids, lengths))
+    first, *others = captured._captured.values()
+    assert list(captured._captured) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
+    assert first.other is None
+    assert all(step.other is first for step in others)
+    for decoder in (plain, captured):
+        decoder.close()
+
+
+def test_chunks_are_captured_by_size_and_kv_length(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A captured prefill pads its tokens, and does not disturb other slots or later tokens."""
+    plain = TorchDecoder(spec, GeneratorSettings(), slots=2, context=100)
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
+    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 32)
+    captured = TorchDecoder(spec, GeneratorSettings(), slots=2, context=100)
+    opened = [(1, 32, 16), (1, 32, 32), (1, 64, 64)]
+    assert list(captured._captured) == opened, "128 tokens exceed the context"
+    for slot, ids, start in ((0, OTHER, 0), (1, PROMPT, 0), (1, OTHER[:3], 35), (0, PROMPT, 50)):
+        chunk = slot, ids, start
+        assert_close(captured.prefill(*chunk), plain.prefill(*chunk))
+    assert list(captured._captured) == [*opened, (1, 64, 16)], "50 + 64 tokens exceed the context"
+    assert_close(captured.prefill(0, [7] * 15, 85), plain.prefill(0, [7] * 15, 85))
+    captured._captures = True
+    step = np.array([5, 6]), np.array([85, 38])
+    assert_close(captured.decode(*step), plain.decode(*step))
+    for decoder in (plain, captured):
+        decoder.close()
+
+
+def test_prompt_logits_are_computed_uncaptured(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
+    known = list(decoder._captured)
+    logits = decoder.prefill(0, PROMPT, 0, all_logits=True)
+    assert_close(logits[-1], decoder.prefill(0, PROMPT, 0))
+    assert list(decoder._captured) == known
+    decoder.close()
+
+
+def test_staging_slot_counts_towards_the_kv_cache(spec: DecoderSpec) -> None:
+    slot = 64 * kv_bytes_per_token(spec.generation_config, 4)
+    settings = GeneratorSettings(
+        providers=("CUDAExecutionProvider",), max_context_tokens=64, kv_cache_bytes=3 * slot
+    )
+    assert measure_kv_cache(spec, settings) == 3 * slot, "two slots and the staging slot"
+    small = settings.model_copy(update={"kv_cache_bytes": 2 * slot - 1})
+    with pytest.raises(EngineFailed, match=f"the smallest KV cache for 64 tokens needs {2 * slot}"):
+        measure_kv_cache(spec, small)
+    whole = replace(spec, engine="transformers")
+    assert measure_kv_cache(whole, small) == slot, "its prefills are not captured"
+
+
+def test_steps_run_uncaptured_while_a_model_is_opened(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture waits for the opening, which may take a minute, and the answers must go on."""
+    lock = CaptureLock()
+    monkeypatch.setattr(torch_decoder, "find_capture_lock", lambda *, is_gpu: lock)
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
+    plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
+    captured._captures = True
+    for decoder in (plain, captured):
+        decoder.decode(np.array([7]), np.array([3]))
+    with lock.open_model():
+        step = np.array([7]), np.array([20])
+        assert_close(captured.decode(*step), plain.decode(*step))
+        assert list(captured._captured) == [(1, 16)]
+    captured.decode(*step)
+    assert list(captured._captured) == [(1, 16), (1, 32)]
+    for decoder in (plain, captured):
+        decoder.close()
+
+
+class OrderedStream:
+    """A fake of a CUDA stream."""
+
+    def wait_stream(self, _other: object) -> None:
+        pass
+
+
+def test_captures_of_a_decoder_share_a_stream_of_their_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The stream that torch takes without `stream` belongs to all captures of the process."""
+    lock, streams, held = RecordedLock(), [], []
+
+    def graph(_graph: object, *, stream: object, **_: object) -> nullcontext[None]:
+        streams.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "Stream", OrderedStream)
+    monkeypatch.setattr(torch.cuda, "current_stream", OrderedStream)
+    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock)
+    monkeypatch.setattr(torch.cuda, "graph", graph)
+    first, other = (capture(lambda: held.append(lock.held), None, lock, waits=True) for _ in "ab")
+    assert first is not None
+    assert other is not None
+    capture(lambda: held.append(lock.held), first, lock, waits=False)
+    assert streams == [first.stream, other.stream, first.stream]
+    assert first.stream is not other.stream
+    assert held == ["opening", "opening", "opening", "capture"] * 3
+    with lock.open_model(), ThreadPoolExecutor(1) as executor:
+        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(5)
+    assert late is None, "a step must not wait for a model that another thread opens"
