@@ -1,4 +1,4 @@
-"""Selection of an artifact's graphs: candidates in order of rank, accuracy gate with fallbacks."""
+"""Selection of an artifact's graphs: evaluates ranked candidates until enough are accurate."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class AccuracyGate(Generic[R, S]):
     ) -> EvaluatedCandidate[R, S] | None:
         """Return the first graph of the recipe that passes the gate, or None if no graph passes.
 
-        Without `allow_fallbacks`, try only the unchanged recipe.
+        Try the recipe, then its accuracy fallbacks, as `ModelBuild.attempts` yields them. Without
+        `allow_fallbacks`, try only the recipe itself.
         """
         for attempt in self._build.attempts(recipe):
             candidate = self._evaluate(attempt)
@@ -132,8 +133,8 @@ class CandidateSearch(Generic[R, S]):
         slower than an accepted graph. After the search time, skip the remaining graphs (see
         `seconds`).
 
-        A host without the device cannot measure speed, so the recipes keep their order. On such a
-        host, the search stops after one accepted graph, because an evaluation takes minutes.
+        A host without `device` cannot measure speed and keeps the order of the build recipe. On
+        such a host, the search stops after one accepted graph: an evaluation takes minutes.
         """
         is_here = has_device(device)
         limit = self.keep if is_here else 1

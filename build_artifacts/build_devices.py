@@ -29,7 +29,8 @@ def has_device(device: Device) -> bool:
 def engine_settings(device: Device, threads: int) -> EncoderSettings:
     """Return settings with `threads` threads per forward pass, on the CPU if `device` is missing.
 
-    A GPU graph computes the same numbers on the CPU provider, only slowly.
+    ONNX Runtime's CPU provider also runs GPU graphs, only slowly. A host without a GPU can
+    therefore check their accuracy.
     """
     if device is Device.CPU or not has_device(device):
         return EncoderSettings(intra_op_threads=threads)

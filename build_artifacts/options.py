@@ -26,7 +26,7 @@ _MODEL = "ID, ID@VERSION or ID@ALIAS; default: ID@latest"
 
 @dataclass(frozen=True, slots=True)
 class StoreCommand:
-    """A command over an artifact store; `handler` names a function in commands.py."""
+    """A command that uses an artifact store; `handler` names a function in commands.py."""
 
     handler: str
     add_options: Callable[[argparse.ArgumentParser], None]

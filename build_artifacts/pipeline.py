@@ -65,11 +65,11 @@ class BuildResult:
 
 
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
-    """Build `request`, unless the store holds its version and `force` is off.
+    """Build `request`. Without `force`, return its version if the store already holds it.
 
-    If another process builds the same version, wait for that process. Then return its result,
-    unless it failed or `force` is on. A resumed build continues after the last finished step. With
-    `is_latest`, a stored version becomes `latest` too. Raises BuildError if the build fails.
+    If another process builds the same version, wait for that process before this check. A resumed
+    build continues after the last finished step. With `is_latest`, a version that the store already
+    holds becomes `latest` too. Raises BuildError if the build fails.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:

@@ -69,11 +69,12 @@ def drain(queue: BuildQueue, stream: TextIO) -> bool:
 def pull(
     queue: BuildQueue, model_id: str, stream: TextIO, hub: Hub | None = None
 ) -> BuildResult | None:
-    """Run the queued build of a model. Return None if there is nothing to run here.
+    """Run the queued build of a model. Return None if this process cannot run it.
 
-    This is so if the model has no unfinished build, if another process runs it, or if too many of
-    its builders crashed. A failure is written to the record of the build, then raised. MemoryError
-    becomes BuildError. KeyboardInterrupt returns the build to the queue and is raised.
+    The reason is that the model has no unfinished build, that another process runs the build, or
+    that too many of its builders crashed. A failure is written to the record of the build, then
+    raised. MemoryError becomes BuildError. KeyboardInterrupt returns the build to the queue and is
+    raised.
     """
     with queue.claim(model_id) as claim:
         if claim is None:
@@ -118,8 +119,8 @@ def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
 def pull_or_follow(queue: BuildQueue, model_id: str, stream: TextIO) -> None:
     """Run the queued build of a model, or wait for the process that runs it.
 
-    Raises BuildError if the build fails here. If it fails in the other process, the function
-    returns, and only the record of the build has the error.
+    Raises BuildError if the build fails in this process. If the build fails in another process, the
+    function returns, and only the record of the build has the error.
     """
     while (record := queue.read(model_id)) and not record.has_ended:
         if pull(queue, model_id, stream) is None:

@@ -221,8 +221,8 @@ CPU_INT8_FLASH = replace(
 )
 CPU_INT8_DYNAMIC = replace(CPU_INT8, name="cpu-int8-dynamic", quantization=DynamicInt8())
 CPU_INT8_PLAIN = replace(CPU_INT8_DYNAMIC, name="cpu-int8-plain", source=_PLAIN, rewrites=None)
-# What other projects usually do with ONNX Runtime: apply all fusions for the CPU provider,
-# SkipLayerNormalization included, then quantize dynamically.
+# The usual recipe of other projects for ONNX Runtime: all fusions for the CPU provider, including
+# SkipLayerNormalization, then dynamic quantization.
 CPU_INT8_FUSED = replace(
     CPU_INT8_PLAIN,
     name="cpu-int8-fused",
@@ -317,7 +317,7 @@ DECODER_INT4 = DecoderRecipe(
 )
 DECODER_FP16 = DecoderRecipe(name="gpu-fp16", device=Device.GPU, precision="fp16")
 DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch")
-# The same program, with decode steps compiled by torch.compile, which merges kernels. The build
+# DECODER_FP16_TORCH with decode steps compiled by torch.compile, which merges kernels. The build
 # seals this candidate only if it is the fastest: compilation takes a minute at each start.
 DECODER_FP16_COMPILED = replace(
     DECODER_FP16_TORCH, name="gpu-fp16-compiled", run=EngineOptions(compile=True)
@@ -336,13 +336,13 @@ DECODER_GPU_NF4_BNB = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
 )
 
-# The fastest candidates on the hosts measured so far: a build takes a minute.
+# The candidates that were fastest on the hosts measured so far: a build takes a minute.
 QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16),
     decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
-# All candidates but those only in the recipes below: a build takes minutes and finds the fastest.
+# All candidates except those of the special recipes below: a build finds the fastest in minutes.
 FULL = BuildRecipe(
     candidates=(
         CPU_INT8,

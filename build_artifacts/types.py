@@ -8,5 +8,5 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float32]
-Tokens = tuple[int, ...]  # ids of one text
+Tokens = tuple[int, ...]  # token ids of one text
 TorchTensor = Any  # a torch.Tensor; the library is not typed

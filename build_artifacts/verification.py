@@ -53,8 +53,8 @@ class CandidateCheck:
 def verify_candidates(directory: Path) -> Iterator[CandidateCheck]:
     """Check the accuracy of the artifact's candidates one after the other.
 
-    For a candidate that cannot run here, yield the reason. Without a GPU, an fp16 graph runs on the
-    CPU provider, which computes the same numbers. Raises ArtifactError if a file differs from its
+    For a candidate that cannot run here, yield the reason. Without a GPU, ONNX Runtime's CPU
+    provider runs the fp16 graphs, only slowly. Raises ArtifactError if a file differs from its
     sealed digest.
     """
     manifest = ArtifactManifest.read(directory)

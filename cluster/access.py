@@ -1,4 +1,4 @@
-"""Access control of a single host: sets the key file and rejects exposure without API keys."""
+"""API keys in a Serve config: set the key file, and reject a server that is open without keys."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def key_file_environment(key_file: Path | None) -> dict[str, str]:
 def find_key_file(config: dict[str, Any]) -> Path | None:
     """Return the key file of the first Ingress.
 
-    Return None if an Ingress requires no keys, or if the config has no Ingress.
+    Return None if any Ingress requires no keys, or if the config has no Ingress.
     """
     paths = [
         IngressUserConfig.parse(deployment.get("user_config")).key_file_path()

@@ -26,8 +26,8 @@ def check_text(
 ) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
-    With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. The result then
-    includes access from other hosts without API keys. Other callers check this access themselves:
+    With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. It is then a
+    problem if other hosts can connect without API keys. Other callers check this themselves:
     `hundredfold serve` may replace host and key file, and `hundredfold render` adds the key file of
     a mounted secret. `environment` holds the variables of the replicas, which may name a key file.
     """

@@ -16,9 +16,9 @@ Level: TypeAlias = Literal["ok", "note", "problem"]
 _GIGABYTE = 1e9
 # Memory of a server with the demo models, including Ray and all replicas.
 MIN_MEMORY_BYTES = int(4 * _GIGABYTE)
-MIN_STORE_BYTES = int(3 * _GIGABYTE)  # demo models and the largest workspace of their builds
-MIN_OPEN_FILES = 8_500  # HAProxy needs two per connection (at most 4,096), and some more
-MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store that the launcher sets
+MIN_STORE_BYTES = int(3 * _GIGABYTE)  # the demo models, and the largest workspace of their builds
+MIN_OPEN_FILES = 8_500  # HAProxy: two for each of at most 4,096 connections, and some more
+MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store, which is in /dev/shm
 _REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
 
 
@@ -27,7 +27,7 @@ class StoreDescription:
     """The directory of sealed artifacts."""
 
     path: str
-    models: int  # number of models; 0 if the directory does not exist or cannot be read
+    models: int  # number of models; 0 if the directory is missing or cannot be read
     is_writable: bool
     free_bytes: int
 
@@ -45,12 +45,12 @@ class HostDescription:
     python: str
     packages: Mapping[str, str]  # name -> installed version
     store: StoreDescription
-    ports: Mapping[int, str]  # taken ports that `hundredfold serve` uses -> process
+    ports: Mapping[int, str]  # port of `hundredfold serve` that is taken -> process
     http_port: int
     open_files: int  # hard limit of open file descriptors, to which HAProxy raises the soft limit
     shared_bytes: int  # free bytes in /dev/shm
     can_keep_cores_awake: bool | None  # None: the host does not halt idle cores
-    schedules_sessions: bool  # the kernel gives each process session an equal share of the cores
+    schedules_sessions: bool  # whether each process session gets an equal share of the cores
     has_setpriv: bool
 
 

@@ -34,8 +34,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # that never complete their request keep connections for an hour.
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "180",
         # Repeats a request if the ingress replica ended before it answered. A repeated call has the
-        # same effect as one call, except for a rollback, which the edge excludes. HAProxy can only
-        # repeat a body that it has buffered. The edge buffers up to 15 KB of a body first.
+        # same effect as one call, except for a rollback, which cluster/edge excludes. HAProxy can
+        # only repeat a body that it has buffered, so cluster/edge makes it buffer up to 15 KB.
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
         # Number of refused connections after which an ingress replica gets no requests until a
         # health check passes. With Serve's default of 3, all retries of a request go to the same
@@ -64,7 +64,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Stops HAProxy from reporting every request to an actor, which costs 3 % of the throughput
         # of two cores. `GET /metrics` counts the same requests by model and status.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
-        # Milliseconds between flushes of Serve's counters. Prometheus scrapes every few seconds.
+        # Milliseconds between flushes of Serve's counters. The default of 100 is needlessly short,
+        # because Prometheus scrapes every few seconds.
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
         # Seconds between rounds of Serve's controller. The default of 0.1 costs 4 % of a core.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",

@@ -20,7 +20,7 @@ class GpuSupport:
     gpus: tuple[Gpu, ...]
     visible: int  # number of GPUs that CUDA shows to this process
     engines: tuple[str, ...]  # names of installed engine packages that are built for CUDA
-    problem: str | None  # why no engine here can use the GPUs
+    problem: str | None  # why no engine here can use the GPUs; None if one can
 
     @property
     def usable(self) -> int:
@@ -67,7 +67,7 @@ def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) 
 def gpu_environment(requested: int | None) -> dict[str, str]:
     """Return the variable that hides the GPUs of this host if `requested` is 0.
 
-    Ray gives no GPU to actors with `num_gpus: 0`, but does not hide the GPUs from them. The builder
-    of the ingress, for example, would measure and compute on GPUs.
+    Ray gives no GPU to actors with `num_gpus: 0`, but does not hide the GPUs from them. The process
+    in which the ingress builds models, for example, would use the GPUs.
     """
     return {VISIBLE_GPUS_VARIABLE: ""} if requested == 0 else {}

@@ -85,7 +85,7 @@ def _find_http_port(document: Any) -> int:
 
 
 def _find_http_hosts(document: Any) -> tuple[str, ...]:
-    """Return the host in the config if it is an IP address, else those of all interfaces."""
+    """Return the config's host if it is an IP address, else the addresses of all interfaces."""
     host = str(read_mapping(document, "http_options").get("host"))
     try:
         ipaddress.ip_address(host)

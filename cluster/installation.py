@@ -2,7 +2,7 @@
 
 `make` runs this module with the Python of a new, empty environment, into which the module installs
 packages. The module therefore imports only the standard library, and modules of this project that
-do so too.
+import nothing else.
 `onnxruntime` and `onnxruntime-gpu` have the same import name, as do `onnxruntime-genai` and
 `onnxruntime-genai-cuda`. Packages for the CPU are therefore removed before those for CUDA are
 installed, and vice versa.
@@ -22,8 +22,8 @@ from deployments.gpus import Gpu, count_visible, read_gpus
 CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
 GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")
 _PIP = ("-m", "pip", "--disable-pip-version-check")
-# Advice for users: `make serve` installs only once, and neither repairs packages nor adapts them to
-# a new driver.
+# Advice for users. `make serve` installs packages only once. This command repairs the packages, or
+# adapts them to a new driver.
 REPAIR = f"run `{sys.executable} -m cluster.installation serve` in the checkout"
 # Purpose of the environment -> extras of pyproject.toml (for the CPU, for CUDA).
 _EXTRAS = {"serve": ("cpu,build", "gpu-build"), "dev": ("dev", "gpu-dev")}

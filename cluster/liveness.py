@@ -30,7 +30,7 @@ def answers(port: int) -> bool:
 
 
 class Liveness:
-    """Prober of gRPC servers. `ports` maps the name of each server to its port."""
+    """Detector of gRPC servers that hang. `ports` maps the name of each server to its port."""
 
     def __init__(self, ports: Mapping[str, int]) -> None:
         self._ports = ports

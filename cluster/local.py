@@ -42,7 +42,10 @@ WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """All ports except the port for clients. Only `--metrics-host` moves a port off loopback."""
+    """Ports of Ray and HAProxy on one host, except the port for clients.
+
+    They are on loopback. Only the metrics port can be on another address (`--metrics-host`).
+    """
 
     gcs: int
     raylet: int
@@ -71,7 +74,7 @@ class LocalPorts:
 def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:
     """Return the variables for `ray start` on one host.
 
-    A launcher passes its `ports` and the directory of its `edge`.
+    The launcher passes its `ports` and the directory of its `edge`. `hundredfold env` omits both.
     """
     environment = dict(RAY_ENVIRONMENT)
     # Keeps the control ports on loopback. Without this setting, Ray replaces 127.0.0.1 by the
@@ -131,7 +134,10 @@ def find_haproxy() -> str:
 
 
 def _haproxy_with_parent() -> dict[str, str]:
-    """Return variables that start HAProxy through WRAPPER; none if setpriv is not installed."""
+    """Return variables that start HAProxy through WRAPPER, which ends HAProxy with its parent.
+
+    Return none if setpriv is not installed, because WRAPPER needs it.
+    """
     return {} if shutil.which("setpriv") is None else _wrapper()
 
 

@@ -27,7 +27,10 @@ NAME_HELP = "model id, or ID@VERSION, or ID@ALIAS"
 
 @dataclass(frozen=True, slots=True)
 class ActionCommand:
-    """Command for one action. Required arguments are positional, flags are options."""
+    """Command that applies one action, such as `promote`, to a model of a store.
+
+    Required arguments of the action are positional. Its flags are options.
+    """
 
     action: Action
 
@@ -59,7 +62,7 @@ class ActionCommand:
 
 
 class RemoveCommand:
-    """Command `hundredfold models rm NAME`."""
+    """Command `hundredfold models rm NAME`, which removes a model or one of its versions."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", help=NAME_HELP)
@@ -77,7 +80,7 @@ class RemoveCommand:
 
 
 class CollectCommand:
-    """Command `hundredfold models gc`."""
+    """Command `hundredfold models gc`, which removes versions that nothing names."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -161,7 +164,7 @@ def _list_configured(config: Path) -> list[tuple[str, str]]:
 
 
 def _list_versions(models: list[tuple[str, str]]) -> list[str]:
-    """List configured versions as `id@version`. Applications may name several of one model."""
+    """List configured versions as `id@version`. Applications may serve several of one model."""
     return [f"{model}@{version}" for model, version in models if version != LATEST_NAME]
 
 

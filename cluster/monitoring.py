@@ -16,17 +16,17 @@ from deployments.command_line import OK
 from deployments.console import print_json
 from deployments.metrics import PREFIX
 
-KUBERNETES_PREFIX = "ray_"  # Ray's agents put this prefix before each name
+KUBERNETES_PREFIX = "ray_"  # Ray's agents put this before the name of each metric
 _SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later
-_COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # Grafana's grid, and the size of a panel
+_COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # columns of Grafana's grid, and size of a panel
 _MODEL = 'model=~"$model"'
 _FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
 # Backends whose counters cover requests that HAProxy answers itself and the ingress does not count.
 # The excluded backends have no requests for models: `default_backend` denies unknown paths, and
 # `stats` is HAProxy's status page.
 _EDGE = 'proxy!~"default_backend|stats"'
-_EDGE_DENIED = ("requests_denied_total",)  # counts status 429
-# These count status 502, 503 and 504.
+_EDGE_DENIED = ("requests_denied_total",)  # counts responses with status 429
+# Counters of responses with status 502, 503 and 504.
 _EDGE_FAILED = ("connection_errors_total", "response_errors_total", "responses_denied_total")
 
 

@@ -50,4 +50,4 @@ def run_in_new_session(signals: Iterable[signal.Signals]) -> int:
     for number in signals:
         signal.signal(number, forward)
     code = process.wait()
-    return code if code >= 0 else 128 - code  # as a shell reports the end by a signal
+    return code if code >= 0 else 128 - code  # a shell reports signal N as 128 + N

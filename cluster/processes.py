@@ -42,7 +42,7 @@ CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 c
 MAX_PRIVATE_PATH = 107 - 68
 MAX_PRIVATE_NAMES = 10  # number of names that a run tries for its private directory
 TAIL_LINES = 5  # number of last log lines to show of a child that has ended
-BACKLOG = 4096  # number of connections; the kernel limits it to net.core.somaxconn
+BACKLOG = 4096  # maximum waiting connections; the kernel caps it at net.core.somaxconn
 PORTS = range(1, 1 << 16)
 
 
@@ -56,8 +56,8 @@ def kill_previous_run(run_dir: Path) -> int:
 def private_directory(run_dir: Path) -> Iterator[Path]:
     """Create an empty, private directory for the sockets of a run. Remove it afterwards.
 
-    The directory is neither in the run directory nor below a long `$TMPDIR`, because the path of a
-    socket has at most 107 characters. Raises StartError if it cannot be created.
+    The path of a socket has at most 107 bytes. The directory is therefore in the temporary
+    directory, or in /tmp if that path is too long. Raises StartError if it cannot be created.
     """
     path, lock = _claim_private_directory(run_dir)
     try:
@@ -212,7 +212,7 @@ def start_session(
 def _start(
     command: list[str], environment: dict[str, str], log: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
-    # The former log says why the process before this one ended.
+    # Keep the former log, because it says why the previous process ended.
     with suppress(FileNotFoundError):
         log.replace(log.with_name(f"{log.name}.1"))
     with log.open("wb") as output:

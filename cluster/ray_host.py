@@ -30,7 +30,7 @@ from deployments.files import write_atomically
 from deployments.machine import usable_cores
 
 OBJECT_STORE_BYTES = 256 << 20  # small, because messages between replicas bypass Ray's object store
-MAX_STARTS = 3  # attempts to restart an ended child
+MAX_STARTS = 3  # maximum attempts to restart an ended child
 # Seconds that the launcher waits, after Serve has ended, to see whether Ray ends too. `ray start`
 # checks its processes every second.
 SETTLE_S = 1.5
@@ -138,8 +138,8 @@ class RayHost:
 def build_ray_command(ports: LocalPorts, num_gpus: int) -> list[str]:
     """Build `ray start` on loopback with explicit ports, so that two clusters can share a host.
 
-    The node autoscaler is off. The log monitor, which copies logs of workers to drivers, is off.
-    One host needs neither.
+    The node autoscaler and the log monitor are off, because one host does not need them. The log
+    monitor copies logs of workers to drivers.
     """
     # At least 2, because the deployments' num_cpus together exceed 1.
     num_cpus = max(2, usable_cores())

@@ -24,7 +24,7 @@ start_dashboard = Node.start_api_server
 def keep_dashboard(node: Any) -> list[tuple[str, Popen[bytes]]]:
     """Start the dashboard if it is missing. Return the dead processes except the dashboard.
 
-    `ray start` calls this function every second.
+    `ray start` calls this function every second. It would end if the dashboard were returned.
     """
     dead: list[tuple[str, Popen[bytes]]] = find_dead_processes(node)
     dead_names = {name for name, _ in dead}

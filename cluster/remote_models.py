@@ -31,7 +31,7 @@ class ServerError(HintedError):
 
 @dataclass(frozen=True, slots=True)
 class MemoryCommand:
-    """Command that calls `route`. `takes_name`: the route is about one model."""
+    """Command that calls `route` of a server. `takes_name`: the route is about one model."""
 
     method: str
     route: str

@@ -19,7 +19,7 @@ DEFAULT_LIMITS = ClientLimits()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpSettings:
-    """Options of the command line."""
+    """Options of `hundredfold serve`."""
 
     config: Path
     run_dir: Path  # logs, lock and session id; each cluster needs its own directory
@@ -66,10 +66,11 @@ class ServedConfig:
         return config
 
     def refresh(self, report: Callable[[str], None]) -> dict[str, Any]:
-        """Return the config, read again if the file has changed since.
+        """Return the config. Read the file again if it has changed since the last read.
 
-        Serve loses its config when it ends. A restart with the old config would undo changes that
-        were deployed since. If the file has problems now, report them and return the last config.
+        When Serve ends, it loses its config. Operators may have changed the file and deployed it
+        before. A restart with the old config would undo these changes. If the file now has a
+        problem, report it and return the config of the last read.
         """
         try:
             if self._settings.config.read_text(encoding="utf-8") != self._text:

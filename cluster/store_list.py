@@ -32,8 +32,8 @@ class StoreEntry:
     id: str
     version: str
     is_latest: bool
-    aliases: tuple[str, ...]  # aliases in the plan
-    refused: str  # why the plan refuses the version; empty if it does not
+    aliases: tuple[str, ...]  # aliases of this version, from the store's plan
+    refused: str  # why the plan refuses to serve the version; empty if it does not
     manifest: ArtifactManifest | ArtifactError  # ArtifactError: the version is damaged
 
     def to_json(self) -> dict[str, object]:

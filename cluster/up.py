@@ -73,7 +73,7 @@ from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # key: address of all interfaces
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of all interfaces -> loopback address
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -219,7 +219,7 @@ def serve_at_edge(
 ) -> int:
     """Start Ray and Serve, and keep them running until a stop signal. Then return 0.
 
-    Stop all children in any case. Raises StartError if a start or restart fails.
+    Raises StartError if a start or restart fails. Always stop all children before the end.
     """
     host = RayHost(
         children=ChildProcesses(settings.run_dir),
@@ -278,7 +278,7 @@ def count_gpus(requested: int | None, progress: StartupProgress) -> int:
 def run_edge(
     settings: UpSettings, address: tuple[str, int], progress: StartupProgress
 ) -> Iterator[Edge]:
-    """Run the edge, which listens for clients, until the end of the block.
+    """Run the edge (HAProxy with its supervisor) until the end of the block.
 
     Raises StartError if HAProxy does not start.
     """
@@ -326,7 +326,7 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
 
 
 def choose_ports(host: str, port: int, metrics_host: str, metrics: int | None) -> LocalPorts:
-    """Choose the other ports. Raises StartError if `port` or `metrics` cannot be used."""
+    """Choose all ports but `port`. Raises StartError if `port` or `metrics` cannot be used."""
     check_port(host, port, "--port")
     if metrics == port:
         raise StartError(
@@ -365,7 +365,7 @@ def client_url(host: str, port: int) -> str:
 def build_startup_message(url: str, config: dict[str, Any]) -> str:
     """Build the line that shows the URL and an example request.
 
-    Without models in the config, the request lists those of the store.
+    If the config names no models, the example request lists the models of the store.
     """
     key = "" if find_key_file(config) is None else ' -H "Authorization: Bearer $KEY"'
     body = '{"inputs": "Hello world"}'

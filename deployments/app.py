@@ -108,7 +108,7 @@ from deployments.transports.serve import (
 def prepare_replica(args: AppArgs) -> None:
     """Collect garbage rarely, bind gRPC to the node's address only, and set the level of the log.
 
-    The level applies even if the config silences Ray Serve.
+    The level applies to the messages of this project, whatever level the config sets for Ray Serve.
     """
     collect_rarely()
     bind_grpc_to_node()
@@ -120,7 +120,8 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
-    _pools: tuple[HasPool, ...]  # `manage_pool` applies to all pools and reports the first
+    # `manage_pool` applies a request to all of these pools and returns the state of the first.
+    _pools: tuple[HasPool, ...]
 
     async def record_replica_metadata(self) -> dict[str, Any]:
         return await self._channel.start()
@@ -131,7 +132,7 @@ class _ChannelHooks:
         return load.to_metrics()
 
     async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
-        """Apply `request`; return the replica id with the models then in memory, or with the error.
+        """Apply `request`. Return the replica id, and the models in memory afterwards or the error.
 
         Only calls through Ray Serve handles use this method. The server of a channel calls
         `manage_pools` itself.
@@ -148,7 +149,7 @@ class _ChannelHooks:
 
 
 class Tokenizer(_ChannelHooks):
-    """Deployment of TokenizerReplica."""
+    """Deployment of TokenizerReplica, which converts texts to token ids and back."""
 
     def __init__(self, args: AppArgs) -> None:
         prepare_replica(args)
@@ -188,7 +189,8 @@ class Tokenizer(_ChannelHooks):
 class Encoder(_ChannelHooks):
     """Deployment of EncoderReplica, one per kind of device (CPU, GPU).
 
-    Its own TokenizerReplica tokenizes batches that skip the tokenizer deployment.
+    The ingress sends short batches directly to an idle encoder, and all batches if no Tokenizer
+    answers. The encoder tokenizes these batches with a TokenizerReplica of its own.
     """
 
     def __init__(self, args: AppArgs, device: Device) -> None:
@@ -264,7 +266,10 @@ def build_clients(
     encoders: Mapping[Device, DeploymentHandle],
     generators: Mapping[Device, DeploymentHandle],
 ) -> Clients:
-    """Build the clients of one ingress replica, inside its event loop."""
+    """Build the clients with which an ingress replica calls the other deployments.
+
+    Call in the event loop of the replica.
+    """
     handles = Clients(
         ServeTokenizerClient(tokenizer),
         {device: ServeEncoderClient(tokenizer, handle) for device, handle in encoders.items()},

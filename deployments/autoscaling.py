@@ -61,8 +61,8 @@ class ScalingTargets(NamedTuple):
 def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingTargets) -> int:
     """Return the number of replicas for the load of a deployment that has `current` replicas.
 
-    `busy` and `queued_s` are sums over the replicas. Each decision grows a saturated deployment by
-    a factor of at least 1 / target_busy, even if most of its queue is not reported.
+    `busy` and `queued_s` are sums over the replicas. While all replicas are fully busy, the result
+    is at least current / target_busy, even if the replicas do not report most of the queue.
     """
     work = busy + queued_s / targets.drain_s  # number of fully busy replicas that the load needs
     needed = math.ceil(work / targets.target_busy)
@@ -85,9 +85,9 @@ class ScaleOnLoad:
 
     Every `target_ongoing_requests` calls that wait in handles count as one busy replica. Calls wait
     in handles while a deployment starts, and always with `transport: handle`. These calls add the
-    first replica. They add more replicas only while all replicas report. Otherwise the calls of a
-    few seconds, which wait for a starting replica (perhaps the successor of a crashed one), would
-    add many replicas.
+    first replica. They add more replicas only while all replicas report their load. While a replica
+    starts, for example in place of a crashed one, calls queue for a few seconds. Without this
+    condition, these calls would add many replicas.
     """
 
     def __init__(self, **targets: float | None) -> None:

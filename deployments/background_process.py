@@ -1,4 +1,8 @@
-"""Limits that a background process of the server sets for itself, so that requests stay fast."""
+"""Functions that a background process of the server, such as a build, calls at its start.
+
+They lower its priority and limit its memory, so that requests stay fast. They also end the process
+when its parent is gone.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-PACKAGES = Path(__file__).parents[1]  # background processes import our packages from here
+PACKAGES = Path(__file__).parents[1]  # import path of background processes
 
 
 def end_with_standard_input(before_exit: Callable[[], None] = lambda: None) -> None:

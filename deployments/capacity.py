@@ -1,4 +1,4 @@
-"""Limits on the sum of all requests in flight in one ingress replica."""
+"""Limits on what all requests in flight in one ingress replica use together."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from deployments.errors import Overloaded
 class Capacity:
     """Counter of the units in use, such as items or bytes. Use from one event loop.
 
-    All requests of a named client together may use half of the limit. A request may use the whole
-    limit while the client has no other request in flight.
+    The concurrent requests of one client may together use half of the limit. A single request may
+    use the whole limit. Requests without a client name have no limit per client.
     """
 
     def __init__(self, limit: Callable[[], int], unit: str, setting: str | None = None) -> None:
-        """Call `limit` at each reservation, because settings change without a restart.
+        """Store `limit`. Each reservation calls it, because settings change without a restart.
 
         `setting` is the limit's name in `serve_config.yaml`, for errors; None: the limit is fixed.
         """

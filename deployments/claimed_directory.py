@@ -1,8 +1,8 @@
 """Directories in shared places, such as /tmp, that a process locks while it uses them.
 
-The lock tells whether a directory is in use. A process id or a path does not: containers with
-process ids of their own may share the place. systemd-tmpfiles, which removes old files of /tmp,
-also skips locked directories.
+The lock shows whether a directory is in use. A process id in its name would not: containers may
+share /tmp, and the same id then belongs to several processes. systemd-tmpfiles, which removes old
+files of /tmp, skips locked directories.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def remove_unused(path: Path) -> None:
     """Remove a directory of this user, unless a process has locked it."""
     try:
         descriptor = _lock(path)
-    except OSError:  # nothing shows whether it is in use
+    except OSError:  # without locks, a process may use the directory unnoticed
         return
     if descriptor is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -56,7 +56,7 @@ def _lock(path: Path) -> int | None:
         state = os.fstat(descriptor)
         if state.st_uid == os.getuid():
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process may have removed the directory between the two calls.
+            # Between open and flock, another process may have removed or replaced the directory.
             if os.path.samestat(state, path.lstat()):
                 return descriptor
     except (BlockingIOError, FileNotFoundError):

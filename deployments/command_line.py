@@ -105,7 +105,7 @@ class Program:
         except BrokenPipeError:
             if _has_reader(STDOUT):
                 raise
-            # Python writes to stdout once more at its end, which would fail again.
+            # Python flushes stdout again when it exits. Without a reader, that would fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return FAILED
 
@@ -125,7 +125,7 @@ class Program:
 def show_activity(text: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner and a text on stderr in the block; yield a function that changes the text.
 
-    Nothing is shown unless stderr is a terminal. The line is erased at the end.
+    Erase the line at the end of the block. If stderr is not a terminal, show nothing.
     """
     if not sys.stderr.isatty():
         yield lambda _text: None

@@ -1,8 +1,8 @@
-"""Settings: parsed once, frozen; unknown keys are rejected with their path.
+"""Settings from serve_config.yaml and from environment variables. Unknown keys are rejected.
 
 `AppArgs` is `args` of the application in serve_config.yaml. The `*UserConfig` types are the
-`user_config` of the deployments, which `serve deploy` changes without a restart. Environment
-variables with the store, the key file and the key of a client are read here too.
+`user_config` of the deployments, which `serve deploy` changes without a restart. The environment
+variables name the store, the key file, the API key of a client, and the TLS files of Ray.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class GeneratorSettings(HardwareSettings):
     kv_cache_bytes: int = Field(2 << 30, ge=1)
 
     def resolve(self) -> Self:
-        """Return the settings with a number of threads for this host. Call it in the replica."""
+        """Replace `intra_op_threads: None` by the number for this host. Call it in the replica."""
         if self.intra_op_threads is not None:
             return self
         return self.model_copy(update={"intra_op_threads": default_step_threads()})
@@ -128,8 +128,8 @@ class AppArgs(_Settings):
     models: tuple[ModelSettings, ...] = ()  # loaded at the start of replicas, kept in memory
     encoders: dict[Device, EncoderSettings]
     generators: dict[Device, GeneratorSettings] = {}
-    # Memory of each GPU that the models of its replicas may use: a fraction up to 1, or bytes. The
-    # remainder is for activations, captured graphs and the CUDA context of each replica.
+    # Memory of a GPU that the models of all replicas on the GPU may use: a fraction up to 1, or
+    # bytes. The remainder is for activations, captured graphs and the CUDA context of each replica.
     gpu_memory: float = Field(0.85, gt=0)
     # Seconds after which a running forward pass, decode step or tokenization counts as hanging. Ray
     # Serve then replaces the replica. SLOW_FACTOR in health.py lets large calls run longer.
@@ -157,7 +157,7 @@ class AppArgs(_Settings):
 class LimitSettings(_Settings):
     """Limits of one request, and of all requests in flight (`inflight_*`)."""
 
-    body_bytes: int = Field(2_000_000, ge=1)  # limit as sent, and limit after decompression
+    body_bytes: int = Field(2_000_000, ge=1)  # limit before and after decompression
     body_timeout_s: float = Field(20.0, gt=0)
     body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
     items: int = Field(1_024, ge=1)
@@ -219,11 +219,11 @@ class BuildSettings(_Settings):
     allow_pull: bool = False
     max_queued: int = Field(16, ge=1)  # builds that wait or run
     max_memory_bytes: int = Field(8 << 30, ge=1 << 28)  # memory limit of the builder process
-    wait_s: float = Field(80.0, gt=0)  # with `wait_for_model`, a request waits this long, then 503
+    wait_s: float = Field(80.0, gt=0)  # a request with `wait_for_model` gets 503 after this time
 
 
 class PlacementSettings(_Settings):
-    """Hardware of the requests that leave the choice to the server."""
+    """Choice between CPU and GPU for requests that name no hardware, or name `auto`."""
 
     default: Compute = "cpu"  # for requests that name no hardware
     # Relative cost of one second of a replica, by device.
@@ -254,7 +254,7 @@ class IngressUserConfig(_Settings):
     cold_start_wait_s: float = Field(25.0, ge=0)
     stream_write_timeout_s: float = Field(30.0, gt=0)  # seconds that a client may read nothing
     stream_buffer_tokens: int = Field(2_048, ge=1)  # limit of the unread tokens of a stream
-    keep_cores_awake: bool = True  # while requests are in flight; only in virtual machines
+    keep_cores_awake: bool = True  # during requests, in virtual machines; see idle_cores.py
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; if that is unset, no key is required
     no_auth: bool = False  # True: without keys, the server may listen on more than loopback
 
@@ -271,7 +271,7 @@ class TokenizerUserConfig(_Settings):
 
 
 class BatchSettings(_Settings):
-    """Selection of forward passes from the queue of an encoder."""
+    """Limits of an encoder's queue, and of the batches that its forward passes take from it."""
 
     max_batch_tokens: int = Field(2_048, ge=1)  # padded tokens per forward pass
     max_batch_items: int = Field(32, ge=1)
@@ -291,8 +291,8 @@ class EncoderUserConfig(_Settings):
     tokenizer: TokenizerUserConfig = TokenizerUserConfig()
 
 
-# `max_ongoing_requests` of the generators. It only has to exceed the limit of their own queue
-# (`max_waiting_requests`), which answers 429 with the reason.
+# `max_ongoing_requests` of the generators, far above the limit of their own queue
+# (`max_waiting_requests`). The queue thus refuses requests before Ray Serve does, with a reason.
 GENERATOR_ONGOING_REQUESTS = 100_000
 
 
@@ -331,13 +331,13 @@ def default_store() -> Path:
 
 def expand_home(path: str | Path) -> Path:
     """Replace a leading `~` or `~user`. The path of an unknown user stays as it is."""
-    return Path(os.path.expanduser(path))  # the method of Path raises for unknown users
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for unknown users
 
 
 def client_key() -> str | None:
-    """Return the API key that commands send to a server; None if the variable has none.
+    """Return $HUNDREDFOLD_KEY, the API key that commands send to a server; None if empty or unset.
 
-    Raises BadSetting, without quoting the key, if an HTTP header cannot have it.
+    Raises BadSetting if an HTTP header cannot contain the key. The message does not quote the key.
     """
     key = os.environ.get(CLIENT_KEY_VARIABLE, "").strip()  # a file may end with a newline
     if not (key.isascii() and key.isprintable()):

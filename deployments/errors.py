@@ -56,7 +56,7 @@ class ServeError(Exception):
     retry_after_s: float | None = None
     recorded: bool = False  # True: the request metrics have counted this error already
     elsewhere: bool = False  # True: another replica may have room, or be able to run the model
-    headers: Mapping[str, str] = MappingProxyType({})  # sent with the response in every format
+    headers: Mapping[str, str] = MappingProxyType({})  # HTTP headers of the response
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message)
@@ -68,7 +68,7 @@ class ServeError(Exception):
 
 
 def rebuild_error(kind: type[ServeError], state: dict[str, Any]) -> ServeError:
-    """Build an error from its attributes, in another process."""
+    """Rebuild a pickled error from its attributes, in the process that receives it."""
     error = kind.__new__(kind)
     Exception.__init__(error, state["message"])
     error.__dict__.update(state)
@@ -240,9 +240,9 @@ class EngineLost(EngineFailed):
 def hide_details(error: BaseException) -> ServeError:
     """Return the error to send to clients, without the text of foreign exceptions.
 
-    Foreign exceptions may quote paths, tensors and texts, so they belong in the log only. A
-    ServeError stays as it is, unless it is an EngineFailed caused by another exception, whose text
-    it may quote.
+    Foreign exceptions may quote paths, tensors and texts, so they belong in the log only. An
+    EngineFailed that another exception caused may quote that exception, so it is replaced too. Any
+    other ServeError is returned unchanged.
     """
     is_foreign = isinstance(error, EngineFailed) and error.__cause__ is not None
     if isinstance(error, ServeError) and not is_foreign:
@@ -252,9 +252,9 @@ def hide_details(error: BaseException) -> ServeError:
 
 
 class ModelLoading(ServeError):
-    """The deployment is starting, or the model is being built. The request does not wait for it.
+    """The deployment is starting, or the model is being built. The client should retry later.
 
-    `estimated_time_s` is None until a build was measured.
+    `estimated_time_s` is None while no finished build of the store permits an estimate.
     """
 
     status, code, retryable = 503, "model_loading", True
@@ -273,7 +273,7 @@ class ModelUnavailable(ServeError):
 
 
 class ReplicasLost(ServeError):
-    """The call was sent to several replicas. Each of them ended before it answered."""
+    """The call was tried on several replicas, and the last one ended before it answered."""
 
     status, code, retryable, retry_after_s = 503, "replicas_lost", True, 5.0
 
@@ -328,7 +328,7 @@ class UnknownTask(ArtifactError):
 
 
 class DigestMismatch(ArtifactError):
-    """A file is missing, not listed in the manifest, or differs from its size or digest there."""
+    """A file is missing, not in the manifest, or has another size or digest than the manifest."""
 
     code = "digest_mismatch"
 

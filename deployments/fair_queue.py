@@ -83,7 +83,7 @@ class FairQueue(Generic[T]):
         return max(self._cost, 0.0) if self._entries else 0.0
 
     def count_ahead(self, *, cost: float, client: str = "", priority: int = 0) -> int:
-        """Return how many items precede an item that is pushed now, in the order of iteration."""
+        """Return how many items would precede an item pushed now, in the order of iteration."""
         position = (priority, self._finish(cost, client, priority), self._pushed + 1)
         return bisect(self._entries, position, key=lambda each: each.position)
 
@@ -180,7 +180,7 @@ class FairQueue(Generic[T]):
         return lower if self._overtaken * LOWER_SHARE >= entries[lower].cost else 0
 
     def _find_window(self, count: int) -> tuple[int, int]:
-        """Return the indices of the items from which the next turn takes: first and end.
+        """Return the start and end of the slice of items from which the next turn takes.
 
         A turn of the highest priority may also take items of lower ones, but not while `_overtaken`
         is negative. The lower priorities then have had more than LOWER_SHARE.
@@ -239,7 +239,7 @@ class FairQueue(Generic[T]):
             last[client] = max(last[client] - gap, ends.get(sender, 0.0))
 
     def _forget(self, entries: Sequence[_WaitingItem[T]]) -> None:
-        """Subtract removed entries from the totals. Drop client states without further effect."""
+        """Subtract removed entries from the totals. Drop each `last_finish` without effect."""
         for entry in entries:
             self._cost -= entry.cost
             self._queued[entry.client] -= 1

@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711.1403` is written by process 4711
+TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711.1403`: process 4711, thread 1403
 
 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:

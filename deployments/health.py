@@ -17,19 +17,19 @@ from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Seconds after which a running call counts as hanging (`args.hang_timeout_s`). Every valid call is
-# bounded. A forward pass has at most `max_batch_tokens`, or one text of the model's maximum length.
-# A decode step has a prefill chunk and a token per KV slot. Grammars are limited by
-# generation/grammar_trials.py. The models of docs/performance.md need a fraction of a second. If a
-# machine needs longer than this limit, it answers too late anyway: three such calls exceed
-# `timeout_s`. The configuration linter compares `hang_timeout_s` and `timeout_s`.
+# Seconds after which a running call counts as hanging (`args.hang_timeout_s`). A valid call cannot
+# grow without bound. A forward pass has at most `max_batch_tokens`, or one text of the model's
+# maximum length. A decode step has a prefill chunk and a token per KV slot. grammar_trials.py
+# limits the compilation of grammars. The models of docs/performance.md need a fraction of a second
+# per call. A machine that needs longer than this limit answers too late anyway: three such calls
+# exceed `timeout_s`. The configuration linter compares `hang_timeout_s` and `timeout_s`.
 HANG_TIMEOUT_S = 10.0
 # A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
 # the size of the call and the pace of the slowest recent call, so that a long text on a slow
 # machine does not count as hanging.
 SLOW_FACTOR = 4.0
-# Smaller calls count as calls of this size. Their time is mostly a fixed cost, so a slow short call
-# says nothing about the pace of long calls.
+# Calls below this size (padded tokens of a forward pass) count as calls of this size. Most of their
+# time is a fixed cost, so a slow short call says nothing about the pace of long calls.
 MIN_PACE_SIZE = 256
 # Limit of every call as a multiple of `hang_timeout_s`. With the defaults it is `timeout_s`, after
 # which no caller waits for the answer.
@@ -58,7 +58,7 @@ class WorkerHealth:
         self._pace_s = 0.0  # seconds per unit of size of the slowest recent call
         self._numbers = itertools.count()
         self._failures = 0  # consecutive failed calls
-        self._failing_since_s = 0.0  # time.perf_counter of the first of these failures
+        self._failing_since_s = 0.0  # time.perf_counter of the first of the consecutive failures
         self._succeeded_s = 0.0  # time.perf_counter of the last success
         self._probe_s = 0.0  # time.perf_counter from which a call may be a probe
         self._is_probing = False
@@ -82,7 +82,7 @@ class WorkerHealth:
             self._pace_s = max(self._pace_s * PACE_DECAY, pace_s)
 
     def wrap(self, call: Callable[P, T]) -> Callable[P, T]:
-        """Return a function that runs `call` and records its duration."""
+        """Return a function that runs `call` and counts it as a running call."""
 
         def run(*args: P.args, **kwargs: P.kwargs) -> T:
             with self.running():

@@ -34,9 +34,9 @@ _AWAKE, _ANY = struct.pack("<i", 0), struct.pack("<i", 2_000_000_000)
 
 
 class IdleCores:
-    """Latency limit while requests of this process are in flight. Use from one event loop.
+    """Context that keeps idle cores awake while any request of this process is inside it.
 
-    Each request enters the context once.
+    Use from one event loop. Each request enters the context once.
     """
 
     def __init__(self, device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) -> None:
@@ -83,7 +83,7 @@ class IdleCores:
 
 @contextmanager
 def keep_cores_awake(device: Path = LATENCY_DEVICE, driver: Path = IDLE_DRIVER) -> Iterator[None]:
-    """Keep the cores awake within the block, where they halt and the device may be written."""
+    """Keep idle cores awake within the block, if they halt and the device may be written."""
     descriptor = _open(device, driver)
     if descriptor is None:
         yield
@@ -105,7 +105,7 @@ def halts_idle_cores(driver: Path = IDLE_DRIVER) -> bool:
 
 
 def _open(device: Path, driver: Path) -> int | None:
-    """Return a descriptor; None where halting is cheap or the device may not be written."""
+    """Open `device`. Return None if cores wake fast anyway, or if writing is not permitted."""
     if not halts_idle_cores(driver):
         return None
     try:

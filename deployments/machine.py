@@ -14,7 +14,8 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 UNKNOWN = "unknown"
 
-# Instruction sets that decide which kernels run, by their Linux names (x86 and arm64).
+# Instruction sets that decide which compute kernels an engine selects, by their names in
+# /proc/cpuinfo (x86 and arm64).
 KERNEL_FLAGS = (
     "avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8",
     "amx_bf16", "asimddp", "i8mm", "bf16", "sve",
@@ -110,7 +111,7 @@ class ControlGroups:
         return max(0, min(available)) if available else None
 
     def has_cpu_weight(self) -> bool:
-        """Return whether the scheduler gives a group of this process a weight of its own."""
+        """Return whether a control group of this process has its own weight for CPU time."""
         is_in_v1_group = self.paths.get("cpu", "/") != "/"
         return is_in_v1_group or any((group / "cpu.weight").exists() for group in self._groups(""))
 

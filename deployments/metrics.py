@@ -1,7 +1,7 @@
 """All metrics with unit, buckets and labels, one recorder per kind of replica.
 
-Ray's agents export them on every node with the prefix `ray_`. `GET /metrics` scrapes all nodes
-(ingress/apis/operations), so every ingress replica returns the same metrics.
+Ray's agent on each node exports the metrics of the node with the prefix `ray_`. `GET /metrics`
+scrapes all nodes (ingress/apis/operations), so every ingress replica returns the same metrics.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class IngressMetrics:
     def record_replicas(self, running: Mapping[str, int]) -> None:
         """Record the running replicas by deployment.
 
-        Ray exports a gauge only after it was set. Repeated calls therefore show that this ingress
-        replica runs, also while it has no requests.
+        Ray exports a gauge for a limited time after it was set. Repeated calls therefore show that
+        this ingress replica runs, also while it has no requests.
         """
         for deployment, count in running.items():
             self._replicas.set(count, {"deployment": deployment})

@@ -13,7 +13,7 @@ from functools import cache
 
 
 def return_free_memory() -> None:
-    """Return free memory to the operating system, in milliseconds. Without glibc, do nothing."""
+    """Return free memory to the operating system. Takes milliseconds. Without glibc, do nothing."""
     if platform.libc_ver()[0] == "glibc":
         _load_c_library().malloc_trim(ctypes.c_size_t(0))
 

@@ -37,7 +37,7 @@ class RequestRecord:
 
     @property
     def compute_s(self) -> float:
-        """Estimated hardware time: a share of the forward passes, or the whole generation."""
+        """Estimated compute seconds: the request's share of a pass, or the whole generation."""
         batch_items = self.timings.batch_items
         share = self.items / batch_items if batch_items else 1.0
         return self.timings.forward_s * share
@@ -95,7 +95,7 @@ StepRecorder: TypeAlias = Recorder[StepRecord]
 
 
 class RecorderGroup:
-    """Recorder that passes each request to several recorders, in order."""
+    """Recorder that passes each RequestRecord to several recorders, in order."""
 
     def __init__(self, *recorders: RequestRecorder) -> None:
         self._recorders = recorders

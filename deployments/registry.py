@@ -98,8 +98,8 @@ class ModelRegistry:
 
     Requests without a model name get a model of the configuration. The digests of these models are
     checked at the start. Another version answers in place of a damaged one. If there is none, the
-    error is stored, and requests for the model raise it. If the configuration names the version of
-    such a model, the replica does not start, so that a rollout keeps the previous replicas.
+    error is stored, and requests for the model raise it. If the configuration names the damaged
+    version itself, the replica does not start, so that a rollout keeps the previous replicas.
     """
 
     def __init__(
@@ -120,8 +120,8 @@ class ModelRegistry:
         self._plan = PlanWatch(store, clock)
         self._configured = {settings.id: settings.version for settings in models}
         self._pinned = {k: v for k, v in self._configured.items() if v != LATEST_NAME}
-        # Function that starts a trial of a version that is new for a name. It calls `accept` if the
-        # trial succeeds. None: new versions need no trial.
+        # Function that starts a trial: a replica loads and tests a version that is new for a name.
+        # If the trial succeeds, the function calls `accept`. None: new versions need no trial.
         self.probe: Callable[[RegisteredModel], object] | None = None
         self._accepted: set[ModelRef] = set()
         self._routes: dict[str, _Route] = {}
@@ -166,15 +166,15 @@ class ModelRegistry:
         return models
 
     def find_shadow(self, ref: ModelRef) -> Shadow | None:
-        """Return the model's shadow if `ref` is the default version, else None.
+        """Return the model's shadow, a version that repeats requests for comparison, or None.
 
-        Uses only the cached look-up of the model's id, so returns None before the first look-up.
+        None if `ref` is not the default version, or if the look-up of the model's id is not cached.
         """
         route = self._routes.get(ref.id)
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
     def must_try(self, name: str, ref: ModelRef) -> bool:
-        """Return whether `ref` needs a trial before it answers requests for `name`.
+        """Return whether `ref` needs a trial (see `probe`) before it answers requests for `name`.
 
         A version needs a trial if it has passed none and another version can answer. If no other
         version can answer, accept `ref` without a trial, unless `name` states this version.
@@ -249,8 +249,8 @@ class ModelRegistry:
     def _resolve(self, name: str) -> _Route:
         """Look up a name again.
 
-        The former version stays if the new one is invalid, and until a probe accepts the new one.
-        But it does not stay if it was removed or is refused.
+        The former version keeps answering if the new one is invalid, and until a trial accepts the
+        new one. A former version that was removed or is refused stops answering at once.
         """
         former = self._routes.get(name)
         if former is not None and not self._may_stay(former.default):
@@ -293,7 +293,7 @@ class ModelRegistry:
         return _Route(traffic._replace(version=default.ref.version, splits=tuple(splits)), models)
 
     def _may_stay(self, model: RegisteredModel) -> bool:
-        """Return whether a version may answer while a new one is tried."""
+        """Return whether the former version may keep answering: it exists and is not refused."""
         entry = self._plan.current().find(model.ref.id)
         refused = list_refused(self._store, model.ref.id, entry)
         return model.directory.is_dir() and model.ref.version not in refused

@@ -1,4 +1,4 @@
-"""Safety factor of predicted times, learned from jobs that ended."""
+"""Factor by which admission multiplies predicted times, learned from jobs that ended."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from deployments.deadlines import remaining_s
 
 # The factor adapts until this share of the jobs ends within factor * predicted time.
 TARGET_SHARE = 0.95
-# Scale of the relative steps of the factor. A late job increases the factor 19 times as much as a
-# job in time decreases it. The factor therefore settles where TARGET_SHARE of the jobs are in time.
+# Scale of the relative steps of the factor. A job is late if it takes longer than factor *
+# predicted time. A late job increases the factor 19 times as much as any other job decreases it.
+# The factor therefore settles where TARGET_SHARE of the jobs are in time.
 LATE_STEP = 0.04
 MIN_FACTOR, MAX_FACTOR = 1.2, 1.6
 # Predictions below this share of the time until the deadline are ignored, because such short jobs

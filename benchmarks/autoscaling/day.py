@@ -24,7 +24,7 @@ class DaySettings:
     seconds: int = 86_400
     models: int = 3
     base_work: float = 1.2  # work at noon, summed over all models
-    bursts: int = 8  # number per model in the whole day
+    bursts: int = 8  # number of bursts per model in the whole day
     burst_work: float = 6.0  # upper limit of the work of one burst
 
 

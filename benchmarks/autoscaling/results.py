@@ -16,7 +16,7 @@ from benchmarks.autoscaling.simulation import ServerSettings, Trace
 from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number
 
-BIN_S = 300  # s per point of the plot
+BIN_S = 300  # length of a bin in s; a bin is a point of the plot
 SLOW_S = 1.0
 
 
@@ -91,7 +91,7 @@ def split_bins(values: Any) -> NDArray[np.float64]:
 def weighted_percentile(
     values: NDArray[np.float64], weights: NDArray[np.float64], rank: float
 ) -> float:
-    """Return the smallest value whose cumulative weight reaches `rank` % of all; 0 if empty."""
+    """Return the smallest value whose cumulative weight reaches `rank` %; 0 if there is none."""
     if not len(values):
         return 0.0
     order = np.argsort(values)

@@ -18,12 +18,12 @@ from benchmarks.autoscaling.controller import Controller, ReplicaLoad
 from benchmarks.autoscaling.day import Day
 from deployments.autoscaling import BUSY, QUEUED_S
 
-PASS_S = 0.03  # duration of a forward pass
+PASS_S = 0.03  # assumed duration of a forward pass in s
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Properties of the deployment that are the same under every policy."""
+    """Properties of the simulated deployment. Only `window_s` differs between policies."""
 
     start_s: int = 10  # s from the decision to start a replica until it takes requests
     deadline_s: float = 30.0  # maximum wait; requests that would wait longer are rejected
@@ -52,11 +52,11 @@ class Trace:
 
     replicas: list[int] = field(default_factory=list)  # number of running replicas
     paid: list[int] = field(default_factory=list)  # number of running or starting replicas
-    queued_s: list[float] = field(default_factory=list)  # seconds of work for one replica
+    queued_s: list[float] = field(default_factory=list)  # s of work for one replica
     rejected: list[float] = field(default_factory=list)  # number of rejected requests
     requests: list[float] = field(default_factory=list)  # number of arrived requests
     # One entry per group of requests that arrived in the same second and were served in the same
-    # step: second of arrival, latency, number of requests.
+    # step: second of arrival, latency in s, number of requests.
     latencies: list[tuple[int, float, float]] = field(default_factory=list)
     # The requests of each entry of `latencies`, by model.
     served: list[NDArray[np.float64]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Simulation:
         self._queued = 0.0  # seconds that one replica would need for the queue
         self._window = 1 if controller is None else round(controller.config.look_back_period_s)
         # One value per second. The controller gets the means over its look-back period.
-        self._busy: list[float] = []  # share of the replicas' time that is used
+        self._busy: list[float] = []  # share of their time that the replicas are busy
         self._visible: list[float] = []  # queue that each replica reports, in s of work
         self._calls: list[float] = []  # number of calls of the whole deployment
         self.trace = Trace()

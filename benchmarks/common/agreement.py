@@ -18,9 +18,9 @@ from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import TaskName
 
-# Cosines of benchmark texts may be lower by these margins than the worst cosines in the manifest,
-# which the build measured on its probe texts. The first margin is for cosines to fp32 torch, the
-# second for cosines between batched and unbatched outputs.
+# The worst cosines in the manifest come from the build's probe texts. Those of benchmark texts may
+# be lower by these margins. The first margin is for cosines to fp32 torch, the second for cosines
+# between batched and unbatched outputs.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
 
@@ -36,7 +36,7 @@ class CosineCheck:
 
     @classmethod
     def compare(cls, what: str, left: ArrayLike, right: ArrayLike, required: float) -> CosineCheck:
-        """Compare `left` and `right`, both [N, W], row by row."""
+        """Compare `left` and `right`, both [texts, width], row by row."""
         cosines = row_cosines(left, right)
         return cls(what, len(cosines), float(cosines.min()) if len(cosines) else 0.0, required)
 
@@ -70,7 +70,7 @@ REPEATED_MIN_COSINE = Gate().batched_cosine_worst
 
 @dataclass(frozen=True, slots=True)
 class ExpectedEmbeddings:
-    """Source of the correct embeddings of texts. `embed_unbatched` returns [N, W]."""
+    """Source of the correct embeddings of texts. `embed_unbatched` returns [texts, width]."""
 
     name: str
     required_cosine: float
@@ -126,7 +126,7 @@ def parse_embedding(body: bytes) -> NDArray[np.float32]:
 
 
 def to_vector(value: Any) -> NDArray[np.float32]:
-    """Convert the value `[[...]]` of the response to one text to a vector [W].
+    """Convert the value `[[...]]` of the response to one text to a vector [width].
 
     Raises BenchmarkError if the value is not one vector of finite numbers.
     """

@@ -145,7 +145,10 @@ class SortedBatches:
 
 
 class RawEngine:
-    """A model opened once per core split, with tokenized sentences. The caller must close it."""
+    """Engine of a model without a server, and the tokenized sentences that it runs.
+
+    The engine is opened once per core split. The caller must call `close`.
+    """
 
     def __init__(self, model: LocalModel, texts: Sequence[str], cores: int) -> None:
         self.splits = list_core_splits(cores)
@@ -173,7 +176,7 @@ class RawEngine:
         return len(self.items) / (time.perf_counter() - started_s)
 
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
-        """Split `batch` over concurrent passes of one thread each. Return [B, W].
+        """Split `batch` over concurrent passes of one thread each. Return outputs, [items, width].
 
         An encoder replica splits a batch in the same way, but may run a single pass on all cores.
         """

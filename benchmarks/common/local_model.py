@@ -160,5 +160,5 @@ class LocalModel:
 
 
 def unbatched_outputs(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> NDArray[np.float32]:
-    """Run one forward pass per item. Return [N, W]."""
+    """Run one forward pass per item. Return the outputs, [items, width]."""
     return np.stack([engine.run(collate([item])).items[0] for item in items])

@@ -47,9 +47,9 @@ class KnownRequest:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Result of one request. `outcome` is RIGHT, WRONG, CUT, or the text of an HTTP status.
+    """Result of one request. `outcome` is RIGHT, WRONG, CUT, or an HTTP status as text.
 
-    Without a status, it is the text of CLOSED or NO_ANSWER in `benchmarks.hostile.wire`.
+    A request without a response has `0` (closed connection) or `-1` (timeout) as its status.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Checkpoint that the baselines run: the source of the measured artifact."""
+"""Checkpoint from which the measured artifact was built. The baselines run this checkpoint."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class LlamaCppSystem:
 def translate_errors(name: str) -> Iterator[None]:
     """Raise RuntimeError, ValueError and OSError of a baseline as BenchmarkError.
 
-    Only this baseline is then dropped.
+    The benchmark then drops this baseline and measures the others.
     """
     try:
         yield

@@ -93,9 +93,9 @@ class GenerationResults:
     scenarios: tuple[SystemResult, ...]
     churn: ChurnResults | None
     structured_output: SchemaResults | None
-    batch_invariance: AnswerAgreement | None  # batched compared with unbatched, in this process
+    batch_invariance: AnswerAgreement | None  # batched and unbatched answers in this process
     answer_agreements: tuple[AnswerAgreement, ...]  # each baseline compared with IN_PROCESS
-    notes: tuple[str, ...]  # differences that limit the comparison
+    notes: tuple[str, ...]  # differences between the systems that limit the comparison
     packages: Mapping[str, str]
     missing: Mapping[str, str]  # system -> reason why it was skipped or dropped
     ratios: Mapping[str, RoundSummary]

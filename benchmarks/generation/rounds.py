@@ -26,10 +26,10 @@ from deployments.tuning.measure import wait_until_idle
 
 WARM_UP_TOKENS = 4
 # Number of batched answers to sample in each round at each number of streams above 1. Their prompts
-# run again unbatched.
+# run again unbatched after all rounds, to check that batching does not change answers.
 REPEATED_PER_ROUND = 4
 
-Key = tuple[str, str]  # part, system
+Key = tuple[str, str]  # (part of the benchmark, name of the system)
 Pairs = list[tuple[StreamResult, StreamResult]]
 
 
@@ -42,7 +42,7 @@ class GenerationBenchmark:
 
     in_process: StreamingSystem
     baselines: list[System]
-    missing: dict[str, str]  # system -> reason
+    missing: dict[str, str]  # system -> reason why it is not measured
     prompts: PromptSampler
     rng: random.Random
     streams: Sequence[int]

@@ -70,7 +70,7 @@ PROMPTS = 24  # number of distinct prompts
 PROMPT_TOKENS = (4, 48)
 NEW_TOKENS = (2, 16)
 DISCONNECT_SHARE = 0.5  # share of the requests that disconnect early
-WARM_UP_SHARE = 0.2  # number of warm-up requests divided by that of measured requests
+WARM_UP_SHARE = 0.2  # warm-up requests / measured requests
 CLIENTS_PER_SLOT = 1.5  # above 1, so that some requests are queued when their client disconnects
 DRAIN_TIMEOUT_S = 5.0
 
@@ -115,11 +115,10 @@ async def churn(
     request_count: int,
     kv_slots: int,
 ) -> ChurnResults:
-    """Send requests, about half of which disconnect, and compare the answers to the others.
+    """Send requests, about half of which disconnect early. Check the answers to all others.
 
-    Then count the KV slots that are still in use, and read the memory.
-
-    Raises ServeError if a request fails.
+    An answer must equal the unbatched answer to the same prompt. Afterwards, count the KV slots
+    that are still in use, and read the memory. Raises ServeError if a request fails.
     """
     prompts = sampler.sample_prompts([rng.randint(*PROMPT_TOKENS) for _ in range(PROMPTS)])
     unbatched = await run_streams(

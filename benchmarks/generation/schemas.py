@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 class SchemaTask(NamedTuple):
     """A named prompt and the schema of its answer."""
 
-    name: str  # letters and underscores, then a number
+    name: str  # kind of task and number, such as `review_1`
     prompt: str
     schema: Schema
 

@@ -43,7 +43,7 @@ class System(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamingSystem:
-    """System over a TextGenerator. All prompts are sent at the same time."""
+    """Measured system that sends all prompts to a TextGenerator at the same time."""
 
     name: str
     generator: TextGenerator
@@ -140,7 +140,7 @@ class StreamGroup:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All metrics except DECODE."""
+        """All metrics except DECODE, which not every system can measure."""
         return {THROUGHPUT: self.tokens_per_s, **self._ttft_ms(), **self._inter_token_ms()}
 
     @property

@@ -28,8 +28,8 @@ _MAX_MESSAGE_CHARACTERS = 200  # maximum number of quoted characters of an inval
 
 class SchemaOutcome(StrEnum):
     VALID = "valid"
-    TRUNCATED = "truncated"  # ended by the token limit
-    INVALID = "invalid"  # no chat completion, another end, no JSON, or a violation
+    TRUNCATED = "truncated"  # the answer reached its token limit
+    INVALID = "invalid"  # no completion, wrong finish reason, no JSON, or against the schema
     REJECTED = "rejected"  # no response with status 200
 
 

@@ -50,7 +50,7 @@ class SystemFactory:
     kv_slots: int
     threads: int
     context: int  # maximum number of tokens of a prompt and its answer together
-    notes: list[str] = field(default_factory=list)  # differences that limit the comparison
+    notes: list[str] = field(default_factory=list)  # differences between systems
 
     def served(self) -> System:
         """Connect to the server at `--url`."""

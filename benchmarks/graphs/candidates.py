@@ -59,14 +59,15 @@ BASELINES = {
 class GraphCandidate:
     """One way to run the model.
 
-    If `must_pass_gate` is False, it may violate the accuracy gate. The results say how.
+    If `must_pass_gate` is False, its outputs may violate the accuracy gate. The results then list
+    the violated limits.
     """
 
     name: str
     what: str  # short description for the report
     open: Callable[[EncoderSettings], EncoderEngine]  # raises EngineFailed
     must_pass_gate: bool
-    can_split: bool = True  # whether concurrent passes are useful
+    can_split: bool = True  # whether to measure concurrent passes too
 
 
 @dataclass(slots=True)

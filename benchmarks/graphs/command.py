@@ -3,7 +3,7 @@
 Graphs are torch, ONNX fp32, two recipes of dynamic int8 (one is COMMON_RECIPE), OpenVINO and the
 candidates of the sealed artifact. There are two runs of several rounds. Every round measures all
 graphs in one process. The first run uses one forward pass on all threads. The second run splits
-each batch over one pass per core, as an idle encoder does. With one core, it is left out.
+each batch over one pass per core, as an idle encoder does. A host with one core skips this run.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class CoreSplitResults:
     """Results of all systems with one core split."""
 
     split: CoreSplit
-    served: tuple[str, ...]  # variants of SEALED; the variant with the most shapes comes first
+    served: tuple[str, ...]  # variants of SEALED; the most frequently selected one first
     latencies: tuple[ShapeLatency, ...]
     ratios: tuple[LatencyRatio, ...]
     parity: tuple[ParityRow, ...]

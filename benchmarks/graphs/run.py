@@ -29,7 +29,7 @@ from deployments.tuning.parity import ReferenceOutputs, compare_outputs, run_pro
 
 # The first pass of a shape allocates memory, packs weights or compiles kernels.
 WARM_UP_PASSES = 2
-PROBES = 32  # probe texts to compare with the reference
+PROBES = 32  # number of probe texts to compare with fp32 torch
 
 
 def encoder_settings_for(split: CoreSplit) -> EncoderSettings:
@@ -63,7 +63,7 @@ def rotate_order(timings: Sequence[ShapeTiming], number: int) -> Iterator[ShapeT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunInputs:
-    """Inputs that all runs share."""
+    """Inputs of a run. All runs have the same inputs, except that `shapes` may differ."""
 
     manifest: ArtifactManifest
     reference: ReferenceOutputs
@@ -72,7 +72,7 @@ class RunInputs:
 
     @property
     def items(self) -> Sequence[TokenizedItem]:
-        """Items whose tokens fill the batches."""
+        """Tokenized probe texts, whose tokens fill the timed batches."""
         return self.reference.items
 
 

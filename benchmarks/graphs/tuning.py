@@ -50,7 +50,7 @@ class TuningResults:
     cost_table: str  # path of the cost table
     threads: int
     seconds: float
-    measured: tuple[str, ...]  # names of variants
+    measured: tuple[str, ...]  # names of the measured variants
     skipped: Mapping[str, str]  # candidate -> reason
     checks: tuple[SelectionCheck, ...]
     unmeasured: tuple[str, ...]  # shapes that `seconds` left no time for

@@ -19,7 +19,7 @@ from benchmarks.hostile.wire import (
     build_request,
 )
 
-BOMB_BYTES = 200_000_000  # inflated size of a body of 200 kB
+BOMB_BYTES = 200_000_000  # decompressed size; the compressed body has 200 kB
 
 
 def build_attacks(models: Mapping[str, str]) -> Iterator[HostileRequest]:

@@ -76,7 +76,7 @@ MAX_MEMORY_RATIO = 1.10
 MAX_FAILURES = 20  # number of the most frequent failures to write to the result file
 # Statuses that any request may get: 408 after the body timeout, 429 and 503 under load.
 ALWAYS_EXPECTED = frozenset({408, 429, 503})
-LATE = 504  # status; expected only for requests that state a deadline
+LATE = 504  # HTTP status, expected only for requests that state a deadline
 DEADLINE = re.compile(b"timeout|deadline", re.IGNORECASE)
 GENERATION_ROUTES = re.compile("/generate|/completions")
 
@@ -156,7 +156,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def require_local_server(target: ServerAddress) -> None:
-    """Raise BenchmarkError unless the server runs on this host."""
+    """Raise BenchmarkError for a server on another host, because its memory cannot be read."""
     try:
         is_local = target.host == "localhost" or ipaddress.ip_address(target.host).is_loopback
     except ValueError:

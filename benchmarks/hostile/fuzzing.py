@@ -22,8 +22,7 @@ def generate_requests(
 ) -> list[bytes]:
     """Generate about `count` requests. Equal seeds give equal requests.
 
-    The requests cover all operations except those with the access `admin`, which would remove or
-    unload models.
+    Operations with the access `admin` are left out, because they would remove or unload models.
     """
     try:
         import schemathesis

@@ -19,8 +19,8 @@ class HostileRequest:
     """A request and its expected statuses.
 
     `stalls`: the request is incomplete, and the connection stays open. `leaves`: the answer may
-    take minutes, so the client disconnects earlier. `has_deadline`: the request states a deadline,
-    so 504 is expected.
+    take minutes, so the client disconnects after a few seconds. `has_deadline`: the request states
+    a deadline, so 504 is expected.
     """
 
     name: str
@@ -72,7 +72,7 @@ class HttpExchange:
 async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpExchange:
     """Send a raw request and read its response to the end, or up to MAX_RESPONSE_BYTES.
 
-    Raise nothing for a failed connection or a timeout: the status of the result says so.
+    A failed connection or a timeout raises no error. The status of the result reports it.
     """
     received = b""
     try:

@@ -45,7 +45,7 @@ PINNED = model_name(0)
 # Models to load cold: the first by itself, then the other two at the same time.
 COLD = [f"cold/model-{number}" for number in range(3)]
 ZIPF_EXPONENT = 1.0
-REQUESTS = 100_000  # length of the sequence that all connections share
+REQUESTS = 100_000  # number of drawn requests, which all connections share
 CONNECTIONS = 8
 TASK, TEXT = TaskName.FEATURE_EXTRACTION.value, "w1 w2 w3 w4"
 PAIRS = 400  # pairs of requests to the hot and the pinned model

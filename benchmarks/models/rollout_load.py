@@ -20,7 +20,7 @@ from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
 TEXT = "w1 w2 w3 w4"
 TIMEOUT_S = 60.0
 MIN_COSINE = 0.999
-GRACE_S = 3.0  # the former versions may answer requests sent up to this time after a change
+GRACE_S = 3.0  # former versions may answer requests sent within this many s after a change
 VERSION_HEADER = re.compile(rb"\r\nx-sha: *(\w+)", re.IGNORECASE)
 
 # stale: the answer is right for its version, but this version should not answer at that time.

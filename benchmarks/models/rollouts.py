@@ -53,7 +53,8 @@ POOL_BYTES = 1 << 30
 RECOVERY_S = 60.0  # maximum time until a killed replica is replaced
 PULL_S = 150.0  # maximum time until a pulled model is built
 PROMOTED_TIMEOUT_S = 30.0
-# Number of rounds of right answers in a row, most likely enough to reach every ingress replica.
+# Number of successive rounds that only the promoted version must answer. A round requests MODEL and
+# CANARY once. So many rounds most likely reach every ingress replica.
 PROMOTED_ANSWERS = 20
 TIMEOUT_S = 60.0
 

@@ -62,7 +62,7 @@ class OpenLoopResult:
 def run_open_loop(plan: OpenLoopPlan) -> OpenLoopResult:
     """Run a plan in a child process. Raise BenchmarkError if it fails."""
     command = [sys.executable, "-m", "benchmarks.overload.open_loop"]
-    with tempfile.TemporaryFile() as output:  # a pipe once truncated megabytes of output
+    with tempfile.TemporaryFile() as output:  # with a pipe, megabytes of output were once truncated
         done = subprocess.run(
             command, input=orjson.dumps(plan), stdout=output, stderr=subprocess.PIPE, check=False
         )

@@ -41,7 +41,7 @@ class OverloadLevel:
     wrong: int  # sampled answers that differ from the expected answer
     refusal_ms: Mapping[str, float]  # p50 to p99, from sending to refusal; may be empty
     send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to sending
-    client_cores: float  # CPU seconds that the load generator uses per second
+    client_cores: float  # CPU cores that the load generator uses on average
 
     @property
     def share(self) -> float:

@@ -23,7 +23,7 @@ SENTENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class OverloadWorkload:
-    """Requests of one kind, and the loops that send them. Some `bodies` may be equal."""
+    """Requests of one kind, and settings of the loops that send them. `bodies` may repeat."""
 
     name: str
     path: str
@@ -42,7 +42,7 @@ class OverloadWorkload:
         return [address.build_post(self.path, body, headers) for body in self.bodies]
 
     def answer_alone(self, address: ServerAddress) -> list[Any]:
-        """Send one body after the other and return the answers.
+        """Send one body after the other, so that none is batched. Return the answers.
 
         Raises BenchmarkError for a status other than 200.
         """

@@ -11,11 +11,11 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome")
 SETTLE_MS = 300.0  # time for the page to show the last responses
-POLLS_PER_MINUTE = 30  # number of requests that the view `status` sends
+POLLS_PER_MINUTE = 30  # requests per minute that the view `status` sends
 WARM_UP_MINUTES = 10  # minutes until charts have all points and V8 has compiled the code
 SPEED = 1_000  # factor by which the page's timers run faster; requests take their real time
 FIRST_PAINT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
-# Script that records the elements of layout shifts, except after user input (https://web.dev/cls).
+# Script that records the elements of layout shifts without recent input (https://web.dev/cls).
 OBSERVE_SHIFTS = """() => {
   window.shifted = [];
   const note = (entry) => entry.sources.forEach(({node}) => window.shifted.push(node?.className));

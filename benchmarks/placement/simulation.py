@@ -77,9 +77,9 @@ class ReplayedDay:
 
 
 def split_by_deadline(day: Day, settings: FleetSettings, seed: int) -> Day:
-    """Split the requests of each model into two rows, as if they belonged to two models.
+    """Split each model's requests into interactive and batch requests, as if of two models.
 
-    All rows of interactive requests come first, then all rows of batch requests.
+    The rows of interactive requests come first, then the rows of batch requests.
     """
     random = np.random.default_rng(seed)
     interactive = random.binomial(day.requests, settings.interactive_share)

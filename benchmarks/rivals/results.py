@@ -38,7 +38,7 @@ class PairedLevel:
     level: LevelName
     rival: LoadLevel
     ours: LoadLevel
-    rate_ratio: Ratio  # requests/s ours / rival, weighted by work; None without responses
+    rate_ratio: Ratio  # requests/s ours / rival, times `work_ratio`; None: no responses
     p50_ratio: Ratio  # median latency rival / ours
 
     @classmethod
@@ -49,7 +49,7 @@ class PairedLevel:
         ours: Sequence[LoadResult],
         work_ratio: float = 1.0,
     ) -> PairedLevel:
-        """Summarize all rounds. `work_ratio`: work per response of Hundredfold / of the rival."""
+        """Summarize all rounds. `work_ratio`: tokens per response, ours / rival; embeddings: 1."""
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
         p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]

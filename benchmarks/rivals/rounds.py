@@ -26,7 +26,7 @@ from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
 CHECKED_RESPONSES = 16  # number of responses to check: the first of each level and round
-# A level is skipped if its requests are expected to take longer than this, because too few of them
+# A level is skipped if its requests are expected to take more seconds than this. Too few of them
 # would end within the measured window.
 MAX_EXPECTED_S = 10.0
 _PROBE = LoadPlan(connections=1, seconds=0.01, warm_up_s=0.0, drain_s=120.0)
@@ -43,7 +43,7 @@ class Meter:
     required_cosine: float
     start: StartServer
     loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
-    answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # by workload
+    answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # key: workload
     skipped: set[LevelName] = field(default_factory=set)
     idle_cores: list[float] = field(default_factory=list)  # CPU cores used while idle
 

@@ -29,7 +29,7 @@ class TextWorkload:
     name: str
     requests: tuple[TextRequest, ...]
     tokens: float
-    max_connections: int | None = None  # levels with more connections are skipped
+    max_connections: int | None = None  # maximum number to measure; None: no limit
 
     @property
     def texts_per_request(self) -> int:

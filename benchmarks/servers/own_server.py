@@ -69,7 +69,7 @@ def build_serve_command(
     written = directory / CONFIG_NAME
     written.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     port = find_free_port(PREFERRED_PORT, 0)
-    # An environment without an installation has its packages on PYTHONPATH.
+    # `run_server` drops PYTHONPATH, which may hold the packages of this environment. Keep it.
     paths = (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
     return ServerCommand(
         name="hundredfold",

@@ -64,8 +64,8 @@ def run_server(command: ServerCommand, logs: Path, directory: Path) -> Iterator[
     """Start a server and yield it when it is ready. End it and all its descendants afterwards.
 
     The log is `<logs>/<name>.log`. The server's working directory is `directory`, because some
-    servers write files there. Raise BenchmarkError if the server does not start. A
-    BenchmarkError of the block also states the exit code if the server has ended.
+    servers write files there. Raise BenchmarkError if the server does not start. If the block
+    raises BenchmarkError and the server has ended, add the server's exit code to the message.
     """
     logs.mkdir(parents=True, exist_ok=True)
     log = logs / f"{command.name}.log"
@@ -136,9 +136,9 @@ def is_ready(port: int, path: str) -> bool:
 
 
 def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
-    """End a server with SIGTERM. After its end, or STOP_TIMEOUT_S, kill what is left of it.
+    """End a server with SIGTERM. After its end, or STOP_TIMEOUT_S, kill its remaining processes.
 
-    This includes its descendants, even those in other sessions.
+    These are its descendants, even in other sessions, and the other members of `session`.
     """
     descendants: list[psutil.Process] = []
     with suppress(psutil.Error):
@@ -148,7 +148,7 @@ def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
         process.wait(STOP_TIMEOUT_S)
     for descendant in descendants:
         with suppress(psutil.Error):
-            descendant.kill()  # psutil does nothing if a later process has this pid
+            descendant.kill()  # psutil spares a later process with the same pid
     kill_remaining(session)
     psutil.wait_procs(descendants, timeout=STOP_TIMEOUT_S)
     process.wait()

@@ -93,8 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results. Missed goals are only reported.
 
-    Raises BenchmarkError if a wrong key is not refused with 401, or if a request of the phases
-    that measure the cost of keys fails. Failures in the phases of the noisy client are results.
+    Raises BenchmarkError if a wrong key gets another status than 401, or if a request fails while
+    the cost of keys is measured. Failures in the phases of the noisy client are results.
     """
     metadata = start_run("keys", arguments.command_line, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="keys-") as directory:

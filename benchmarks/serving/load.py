@@ -29,8 +29,8 @@ class LoadPlan:
     """Connections and durations of one phase of load."""
 
     connections: int
-    seconds: float  # length of the measured window
-    warm_up_s: float = 1.0  # length of the same load before the window, not measured
+    seconds: float  # duration of the measured window
+    warm_up_s: float = 1.0  # duration of the same load before the window, not measured
     drain_s: float = 30.0  # maximum wait for the last responses after the window
 
 
@@ -112,7 +112,7 @@ async def run_load(address: ServerAddress, workload: Workload, plan: LoadPlan) -
 
 
 class _LoadRecorder:
-    """Measurements of all connections of a phase. The window is in time.perf_counter seconds."""
+    """Measurements of all connections of a phase. `begin_s` and `end_s` use time.perf_counter."""
 
     def __init__(self, begin_s: float, end_s: float) -> None:
         self.begin_s = begin_s
@@ -136,7 +136,7 @@ async def _run_client(address: ServerAddress, workload: Workload, recorder: _Loa
             await asyncio.sleep(RECONNECT_PAUSE_S)
             continue
         try:
-            # Without the shield, cancellation would cancel the future that `abandon` completes.
+            # The shield keeps `closed` pending until the connection ends, even on cancellation.
             await asyncio.shield(connection.closed)
         finally:
             connection.abandon()

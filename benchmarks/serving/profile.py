@@ -199,7 +199,7 @@ def _read_wake_ups(pid: int, thread: int) -> int:
 
 
 def summarize_costs(before: Threads, after: Threads, requests: int) -> list[ProcessCost]:
-    """Sum the growth of the counters per request, by kind of process and by name of thread."""
+    """Return how much the counters grew per request, by kind of process and by name of thread."""
     totals: defaultdict[str, float] = defaultdict(float)
     wake_ups: Counter[str] = Counter()
     threads: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))

@@ -49,8 +49,8 @@ class Adapter:
 def read_adapter(directory: Path) -> Adapter:
     """Read the adapter in `directory`.
 
-    Raises SourceNotFound without adapter_config.json, UnsupportedModel for another adapter type, an
-    unknown task or invalid labels, and the errors of `check_weights`.
+    Raises SourceNotFound without adapter_config.json, and the errors of `check_weights`. Raises
+    UnsupportedModel for an adapter type other than LoRA, an unknown task or invalid labels.
     """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:
@@ -73,7 +73,7 @@ def read_adapter(directory: Path) -> Adapter:
 
 
 def _read_task(directory: Path, config: Mapping[str, Json]) -> TaskName | None:
-    """Read the task type, or derive it from the base model's class; None if it is unsupported."""
+    """Return the task, from `task_type` or the class of the base model; None if unsupported."""
     if config.get("task_type") is not None:
         return _TASKS.get(str(config["task_type"]))
     mapping = read_field(directory / ADAPTER_CONFIG_NAME, "auto_mapping", dict) or {}

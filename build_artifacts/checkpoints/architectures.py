@@ -45,7 +45,8 @@ def load_config(weights: Path) -> TransformersConfig:
     """
     from transformers import AutoConfig
 
-    read_field(weights / CONFIG_NAME, "architectures", list)  # transformers does not check its type
+    # Check the type of this field, because transformers does not.
+    read_field(weights / CONFIG_NAME, "architectures", list)
     with config_errors(CONFIG_NAME):
         return AutoConfig.from_pretrained(weights, trust_remote_code=False)
 

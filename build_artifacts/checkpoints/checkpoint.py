@@ -1,4 +1,4 @@
-"""Checkpoints on disk: relevant files, their contents and digests."""
+"""Checkpoints on disk: the files that a build reads, their contents and their digest."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ class SentenceModule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Model on disk, pinned to a revision. `directory` contains modules.json if the model has one.
+    """Model on disk, pinned to a revision.
 
-    `packed` is a GGUF or ONNX file with the weights, or None. `directory` has all other files.
+    `packed` is a GGUF or ONNX file with the weights, or None. `directory` has all other files, such
+    as the modules.json of a sentence-transformers model.
     """
 
     directory: Path
@@ -62,7 +63,7 @@ class Checkpoint:
 
     @property
     def size(self) -> int:
-        """Bytes of `packed`, or of the `hashed_files` of `directory` if nothing is packed."""
+        """Bytes of `packed` or, without such a file, of the `hashed_files` of `directory`."""
         files = [self.packed] if self.packed else [p for _, p in hashed_files(self.directory)]
         return sum(path.stat().st_size for path in files)
 
@@ -143,7 +144,7 @@ def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
 def read_object(path: Path) -> dict[str, Json]:
     """Return the JSON object in `path`, empty when the file is missing.
 
-    Raises UnsupportedModel for any other content and SourceUnreadable for an unreadable file.
+    Raises UnsupportedModel if the file has no JSON object, SourceUnreadable if it is unreadable.
     """
     value = read_json(path, default={})
     if not isinstance(value, dict):
@@ -166,7 +167,7 @@ def read_field(path: Path, name: str, kind: type[T]) -> T | None:
 def read_modules(directory: Path) -> list[SentenceModule]:
     """Return the modules in modules.json, empty when the file is missing.
 
-    Raises UnsupportedModel for any other content and SourceUnreadable for an unreadable file.
+    Raises UnsupportedModel if the file has no module list, SourceUnreadable if it is unreadable.
     """
     path = directory / MODULES_NAME
     modules = read_json(path, default=[])

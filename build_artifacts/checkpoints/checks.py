@@ -30,13 +30,14 @@ _MODULE_PACKAGE = "sentence_transformers."
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
-    Raises UnsafeSource for remote code, and the errors of `check_weights` unless the weights are
-    packed. Without config.json, raises the errors of `check_modules`, the error for pickled or GGUF
-    weights, or SourceNotFound.
+    Raises UnsafeSource for remote code. If no GGUF or ONNX file holds the weights, raises the
+    errors of `check_weights`. Without config.json, raises the errors of `check_modules`, the error
+    for pickled or GGUF weights, or SourceNotFound.
     """
     weights = checkpoint.weights
     if not is_plain_file(weights / CONFIG_NAME):
-        # StaticEmbedding, for example, has no config. The error should name this module instead.
+        # A model of the module StaticEmbedding, for example, has no config.json. The error of
+        # `check_modules` names the unsupported module, which explains more than a missing file.
         check_modules(checkpoint.directory)
         raise _find_foreign_weights(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
@@ -94,8 +95,8 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
 def _is_native_decoder(checkpoint: Checkpoint) -> bool:
     """Return whether config.json names a class of transformers that only generates text.
 
-    For such a class, transformers ignores `auto_map` without `trust_remote_code`. Embedding models
-    are excluded: their code may, for example, replace causal attention.
+    Such a model needs no remote code: transformers ignores `auto_map` without `trust_remote_code`.
+    Embedding models are excluded, because their code may, for example, replace causal attention.
     """
     from transformers.models.auto import modeling_auto as known
 
@@ -120,8 +121,8 @@ def check_weights(directory: Path, stem: str) -> None:
     """Check that the weights are complete: `<stem>.safetensors`, or all shards of an index.
 
     If both exist, both are checked. Raises SourceNotFound for a missing file, SourceUnreadable for
-    an unreadable one, UnsafeSource for pickled weights or a path outside `directory`, and
-    UnsupportedModel for a corrupt file or GGUF weights.
+    an unreadable file, and UnsupportedModel for a corrupt file or GGUF weights. Raises UnsafeSource
+    for pickled weights or a path outside `directory`.
     """
     whole = directory / f"{stem}.safetensors"
     index = directory / f"{stem}.safetensors.index.json"

@@ -61,9 +61,9 @@ _TOKENIZER_FILES = (
 
 
 def check_decoder(config: TransformersConfig) -> int | None:
-    """Raise UnsupportedModel, with the reason, unless the model can be built.
+    """Raise UnsupportedModel, with the reason, for a model that cannot be built as a decoder.
 
-    Returns the context limit of the exported graph, or None if the limit in the config applies.
+    Returns the context limit of the exported graph in tokens, or None if that of the config holds.
     """
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
@@ -123,7 +123,10 @@ def find_generation_config(weights: Path) -> Path:
 
 
 def _is_valid_default(name: str, value: dict[str, Json]) -> bool:
-    """Return whether `name` has a valid value. A `top_k` of 0, for example, means unset."""
+    """Return whether the config `value` has a valid sampling default `name`.
+
+    A `top_k` of 0, for example, is invalid. It disables the setting, and so does omitting it.
+    """
     try:
         GenerationDefaults.model_validate({name: value[name]}, strict=True)
     except (KeyError, ValidationError):

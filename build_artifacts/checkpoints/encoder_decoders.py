@@ -81,7 +81,7 @@ GenerationSettings = Any  # a transformers.GenerationConfig; mypy skips the libr
 
 
 def check_encoder_decoder(config: TransformersConfig, task: str) -> None:
-    """Raise UnsupportedModel, with the reason, unless the model can be built for `task`."""
+    """Raise UnsupportedModel, with the reason, for a model that cannot be built for `task`."""
     if not config.is_encoder_decoder:
         raise UnsupportedModel(
             f"`{task}` requires an encoder-decoder model; `{read_architecture(config)}` is not one",
@@ -152,8 +152,9 @@ def read_encoder_decoder_config(
 def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list[str]:
     """Return the sorted names of the checkpoint's settings that the server does not apply.
 
-    `task_specific_params` is among them if a task in it has keys other than `prefix`.
-    transformers 5 also ignores this field. Raises the errors of `load_generation_settings`.
+    The names include `task_specific_params` if a task in this field has keys other than `prefix`:
+    the server reads only the prefix, and transformers 5 ignores the whole field. Raises the errors
+    of `load_generation_settings`.
     """
     generation = load_generation_settings(weights, config)
     found = [
@@ -171,9 +172,9 @@ def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list
 def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
     """Read the ids of the tokenizer's language tokens by language code.
 
-    The result is empty for model types outside MULTILINGUAL. It is also empty unless the tokenizer
-    adds exactly one language token to a text: without that token, the source language of a request
-    would have no effect.
+    A multilingual model learns the source language from one language token, which its tokenizer
+    adds to each text. The result is empty for model types outside MULTILINGUAL, and for tokenizers
+    that do not add this token: the source language of a request would have no effect.
     """
     if config.model_type not in MULTILINGUAL or not is_plain_file(weights / TOKENIZER_NAME):
         return {}
@@ -233,7 +234,7 @@ def _read_defaults(weights: Path, generation: GenerationSettings) -> GenerationD
 
 
 def _read_task_prefixes(weights: Path) -> dict[str, str]:
-    """Return the prefix of each task.
+    """Return the text that the model expects before every input, by task.
 
     A task with several prefixes, such as translation with one per language pair, has no entry.
     """

@@ -19,10 +19,10 @@ _USE_ENCODER = "use an encoder of text, such as BERT, XLM-RoBERTa or ModernBERT"
 
 
 def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) -> None:
-    """Raise UnsupportedModel, with the reason, unless the model can be built.
+    """Raise UnsupportedModel, with the reason, for a model that cannot be built as an encoder.
 
-    `pooled` states whether the checkpoint configures pooling of token vectors. If it does, a
-    decoder is accepted as an encoder, unless its config sets `is_decoder`.
+    `pooled` states whether the checkpoint configures pooling of token vectors. A decoder with
+    pooling is accepted as an encoder if its config does not set `is_decoder`.
     """
     architecture = read_architecture(config)
     if not (_is_encoder(config) or (pooled and not _generates_only(config))):
@@ -77,7 +77,7 @@ def _generates_only(config: TransformersConfig) -> bool:
     return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
 
 
-Reason = tuple[str, str]  # reason and hint
+Reason = tuple[str, str]  # why a model cannot be exported, and a hint for the user
 
 
 def _check_longformer(_config: TransformersConfig) -> Reason | None:

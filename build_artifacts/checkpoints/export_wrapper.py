@@ -24,11 +24,11 @@ def wrap_for_export(
 ) -> TorchModel:
     """Return a copy of `model`, with the same weights, whose forward returns one float32 tensor.
 
-    VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W], with M masks
-    and W values per row. Vectors are pooled and projected but not normalized, because the server
-    normalizes them. Other heads return logits. `input_names` lists the inputs. With `with_tokens`,
-    a VECTOR model returns a pair: the pooled vectors [B, W], and the token vectors
-    [B, T, hidden size] in the model's dtype.
+    The inputs are B texts of T tokens with M masks; `input_names` lists them. With W values per
+    row, VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W]. Vectors
+    are pooled and projected but not normalized, because the server normalizes them. Other heads
+    return logits. With `with_tokens`, a VECTOR model returns a pair: the pooled vectors [B, W], and
+    the token vectors [B, T, hidden size] in the model's dtype.
     """
     rows = copy.copy(model)
     answer = _OUTPUT_FUNCTIONS.get(metadata.head)
@@ -118,7 +118,8 @@ def _project(pool: OutputFunction, projection: Any) -> OutputFunction:
 
 def _with_token_outputs(pool: OutputFunction) -> OutputFunction:
     def both(out: Any, mask: Any) -> Any:
-        # The token vectors keep the model's dtype: converting them takes time, even if unread.
+        # The token vectors keep the model's dtype. A conversion would take time in every forward
+        # pass, even if the caller reads only the pooled vectors.
         return pool(out, mask), out.last_hidden_state
 
     return both

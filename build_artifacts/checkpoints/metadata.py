@@ -181,7 +181,8 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     """
     head = find_head(tasks[0])
     if head is ModelHead.VECTOR:
-        check_modules(checkpoint.directory)  # before load_config: other modules have other configs
+        # Check before load_config, which may fail for unsupported modules without naming them.
+        check_modules(checkpoint.directory)
     config = load_config(checkpoint.weights)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_encoder(config, head, pooled=pooled)
@@ -216,8 +217,8 @@ def read_labels(weights: Path, config: TransformersConfig) -> tuple[str, ...]:
 
 
 def _read_problem_type(config: TransformersConfig) -> ProblemType:
-    # A single label means regression only if the config says so. Otherwise transformers' pipeline
-    # applies a sigmoid to the logit.
+    # A model with a single label is a regression model only if its config says so. Otherwise the
+    # server applies a sigmoid to the logit, as the pipeline of transformers does.
     if config.problem_type == "regression":
         return "regression"
     several = config.problem_type == "multi_label_classification"

@@ -10,8 +10,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
 
-# Weights that a checkpoint may lack, by head. Each entry is a part of the weight's name. Some
-# classifiers use the pooler of the model, but the head VECTOR does not.
+# Parts of the names of weights that a model does not use, by head. A checkpoint may lack these
+# weights. The head VECTOR does not use the pooler, but some classifiers do.
 _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     **dict.fromkeys(ModelHead, ("embeddings.position_ids",)),
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),

@@ -42,7 +42,7 @@ _TRANSFORMER_CONFIG_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Prompts that every SentenceTransformer has; they are empty unless the config states them.
+# Prompts that every SentenceTransformer has. A prompt without a text in the config is empty.
 _OWN_PROMPTS = ("query", "document")
 
 
@@ -84,7 +84,7 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
 
 
 def read_max_seq_length(weights: Path) -> Json:
-    """Read `max_seq_length`, None when absent.
+    """Read the maximum input length in tokens, `max_seq_length`; None when absent.
 
     Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them.
     """
@@ -132,9 +132,9 @@ def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
 def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
     """Return the prompts and the name of the default prompt.
 
-    A prompt that is null becomes an empty text. The name is None without a default prompt, and for
-    one of `_OWN_PROMPTS` that the config does not state, because it is empty. Raises
-    UnsupportedModel if any other default prompt does not exist.
+    A prompt that is null becomes an empty text. The name is None without a default prompt. It is
+    also None if the default is one of `_OWN_PROMPTS` without a text in the config, because such a
+    prompt is empty. Raises UnsupportedModel if any other default prompt has no text in the config.
     """
     path = checkpoint.directory / SENTENCE_CONFIG_NAME
     stated = read_field(path, "prompts", dict) or {}

@@ -12,7 +12,7 @@ from build_artifacts.errors import BuildError
 
 
 class CompactionMismatch(BuildError):
-    """Error for a compaction of another model. The given model stays unchanged."""
+    """Error of `compact` for the compaction of another model. The model stays unchanged."""
 
     code = "compaction_mismatch"
 

@@ -47,7 +47,7 @@ class ChannelGroups:
         return tuple(units.nonzero().flatten().tolist())
 
     def removable(self) -> tuple[int, ...]:
-        """Return the constant groups. If all groups are constant, the first one stays."""
+        """Return the constant groups, without the first one if all groups are constant."""
         constant = self.constant()
         return constant[1:] if len(constant) == self.count else constant
 

@@ -33,10 +33,11 @@ class LayerReduction(FrozenModel):
 
 
 class Compaction(FrozenModel):
-    """Attention heads and feed-forward channels to remove from one encoder: they are constant.
+    """Attention heads and feed-forward channels that `compact` removes from one encoder.
 
-    `reductions` lists only affected layers, in ascending order. For an unknown architecture, the
-    counts of heads and channels are 0. The parameter counts include the task head.
+    Each of them contributes the same value for every token. `reductions` lists only affected
+    layers, in ascending order. For an unknown architecture, the counts of heads and channels are 0.
+    The parameter counts include the task head.
     """
 
     architecture: str  # `model_type` of the config

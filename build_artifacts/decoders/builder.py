@@ -1,6 +1,7 @@
 """Subprocess that runs the model builder of onnxruntime-genai (MIT).
 
-The builder is a program, not a library. A separate process releases all its memory when it ends.
+The builder is a program, not a library. It runs in a separate process, so that the system frees all
+its memory when it ends.
 """
 
 from __future__ import annotations

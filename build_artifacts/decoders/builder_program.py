@@ -1,10 +1,13 @@
 """Entry point that runs onnxruntime-genai's model builder (0.18) with adapted configs.
 
-transformers 5 stores RoPE parameters per layer type for models such as Gemma 3. The builder fails
-unless the parameters of global layers and the base frequency of local layers are at the top level.
-The builder reads the epsilon of LayerNorm only under RMSNorm's name, `rms_norm_eps`. Without that
-name, the builder uses its own default. The builder applies a sliding window only to the layers that
-`layer_types` names. Configs of Mistral, for example, lack this field.
+The builder reads configs differently from transformers 5. The program adapts three kinds of fields:
+
+- RoPE: transformers 5 stores the parameters per layer type for models such as Gemma 3. The builder
+  requires the parameters of global layers and the base frequency of local layers at the top level.
+- LayerNorm: the builder reads the epsilon only under RMSNorm's name, `rms_norm_eps`. Without that
+  name, the builder uses its own default.
+- Sliding windows: the builder applies a window only to the layers that `layer_types` names. Configs
+  of Mistral, for example, lack this field.
 """
 
 from __future__ import annotations

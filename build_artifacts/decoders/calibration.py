@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class CalibrationTexts(NamedTuple):
-    """Calibration texts for a graph without an encoder."""
+    """Calibration texts of a decoder-only model. The methods run its float graph on the texts."""
 
     texts: Sequence[Tokens]
     generation_config: GenerationConfig
 
     def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
-        """Return the values with the names in `values`: [N, K] each, with N tokens of all texts."""
+        """Return the graph values named `values`, [N, K] each, for the N tokens of all texts."""
         import onnx
 
         model = onnx.load(graph, load_external_data=False)

@@ -66,7 +66,8 @@ class DecoderGraphs:
             self._quantize_kv_cache(recipe, into)
             return megabytes(into / weights)
 
-        # `compile` does not change the program: torch compiles it when an engine starts.
+        # Recipes that differ only in `compile` share a program, because torch compiles it later,
+        # when an engine starts.
         run = recipe.run.model_copy(update={"compile": False})
         key = f"export-{digest_decoder_recipe(replace(recipe, run=run))}"
         return self.steps.run_cached(key, "export", describe_recipe(recipe), work) / name
@@ -100,7 +101,7 @@ class DecoderGraphs:
         return CalibrationTexts(texts, self.metadata.required_generation_config)
 
     def _quantize_kv_cache(self, recipe: DecoderRecipe, directory: Path) -> None:
-        """Convert the graph's KV cache to int8 if the recipe demands it and the graph allows it."""
+        """Convert the KV cache to int8 for a recipe with `kv_cache_dtype`, if the graph allows."""
         if recipe.kv_cache_dtype:
             quantize_kv_cache(directory / GRAPH_NAME, self._calibration())
 

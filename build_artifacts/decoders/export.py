@@ -128,7 +128,7 @@ def _read_shape(built: Path) -> _DecoderSizes:
 
 
 def _check_shape(metadata: CheckpointMetadata, built: _DecoderSizes) -> None:
-    """Raise UnsupportedModel unless the sizes of the graph equal those in `metadata`."""
+    """Raise UnsupportedModel if the sizes of the graph differ from those in `metadata`."""
     generation_config = metadata.required_generation_config
     expected = (
         generation_config.layers,

@@ -61,7 +61,7 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     """Move the score scale of an attention node into its query projection.
 
     ONNX Runtime has a fast kernel for one row times a matrix, but uses it only if the scale is 1.
-    Leave other nodes unchanged, and attention nodes whose query projection is missing or shared.
+    The node stays unchanged if it is no attention, or if its query projection is missing or shared.
     """
     import onnx
 

@@ -132,7 +132,7 @@ class GateInputs(NamedTuple):
 
 
 def max_answer_tokens(max_tokens: int) -> int:
-    """Return the maximum answer length of a model with a context of `max_tokens`."""
+    """Return the maximum answer length in tokens for a model with a context of `max_tokens`."""
     return min(_MAX_ANSWER_TOKENS, max_tokens // 2)
 
 

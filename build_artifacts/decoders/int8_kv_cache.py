@@ -1,4 +1,4 @@
-"""KV cache in int8: a quarter of the memory per slot and of the bandwidth per decode step.
+"""KV cache in int8: a quarter of the memory and of the memory bandwidth of an fp32 cache.
 
 Each channel of each head has a fixed scale, computed from the KV caches of calibration texts.
 
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     import onnx
 
 _OPSET, _IR_VERSION = 24, 11  # first opset with TensorScatter
-# Both branches support only the first nine inputs of GroupQueryAttention.
+# The decode and the prefill branch support only the first nine inputs of GroupQueryAttention.
 _KNOWN_INPUTS = 9
 _KNOWN_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
@@ -92,8 +92,8 @@ _KNOWN_ATTRIBUTES = {
 }
 _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
-# Values with the token counts of a prefill of one slot: the cached tokens, [1], and the cached plus
-# the new tokens, a scalar.
+# Names of graph values with the token counts of a prefill of one slot: the cached tokens, [1], and
+# the cached plus the new tokens, a scalar.
 _CACHED_TOKENS, _TOTAL_TOKENS = "kv_cache_cached_tokens", "kv_cache_total_tokens"
 _FIRST, _TOKENS_AXIS, _ONE = "kv_cache_first", "kv_cache_tokens_axis", "kv_cache_one"
 _LOWEST, _HIGHEST = "kv_cache_lowest", "kv_cache_highest"
@@ -167,9 +167,10 @@ class _Int8KvCacheWriter:
         self._nodes: list[onnx.NodeProto] = []  # nodes of the current branch
 
     def replace(self, node: onnx.NodeProto, name: str, scales: Sequence[FloatArray]) -> None:
-        """Replace an attention node by an If with both branches. `name` prefixes the new tensors.
+        """Replace an attention node by an If with a decode and a prefill branch.
 
-        `scales` has the scales of the keys and those of the values, [heads, size] each.
+        `name` prefixes the new tensors. `scales` has the scales of the keys and those of the
+        values, [heads, size] each.
         """
         import onnx
 

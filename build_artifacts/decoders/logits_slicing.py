@@ -4,7 +4,7 @@ A prefill needs the logits of its last token only. The logits of a thousand toke
 memory of a forward pass and, for a small model, most of its time.
 
 The host selects tokens from fp32 logits. The device casts the logits to fp32, because a cast with
-numpy takes 16 ms or more for 32 slots by 128,256 tokens (Zen 3).
+numpy takes 16 ms or more for 32 slots of 128,256 logits each (Zen 3).
 """
 
 from __future__ import annotations

@@ -59,9 +59,10 @@ def throughput_context(max_tokens: int) -> int:
 
 
 def measure_throughput(engine: DecoderEngine, seconds: float) -> DecoderThroughput:
-    """Measure decode steps with one slot and with BATCH_SLOTS slots, and prefill.
+    """Measure the tokens per second of decode steps and of prefill.
 
-    Each measurement takes a third of `seconds`. Raises EngineFailed if a call fails.
+    The three measurements are decode steps with one slot, decode steps with BATCH_SLOTS slots, and
+    prefill. Each takes a third of `seconds`. Raises EngineFailed if a call fails.
     """
     context = engine.info.context
     cached = min(_CACHED_TOKENS, context - 1)
@@ -106,7 +107,7 @@ class ParityMetrics(NamedTuple):
     """Comparison of all texts in one mode, prefill or decode steps."""
 
     cosines: NDArray[np.float64]  # cosine per text, of the logits of graph and reference
-    agreement: float  # share of equal next tokens, except where the reference has a near tie
+    agreement: float  # share of equal next tokens at positions without a near tie in the reference
     perplexity: float  # perplexity of the positions that have a target token
     is_finite: bool
 
@@ -157,7 +158,7 @@ class DecoderParity(NamedTuple):
 def compare_decoder(
     engine: DecoderEngine, reference: DecoderReference, gate: Gate
 ) -> DecoderParity:
-    """Run the texts in prefill and in decode steps. The worse mode counts for each limit.
+    """Run the texts in prefill and in decode steps. Each limit applies to the worse of the two.
 
     An encoder-decoder model runs decode steps only. Also compare the decode steps of the longest
     text alone with those in a batch. `engine` needs BATCH_SLOTS slots, each with space for the
@@ -222,8 +223,8 @@ def decode_texts(
 ) -> Iterator[tuple[list[int], int, FloatArray]]:
     """Run texts in decode steps of up to BATCH_SLOTS slots.
 
-    Yields per step: the indices of the n running texts, the position of the current token, which is
-    the same in each text, and the logits [n, V] of these tokens. The logits are valid until the
+    Yields per step: the indices of the n running texts, the position of the current token, and the
+    logits [n, V] of this token. All texts are at the same position. The logits are valid until the
     next step. With `sources`, a prefill encodes each source and returns the logits of position 0.
     """
     order = sorted(range(len(texts)), key=lambda text: -len(texts[text]))

@@ -51,8 +51,9 @@ def quantize_per_token(
 ) -> None:
     """Write an int8 copy of `graph` to `into`, and its weights to the same directory.
 
-    `into` must not be in the directory of `graph`. With `calibration`, the rewrite smooths
-    activations and uses static scales where they are precise enough.
+    `into` must be in another directory, so that its weight file does not replace that of `graph`.
+    With `calibration`, the rewrite smooths activations and uses static scales where they are
+    precise enough.
     """
     import onnx
 

@@ -29,7 +29,7 @@ _NORMS = {
 
 
 class _ScaleTarget(NamedTuple):
-    """Tensors that can be divided, along their last axis, instead of an activation."""
+    """Tensors that absorb the division of an activation's channels, along their last axis."""
 
     tables: tuple[str, ...]
     first: int = 0  # index of the first channel in `tables`

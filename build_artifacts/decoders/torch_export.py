@@ -57,7 +57,7 @@ def export_checkpoint(
 def _check_tensor_parallel(
     model: TorchModel, metadata: CheckpointMetadata, tensor_parallel_size: int
 ) -> None:
-    """Reject a model whose KV heads transformers cannot split evenly over the GPUs."""
+    """Raise UnsupportedModel if transformers cannot split the KV heads evenly over the GPUs."""
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
     heads = metadata.required_generation_config.kv_heads
@@ -130,7 +130,7 @@ def export_program(
 def check_recipe(
     metadata: CheckpointMetadata, recipe: DecoderRecipe, supported: Collection[str]
 ) -> None:
-    """Raise UnsupportedModel unless the engine of the recipe supports the recipe and the model.
+    """Raise UnsupportedModel if the recipe's engine does not support the recipe or the model.
 
     `supported` are the precisions of the engine.
     """
@@ -148,7 +148,10 @@ def check_recipe(
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for a RoPE type, soft cap or window that engines cannot compute."""
+    """Raise UnsupportedModel for a RoPE type, soft cap or window that torch engines do not support.
+
+    `attention` is the implementation that the engine uses.
+    """
     if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
         raise UnsupportedModel(
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",

@@ -55,7 +55,7 @@ class CandidateGraphs:
         self._prepared = prepared
 
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
-        """Build the graph of `recipe`. `quantize` describes what happens to `excluded_nodes`.
+        """Build the graph of `recipe`. `excluded_nodes` stay outside its scheme; see `quantize`.
 
         Raises UnsupportedModel if the model cannot be exported or quantized by this recipe.
         """
@@ -173,7 +173,7 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
 
 
 def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
-    """Limit the buckets of a recipe to what the model can use."""
+    """Limit the buckets of a recipe to the model's maximum length, and to few items for masks."""
     # On a GPU, each bucket keeps its output in memory. The output of a fill-mask model has one row
     # per item, with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
     is_large = recipe.device is Device.GPU and metadata.head is ModelHead.MASKS

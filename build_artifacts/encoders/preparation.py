@@ -99,7 +99,7 @@ class PreparedModel:
 
     @cached_property
     def scores(self) -> Mapping[str, float]:
-        """Reference metrics for candidates: the metrics of the model before pruning."""
+        """Metrics that candidates are compared with: those of the model before any pruning."""
         return (self.original or self).own_scores
 
     @cached_property
@@ -167,7 +167,7 @@ def cached_prune(
 ) -> PreparedModel:
     """Prune the heads and channels that matter least for `items`, and prepare the result.
 
-    Raises UnsupportedModel, for instance if the layers of the model are not known.
+    Raises UnsupportedModel if the model cannot be loaded, pruned or prepared.
     """
     metadata = original.metadata
 

@@ -27,8 +27,8 @@ _SHAPES = (
     Shape(items=8, tokens=128),
 )
 _SECONDS = 25.0  # s, time budget of all graphs together
-# The search stops at a graph that is slower on average than the fastest accepted graph by more than
-# this factor, unless the graph is the fastest at some shape.
+# The search stops at a graph whose mean latency is more than this factor times that of the fastest
+# accepted graph. It never stops at a graph that is the fastest at some shape.
 _MAX_SLOWDOWN = 1.4
 
 
@@ -76,9 +76,9 @@ def screen_speed(
 ) -> SpeedScreening:
     """Measure `specs`, all of one device, in interleaved order.
 
-    Skip graphs that do not run with `settings`. Measure the first of the remaining graphs, as many
-    as fit into memory together. The result omits all others. Raises EngineFailed if not even one
-    graph fits.
+    Skip graphs that do not run with `settings`. Of the remaining graphs, in the order of `specs`,
+    measure as many as fit into memory together. The result has only the measured graphs. Raises
+    EngineFailed if not even one graph fits.
     """
     fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(fitting))

@@ -109,7 +109,7 @@ class Evaluation(ABC):
     def find_violations(
         self, reference: Mapping[str, float], scores: Mapping[str, float], *, max_drop: float
     ) -> tuple[str, ...]:
-        """Describe a loss of more than `max_drop`; empty if the scores are within the limit."""
+        """Describe a loss above `max_drop`; empty otherwise. `metric_drop` defines the unit."""
         drop = self.metric_drop(reference, scores)
         if drop <= max_drop:
             return ()

@@ -40,7 +40,8 @@ def load_classification(path: Path, model: EvaluatedModel, sampling: ExampleSamp
     Raises BadEvaluationData for an unusable file, and BuildError for a regression model that
     returns several scores per text.
     """
-    # A model with one score cannot choose a label, so its scores are correlated with numbers.
+    # A model with one score per text cannot choose a label. Its metric is the correlation of the
+    # scores with the numbers in the file.
     problem = "regression" if len(model.labels) == 1 else model.problem_type or "single_label"
     load = _LOADERS[problem]
     return load(FileLocation(path, EXPECTED), model, sampling)

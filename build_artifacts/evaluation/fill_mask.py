@@ -62,7 +62,8 @@ def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling)
 def select_masked_positions(special: Sequence[int], offset: int) -> NDArray[np.intp]:
     """Select the tokens to mask, if any; `special` is 1 for tokens that are not text.
 
-    The first is token `offset` modulo MASK_EVERY, or modulo a smaller number of tokens.
+    The first mask is at the text token `offset` modulo MASK_EVERY. If a sentence has fewer text
+    tokens than MASK_EVERY, their number is the modulus.
     """
     text = np.flatnonzero(np.asarray(special) == 0)
     # A sentence with fewer than MASK_EVERY tokens still gets one mask.

@@ -84,8 +84,8 @@ def normalize_answer(answer: str) -> str:
 def exact_match(answer: str, golds: Sequence[str]) -> float:
     """Return 1 if the normalized answer equals one of `golds`, else 0.
 
-    If `golds` is empty, only an empty answer is correct. Answers that consist
-    only of articles and punctuation count as empty.
+    If `golds` is empty, only an empty answer is correct. An answer counts as empty if it consists
+    of articles and punctuation.
     """
     return float(
         max(normalize_answer(answer) == normalize_answer(gold) for gold in _drop_blank(golds))

@@ -41,8 +41,8 @@ S = TypeVar("S")  # how to open a graph: GraphSpec or DecoderSpec
 class BuildBudget:
     """Time and data that a build may use."""
 
-    # Seconds per device, after which no further candidate starts. The limit applies only once the
-    # device has a candidate: an exported one if the build ranks candidates by speed, otherwise an
+    # Seconds per device. After this time, a build that ranks candidates by speed exports no further
+    # candidate if it has exported one. Any other build evaluates no further candidate if it has
     # accepted one.
     search_seconds: float = 300.0
     tune_seconds: float = 60.0  # s, for all graphs together; 0 disables tuning
@@ -69,7 +69,7 @@ class Attempt(Generic[R]):
     recipe: R
     label: str  # text for progress lines
     key: str  # cache key, equal for equal graphs
-    excluded_nodes: tuple[str, ...] = ()  # MatMuls that the quantization scheme skips
+    excluded_nodes: tuple[str, ...] = ()  # MatMuls outside the quantization scheme; see `quantize`
 
 
 class GateResult(BaseModel):
@@ -106,7 +106,7 @@ class EvaluatedCandidate(Generic[R, S]):
     recipe: R
     spec: S
     result: GateResult
-    excluded_nodes: tuple[str, ...] = ()  # MatMuls that the quantization scheme skips
+    excluded_nodes: tuple[str, ...] = ()  # MatMuls outside the quantization scheme; see `quantize`
 
     @property
     def is_accepted(self) -> bool:
@@ -177,7 +177,7 @@ class ModelBuild(ABC, Generic[R, S]):
 
 
 class ModelFamily(Protocol):
-    """Models that are exported, evaluated and measured alike. One entry of `FAMILIES`."""
+    """Models that the compiler exports, evaluates and measures alike. One entry of `FAMILIES`."""
 
     def matches(self, checkpoint: Checkpoint, tasks: tuple[str, ...]) -> bool:
         """Return whether the family builds the checkpoint. `tasks[0]` is the model's main task."""

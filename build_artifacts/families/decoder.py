@@ -53,7 +53,8 @@ from deployments.machine import usable_cores
 from deployments.tasks import find_head
 from deployments.tuning.host import read_host
 
-# Maximum seconds to measure a graph. Each of the three measured loops is steady after one second.
+# Maximum seconds to measure one graph: decode steps with one slot, decode steps in batches, and
+# prefill. Each of these three measurements is steady after one second.
 _MAX_MEASURE_SECONDS = 4.0
 
 DecoderCandidate = EvaluatedCandidate[DecoderRecipe, DecoderSpec]
@@ -241,7 +242,7 @@ def _rank(throughput: DecoderThroughput | None) -> float:
 
 
 def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCandidate]:
-    """Drop torch.compile candidates, which start slowly, unless they rank first on their device."""
+    """Drop torch.compile candidates that are not the first of their device: they start slowly."""
     devices: set[Device] = set()
     kept = []
     for candidate in ranked:

@@ -59,8 +59,8 @@ from deployments.tuning.tuner import (
     measure_variants,
 )
 
-# Numbers of MatMuls that successive accuracy fallbacks exclude from int8. Numbers above the maximum
-# share of the graph's MatMuls are skipped.
+# Numbers of MatMuls that successive accuracy fallbacks exclude from the quantization scheme. The
+# fallbacks skip numbers above the maximum share of the graph's MatMuls.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
 _SCREENING_NAME = "screening.json"
@@ -116,8 +116,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     def attempts(self, recipe: CandidateRecipe) -> Iterator[Attempt[CandidateRecipe]]:
         """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
-        Further attempts exclude more and more MatMuls from quantization, if the scheme supports
-        this. If the export of the unchanged recipe fails, there are no further attempts.
+        Further attempts exclude more and more MatMuls from the quantization scheme, if it supports
+        exclusions. If the export of the unchanged recipe fails, there are no further attempts.
         """
         first = _build_attempt(recipe)
         yield first
@@ -149,8 +149,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             return GateResult(parity=None, reasons=(exc.message,))
         try:
             found = check_engine(engine, self.prepared.reference, self._gate, spec.head)
-            # Skip the scores of GPU graphs on a CPU: half precision takes minutes there, and the
-            # scores only confirm what the parity shows to four digits.
+            # Skip the scores of GPU graphs on a CPU, which takes minutes in half precision. The
+            # scores would only confirm the parity, which is known to four digits.
             is_scored = found.passed and has_device(spec.device)
             scores, reasons = self._score(engine) if is_scored else ({}, found.reasons)
         except EngineFailed as exc:
@@ -190,7 +190,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             except UnsupportedModel as exc:
                 steps.report_skipped(recipe.name, exc.message)
                 continue
-            # Recipes give equal graphs if a rewrite matches nothing in this architecture.
+            # Skip duplicates: two recipes give equal graphs if the rewrite in which they differ
+            # matches nothing in this architecture.
             files = list_files(spec.path)
             key = (*map(file_sha256, files), spec.engine, spec.options)
             if (same := names.setdefault(key, recipe.name)) == recipe.name:

@@ -13,7 +13,8 @@ from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs
 
-_SAMPLING = ExampleSampling(limit=256)  # at most 256 calibration examples
+# Sample of the calibration data: each example takes a forward and a backward pass.
+_SAMPLING = ExampleSampling(limit=256)
 
 
 def prepare_pruned(

@@ -30,8 +30,8 @@ from deployments.tuning.costs import Shape, TuningTarget
 from deployments.tuning.measure import build_batch, supported_shapes
 from deployments.tuning.parity import ReferenceOutputs
 
-LENGTHS = (32, 64, 128, 256, 512)  # tokens
-THROUGHPUT_SHAPE = Shape(items=32, tokens=128)  # full batches
+LENGTHS = (32, 64, 128, 256, 512)  # tokens of one item, for the latency measurement
+THROUGHPUT_SHAPE = Shape(items=32, tokens=128)  # batch of the throughput measurement
 
 
 def build_report(

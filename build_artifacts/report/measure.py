@@ -42,8 +42,8 @@ def split_runs(runs: int) -> tuple[int, ...]:
 def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
     """Limit `runs` to the time budget. `pass_s` is the total time of one run of every engine.
 
-    Each of the BLOCKS has one additional untimed run. The result is at least MIN_RUNS, unless
-    `runs` is less.
+    Each of the BLOCKS has one additional untimed run. The result is at least the smaller of `runs`
+    and MIN_RUNS.
     """
     fitting = int(budget_s / max(pass_s, 1e-9)) - BLOCKS
     return min(runs, max(MIN_RUNS, fitting))
@@ -51,7 +51,7 @@ def fit_runs(runs: int, pass_s: float, budget_s: float) -> int:
 
 @dataclass(slots=True)
 class InterleavedTimer:
-    """Timer of engines that take turns.
+    """Timer of engines in turns, so that changes of the host's speed affect all engines alike.
 
     An engine that fails moves from `engines` to `failed`, which has the reason.
     """
@@ -192,7 +192,7 @@ class MeasurementInputs:
 
 @dataclass(frozen=True, slots=True)
 class StageAccuracy:
-    """Similarity to the reference, and metrics of the task; `scores` is empty without data."""
+    """Similarity to the reference, and task metrics; `scores` is empty without labeled data."""
 
     cosine: float
     agreement: float | None

@@ -206,9 +206,10 @@ class RebuiltStages:
     ) -> Iterator[Stage]:
         """Yield the stages before the served graph: original model, pruned model, float graphs.
 
-        Only pruned models have the stage of the pruned model. The second float graph is that of the
-        served CPU graph. It is missing if no CPU graph is served, or if that graph itself is fp32.
-        `scores` are the metrics of the original model.
+        The pruned model is a stage if compaction removes heads or channels. The first float graph
+        is the plain export. The second is the fp32 graph from which the served CPU graph was made.
+        It is missing if no CPU graph is served, or if the served CPU graph is fp32. `scores` are
+        the metrics of the original model.
         """
         metadata, compaction = self._prepared.metadata, self._prepared.compaction
         original = (self._prepared.original or self._prepared).weights
@@ -233,8 +234,8 @@ class RebuiltStages:
     def build_common_recipe(self, served: ServedVariants | None) -> Iterator[Stage]:
         """Yield a stage of the int8 recipe that other projects commonly use, for comparison.
 
-        The recipe fuses operators and then quantizes the graph dynamically. Yield nothing if this
-        graph is the only one that is served.
+        The recipe fuses operators and then quantizes the graph dynamically. Yield nothing if the
+        host serves only this graph, because it already has a stage.
         """
         names = [candidate.name for candidate in served.candidates] if served else []
         if names != [CPU_INT8_FUSED.name]:

@@ -49,7 +49,7 @@ class ReportRequest:
 
 
 class ReportOptions(ReportModel):
-    """Options of the measurement."""
+    """Options of `hundredfold models report` that affect the measurement."""
 
     runs: int = Field(ge=1)
     threads: int = Field(ge=1)

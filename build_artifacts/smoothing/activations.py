@@ -34,7 +34,10 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """The MatMuls before and after a layer of neurons, and the layer's width without copies."""
+    """The MatMuls before and after a layer of neurons.
+
+    `width` is the number of neurons before `smooth` adds copies.
+    """
 
     neurons: Product
     reader: Product
@@ -53,8 +56,8 @@ class ActivationSmoother:
         """Return whether `source` is the output of a known pattern.
 
         The patterns are attention, norms, products, and gated or plain neurons. Calibration texts
-        suffice to determine the ranges of these patterns only. `smooth` keeps only the values of
-        attention outputs, so an output of the whole graph counts only as an attention output.
+        suffice to determine the ranges of these patterns only. An output of the whole graph must be
+        an attention output, because `smooth` changes the values of all other patterns.
         """
         return is_attention_output(source) or (
             not source.is_graph_output()

@@ -15,9 +15,9 @@ from build_artifacts.types import FloatArray
 
 CalibrationInputs = Mapping[str, NDArray[np.int64]]
 
-# Minimum number of tokens whose values are stored, unless the texts have fewer. The maximum is
-# twice this number. BERT-large needs 700 KB per token. 512 tokens give MiniLM the same accuracy and
-# take twice the time.
+# Minimum number of tokens whose values are stored; the maximum is twice this number. If the texts
+# have fewer tokens, the values of all tokens are stored. BERT-large needs 700 KB per token. 512
+# tokens give MiniLM the same accuracy and take twice the time.
 _SAMPLED_TOKENS = 256
 
 

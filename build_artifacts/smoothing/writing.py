@@ -83,7 +83,7 @@ class ProductWriter:
     def _round_for_openvino(self, weights: FloatArray) -> Int8Weights:
         """Round to int8, but to 7 bits on a CPU whose int8 sums overflow.
 
-        OpenVINO has no precise kernels for such a CPU.
+        On such a CPU, OpenVINO has no int8 kernels that avoid the overflow.
         """
         if read_cpu_info().int8_overflows:
             return Int8Weights.of(weights, limit=MAX_INT8_WITHOUT_OVERFLOW)

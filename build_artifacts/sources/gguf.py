@@ -146,9 +146,9 @@ class _Header:
 
 
 def _find_ignored(header: _Header, config: TransformersConfig) -> str | None:
-    """Describe a position setting in `header` that `config` lacks; None if it lacks none.
+    """Describe a position setting in `header` that `config` lacks; None if `config` has them all.
 
-    The reference model would lack this setting too, so the accuracy gate could not detect it.
+    The reference model is built from `config`, so the accuracy gate could not detect the error.
     """
     for name in _ROPE_TENSORS:
         if name in header.tensors:

@@ -101,7 +101,7 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
 
 
 def check_vocabulary(where: str, names: Iterable[str]) -> None:
-    """Raise SourceNotFound if none of these files is a vocabulary that the build reads."""
+    """Raise SourceNotFound if no file in `names` is a vocabulary that the build reads."""
     files = sorted({name.rpartition("/")[2] for name in names})
     if {TOKENIZER_NAME, _WORDS_NAME, _PAIRS_NAME}.isdisjoint(files):
         unread = next((name for name in files if name.endswith(_UNREAD)), None)

@@ -50,8 +50,8 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
 def copy_chat_format(adapter: Adapter, into: Path) -> None:
     """Replace chat templates and special tokens in the checkpoint `into` by those of the adapter.
 
-    Keep all templates if the adapter has none, and each special token that it does not state.
-    Raises the errors of `read_object`.
+    The checkpoint keeps its templates if the adapter has none, and each special token that the
+    adapter does not state. Raises the errors of `read_object`.
     """
     if templates := read_chat_templates(adapter.directory):
         for name in TEMPLATES:

@@ -43,8 +43,8 @@ CALIBRATION_TOKENS = 128
 _ENTROPY_BINS = 512
 # Maximum size of a float graph for NNCF: 1.3 GB (BERT-large) took 17 GB of memory.
 MAX_NNCF_BYTES = 600 << 20
-# Weight rows that share a scale in `excluded_nodes`, which have int8 weights but float activations.
-# Smaller blocks are slower.
+# Number of consecutive values of a weight column that share a scale in `excluded_nodes`. Smaller
+# blocks are slower.
 EXCLUDED_BLOCK_SIZE = 128
 
 
@@ -261,7 +261,8 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
         preset=nncf.QuantizationPreset.MIXED,
         subset_size=len(feeds),
         advanced_parameters=AdvancedQuantizationParameters(
-            # ENABLE quantizes all weights to 7 bits; the default, FIRST_LAYER, only some weights.
+            # Where int8 sums overflow, ENABLE quantizes all weights to 7 bits. The default,
+            # FIRST_LAYER, does so for some weights only.
             overflow_fix=OverflowFix.ENABLE
             if read_cpu_info().int8_overflows
             else OverflowFix.FIRST_LAYER,

@@ -117,7 +117,7 @@ class Workspace:
 
     def record_failure(self) -> None:
         """Append the traceback of the exception being handled to the log."""
-        # A full disk may prevent this; the exception itself matters more.
+        # A full disk may prevent this log entry. Its error must not hide the exception itself.
         with suppress(OSError), self.log.open("a", encoding="utf-8") as log:
             traceback.print_exc(file=log)
 
@@ -149,8 +149,8 @@ def build_workspace(
     Steps of an interrupted build are reused if its `build_inputs` were equal. Raises BuildError if
     the store cannot be written.
 
-    Steps are removed after success, and after a BuildError, because it would occur again. Steps
-    stay after any other exception. The log stays after every failure.
+    After success, and after a BuildError, which would occur again, the steps are removed. After any
+    other exception, such as an interruption, they stay. The log stays after every failure.
     """
     root = build_path(store, model_id, version)
 

@@ -1,5 +1,5 @@
 """Training of the models and adapters in this repository, and their gate data.
 
-`python -m build_artifacts.training.NAME --help` describes a program. Neither builds nor the server
-imports this package.
+`python -m build_artifacts.training.NAME --help` describes a program. The build commands and the
+server do not import this package.
 """

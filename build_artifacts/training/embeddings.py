@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-_MAX_TOKENS = 256  # limit of the model
+_MAX_TOKENS = 256  # per text, the `max_seq_length` of MiniLM
 
 
 def embed(base: Path, texts: Sequence[str], *, batch: int = 64) -> NDArray[np.float32]:

@@ -57,7 +57,7 @@ def generate_claims(rng: random.Random) -> Iterator[dict[str, str]]:
 def list_ranked_sentences(questions: Path) -> Iterator[dict[str, Any]]:
     """Yield questions with the sentences of their text and the index of the answer's sentence.
 
-    Skip a question unless exactly one of at least three sentences contains its first answer. Every
+    Yield only questions whose first answer is in exactly one of at least three sentences. Every
     question must have an answer.
     """
     for question in read_questions(questions):

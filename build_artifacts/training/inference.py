@@ -78,7 +78,7 @@ def sample_batches(examples: Sequence[Example]) -> Iterator[list[Example]]:
 
 
 def train(base: Path, examples: Sequence[Example], steps: int) -> PairClassifier:
-    """Train an adapter on the examples."""
+    """Return a classifier over `base` with a new LoRA adapter, trained for `steps` batches."""
     import torch
 
     settings = LoraSettings(labels=LABELS, max_tokens=96, steps=steps, threads=2)

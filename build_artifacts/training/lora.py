@@ -21,7 +21,7 @@ _MAX_POSITIONS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoraSettings:
-    """Settings of one training."""
+    """Hyperparameters of one training run."""
 
     labels: tuple[str, ...]
     rank: int = 32

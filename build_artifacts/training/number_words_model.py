@@ -25,7 +25,10 @@ _PAD, _END = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSettings:
-    """Length of a training, peak learning rate, and seed of its expressions."""
+    """Hyperparameters of one training run.
+
+    `learning_rate` is the peak. `seed` selects the training expressions.
+    """
 
     steps: int
     learning_rate: float

@@ -35,7 +35,11 @@ _RESAMPLES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """Questions, the index of each answering passage, and similarities [questions, passages]."""
+    """Questions and passages.
+
+    `answers` has the index of the passage that answers each question. `similarities` are the
+    cosines of the embeddings, [questions, passages].
+    """
 
     questions: tuple[str, ...]
     answers: tuple[int, ...]
@@ -58,7 +62,10 @@ class Questions:
 
 
 def sample_groups(data: Questions) -> Iterator[list[tuple[str, list[str]]]]:
-    """Yield batches of questions with passages, without end. The first passage is the answer."""
+    """Yield batches of questions with passages, without end.
+
+    The first passage of a question answers it. The others are hard negatives.
+    """
     rng = random.Random(0)
     while True:
         order = list(range(len(data.questions)))

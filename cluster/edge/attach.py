@@ -1,8 +1,8 @@
 """Stand-in that Serve's actor starts in place of HAProxy: `attach.py -db -f CONFIG ...`.
 
-The stand-in passes the configuration to the edge, which applies it to the HAProxy of the edge. The
-stand-in ends with the actor, or when a later stand-in replaces it. It runs without site packages to
-start fast, because every change of the routes starts a new stand-in.
+The stand-in sends the path of CONFIG to the edge (supervisor.py), which runs the real HAProxy and
+applies CONFIG to it. The stand-in ends with the actor, or when a later stand-in replaces it. Every
+change of the routes starts a new stand-in. It must start fast, so it runs without site packages.
 """
 
 import ctypes

@@ -16,9 +16,9 @@ MARK = "# edited by hundredfold\n"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Edit the file in place, unless it is already edited.
+    """Edit the file in place. A file that is already edited stays unchanged.
 
-    Return 1 if the file does not come from a known template of Ray Serve.
+    Return 1 if the file does not come from a known template of Ray Serve, else 0.
     """
     config = Path(arguments[arguments.index("-f") + 1])
     text = config.read_text(encoding="utf-8")

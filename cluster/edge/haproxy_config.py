@@ -37,11 +37,11 @@ ERRORS: Mapping[int, tuple[str, str]] = {
 }
 RETRYABLE = {429, 502, 503, 504}
 _MAX_SCRAPES = 64  # maximum connections of the metrics port, which has no limit per address
-METRICS_HOST = "127.0.0.1"  # address of the metrics port, unless the launcher names another
+METRICS_HOST = "127.0.0.1"  # default; `hundredfold serve --metrics-host` replaces it
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are similar if they have the same client address, path and values of these headers. If
-# the ingress has just refused a request because of a long queue, it would also refuse similar
-# requests, unless their bodies name another model or have another size.
+# the ingress has just refused a request because of a long queue, it would refuse most similar
+# requests. It may accept those whose bodies name another model or have another size.
 _DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
 # Table of the POST requests in flight, by backend.
 _REQUESTS = """
@@ -56,9 +56,9 @@ backend refusals
     stick-table type binary len 20 size 64k expire 10s store \
 gpc0_rate(1s),gpc1_rate(5s),conn_cur,gpt(2)
 """
-# After a restart, a proxy or replica of Serve may not know its route yet. It then answers 404 and
-# names its path for routes. HAProxy turns this into 503, because it knows the route and clients may
-# retry.
+# After a restart, a proxy or replica of Serve may not know the application's route yet. It answers
+# 404, and the body mentions `/-/routes`. HAProxy, which knows the route, sends 503 instead, so that
+# clients retry.
 _RETRY_UNROUTED = """\
     http-response wait-for-body time 1s if { status 404 }
     http-response deny deny_status 503 if { status 404 } { res.body -m sub /-/routes }
@@ -79,8 +79,8 @@ class ClientLimits:
 
     # Open connections per client address (IPv6: per /64 network). Not limited on Kubernetes.
     connections: int = 2048
-    # POST requests in flight per ingress replica. Further requests would wait in the sockets of a
-    # busy replica, without priorities and predictions, even if their clients have disconnected.
+    # POST requests in flight per ingress replica. A busy replica would not read further requests.
+    # They would wait in its sockets without priorities, even if their clients have disconnected.
     requests: int = 512
     # Refusals of similar requests per second above which HAProxy no longer lets single requests
     # through to test whether the ingress accepts more. A refusal costs about 1 ms of CPU time in
@@ -155,12 +155,13 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
 def edit_for_host(
     text: str, paths: EdgePaths, limits: ClientLimits, metrics_host: str = METRICS_HOST
 ) -> str:
-    """Apply `edit`, then adapt the result to the edge of a host. Raises UnknownTemplate too.
+    """Adapt Ray Serve's configuration to the edge of a host, then apply `edit`.
 
-    HAProxy inherits the listening socket for clients. All ports except the metrics port are on
-    loopback, and the admin socket is private. The metrics port serves the applications' metrics,
-    and HAProxy's own metrics at the path HAPROXY_METRICS_PATH. Every host that can connect to this
-    port may read all metrics. HAProxy checks no API keys there. Metrics show no requests' content.
+    HAProxy inherits the listening socket for clients. The metrics port is on `metrics_host`, and
+    all other ports are on loopback. The admin socket is private. The metrics port serves the
+    applications' metrics, and HAProxy's own metrics at HAPROXY_METRICS_PATH. HAProxy checks no API
+    keys there: every host that can connect may read all metrics. Metrics contain no content of
+    requests. Raises UnknownTemplate if a line to edit is missing.
     """
     host = f"[{metrics_host}]" if ":" in metrics_host else metrics_host
     metrics = find_metrics_paths(text)
@@ -176,7 +177,8 @@ def edit_for_host(
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
         (
             r"^frontend http_frontend\n    bind \S+\n",
-            # The ingress decodes paths and ignores slashes at their end.
+            # Clients must not read metrics. The ingress would decode the path and ignore slashes at
+            # its end, so the rule does so too.
             _frontend(paths, limits) + _deny(f"if {{ path,url_dec,rtrim(/) {metrics} }}"),
         ),
         (
@@ -221,8 +223,8 @@ def _metrics_rules(text: str, metrics: str) -> str:
 def _limit_requests(requests: int) -> str:
     """Build the limits of a backend on requests in flight: in total, and per client address.
 
-    A full backend refuses all POST requests. Above three quarters of the total, it refuses POST
-    requests of a client address that alone has more connections than three quarters of the total.
+    A full backend refuses all POST requests. A backend that is more than three quarters full
+    refuses POST requests of client addresses whose connections exceed three quarters of the total.
     Each host counts its own connections only. On Kubernetes, HAProxy counts no connections per
     address, so only the total applies. A backend without servers returns 503 instead of 429.
     """
@@ -248,8 +250,9 @@ def _limit_refusals(refusals: int) -> str:
 
     - Above `refusals`, HAProxy allows exactly the limit.
     - Up to `refusals`, it allows one more request, to test whether the ingress accepts more now.
-    - Up to a quarter of `refusals`, one of four successful answers on average also raises a limit
-      that is reached by one. Without this rise, requests would come in a burst when the limit ends.
+    - Up to a quarter of `refusals`, it also raises the limit. While the limit is reached, one of
+      four successful answers on average adds 1 to it. Without this rise, requests would come in a
+      burst when the limit ends.
 
     HAProxy's own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
@@ -316,7 +319,8 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
         "frontend http_frontend\n"
         f"    bind fd@{paths.listener_fd}\n"
         "    stick-table type ipv6 size 64k expire 60s store conn_cur\n"
-        # A host owns a whole /64 network of IPv6 addresses. IPv4 addresses are in ::ffff:0:0/96.
+        # Counts IPv6 clients by /64 network, because one host owns all addresses of such a network.
+        # IPv4 clients, whose addresses are in ::ffff:0:0/96, count by address.
         "    tcp-request connection set-var(sess.client) src,ipmask(32,64)\n"
         "    tcp-request connection set-var(sess.client) src if { src ::ffff:0:0/96 }\n"
         "    tcp-request connection track-sc0 var(sess.client)\n"
@@ -326,14 +330,14 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
 
 def _serve_clients(limits: ClientLimits) -> str:
     return (
-        "    option forwardfor\n"  # tells the ingress the address of the client
+        "    option forwardfor\n"  # sends the address of the client to the ingress
         # Turns off Serve's own timeout, `http_options.request_timeout_s`, and its detection of
         # disconnected clients, even if a client sends these headers. The ingress has both features
         # itself. Serve's detection costs 35 µs per request.
         "    http-request set-header x-request-disconnect-disabled ?1\n"
         "    http-request set-header x-request-timeout-seconds 0\n"
         f"    http-request wait-for-body time {_ms(limits.body_s)} if METH_POST\n"
-        # A repeated rollback goes back two versions.
+        # Does not repeat a rollback, because a second rollback would go back another version.
         "    http-request disable-l7-retry if { path,url_dec,rtrim(/) -m end /rollback }\n"
     )
 

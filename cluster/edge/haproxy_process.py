@@ -15,7 +15,7 @@ from deployments.errors import ServeError
 
 START_S = 10.0  # time limit for a new process to answer on its admin socket
 POLL_S = 0.02
-COMMAND_S = 3.0  # timeout of an admin command
+COMMAND_S = 3.0  # time limit for the answer to an admin command
 
 
 class EdgeError(ServeError):

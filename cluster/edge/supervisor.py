@@ -74,9 +74,9 @@ class Edge:
         self._metrics_host = metrics_host
         self._errors = write_errors(directory)
         self._generation = 0
-        self._routes = ""  # last configuration from Ray Serve
+        self._routes = ""  # last applied configuration from Ray Serve
         self._current: HaproxyProcess | None = None
-        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # draining ones included
+        self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # including draining ones
         self._attached: _Attached | None = None
         self._servers: dict[Path, asyncio.Server] = {}
         self._health: asyncio.Task[None] | None = None
@@ -153,9 +153,9 @@ class Edge:
         writer.close()
 
     def _detach(self, attached: _Attached, admin_socket: Path) -> None:
-        """Close the admin socket, unless a later process has attached.
+        """Close the admin socket if no later process has attached.
 
-        Ray Serve thereby notices the end of the attached process.
+        Ray Serve then notices that the attached process has ended.
         """
         if self._attached is attached:
             self._attached = None
@@ -170,7 +170,10 @@ class Edge:
             self._routes = text
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one admin command to HAProxy. Replace the pid in the answer by the attached pid."""
+        """Pass one admin command to HAProxy. Replace the pid in the answer by the attached pid.
+
+        Ray Serve waits until the process that it has started, the attached one, answers.
+        """
         with contextlib.suppress(OSError):
             line = await reader.readline()
             attached = self._attached  # copied, because it may change while HAProxy answers
@@ -199,7 +202,7 @@ class Edge:
                 previous.drain()
 
     async def _run(self, files: HaproxyFiles) -> None:
-        # HAProxy reads its files at its start only. A cleaner of /tmp may have removed them since.
+        # Write all files before every start, because a cleaner of /tmp may have removed them.
         write_errors(self.directory)
         files.config.write_text(files.text, encoding="utf-8")
         process = await HaproxyProcess.start(files, self._listener.fileno())

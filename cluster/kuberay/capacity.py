@@ -48,7 +48,7 @@ class ResourceDemand:
 def find_capacity_errors(
     deployments: Sequence[Mapping[str, Any]], groups: Sequence[WorkerGroup]
 ) -> Iterator[str]:
-    """Yield a message for each deployment that fits on no worker group, or on several.
+    """Yield a message for each deployment that does not fit on exactly one worker group.
 
     Also yield messages for groups with too few pods for their deployments.
     """

@@ -1,9 +1,9 @@
-"""Command of the preStop hook, `python -m cluster.kuberay.drain SECONDS`: this node ends soon.
+"""Command of the preStop hook: `python -m cluster.kuberay.drain SECONDS` drains this Ray node.
 
 Ray Serve then starts replicas on other nodes. It stops the replicas of this node when their
-replacements run, or at the latest in time to end within SECONDS. The module reads the id of the
-node from the command line of the raylet, because Ray's own search for the id would start a driver
-in the pod. Address and token are in the environment that KubeRay gives to the container.
+replacements run, or at the latest in time to end within SECONDS. The module reads the node id from
+the command line of the raylet. Ray's own search for the id would start a driver in the pod. Address
+and token are in the environment that KubeRay gives to the container.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from ray.scripts.scripts import cli
 
 
 def drain_node(seconds: int) -> None:
-    """Announce to Ray that its only node in this container ends soon. Ray cannot refuse."""
+    """Announce to Ray that its only node in this container ends soon.
+
+    Ray may reject drains for the reason IDLE_TERMINATION, but never for PREEMPTION.
+    """
     (node_id,) = find_node_ids()
     cli.main(
         [

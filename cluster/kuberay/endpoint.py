@@ -39,7 +39,7 @@ RESERVED_PORTS: Mapping[str, range] = {
 
 @dataclass(frozen=True, slots=True)
 class ServeEndpoint:
-    """Values of the merged Serve config that the pods depend on."""
+    """Values that the pods depend on, from the Serve config merged with production.yaml."""
 
     port: int
     store: str  # mount point of the artifacts
@@ -72,7 +72,7 @@ def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
 def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
     """Read the endpoint from the merged config.
 
-    Raises InvalidOverlay if the pods could not serve it, or if no client could reach them.
+    Raises InvalidOverlay if the pods could not serve this config, or if no client could reach them.
     """
     stores = {args.get("store") for args in read_args(merged)}
     if len(stores) != 1 or None in stores:

@@ -1,7 +1,8 @@
 """Check that the replicas that fit on a pod by their CPUs also fit by their memory.
 
-A pod whose processes exceed `memory_gib` is killed with all its replicas. Models are evicted only
-at the limits of the pools, so the pools of all replicas on a pod must fit together.
+A pod whose processes exceed `memory_gib` is killed with all its replicas. A replica evicts models
+only when its model pool is full (`pool_bytes`). A pod must therefore have room for full pools of
+all its replicas.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _ReplicaSize(NamedTuple):
     max_replicas: int
     milli_cpus: int
     milli_gpus: int
-    memory: int  # bytes
+    memory: int  # maximum bytes of one replica
 
 
 class _FullPod(NamedTuple):
@@ -72,7 +73,7 @@ def find_memory_errors(
 
 
 def _list_pools(application: ApplicationEntry) -> Iterator[tuple[DeploymentEntry, int]]:
-    """Yield each deployment and the limits of its pools and buffers in main memory, in bytes."""
+    """Yield each deployment and the maximum bytes of its pools and buffers in main memory."""
     pools: Mapping[str, int] = {}
     if application.is_hundredfold:
         pools = _count_pools(AppArgs.parse(application.raw.get("args")))

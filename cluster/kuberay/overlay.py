@@ -57,7 +57,7 @@ class Production(_OverlayModel):
     name: str = Field(pattern=r"^[a-z]([a-z0-9-]{0,45}[a-z0-9])?$")
     images: Images
     artifacts_claim: str
-    keys_secret: str | None = Field(None, min_length=1)  # None: no keys, or a `key_file` elsewhere
+    keys_secret: str | None = Field(None, min_length=1)  # None: no keys, or `key_file` in config
     head: Pod
     workers: tuple[WorkerGroup, ...] = Field(min_length=1)
     serve: dict[str, Any]

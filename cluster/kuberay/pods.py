@@ -1,4 +1,4 @@
-"""Pod templates of head and workers, which use the same builders, and their disruption budgets."""
+"""Pod templates of the Ray head and workers, and the disruption budgets of their pods."""
 
 from __future__ import annotations
 
@@ -150,8 +150,8 @@ def _build_drain(drain_s: int) -> list[str]:
 
     Kubernetes removes a terminating pod from the Service at once, but the HAProxies and handles of
     other pods would use its replicas until the replicas are killed. Serve therefore replaces the
-    replicas first. The pod's HAProxy serves until its last request ends. An empty Ray node then
-    ends the pod early.
+    replicas first. The pod's HAProxy serves until its last request ends. The Ray node, then without
+    replicas, ends the pod before `drain_s` seconds have passed.
     """
     notice = f"python -m cluster.kuberay.drain {drain_s}"
     return ["/bin/bash", "-c", f"{notice} & exec sleep {drain_s}"]

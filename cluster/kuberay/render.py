@@ -52,8 +52,9 @@ HEADER = f"""\
 def render_rayservice(config: Path, production: Path) -> str:
     """Build the text of rayservice.yaml.
 
-    Raises InvalidOverlay if a file or the merged config is invalid, if the pods are too small for
-    it, or if clients could not reach the pods. Raises OSError if a file cannot be read.
+    Raises InvalidOverlay if a file or the merged config is invalid, or if the config does not work
+    with the pods: they are too small, or clients could not reach them. Raises OSError if a file
+    cannot be read.
     """
     overlay = read_production(production)
     merged = merge(read_yaml(config), overlay.serve)

@@ -289,9 +289,10 @@ def _placement_without_effect(
 
 
 def _rollout_without_surge(entry: DeploymentEntry) -> Iterator[KeyFinding]:
-    """Require a surge, except for GPU deployments, whose surge would wait for another GPU.
+    """Require a surge for all deployments but those on a GPU.
 
-    Without a surge, Serve stops the last old replica before a new replica has started.
+    Without a surge, Serve stops the last old replica before a new replica has started. On a GPU,
+    the new replica of a surge would wait for another GPU.
     """
     if entry.name not in GPU_DEPLOYMENTS and not entry.raw.get("max_surge_percent"):
         yield (

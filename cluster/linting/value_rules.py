@@ -31,8 +31,9 @@ _PROVIDER_BY_LOWER = {name.lower(): name for name in sorted(PROVIDERS)}
 # Characters of paths in RFC 3986 without two kinds: `%`, because HAProxy compares paths without
 # decoding them, and characters that have a meaning in HAProxy's configuration.
 _ROUTE_PREFIX = re.compile(r"(/[A-Za-z0-9._~:@+=!-]+)+")
-# A browser sends scheme and host in lower case, without a path. For local files it sends `null`.
-# It leaves out the default port, and writes a name with other letters in ASCII.
+# Value of the header `Origin`. A browser sends scheme and host in lower case, without a path. It
+# leaves out the default port, and encodes a host name with other letters in ASCII. For local files
+# it sends `null`.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+|null")
 _DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
 
@@ -56,7 +57,7 @@ def _find_infinite(value: Any, path: KeyPath, ancestors: frozenset[int]) -> Iter
     """Report `.inf` and `.nan`, which the schemas accept as numbers."""
     if isinstance(value, float) and not isfinite(value):
         yield path, f"{value} is not a finite number: name a number"
-    elif isinstance(value, dict | list) and id(value) not in ancestors:  # an alias may be cyclic
+    elif isinstance(value, dict | list) and id(value) not in ancestors:  # aliases may be cyclic
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             part = key if isinstance(value, list) else str(key)

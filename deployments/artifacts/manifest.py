@@ -53,8 +53,8 @@ class Gate(FrozenModel):
     cosine_worst: float = 0.93
     # The next two limits compare each item computed alone with the same item computed in a batch.
     # The first limits the cosine, for decoders and for heads that return vectors or scores. The
-    # second limits the share of equal best choices, for other heads. Graphs whose int8 ranges span
-    # the batch fail the limit for their head.
+    # second limits the share of equal best choices, for other heads. A graph that computes one int8
+    # range over the whole batch fails the limit for its head.
     batched_cosine_worst: float = 0.999
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
@@ -64,8 +64,8 @@ class Gate(FrozenModel):
     # If the two best choices of an output differ by less probability than this, the output is a
     # near-tie. Rounding decides near-ties in every precision, so the comparison skips them.
     near_tie_margin: float = 0.1
-    # Maximum loss on labeled data, in hundredths of the task's metric. For perplexity, in percent
-    # of the reference.
+    # Maximum loss on labeled data, in points. A point is 0.01 of the task's metric; for perplexity,
+    # it is 1 % of the reference.
     metric_drop: float = 0.3
     # Share of equal next tokens of a decoder, near-ties excluded. The limit is lower than
     # `top1_agreement`, because each of hundreds of tokens is a choice from a whole vocabulary.
@@ -80,7 +80,7 @@ class Parity(FrozenModel):
     also cover the norm. For a single score, they are the correlation over all items. Agreements are
     the share of outputs (label, token label, span end, masked token) with the same best choice,
     near-ties excluded. `logit_correlation` covers all logits of such outputs, centered per class.
-    Heads that return vectors or scores have neither agreements nor `logit_correlation` (None).
+    Agreements and `logit_correlation` are None for heads that return vectors or scores.
 
     `cosine_*` compare the unbatched run with the reference. `top1_agreement` and
     `logit_correlation` compare the unbatched and the batched run with the reference; the lower

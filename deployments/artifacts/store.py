@@ -26,7 +26,7 @@ from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid,
 from deployments.files import write_atomically
 
 LATEST_NAME = "latest"
-PLAN_NAME = "plan.json"  # file in the store, with a lock beside it
+PLAN_NAME = "plan.json"  # file in the store; its lock is the file `plan.json.lock`
 HOSTS_NAME = "hosts"
 BUILDING_NAME = ".building"
 
@@ -145,10 +145,10 @@ def name_artifact(directory: Path) -> str:
 
 
 def read_aliased_versions(model: Path) -> frozenset[str] | None:
-    """Return the versions that files in a model's directory name, hidden files excepted.
+    """Return the versions that a model's aliases name: files that contain only a version.
 
-    Return None if this process may not read a file, or if `latest` names no version. Raises OSError
-    if the directory cannot be read, or a file for any other reason.
+    Hidden files do not count. Return None if this process lacks permission to read a file, or if
+    `latest` names no version. Raises OSError for any other failure to read the directory or a file.
     """
     aliased = set()
     for path in model.iterdir():
@@ -221,11 +221,11 @@ def list_logs_without_version(building: Path) -> list[Path]:
 def publish(
     staged: Path, store: Path, model_id: str, version: str, *, is_latest: bool = True
 ) -> Path:
-    """Rename `staged` to its directory in the store. Return that directory.
+    """Rename the finished directory `staged` to the version's directory, and return the latter.
 
     If `is_latest`, let `latest` name the version. The caller holds the lock of the build. An
     existing version is renamed away first and deleted last, so the version is missing only for the
-    instant between the two renames. If `staged` cannot be renamed, the existing version returns.
+    instant between the two renames. If renaming `staged` fails, the existing version is put back.
     """
     target = model_directory(store, model_id) / version
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -299,7 +299,7 @@ def check_file(directory: Path, name: str, sha256: str, size: int) -> None:
 
 
 def check_no_extra_files(directory: Path, graph: str, files: Container[str]) -> None:
-    """Raise DigestMismatch if a file next to a graph or below is not in `files`.
+    """Raise DigestMismatch if the graph's directory tree contains a file that is not in `files`.
 
     An engine might load such a file.
     """

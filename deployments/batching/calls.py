@@ -45,8 +45,8 @@ class QueuedCall:
     queue_s: float = 0.0
     forward_s: float = 0.0
     batch_items: int = 0
-    price: float = 0.0  # sum over the items that still wait; see prices.py
-    measured_at: int = 0  # a prediction may drop the call after this many passes of its model
+    price: float = 0.0  # seconds of one thread for the items that still wait; see prices.py
+    measured_at: int = 0  # a prediction may drop the call once its model has run this many passes
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Which waiting calls leave a full queue for a new call whose turn comes earlier."""
+"""Selection of the calls that leave a full queue for a new call whose turn comes earlier."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from deployments.fair_queue import FairQueue
 def choose_displaced(queue: FairQueue[QueuedItem], ahead: int, excess: int) -> list[QueuedCall]:
     """Return the last calls of a queue that free `excess` places; none if they free too few.
 
-    Only calls with items behind the first `ahead` items may leave. If all items leave, that is
-    enough even for a larger `excess`, because an empty queue accepts every call.
+    A call may leave if one of its items is behind the first `ahead` items. If all items leave, that
+    is enough even for a larger `excess`, because an empty queue accepts every call.
     """
     if ahead == len(queue):  # the new call would be last, as most are in an overload
         return []

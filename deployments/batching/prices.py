@@ -16,7 +16,8 @@ EstimateItem = Callable[[ModelRef, int], float]
 GUESS_S_PER_TOKEN = 5e-5
 # The initial estimate weighs as much as measured passes whose prices add up to this time.
 ESTIMATE_WEIGHT_S = 0.05
-# After this many passes of a model, its predictions rest on measurements under the present load.
+# After this many passes of a model, measurements under the present load outweigh all earlier ones
+# in its predictions (see RATE_DECAY).
 MEASURED_PASSES = 20
 # Lower limit of predictions. The costs in a FairQueue must be above 0, and the scheduler divides by
 # predictions.

@@ -41,14 +41,15 @@ class RecentClients:
         self._clients[client].items -= items
 
     def has_several(self, now_s: float) -> bool:
-        """Return whether at least two clients are recent. Stop at the second, to be fast."""
+        """Return whether at least two clients are recent. Stops counting at two, to be fast."""
         recent = (True for presence in self._clients.values() if presence.is_recent(now_s))
         return next(recent, False) and next(recent, False)
 
     def find_fewest_items(self, now_s: float) -> int | None:
         """Return the smallest usual number of items among the recent clients.
 
-        Return None if fewer than two clients are recent. Forget the other clients without items.
+        Return None if fewer than two clients are recent. Also remove the clients that are neither
+        recent nor have items, so that they use no memory.
         """
         gone, recent = [], []
         for client, presence in self._clients.items():

@@ -1,4 +1,4 @@
-"""What the batch scheduler needs from its replica: decisions and facts about models."""
+"""Types of the functions of an encoder replica that its batch scheduler calls."""
 
 from __future__ import annotations
 

@@ -44,14 +44,14 @@ from deployments.safety_factor import Prediction
 from deployments.thread_priority import lower_priority
 
 _USUAL = LonePass()
-# A call is dropped if, by recent measurements, its waiting items need more than DROP_FACTOR * the
-# time to its deadline.
+# A call is dropped if its waiting items are predicted to take more than DROP_FACTOR * the time to
+# its deadline. The factor allows for errors of the prediction.
 DROP_FACTOR = 1.1
 # A pass is selected from the items of this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
-# Minimum seconds between two searches of the queue for cancelled calls, unless a new call would be
-# refused. Clients may disconnect one by one, and a search of a long queue takes milliseconds of the
-# event loop.
+# Minimum seconds between two searches of the queue for cancelled calls. Clients may disconnect one
+# by one, and a search of a long queue takes milliseconds of the event loop. `submit` may search
+# earlier, before it refuses a call.
 CLEAN_INTERVAL_S = 0.05
 
 
@@ -60,8 +60,8 @@ class BatchScheduler:
 
     A token budget limits each batch. A call is refused if it would probably end after its deadline
     behind waiting calls. If the queue is full, a new call displaces calls whose turn is later, or
-    is refused. An empty queue has neither limit. Use from one event loop. Any thread may change
-    `engines` at any time: a pass keeps the engine of its start.
+    is refused. An empty queue accepts every call. Use from one event loop. Any thread may change
+    `engines` at any time: a pass keeps the engine with which it started.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class BatchScheduler:
         self._queue.discard(lambda item: id(item.call) in rejected)
 
     def _remove_cancelled(self) -> None:
-        if not self._is_cleaning:  # `submit` did it before this timer
+        if not self._is_cleaning:  # `submit` removed them before this timer
             return
         self._is_cleaning = False
         self._cleaned_s = asyncio.get_running_loop().time()
@@ -309,7 +309,7 @@ class BatchScheduler:
         return max(int(pass_s / (item_s * self._concurrent_passes)), fewest // 2, 1)
 
     def _max_in_flight(self) -> int:
-        """Return the limit of dispatched passes: one per engine thread, at times one prefetched.
+        """Return the limit of dispatched passes: one per engine thread, or one more (prefetched).
 
         A prefetched pass starts the moment a thread is free. With few waiting items, it would split
         a batch. With several clients, it would delay the items that a quiet client sends meanwhile.

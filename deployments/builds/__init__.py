@@ -1,1 +1,1 @@
-"""Builds while serving: their queue in the store, their states and estimates."""
+"""Builds of models while the server runs: their queue in the store, states and estimates."""

@@ -31,7 +31,7 @@ class BuildStatus(BaseModel):
     source: str = ""
     version: str | None = None
     ahead: int = 0  # number of queued builds that run before this one
-    elapsed_s: float = 0.0  # from queuing to the end; until the end, to now
+    elapsed_s: float = 0.0  # s from queuing to the end of the build, or to now
     since_end_s: float = 0.0
 
 

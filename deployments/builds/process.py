@@ -17,8 +17,8 @@ from deployments.builds.queue import QUEUE_NAME
 _COMPILER = ("build_artifacts", "torch")
 LOG_NAME = "builder.log"
 MAX_LOG_BYTES = 1 << 20  # a larger log is deleted before the next builder starts
-# HF_HUB_OFFLINE as the operator set it. Replicas run with HF_HUB_OFFLINE=1, because they read
-# sealed artifacts only.
+# Variable that passes the operator's value of HF_HUB_OFFLINE on to the builder. Replicas themselves
+# run with HF_HUB_OFFLINE=1, because they read sealed artifacts only.
 HUB_OFFLINE_VARIABLE = "HUNDREDFOLD_HUB_OFFLINE"
 BUSY = 3  # exit code: another process runs the builds of the queue
 

@@ -5,9 +5,10 @@
 <store>/.builds/.drain.lock                   held by the process that runs the queued builds
 <store>/.builds/history.jsonl                 BuildDurations, one line per finished build
 
-If a record has a running state but no process holds its lock, its builder has crashed. The build
-then counts as queued again. If its server or Ctrl-C stops a builder, the builder itself returns
-its build to the queue. The next builder continues after the last finished step.
+A builder is a process that runs queued builds. If a record has a running state but no process holds
+its lock, the builder has crashed. The build then counts as queued again. If the server or Ctrl-C
+stops a builder, the builder itself returns its build to the queue. The next builder continues after
+the last finished step.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from deployments.files import write_atomically
 log = logging.getLogger("ray.serve.hundredfold")
 
 QUEUE_NAME = ".builds"
-DRAIN_LOCK_NAME = ".drain.lock"  # no model id starts with a dot
+DRAIN_LOCK_NAME = ".drain.lock"  # never the lock of a model: no model id starts with a dot
 MAX_CRASHES = 3  # a build fails after this many of its builders crashed
 MAX_QUEUED = 16  # maximum number of builds that wait or run
 HISTORY_BYTES = 64 << 10  # bytes that are read from the end of history.jsonl

@@ -1,4 +1,4 @@
-"""Interfaces of engines: kinds of engines, specs of graphs to open, and open encoder engines."""
+"""Interfaces of inference engines: kinds of engines, graphs to open, and open encoders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def translate_errors(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
-    """Description of a graph for the engine that opens it. The graph may be unsealed."""
+    """Description of a graph for the engine that opens it.
+
+    A build also opens graphs that do not belong to a sealed artifact yet.
+    """
 
     path: Path
     device: Device
@@ -40,7 +43,7 @@ class GraphSpec:
     engine: EngineName
     options: EngineOptions
     head: ModelHead
-    mask_token: int | None = None  # token id, for ModelHead.MASKS
+    mask_token: int | None = None  # id of the mask token, for ModelHead.MASKS
     # Folder in which an engine stores compiled files for this kind of host. None: store nothing.
     host_folder: Path | None = None
 
@@ -108,7 +111,8 @@ def _require_nothing(_target: EngineTarget, _hardware: HardwareSettings) -> str 
 class EngineKind:
     """An engine: its requirements, and the functions that open encoders and decoders.
 
-    Importing the file of an engine is cheap, because only these functions import the runtime.
+    Importing the file of an engine is cheap, because only functions in it import the runtime, such
+    as onnxruntime or torch.
     """
 
     packages: tuple[str, ...]  # Python packages that must be installed

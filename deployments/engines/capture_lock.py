@@ -2,9 +2,9 @@
 
 ONNX Runtime captures with `cudaStreamCaptureModeGlobal`. During the capture, calls of other threads
 that allocate memory, copy or wait fail with CUDA error 900, and the capture fails too. torch allows
-one capture at a time in a process, and first waits for the whole device. A capture therefore runs
-alone. Forward passes and openings of models may overlap. A thread must not request the lock again
-before its first use ends, because it could wait for itself.
+one capture at a time in a process, and each capture first waits until the device is idle. A capture
+therefore runs alone. Forward passes and openings of models may overlap. A thread that holds the
+lock must not request it again, because the thread could wait for itself.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class CaptureLock:
 
     @contextmanager
     def capture(self, *, waits: bool = True) -> Iterator[bool]:
-        """Run the block alone, with the value True.
+        """Run the block of the `with` statement alone. The variable after `as` is True.
 
         First wait for other captures and openings to end; passes still start meanwhile. Then let no
         pass or opening start until the block ends, and wait for running passes. If `waits` is False
-        and a model is being opened, run the block with the value False instead, without waiting for
-        openings or passes. The block must not capture then.
+        and a model is being opened, the variable is False. The block then runs at the same time as
+        openings and passes, and must not capture.
         """
         with self._changed:
             self._changed.wait_for(

@@ -20,7 +20,7 @@ from deployments.artifacts.types import Device, EngineName, KvCacheDtype, Precis
 from deployments.config import HardwareSettings
 from deployments.errors import EngineFailed, ManifestInvalid
 
-# Graph input [1]: the index of the first token with logits.
+# Graph input of shape [1]: the index of the first input token for which the graph returns logits.
 LOGITS_FROM = "logits_from"
 # Graph input, a boolean: true for a prefill, false for a decode step. Only graphs that compute
 # prefill and decode steps in different ways have this input.
@@ -31,19 +31,22 @@ IS_PREFILL = "is_prefill"
 KV_NAMES = ("key", "value")
 
 TokenColumn = NDArray[np.int64]  # [n], a token id or a length for each of n slots
-Logits = NDArray[np.float32]  # [V] or [n, V]; valid until the next call of the engine
+Logits = NDArray[np.float32]  # [V] or [n, V], V: vocabulary; valid until the next engine call
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
-    """Description of a decoder for the engine that opens it. Its graph may be unsealed."""
+    """Description of a decoder for the engine that opens it.
+
+    A build also opens decoders that do not belong to a sealed artifact yet.
+    """
 
     path: Path
     encoder: Path | None = None
     engine: EngineName = "onnxruntime"
     device: Device
     precision: Precision
-    kv_cache_dtype: KvCacheDtype | None = None  # None: `compute_precision`
+    kv_cache_dtype: KvCacheDtype | None = None  # None: as `compute_precision`
     options: EngineOptions
     generation_config: GenerationConfig
     vocabulary: int  # V
@@ -136,9 +139,9 @@ class DecoderEngine(Protocol):
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
-        Slot i has `lengths[i]` valid tokens before the call. The call writes at index `lengths[i]`
-        and later only, so the caller may pass any token for a slot whose logits it ignores. In a
-        full slot the call overwrites the last token, and its logits are undefined.
+        Slot i has `lengths[i]` valid tokens before the call, and the call does not change them.
+        The caller may therefore pass any token for a slot whose logits it ignores. Exception: in a
+        full slot the call overwrites the last token and returns undefined logits.
         """
         ...
 

@@ -15,7 +15,10 @@ from deployments.errors import EngineFailed
 
 
 class Bucket(NamedTuple):
-    """A shape to which batches are padded, with at most `items` mask tokens in total."""
+    """A shape to which batches are padded.
+
+    Its array `mask_positions` is [items], so it fits batches with at most `items` mask tokens.
+    """
 
     items: int
     tokens: int  # tokens per item
@@ -138,8 +141,8 @@ def split(
     """Split an output into one array per item without padding, as views of `raw`.
 
     `raw` is at least [B, W] for VECTOR and LABELS, [B, T, W] for TOKENS, SPAN and unpooled outputs,
-    and [M, W] for MASKS. M is the sum of `mask_counts` [B]. Drops padding, which is every entry
-    beyond B, T and M. Raises EngineFailed if `raw` is smaller.
+    and [M, W] for MASKS. M is the sum of `mask_counts` [B]. Drops padding: the entries beyond B
+    and M, and the tokens beyond the length of each item. Raises EngineFailed if `raw` is smaller.
     """
     items, tokens = batch.input_ids.shape
     if head is ModelHead.MASKS:

@@ -1,8 +1,8 @@
 """Decoders through ONNX Runtime: graphs in the layout of onnxruntime-genai's model builder.
 
-The attention operator of these graphs (com.microsoft GroupQueryAttention) reads the length of each
-slot from the sums of `attention_mask`, and appends the new keys and values to the KV cache. The
-past and the present cache are bound to the same memory, so nothing is copied. One call decodes
+The attention operator of these graphs is GroupQueryAttention (com.microsoft). It reads the length
+of each slot from the sums of `attention_mask`, and appends the new keys and values to the KV cache.
+The past and the present cache are bound to the same memory, so nothing is copied. One call decodes
 slots of different lengths. A prefill is a separate call, bound to one slot. Continuous batching
 therefore works on any execution provider. On CUDA the decode step for each number of slots is
 captured as one CUDA graph, if the provider can run the whole step.

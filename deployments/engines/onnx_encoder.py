@@ -1,4 +1,4 @@
-"""The encoder engine of ONNX Runtime without preallocated shapes."""
+"""Encoder engine of ONNX Runtime without buckets: it runs each batch in the batch's own shape."""
 
 from __future__ import annotations
 

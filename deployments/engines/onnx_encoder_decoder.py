@@ -107,7 +107,7 @@ class CrossKvCache(HostKvCache):
         shape = (slots, heads, max_source_tokens, size)
         self.cross_arrays = [np.zeros(shape, layout.dtype) for _ in layout.names]
         self.mask = np.zeros((slots, max_source_tokens), np.int64)
-        self.sources = np.full(slots, _NO_SOURCE)  # by slot: serial number of the prompt
+        self.sources = np.full(slots, _NO_SOURCE)  # serial number of each slot's prompt
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         super().bind(binding, first, end)
@@ -116,7 +116,7 @@ class CrossKvCache(HostKvCache):
         bind_array(binding, self.mask[first:end], "cross_mask")
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy a slot, and its prompt unless both slots have the same prompt."""
+        """Copy a slot. Also copy the encoded prompt if the two slots have different prompts."""
         super().copy(source, target, tokens)
         if self.sources[source] == self.sources[target]:
             return
@@ -125,7 +125,7 @@ class CrossKvCache(HostKvCache):
         self.sources[target] = self.sources[source]
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap two slots, and their prompts unless both slots have the same prompt."""
+        """Swap two slots. Also swap the encoded prompts if the two prompts differ."""
         super().swap(first, second, tokens)
         if self.sources[first] == self.sources[second]:
             return

@@ -160,7 +160,7 @@ def swap_slots(arrays: Sequence[NDArray[np.generic]], first: int, second: int, t
         array[second, :, :tokens] = saved
 
 
-_ONNX_DTYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # values of onnx.TensorProto
+_ONNX_DTYPES = {np.dtype(np.float16): 10, np.dtype(np.float32): 1}  # codes of onnx.TensorProto
 
 
 class DeviceKvCache:

@@ -33,8 +33,9 @@ def share_arena() -> None:
 class ArenaTrimmer:
     """Rule that decides after which passes ONNX Runtime returns unused memory of an arena.
 
-    A GPU waits while memory is allocated or returned. A large pass on a GPU returns no memory.
-    Threads update the counters without a lock. A lost update only delays the return of memory.
+    A GPU is idle while it allocates or returns memory. On a GPU, large passes therefore keep their
+    memory, and only a series of small passes returns it. Threads update the counters without a
+    lock. A lost update only delays the return of memory.
     """
 
     def __init__(self, *, is_gpu: bool = False) -> None:

@@ -38,7 +38,7 @@ from deployments.errors import EngineFailed
 if TYPE_CHECKING:
     import openvino
 
-Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle requests of one compiled model
+Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle infer requests of one model
 
 DEVICE = "CPU"
 # Bounds of the kernel cache. OpenVINO caches kernels per shape, some with a copy of the weights.

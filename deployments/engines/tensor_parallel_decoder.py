@@ -6,8 +6,8 @@ process per GPU. All processes run every call, and the first process returns the
 GPUs the processes share the CPU, which is for tests only.
 
 Processes receive calls through pipes. They return the logits of decode steps through shared memory,
-because logits are large. A failed process may leave the other processes blocked in a MatMul, so one
-failure ends all of them.
+because logits are large. A MatMul waits for the partial results of the other processes, so a failed
+process would block them. One failure therefore ends all processes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _WorkerSpec:
     """Description of a shard (one GPU's part of the model) for the process that opens it."""
 
     number: int
-    rendezvous_file: Path  # for the process group
+    rendezvous_file: Path  # file through which the processes of the group find each other
     logits: Any  # shared memory for the logits of a decode step, [slots * V]
     decoder: DecoderSpec
     hardware: HardwareSettings
@@ -254,7 +254,8 @@ def _open_shard(spec: _WorkerSpec) -> TorchDecoder:
 def _end_with_parent() -> None:
     """End this process when its parent ends.
 
-    The closed pipe alone does not suffice: a process that is blocked in a MatMul does not read it.
+    The closed pipe alone does not suffice: a process that is blocked in a MatMul does not read the
+    pipe.
     """
     parent = multiprocessing.parent_process()
     assert parent is not None, "bug: the process has no parent"

@@ -29,8 +29,8 @@ TENSORRT = "TensorrtExecutionProvider"
 _MODULE = "tensorrt_libs"  # module in NVIDIA's packages on PyPI
 _PACKAGES = ("tensorrt-cu13-libs", "tensorrt-cu12-libs")
 _ADVICE = "pip install 'tensorrt-cu13-libs>=10,<11'"
-# Libraries of the major version that onnxruntime-gpu of constraints.txt links. A library may depend
-# on the libraries before it.
+# The onnxruntime-gpu version in constraints.txt is linked with this major version of the libraries.
+# A library may depend on the libraries before it.
 _LIBRARIES = ("libnvinfer.so.10", "libnvinfer_plugin.so.10", "libnvonnxparser.so.10")
 _FOLDER = "tensorrt"
 # The provider reads booleans only in this form.
@@ -76,7 +76,7 @@ def build_tensorrt_options(
     """Return the provider options for `graph`. Without a writable `host_folder` nothing is cached.
 
     Batches are padded to `buckets`, so the profile covers the smallest to the largest bucket.
-    Without buckets TensorRT compiles again for every larger shape.
+    Without buckets TensorRT compiles again for every shape outside the range of earlier shapes.
     """
     options = {"trt_fp16_enable": _ON} if precision == "fp16" else {}
     if buckets:

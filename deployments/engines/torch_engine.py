@@ -1,8 +1,9 @@
 """The engine torch: encoder programs in half precision with fused attention, and decoders.
 
 On a GPU, an encoder captures a CUDA graph for each of its buckets (torch_capture.py). The CUDA
-graphs of torch.compile are not used. Their state exists only in the first thread that compiles, so
-a second compiled model could not be opened (pytorch issue 123177).
+graphs of torch.compile are not used. Their state exists only in the first thread that compiles
+(pytorch issue 123177). Each engine has its own thread, so a second compiled model could not be
+opened.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ _CUDA = "cuda"
 
 @dataclass(frozen=True, slots=True)
 class _DeviceProgram:
-    """An encoder program on the device."""
+    """An encoder's torch program (torch_program.py), loaded on a device."""
 
     module: Callable[..., torch.Tensor]
-    inputs: tuple[str, ...]  # in the order of the parameters
+    inputs: tuple[str, ...]  # names, in the order of the module's parameters
     device: str
 
     def to_tensors(self, arrays: dict[str, NDArray[np.int64]]) -> list[torch.Tensor]:
@@ -77,9 +78,10 @@ class _CapturedShape:
         other: _CapturedShape | None,
         lock: CaptureLock,
     ) -> None:
-        """Capture the program for `bucket`. `other` is a captured shape of the same engine.
+        """Capture the program for `bucket`. It shares the memory pool of `other`, if given.
 
-        If the program's module is compiled by torch.compile, its warm-up calls compile it first.
+        `other` is a captured shape of the same engine. The warm-up calls before the capture compile
+        a module of torch.compile.
         """
         self._program = program
         with lock.open_model():
@@ -155,7 +157,7 @@ class TorchEngine:
         program = _DeviceProgram(module, input_names(module), self._device)
         in_buckets = program
         if spec.options.compile:
-            # Beyond this number of compiled shapes, torch runs uncompiled code without a warning.
+            # Beyond `recompile_limit` shapes, torch runs uncompiled code without a warning.
             limit = max(torch._dynamo.config.recompile_limit, len(self._buckets) + 1)
             torch._dynamo.config.recompile_limit = limit
             in_buckets = replace(program, module=torch.compile(module, dynamic=False))

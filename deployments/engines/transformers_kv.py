@@ -3,8 +3,8 @@
 A model becomes a torch module whose cache class writes to given tensors. A mask marks the valid
 tokens of each slot. The attention functions of this file read the cached keys and values without
 copies. torch_decoder.py describes the inputs and the output of the module. The build traces the
-module into a torch program.
-If the artifact contains a whole checkpoint instead, the module runs without tracing.
+module into a torch program. If the artifact contains a whole checkpoint instead, the module runs
+without tracing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def with_external_kv(
             wanted: torch.Tensor,
             memory: Sequence[torch.Tensor],
         ) -> torch.Tensor:
-            # Stored programs name their inputs after these parameters.
+            # Stored programs name their inputs after these parameters, so do not rename them.
             tokens = torch.arange(input_ids.shape[1], device=lengths.device)
             positions = lengths[:, None] + tokens
             output = self.model(
@@ -150,9 +150,9 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """Attend with queries [B, Q, T, size] to keys [B, heads, M, size]. Return [B, T, Q, size].
 
-    M is the number of cached tokens. Raises NotImplementedError for other kinds of attention.
-    Query heads that share a key head become additional tokens of that head. Otherwise torch would
-    copy the keys for each query head.
+    Q is the number of query heads, M the number of cached tokens. Query heads that share a key head
+    become additional tokens of that head. Otherwise torch would copy the keys for each query head.
+    Raises NotImplementedError for attention with softcap, sinks (`s_aux`) or a position bias.
     """
     import torch
 

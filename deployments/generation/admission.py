@@ -29,7 +29,7 @@ class AdmissionQueue:
         self._slots = slots
         self._jobs: FairQueue[Job] = FairQueue()
         self._safety = SafetyFactor()
-        self._predictions: dict[int, Prediction] = {}  # for waiting and running jobs, by number
+        self._predictions: dict[int, Prediction] = {}  # of waiting and running jobs, by job number
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -51,10 +51,11 @@ class AdmissionQueue:
     def check(
         self, demand: Demand, running: Sequence[Job], settings: SchedulingSettings
     ) -> Prediction:
-        """Predict when a job ends. Raise Overloaded if that is too late or too many jobs are ahead.
+        """Predict the time to a job's end. Raise Overloaded if it is too long or the queue is full.
 
-        It is too late if the safety factor times the predicted time exceeds the time until the
-        deadline. An idle decoder admits every job, because a later retry could not end sooner.
+        The time is too long if the safety factor times the prediction exceeds the time until the
+        deadline. The queue is full for a job if too many jobs are ahead of it. An idle decoder
+        admits every job, because a later retry could not end sooner.
         """
         left_s = remaining_s(demand.deadline_s)
         if not running and not self._jobs:
@@ -121,8 +122,8 @@ class AdmissionQueue:
     def drop_late(self, used_slots: int) -> list[DroppedJob]:
         """Remove expired jobs, and jobs at the head of the queue that cannot keep their deadline.
 
-        Return them with their errors. The head has as many jobs as there are slots. While no slot
-        is used, remove only expired jobs. Other jobs could not end sooner by a retry.
+        Return them with their errors. The head has as many jobs as the decoder has slots. While no
+        slot is used, remove only expired jobs, because a retry of another job could not end sooner.
         """
         dropped = [
             DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))

@@ -33,9 +33,9 @@ class BeamStep(NamedTuple):
 
 
 class Hypothesis(NamedTuple):
-    """A finished answer, or a running beam with the score of a finished answer."""
+    """A finished answer, or a running beam that is scored as if it were finished."""
 
-    score: float  # log-probability over length ** length_penalty
+    score: float  # log-probability / length ** length_penalty
     tokens: tuple[int, ...]  # including the end token, if there is one
 
 
@@ -194,7 +194,7 @@ class BeamSearchJob(Job):
     def _constrain(self, logits: NDArray[np.float32], answer: Sequence[int]) -> NDArray[np.float32]:
         """Return the scores [V] of the next token; -inf for forbidden tokens.
 
-        Scores are log-probabilities after the repetition penalty. A forced token has 0.
+        Scores are log-probabilities after the repetition penalty. A forced token has the score 0.
         """
         scores: NDArray[np.float32] = logits - np.float32(log_total(logits))
         forced = self._constraints.find_forced(answer)

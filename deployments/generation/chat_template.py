@@ -80,7 +80,10 @@ class ChatTemplate:
 
 
 class _TemplateSandbox(ImmutableSandboxedEnvironment):
-    """Sandbox with the functions that templates on Hugging Face expect, and a limit on steps."""
+    """Sandbox with the functions that templates on Hugging Face expect.
+
+    It limits the loop iterations and calls of a rendering.
+    """
 
     steps_left = MAX_STEPS
     intercepted_binops = frozenset({"*", "**"})

@@ -23,7 +23,7 @@ _PREFILL_DECAY = 0.98
 # Assumed decoder time per token before the first measurement. The guess is low on purpose: a high
 # guess would move the first jobs behind later jobs with measured prices.
 GUESS_TOKEN_S = 1e-3
-# To predict the end of a new job, its answer is assumed to be as long as this percentile of all
+# To predict the end of a new job, its answer is assumed to be as long as this quantile of all
 # answers. For the jobs ahead the mean length suffices, because their lengths average out.
 LENGTH_SHARE = 0.8
 
@@ -52,9 +52,9 @@ class StepTimes:
     """Measured durations of the prefills and decode steps of one decoder, in seconds."""
 
     def __init__(self, slots: int) -> None:
-        self._measured = [_Average() for _ in range(slots + 1)]  # decode steps, by used slots
-        self._decode = [0.0] * (slots + 1)  # estimates from `_measured`
-        self._mean_decode, self._mean_prefill = _Average(), _Average()  # both per step
+        self._measured = [_Average() for _ in range(slots + 1)]  # s per decode step, by used slots
+        self._decode = [0.0] * (slots + 1)  # s per decode step, estimated from `_measured`
+        self._mean_decode, self._mean_prefill = _Average(), _Average()  # s per decode step
         self._prefill = WorkRate(_PREFILL_DECAY)
 
     def record_prefill(self, tokens: int, elapsed_s: float) -> None:
@@ -65,7 +65,8 @@ class StepTimes:
     def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
         """Add a step over `sequences` sequences.
 
-        Both durations are in seconds per token of a sequence: a verification adds several tokens.
+        Both durations are in seconds, divided by the tokens that each sequence gained. A
+        verification adds several tokens to its sequence.
         """
         self._measured[sequences].add(decode_s)
         self._mean_decode.add(decode_s)
@@ -82,7 +83,7 @@ class StepTimes:
         return self._decode[used_slots]
 
     def step_s(self, used_slots: int) -> float:
-        """Return the seconds of a decode step and of the prefills of other jobs before it."""
+        """Return the seconds of a decode step, with the usual prefills of other jobs before it."""
         mean_s = self._mean_decode.value
         return self._decode[used_slots] * (1 + self._mean_prefill.value / mean_s if mean_s else 1)
 

@@ -45,7 +45,7 @@ RETRY_COSTLY_S = 60.0
 
 
 class GrammarTooCostly(InvalidField):
-    """Compiling the grammar exceeds the limits."""
+    """Error for a grammar whose compilation exceeds the limit of time or of memory."""
 
 
 class Constraint:

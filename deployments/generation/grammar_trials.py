@@ -201,7 +201,8 @@ def serve_trials(control: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ignore Ctrl-C: the replica ends this process
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel removes dead children
     with suppress(OSError):
-        # If memory runs out, the kernel kills the process with the highest score.
+        # If memory runs out, the kernel kills the process with the highest score: a trial instead
+        # of the replica.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
     size = int.from_bytes(control.recv(LENGTH_BYTES, socket.MSG_WAITALL))
     text, eos_token_ids = orjson.loads(control.recv(size, socket.MSG_WAITALL))
@@ -262,7 +263,10 @@ def _read_all(connection: socket.socket, deadline_s: float | None = None) -> byt
 
 
 def _set_timeout(connection: socket.socket, deadline_s: float) -> None:
-    """Limit the next call to the time until the deadline. Raises TimeoutError after it."""
+    """Limit the next socket call to the time until the deadline.
+
+    Raises TimeoutError after the deadline.
+    """
     remaining_s = deadline_s - time.monotonic()
     if remaining_s <= 0:
         raise TimeoutError

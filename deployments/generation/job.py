@@ -71,7 +71,7 @@ class ModelContext:
         return token in self.special_tokens or token in self.eos_token_ids
 
     def find_stop_tokens(self, stop: Iterable[str]) -> frozenset[int]:
-        """Return the special tokens among stop strings, without end tokens."""
+        """Return the ids of the stop strings that are special tokens, without end tokens."""
         tokens = self.special_tokens.intersection(map(self.tokenizer.token_to_id, stop))
         return tokens.difference(self.eos_token_ids)
 
@@ -217,7 +217,7 @@ class SamplingJob(Job):
         self._sampler = Sampler(options.sampling, prefix, model.vocabulary)
         self._constraint = constraint
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
-        # No text contains special tokens, so `_stops` cannot find them.
+        # The text of an answer omits special tokens, so `_stops` cannot find them.
         self._stop_tokens = model.find_stop_tokens(options.stop)
         # With `prompt_logprobs`, the detokenizer receives the prompt tokens later, one by one.
         self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)
@@ -284,7 +284,7 @@ class SamplingJob(Job):
         is_stopped = is_stopped or (token in self._stop_tokens and not is_early)
         reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
         if reason is not None:
-            text += self._stops.flush()  # "" after a stop string
+            text += self._stops.flush()  # the text held back; "" after a stop string
         scored = None if self._options.logprobs is None else logits
         return Chunk(text, (self._build_token(token, added, scored),), self._build_finished(reason))
 

@@ -1,14 +1,14 @@
 """Assignment of KV slots to jobs, and the prefixes cached in slots, without their tensors.
 
 Used slots come first without gaps, because a decoder computes slots 0 to n-1 in one call. A free
-slot keeps its last prompt as a cached prefix. The prompt of a used slot serves as one too. A
+slot keeps its last prompt as a cached prefix. The prompt of a used slot is a cached prefix too. A
 prompt with the same prefix (a system prompt, the earlier turns of a conversation) is prefilled from
 the end of that prefix. Cached prefixes are copied or swapped rather than dropped: a copy takes a
 hundredth of the time of the prefill.
 
 Only prefilled tokens are cached, not generated ones. The kernels for decode steps and verification
-round differently than those for prefill. With cached generated tokens, a prompt would therefore get
-a slightly different answer.
+round differently than those for prefill. If generated tokens were cached, a prompt that contains
+them would therefore get a slightly different answer.
 """
 
 from __future__ import annotations
@@ -98,8 +98,9 @@ class SlotTable:
         """Replace the contents of `slot` by the longest cached prefix of the prompt.
 
         Return the length of the prefix and the moves that bring it to `slot`, one swap or at most
-        two copies. They may also keep the former prompt of `slot` in a free slot. Call this right
-        before the prefill, not when the slot is assigned: other prompts are cached in between.
+        two copies. The moves may also keep the former prompt of `slot` in a free slot. Call this
+        right before the prefill, not when the slot is assigned: other prompts are cached in
+        between.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
@@ -186,10 +187,10 @@ class SlotTable:
     def _choose_evicted(self, slot: int, source: int | None, cached: int) -> int:
         """Return the slot whose prompt is evicted for a new prompt in `slot`: `slot` or a free one.
 
-        The new prompt contains the first `cached` tokens of slot `source`. Evict a prompt that
-        loses less than MIN_PREFIX_TOKENS; if there is none, the least recently used prompt. Among
-        prompts with small losses prefer that of `source`, so that no prefix is stored twice. Then
-        prefer that of `slot`, which needs no copy.
+        The new prompt contains the first `cached` tokens of slot `source`. Evict a prompt if fewer
+        than MIN_PREFIX_TOKENS of its tokens get lost. If there is none, evict the least recently
+        used prompt. Among prompts with small losses prefer that of `source`, so that no prefix is
+        stored twice. Then prefer that of `slot`, which needs no copy.
         """
 
         def used_at(index: int) -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
 # Tokens of an assumed first answer, which counts until MAX_ANSWERS real answers have finished.
-# `_Survival.estimate` also assumes at least this length for the longest answers if their token
-# limits cut all of these.
+# `_Survival.estimate` also assumes at least this length for those of the longest answers that a
+# token limit cut.
 INITIAL_TOKENS = 256
 
 
@@ -32,8 +32,8 @@ class _Survival(NamedTuple):
     def estimate(cls, answers: Iterable[_Answer]) -> Self:
         """Estimate the shares as Kaplan and Meier (1958) do: https://doi.org/10.2307/2281868.
 
-        If some of the longest answers were cut, no other answer shows how long these would be.
-        Assume that they would be twice as long, and have at least INITIAL_TOKENS.
+        If a token limit cut some of the longest answers, no other answer shows how long the cut
+        answers would be. Assume twice their length, and at least INITIAL_TOKENS.
         """
         answers = list(answers)
         remaining, share = len(answers), 1.0

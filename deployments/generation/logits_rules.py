@@ -21,7 +21,7 @@ class TokenConstraints:
     eos_token_ids: tuple[int, ...]
     suppressed: tuple[int, ...] = ()
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0 disables
-    prefix: tuple[int, ...] = ()  # tokens before the answer that count as earlier tokens
+    prefix: tuple[int, ...] = ()  # tokens before the answer for repetition rules
     forced_bos_token_id: int | None = None  # first token of the answer; None: not forced
     forced_eos_token_id: int | None = None  # last token of an answer with `max_new_tokens` tokens
 
@@ -61,7 +61,7 @@ class Penalties:
         self._repetition = sampling.repetition_penalty
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
-        self._counts = np.zeros(vocabulary, np.int32)  # how often the answer has each token
+        self._counts = np.zeros(vocabulary, np.int32)  # occurrences of each token in the answer
         self._is_listed = np.zeros(vocabulary, np.bool_)  # whether `_ids` contains each token
         prompt = np.zeros(0, np.int64)
         if self._repetition != 1:

@@ -17,10 +17,10 @@ def prefill_budget(
 ) -> int:
     """Return how many prompt tokens to prefill before the next decode step.
 
-    While other jobs decode, `max_prefill_stall_ms` limits the duration. Otherwise
-    MAX_IDLE_PREFILL_S limits it. `max_prefill_chunk_tokens` then limits the tokens too, so that a
-    new request waits for at most one chunk. `min_prefill_chunk_tokens` overrides the limits of the
-    duration.
+    While other jobs decode, `max_prefill_stall_ms` limits the duration. While no job decodes,
+    MAX_IDLE_PREFILL_S limits the duration and `max_prefill_chunk_tokens` limits the tokens, so that
+    a new request waits for at most one chunk. The limits on the duration never reduce the budget
+    below `min_prefill_chunk_tokens`.
     """
     max_s = MAX_IDLE_PREFILL_S if is_decode_idle else settings.max_prefill_stall_ms / 1e3
     budget = max(settings.min_prefill_chunk_tokens, int(tokens_per_s * max_s))
@@ -35,7 +35,8 @@ def fits_min_chunk(remaining: int, budget: int, settings: SchedulingSettings) ->
 def chunk_size(remaining: int, max_tokens: int) -> int:
     """Return the size of the next chunk of a prompt with `remaining` tokens, about `max_tokens`.
 
-    Unless `remaining` is 1, the chunk has at least two tokens and does not leave a single token.
+    The chunk has one token only if `remaining` is 1. It never leaves a single token for the next
+    chunk (see MIN_CHUNK_TOKENS).
     """
     max_tokens = max(max_tokens, MIN_CHUNK_TOKENS)
     if remaining - max_tokens == 1:
@@ -50,7 +51,7 @@ class PrefillRate:
         self.tokens_per_s = tokens_per_s
 
     def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
-        """Add a measurement. Ignore chunks below `min_tokens`: they are not representative."""
+        """Add a measurement. Ignore chunks below `min_tokens`, because short chunks are slower."""
         if tokens >= min_tokens and elapsed_s > 0:
             # Adopt a slower rate at once and a faster rate gradually, to respect the stall limit.
             measured = tokens / elapsed_s

@@ -73,7 +73,7 @@ class PromptTokenizer:
 
         Raises EmptyInput, or UnknownToken for token ids outside of the vocabulary. For a
         conversation also raises InputTooLong if its text is too long, and InvalidField if there is
-        no template or it fails.
+        no template or the template fails.
         """
         if isinstance(prompt, Chat):
             return _truncate(self._tokenize_chat(prompt), truncation)
@@ -107,7 +107,9 @@ class PromptTokenizer:
     ) -> list[int]:
         """Replace the language token that the tokenizer adds before or after the text.
 
-        Truncation keeps all added tokens. Language tokens within the text stay as they are.
+        `sequence_ids` describe the text before truncation. Truncation keeps all added tokens, so
+        their number before and after the text is the same in `ids`. Language tokens within the text
+        stay as they are.
         """
         config = self._generation_config.encoder_decoder
         languages = set(config.languages.values()) if config else set()
@@ -182,7 +184,7 @@ def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
 class RequestPreparer:
     """Builder of jobs from the calls of one model.
 
-    Not thread-safe, except `compile_grammar` and `estimate`: only one thread may call `build_job`.
+    `compile_grammar` and `estimate` are thread-safe. Only one thread may call `build_job`.
     """
 
     def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:

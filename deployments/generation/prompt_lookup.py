@@ -16,10 +16,10 @@ from dataclasses import dataclass
 # Sizes of the n-grams to look up, longest first. A single token has too many continuations.
 _NGRAM_LENGTHS = (3, 2)
 _INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
-_WEIGHT = 0.12  # share of a new observation in an estimate
-# Share of the distance to the initial value by which an estimate recovers, so that drafting resumes
-# after a bad phase. Applied to the acceptance rate at each step whose expected gain is too small
-# for a draft, and to the token cost after each single-slot decode step.
+_WEIGHT = 0.12  # weight of a new observation in an estimate
+# Estimates return to their initial values, so that drafting resumes after a bad phase. This number
+# is the share of the distance per step. The acceptance rate returns at each step whose expected
+# gain is too small for a draft. The token cost returns at each decode step of a single slot.
 _RECOVERY = 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1
@@ -34,7 +34,7 @@ class PromptLookupDrafter:
         self.acceptance_rate = _INITIAL_ACCEPTANCE_RATE
         self._prompt, self._answer, self._max_new_tokens = prompt, answer, max_new_tokens
         self._tokens: list[int] = []  # indexed tokens of prompt and answer
-        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> position after its last one
+        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> index after its last place
 
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
         """Return up to `max_tokens` draft tokens.
@@ -70,7 +70,7 @@ class PromptLookupDrafter:
             self.acceptance_rate += _WEIGHT * (outcome - self.acceptance_rate)
 
     def _index_ngrams(self) -> None:
-        """Index the n-grams of new tokens, except the last n-gram, which is looked up."""
+        """Index the n-grams of new tokens. Omit the last n-gram, which the drafter looks up."""
         tokens = self._tokens
         indexed = len(tokens)
         tokens += self._prompt[indexed:]

@@ -82,9 +82,10 @@ class GenerationScheduler:
             return self._waiting.check(demand, running, self._read_settings())
 
     def submit(self, job: Job) -> None:
-        """Queue a job. It may still be dropped, if it becomes late or others displace it.
+        """Queue a job. The queue may still drop the job before it starts.
 
-        Jobs that arrive later displace it if their turn is earlier and the queue is full.
+        The queue drops jobs that become late. If a new job makes the queue too long, the queue
+        drops its last job.
 
         Raises Overloaded if the job cannot keep its deadline, too many jobs are ahead of it or the
         scheduler is closing. Raises ModelUnavailable if the model is in quarantine.

@@ -100,7 +100,7 @@ class StepExecutor:
     def release(self, job: Job) -> None:
         """Free the slots of a job.
 
-        A waiting job that needs one slot takes it over directly. Then no other slot has to
+        A waiting job that needs one slot takes the slot over directly, so that no other slot has to
         move into the gap.
         """
         del self.active[job.number]
@@ -202,7 +202,7 @@ class StepExecutor:
         return tokens
 
     def _encode_source(self, job: Job, slot: int) -> int:
-        """Encode the whole prompt: an encoder attends to all tokens, so it cannot be chunked."""
+        """Encode the whole prompt. An encoder attends to all tokens, so do not chunk the prompt."""
         self._apply_moves(self._slots.start_prompt(slot, [], skip_prefix_cache=True)[1])
         logits = self._call_engine(
             lambda: self._decoder.prefill(slot, job.prompt, 0), is_decode=False
@@ -238,7 +238,7 @@ class StepExecutor:
     def _verify(self, job: Job, drafter: PromptLookupDrafter, draft: Sequence[int]) -> StepOutput:
         """Run the last token and the draft in one call. Accept the matching start of the draft.
 
-        The call yields one more token after this start. If it fails, run a decode step instead.
+        The call yields one more token after this start. If the call fails, run a decode step.
         """
         slot = self._slots.slot_of(job.slot_owners[0])
         ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)
@@ -318,13 +318,13 @@ class StepExecutor:
         self._fail(job, hide_details(error))
 
     def _accept_logits(self, job: Job, logits: Logits) -> bool:
-        """Pass logits [sequences, V] to a job. Return whether it continues."""
+        """Pass logits [sequences, V] to a job. Return whether the job continues."""
         is_decode = job.generated_tokens > 0
         try:
             with translate_panics():
                 parents, chunk = job.accept_logits(logits)
         except Exception as error:
-            if isinstance(error, EngineFailed):  # non-finite logits, or a panic
+            if isinstance(error, EngineFailed):  # non-finite logits, or a panic in Rust
                 self._record_failure(error, is_decode=is_decode)
             elif not isinstance(error, ServeError):
                 log.error("bug: an answer failed", exc_info=error)

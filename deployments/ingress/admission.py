@@ -47,7 +47,7 @@ class Admission:
         )
 
     def check_generation(self, request: GenerationRequest) -> None:
-        """Check counts, lengths and prompt sizes.
+        """Check the number of completions, the token limits and the sizes of the prompts.
 
         Raises InvalidField, TooManyItems or InputTooLong.
         """
@@ -75,8 +75,8 @@ class Admission:
     def reserve_generations(self, completions: int, client: str) -> None:
         """Reserve capacity for the completions of a request.
 
-        Raises TooManyItems if the request alone exceeds half of the limit, which is the share of
-        one client. Raises Overloaded if too little capacity is free in total or for `client`.
+        Raises TooManyItems if the request alone exceeds half of the limit: one client may use at
+        most this half. Raises Overloaded if too little capacity is free in total or for `client`.
         """
         share = max(self.generations.limit // 2, 1)
         if completions > share:

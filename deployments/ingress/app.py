@@ -29,8 +29,9 @@ from deployments.ingress.http.request_options import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.pipeline import RequestPipeline
 
-# All APIs except the documentation, which describes the others. To add an API, write its package
-# and add a line here. If two routes match a path, the earlier route wins. Broad routes come last.
+# All APIs except the documentation, which `build_apis` builds from this list. To add an API, write
+# its package and add a line here. If routes of two APIs match a request, the API that is listed
+# first handles it. APIs with broad routes, such as `/models/{id}`, therefore come last.
 APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     PlaygroundRoutes,
     OperationsRoutes,
@@ -52,7 +53,7 @@ def build_http_app(
     services: ModelServices,
     idle_cores: IdleCores | None = None,
 ) -> HttpApplication:
-    """Build the application over a pipeline; `scrape_metrics` returns the metrics text."""
+    """Build the application of a pipeline. `scrape_metrics` returns the Prometheus text."""
     apis = build_apis(ApiContext(pipeline, scrape_metrics, services))
 
     @asynccontextmanager

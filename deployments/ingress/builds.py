@@ -1,4 +1,4 @@
-"""Builds of models while the server runs: pulls, waiting requests and the builder process.
+"""Model builds by a running server, for pulls and for requests that name a missing model.
 
 The build queue in the store holds all state (deployments/builds/queue.py). An ingress replica
 starts a builder process when builds wait and no process runs them. A lock lets only one builder
@@ -104,7 +104,7 @@ class BuildService:
         return status
 
     async def status(self, model_id: str) -> BuildStatus | None:
-        """Return the status of a model's last build; None without a build or after a removal.
+        """Return the status of a model's last build; None without one, or if the model was removed.
 
         Raises Forbidden if the API key does not permit the model.
         """
@@ -143,7 +143,7 @@ class BuildService:
         request names, or if the built model is not served within SERVED_AFTER_S. Raises Overloaded
         if the build queue is full, and also Forbidden or StoreNotWritable.
         """
-        if self._is_served(model_id):  # only the requested version is missing
+        if self._is_served(model_id):  # so only the requested version is missing
             raise error
         status = await self._find_or_pull(model_id)
         if waits:
@@ -162,7 +162,7 @@ class BuildService:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Start builders while builds wait, including the builds of an earlier server.
+        """Start builders while builds wait, including builds that an earlier server has queued.
 
         Do nothing on a server without a compiler.
         """
@@ -247,9 +247,9 @@ class BuildService:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Let the builder return its build to the queue. Kill a builder that runs after STOP_S."""
+    """Ask the builder to return its build to the queue and end. Kill it after STOP_S."""
     if process.stdin is not None:
-        process.stdin.close()  # asks the builder to end
+        process.stdin.close()  # the builder ends at the end of its standard input
         with suppress(subprocess.TimeoutExpired):
             process.wait(STOP_S)
     if process.poll() is None:

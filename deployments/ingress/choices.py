@@ -40,9 +40,9 @@ def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions
 def select_best(
     completions: Sequence[Completion], candidates_per_prompt: int, choices: int
 ) -> tuple[tuple[Completion, ...], tuple[Completion, ...]]:
-    """Return the `choices` completions per prompt with the best mean log probability, and the rest.
+    """Return the best `choices` completions per prompt, and the discarded completions.
 
-    Without a rest, the completions keep their order.
+    The best have the highest mean log probability. If none is discarded, the order is unchanged.
     """
     if candidates_per_prompt == choices:
         return tuple(completions), ()

@@ -20,11 +20,11 @@ from deployments.registry import RegisteredModel
 log = logging.getLogger("ray.serve.hundredfold")
 
 # Seconds between reads of the status. A read costs 40 ms of CPU, because Serve builds its whole
-# status from Pydantic models. REFRESH_STARTING_S applies while a replica starts or `missing` is not
-# empty, REFRESH_S otherwise.
+# status from Pydantic models. REFRESH_STARTING_S applies while a replica starts or the cluster is
+# not ready (`ClusterMonitor.missing`), REFRESH_S otherwise.
 REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
-STATUS_TIMEOUT_S = 1.0  # maximum time that a request waits for a read
+STATUS_TIMEOUT_S = 1.0  # maximum seconds that a request waits for a read
 # Age in seconds above which the state makes the server unready. By then about three reads in a row
 # have failed, or one hangs.
 MAX_AGE_S = 3 * REFRESH_S
@@ -95,8 +95,8 @@ class ClusterMonitor:
     def missing(self) -> list[str]:
         """List the reasons why the cluster is not ready. A ready cluster has none.
 
-        The reasons are deployments that requests without options need and that have no running
-        replica, and a state older than MAX_AGE_S.
+        A deployment without a running replica is a reason if requests without `options` need it. A
+        state older than MAX_AGE_S is a reason too.
         """
         required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
         if Device.CPU in self._generators:

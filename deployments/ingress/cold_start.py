@@ -19,8 +19,7 @@ class limit_cold_start:
     """Context manager that raises ModelLoading if no replica runs after `wait_s` seconds.
 
     If `wait_s` is None, the wait has no limit. If the block ends with DeadlineExceeded and no
-    replica runs, ModelLoading replaces this error. The limit costs next to nothing while a replica
-    runs.
+    replica runs, ModelLoading replaces this error. No timer is started while a replica runs.
     """
 
     __slots__ = ("_device", "_ending", "_model", "_monitor", "_timeout", "_wait_s")
@@ -53,8 +52,8 @@ class limit_cold_start:
             except TimeoutError as exc:
                 raise self._build_error() from exc
         if isinstance(error, DeadlineExceeded):
-            # Read the status only if needed: it takes 40 ms of CPU time, and an overloaded server
-            # has many late requests.
+            # Read the status only if needed: a read takes 40 ms of CPU time, and many requests of
+            # an overloaded server exceed their deadline.
             if self._is_cold() or self._monitor.age_s > REFRESH_STARTING_S:
                 await self._monitor.refresh_with_timeout()
             if self._is_cold():

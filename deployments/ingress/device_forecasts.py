@@ -39,7 +39,7 @@ USUAL_TOKENS = 32
 # Assumed tokens of an answer until answers of the model have been measured.
 USUAL_GENERATED_TOKENS = 128
 GUESS_S_PER_GENERATED_TOKEN = 0.02  # seconds per token of one answer
-MAX_MODELS = 1_000  # maximum entries of each table: the rates, the answer lengths
+MAX_MODELS = 1_000  # maximum entries of `_rates`, and of `_lengths`
 
 
 class RequestWork(NamedTuple):
@@ -54,7 +54,7 @@ class RequestWork(NamedTuple):
 
 
 class _Rates:
-    """Rates of one model on one device. They start as estimates; measurements outweigh these."""
+    """Seconds per pass and per token of a model on a device: first estimated, then measured."""
 
     def __init__(self, pass_s: float, token_s: float) -> None:
         """`pass_s`: seconds of a forward pass. `token_s`: replica seconds per token."""
@@ -132,7 +132,7 @@ class DeviceForecasts:
         rates = self._rates.get((work.model.ref, device))
         if rates is None:
             return
-        passes = items / max(timings.batch_items, 1)  # below 1 if requests shared a pass
+        passes = items / max(timings.batch_items, 1)  # forward passes; below 1 if shared
         concurrent = self._args.encoders[device].concurrent_passes
         rates.passes.record(1, timings.forward_s)
         rates.work.record(work.tokens, timings.forward_s * passes / concurrent)

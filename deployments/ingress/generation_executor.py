@@ -47,7 +47,7 @@ class GenerationPlan:
     candidates: int
     prompt_sizes: tuple[int, ...]  # number of characters or token ids, by prompt
     deadline_s: float  # on the monotonic clock
-    waits_for_model: bool  # the cold start limit does not apply; the calls wait until the deadline
+    waits_for_model: bool  # True: no cold start limit; the calls wait until `deadline_s`
 
     @property
     def model(self) -> RegisteredModel:
@@ -58,7 +58,7 @@ class GenerationPlan:
         return self.calls[0].client
 
     def repeat_with(self, model: RegisteredModel, seeds: Sequence[int]) -> GenerationPlan:
-        """Return a plan with the same calls for another model, at the lowest priority.
+        """Return a plan with the same calls for another model version, at the lowest priority.
 
         Call i gets `seeds[i]`. The calls get a new deadline, REPEAT_TIMEOUT_S from now.
         """
@@ -115,7 +115,7 @@ class GenerationExecutor:
         client = current_client(self._settings.limits.trusted_proxies)
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
-            options = options._replace(logprobs=0)  # the ranking needs each token's logprob
+            options = options._replace(logprobs=0)  # `select_best` ranks by token logprobs
         if not self._settings.cache.shared:
             options = options._replace(prefix_cache_scope=current_caller().name)
         return GenerationPlan(
@@ -157,7 +157,7 @@ class GenerationExecutor:
     async def stream(
         self, plan: GenerationPlan, on_end: Callable[[GenerationStream, int], None]
     ) -> GenerationStream:
-        """Return the stream once every prompt has started. Raises ServeError.
+        """Return the stream once every prompt has a started completion. Raises ServeError.
 
         `on_end` is called once, with the stream and the final HTTP status of the request.
         """

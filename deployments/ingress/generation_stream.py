@@ -1,9 +1,9 @@
 """Completions of one request as they are generated: several streams merged into one.
 
-Two settings of the Ingress limit slow readers. A stream fails when its reader is more than
-`stream_buffer_tokens` behind. A connection is closed when its client reads nothing for
-`stream_write_timeout_s` (http/sse.py). Only this module buffers unread chunks. It reads generators
-as fast as they send, because Ray Serve would otherwise store the unread chunks.
+Two settings of the Ingress limit slow readers. A stream fails when more than
+`stream_buffer_tokens` tokens are unread. A connection is closed when its client reads nothing for
+`stream_write_timeout_s` (http/sse.py). This module reads generators as fast as they send and
+buffers the unread chunks itself. Otherwise Ray Serve would buffer them.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class MicroBatchRouter:
         self._waiting = dict.fromkeys(clients, 0)  # characters of unsent calls, by device
 
     def configure(self, settings: MicroBatchSettings) -> None:
-        """Apply new settings to new calls; open micro-batches keep the former settings."""
+        """Apply new settings to new calls. Micro-batches being collected keep the former ones."""
         if settings != self._settings:
             self._settings = settings
             self._submitters = {}
@@ -131,14 +131,14 @@ class MicroBatchRouter:
     def _find_submitter(self, key: BatchKey) -> Submit:
         submit = self._submitters.get(key)
         if submit is None:
-            if len(self._submitters) >= MAX_KEYS:  # open micro-batches keep their own submitter
+            if len(self._submitters) >= MAX_KEYS:  # safe: waiting calls keep their submit function
                 self._submitters = {}
             submit = self._batcher(partial(self._send, key), self._settings)
             self._submitters[key] = submit
         return submit
 
     async def _send(self, key: BatchKey, calls: list[PendingCall]) -> None:
-        """Send one micro-batch. If the hop fails, calls without an outcome get its error.
+        """Send one micro-batch. If the hop fails, calls without an outcome get the hop's error.
 
         Calls whose callers left while the micro-batch was collected are not sent. If replicas are
         lost, the unanswered calls of a micro-batch with several calls are sent again, one by one.
@@ -146,8 +146,8 @@ class MicroBatchRouter:
         calls = [pending for pending in calls if not pending.outcome.done()]
         if not calls:
             return
-        # No caller waits longer than the latest deadline. Without this limit, micro-batches for an
-        # encoder that never starts would remain after their callers have left.
+        # No caller waits longer than the latest deadline. Without this limit, a micro-batch
+        # for an encoder that never starts would stay in memory after its callers have left.
         deadline_s = max(pending.call.deadline_s for pending in calls)
         for pending in calls:
             self._stop_waiting(key.device, pending)
@@ -234,9 +234,10 @@ class BatchSlots:
     client. An interactive call does not wait for the slots of a batch job.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
-    slots of their sender are taken would become batches of one call. They wait here instead, and
-    enter together when a slot is free. Once a whole micro-batch of calls of one sender waits, these
-    calls enter without a free slot. They then wait in the replicas, whose queues are fair.
+    slots of their sender are taken would become batches of one call. They wait in this queue
+    instead, and enter @serve.batch together when a slot is free. Once a whole micro-batch of calls
+    of one sender waits, these calls enter without a free slot. They then wait in the replicas,
+    whose queues are fair.
 
     If `batch_wait_timeout_s` is 0 and no sender has taken a slot, a call is sent at once. No other
     call could join its micro-batch, and @serve.batch would take 64 µs.

@@ -13,12 +13,12 @@ from deployments.registry import ModelRegistry, RegisteredModel
 
 
 class PermittedModels:
-    """View of the registry. Default models and lists have only models permitted to the caller."""
+    """View of the registry: lists, defaults and `find` have only models that the caller may use."""
 
     def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
         """`trusted_proxies` is the setting `limits.trusted_proxies`.
 
-        It is needed to identify the client, by which a traffic split chooses the version.
+        The name of a client depends on it, and a traffic split chooses the version by this name.
         """
         self.trusted_proxies = trusted_proxies
         self._registry = registry
@@ -62,8 +62,8 @@ class PermittedModels:
     def list_versions(self, model_id: str) -> list[RegisteredModel]:
         """Return the usable versions of a model, the newest first.
 
-        Refused versions are omitted, although requests may still name them. Raises Forbidden, or
-        ManifestInvalid for an invalid id.
+        A version that failed its trial is omitted, although requests may still name it. Raises
+        Forbidden, or ManifestInvalid for an invalid id.
         """
         current_caller().require_model(model_id)
         return self._registry.list_versions(model_id)
@@ -71,6 +71,6 @@ class PermittedModels:
     def _identify_client(self) -> str:
         """Return the name of the client, or a random name if the client is unknown.
 
-        A random name makes a traffic split choose a random version.
+        With a random name, a traffic split chooses the version at random for each request.
         """
         return current_client(self.trusted_proxies) or os.urandom(8).hex()

@@ -102,10 +102,10 @@ class RequestPipeline:
         return True
 
     def list_missing(self) -> list[str]:
-        """List the reasons why all requests without options would fail. A ready server has none.
+        """List the reasons why this server is not ready. A ready server has none.
 
-        A server without usable configured models is ready if the store has another model that
-        requests can name.
+        A server whose configured models are all unusable is still ready if the store has another
+        model, which requests can name.
         """
         missing = self.monitor.missing()
         rejected = self.registry.rejected()
@@ -163,9 +163,9 @@ class RequestPipeline:
         )
 
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
-        """Tokenize each text of `inputs`, after prepending the requested or the default prompt.
+        """Tokenize each text of `inputs`, with a prompt of the model, such as `query: `, prepended.
 
-        Raises ServeError.
+        `TokenizationService.read_texts` selects the prompt. Raises ServeError.
         """
         with record_request(self._recorder, self._encoders.cache) as context:
             model = await self._select_model(request, "tokenize", context)
@@ -194,7 +194,7 @@ class RequestPipeline:
     async def find_generator(
         self, model_id: str | None, *, for_chat: bool = False
     ) -> RegisteredModel:
-        """Return the requested generative model, or a default model, in a version that may answer.
+        """Return the requested or a default generative model, in the version that `settle` returns.
 
         Raises Forbidden, UnknownModel, ArtifactError or WrongTask.
         """
@@ -202,9 +202,10 @@ class RequestPipeline:
         return await self.settle(model_id, model)
 
     async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
-        """Return `model`. If its version fails the trial, return another version for `name`.
+        """Return `model`, or another version for `name` if the version of `model` fails its trial.
 
-        New versions need a trial (version_prober.py). `name` None means the id of `model`.
+        A trial loads a new version before requests use it (version_prober.py). `name` None means
+        the id of `model`.
         """
         name = name or model.ref.id
         while await self._prober.refuses(name, model):
@@ -236,7 +237,7 @@ class RequestPipeline:
         )
 
     async def stream(self, request: GenerationRequest) -> GenerationStream:
-        """Return the stream once every prompt has started. Raises ServeError."""
+        """Return the stream once every prompt has a started completion. Raises ServeError."""
         span = RequestSpan(self._recorder)
         with span.close_on_error() as context:
             if request.candidates != request.choices:
@@ -251,7 +252,7 @@ class RequestPipeline:
                 self.admission.generations.release(len(plan.calls), plan.client)
                 if stream.started:
                     context.compute = stream.started[0].compute_type
-                # Count tokens of a stream that ends early or fails too: its client may have them.
+                # A stream that failed or ended early counts too: its client may have read tokens.
                 ended = (*stream.finished, *stream.unfinished)
                 context.timings = combine_timings(stream.started, ended, plan.candidates)
                 if len(stream.finished) == len(plan.calls) and not stream.ended_early:

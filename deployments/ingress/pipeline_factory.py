@@ -26,8 +26,8 @@ def build_pipeline(
 ) -> RequestPipeline:
     """Build the pipeline of one ingress replica.
 
-    Raises ArtifactError if a version that `args` requests cannot be used. Raises BadSetting if the
-    plan is invalid.
+    Raises ArtifactError if a version that `args` requests cannot be used. Raises BadSetting if
+    `plan.json` of the store is invalid.
     """
     return RequestPipeline(
         resolver=RequestResolver(

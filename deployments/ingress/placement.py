@@ -1,4 +1,4 @@
-"""Choice of the hardware for requests with `auto`, as a pure function of forecasts."""
+"""Choice of the device for requests that leave it to the server (`auto`). Pure functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class DeviceForecast(NamedTuple):
     load_s: float  # seconds until a running replica has the model; 0 if the model is loaded
     run_s: float  # seconds from the end of `queue_s` and `load_s` to the answer
     work_s: float  # seconds of a replica that the request uses
-    price: float  # price of one second of a replica
+    price: float  # relative price of one second of a replica (`placement.prices`)
 
     @property
     def completion_s(self) -> float:

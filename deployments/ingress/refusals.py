@@ -1,4 +1,4 @@
-"""Recent refusals of replicas. They let the ingress refuse similar requests at once."""
+"""Recent refusals of replicas, with which the ingress refuses similar requests at once."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ class _RefusedRequest(NamedTuple):
 class RecentRefusals:
     """The last refusal per queue. Use from one event loop.
 
-    The key of a queue contains everything that determines the order of service and the cost, such
-    as model, device, priority and client. The key lacks the size of a request, which is a number of
-    characters or token ids.
+    A replica refuses a request if it predicts that the request ends after its deadline. This class
+    then refuses later requests of the same queue before their tokenization. It refuses requests
+    that are at least as large as the stored one, if their deadline is not after the predicted end.
 
-    A replica predicts the end of a request from its own queue, the costs and the other clients. If
-    the deadline is earlier, the replica refuses the request. This class then refuses later requests
-    of the same queue before tokenization, if they are at least as large and their deadline is not
-    later than the predicted end. A check costs one look-up.
+    The key of a queue contains everything that determines the order of service and the cost, such
+    as model, device, priority and client. It does not contain the size of a request, which is a
+    number of characters or token ids.
     """
 
     def __init__(self) -> None:
@@ -48,7 +47,7 @@ class RecentRefusals:
         )
 
     def note(self, queue: Hashable, size: int, error: Overloaded) -> None:
-        """Store a replica's refusal of a request of `size`, if the replica predicted its end."""
+        """Store the refusal of a request of `size`, if `error` has the request's predicted time."""
         if error.needed_s is None:
             return
         if len(self._refusals) >= MAX_KEPT:

@@ -72,7 +72,7 @@ class ReplicaMemory:
         """Remove a model from the memory of all replicas; the next request loads it again.
 
         Return an empty list. Raises InvalidField for a pinned or configured model, and ModelInUse
-        if requests use the model. Raises also as `load` does.
+        if requests use the model. Raises the errors of `load` too.
         """
         model = self._registry.find(name)
         if any(pinned.ref == model.ref for pinned in self._registry.pinned()):
@@ -87,7 +87,7 @@ class ReplicaMemory:
         return remaining
 
     async def _change(self, model: RegisteredModel, request: PoolRequest) -> list[LoadedEntry]:
-        """Send `request` to the replicas that can run a model.
+        """Send `request` to the replicas that can run `model`.
 
         Returns one entry per replica that has the model in memory afterwards. Raises
         HardwareUnavailable if no replica is connected, else the first error of a replica.

@@ -19,7 +19,7 @@ from deployments.records import RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Slower requests are logged at INFO.
+# Requests that take longer are logged at INFO.
 SLOW_REQUEST_S = 1.0
 # Writing a log line takes a fifth of the time that a refusal takes. Without this limit, the lines
 # of many refusals would slow down accepted requests.
@@ -44,7 +44,7 @@ class RequestContext:
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
     timings: CallTimings = NO_TIMINGS
-    sent_tokens: float = 0.0  # estimated tokens, counted if the request ends unanswered
+    sent_tokens: float = 0.0  # estimate; used for the key's limits if the request ends unanswered
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)
 
@@ -133,7 +133,8 @@ def _record(
     tokens = context.timings.tokens
     if not tokens and status in UNFINISHED:
         tokens = round(context.sent_tokens)
-    # Requests without tokens, such as refusals, must not lower the expected tokens per request.
+    # Refusals have no tokens. Counting them would lower the key's moving average of tokens per
+    # request, which KeyMeter reserves for a new request.
     if context.caller.meter is not None and tokens:
         context.caller.meter.use_tokens(tokens)
     recorder.record(

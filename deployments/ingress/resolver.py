@@ -95,7 +95,7 @@ class RequestResolver:
     def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
         """Choose the hardware that a request names, else the default of the settings.
 
-        `auto` means the cheapest device that should answer in time, else the fastest.
+        `auto` means the cheapest device whose forecast meets the deadline, else the fastest.
 
         Callers without the scope `gpu` get the CPU for `auto` and for an optional GPU, as in a
         cluster without GPUs. Raises Forbidden if such a caller requires a GPU. Raises
@@ -122,7 +122,8 @@ class RequestResolver:
     ) -> Device | None:
         """Return another device for a request that the device `refused` has refused.
 
-        Returns None if the request does not use `auto`, or no other device answers in time.
+        Returns None if the request does not use `auto`, or if no other device is forecast to meet
+        the deadline.
         """
         if self._requested_compute(options) != "auto":
             return None
@@ -202,7 +203,7 @@ class RequestResolver:
 
 @contextmanager
 def name_hardware_option(options: RequestOptions) -> Iterator[None]:
-    """Name in HardwareUnavailable the request option that chose the hardware, if any."""
+    """Add to HardwareUnavailable errors the request option that named the hardware, if any."""
     try:
         yield
     except HardwareUnavailable as error:

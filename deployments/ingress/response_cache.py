@@ -97,10 +97,10 @@ class ResponseCache(Generic[V]):
 
         Callers share a computation if both `key` and `variant` are equal. `compute` must itself end
         at the deadline of the caller that started it. A later caller waits until its own deadline.
-        If the shared computation fails with DeadlineExceeded or Overloaded before then, the later
-        caller tries again. After one Overloaded, it raises the next of these errors: otherwise many
-        callers would repeat a refused computation one after another. A computation is cancelled
-        when its last caller stops waiting.
+        If the shared computation fails earlier with DeadlineExceeded or Overloaded, the later
+        caller tries again. After Overloaded it tries only once more: otherwise many callers would
+        repeat a refused computation one after another. A computation is cancelled when its last
+        caller stops waiting.
         """
         flight_key = (key, variant)
         was_refused = False

@@ -69,9 +69,8 @@ class ShadowTraffic:
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
         """Compute an answered request again in the background, with the model's shadow version.
 
-        Do nothing if the model has no shadow version, or if another version than its default has
-        answered. Do nothing if the request is not in the random share, or while too many repeated
-        requests are in flight.
+        Only a random share of the requests that the default version has answered is repeated. A
+        request is skipped while too many repeated requests are in flight.
         """
 
         async def does_agree(model: RegisteredModel) -> bool:
@@ -131,7 +130,7 @@ class ShadowTraffic:
 
 
 def agree(first: Any, second: Any) -> bool:
-    """Return whether two values of a task are equal within MIN_COSINE and MAX_DIFFERENCE.
+    """Return whether two results of a task are equal within MIN_COSINE and MAX_DIFFERENCE.
 
     Entries with scores, such as labels, may differ in order, because near ties may change places.
     """

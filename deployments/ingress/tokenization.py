@@ -100,7 +100,7 @@ def replace_ids_with_texts(inputs: TokenIdInputs, texts: Sequence[str]) -> str |
     """
     remaining = iter(texts)
     filled = [value if isinstance(value, str) else next(remaining) for value in inputs.values]
-    if "" in filled:  # texts of the request were checked, so it is a decoded text
+    if "" in filled:  # request texts are never empty, so this text was decoded from ids
         path = inputs.path if inputs.single else f"{inputs.path}[{filled.index('')}]"
         raise EmptyInput(f"`{path}` has only special tokens", field=path)
     return filled[0] if inputs.single else filled
@@ -123,10 +123,10 @@ class TokenizationService:
     def read_texts(
         self, inputs: str | Sequence[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> tuple[str, ...]:
-        """Return the texts with the model's prompt prepended, if it has one.
+        """Return the texts with a prompt of the model, such as `query: `, prepended.
 
-        The parameter `prompt_name` selects the prompt; without it, the default prompt is used.
-        Raises InvalidField for a prompt that the model does not have.
+        The parameter `prompt_name` selects the prompt; the default is the model's default prompt,
+        if it has one. Raises InvalidField for a prompt that the model does not have.
         """
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return add_prompt(texts, parameters.get("prompt_name"), manifest)

@@ -1,4 +1,7 @@
-"""Trials of new model versions, before requests without an explicit version use them."""
+"""Trials of new model versions, before requests that name no version use them.
+
+In a trial, a replica loads the version and computes a short input with it.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class KeyRing:
     """The keys of one file. Not thread-safe.
 
     A changed file takes effect within a second. If the file is then missing or invalid, the last
-    valid keys stay. A mistake in the file thus neither rejects valid keys nor admits others.
+    valid keys stay in use, so that a mistake in the file locks no client out.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:

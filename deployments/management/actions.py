@@ -59,8 +59,8 @@ class ChangedModel(NamedTuple):
 class Action:
     """A change of one model's plan, by `hundredfold models NAME` or `POST /models/{id}/NAME`.
 
-    Unless `takes_version`, a name with a version or an alias is an error, because the action always
-    changes the whole model.
+    If `takes_version` is False, a name with a version or an alias is an error, because the action
+    always changes the whole model.
     """
 
     name: str

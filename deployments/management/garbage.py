@@ -205,7 +205,7 @@ def find_garbage(
 
 
 def _resolve_kept(store: Path, plan: Plan, name: str) -> str:
-    """Return `id@version` for `id@version`, which need not exist, or for `id@alias`, which must."""
+    """Return `id@version` for a name in `keep`. Its alias must exist, but its version need not."""
     model_id, selector = split_name(name)
     if not selector:
         raise BadSetting(f"`{name}` names no version; write `ID@VERSION`")
@@ -267,7 +267,7 @@ def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) ->
     entry = plan.find(model_id)
     try:
         former = list_rollback_versions(model.parent, model_id, entry, configured)
-    except UnknownModel:  # the store lacks the present version
+    except UnknownModel:  # the store lacks the default version
         former = []
     sealed = (version for version in former if sealed_ns(model / version))
     named = {configured[model_id]} if model_id in configured else set()

@@ -56,7 +56,7 @@ class ModelEntry(BaseModel):
 
 
 def list_default_versions(store: Path) -> dict[str, str]:
-    """Return the default version of every model of the store, by model id. Read no manifest."""
+    """Return the default version of every model of the store, by id, without reading manifests."""
     plan = read_plan(store)
     versions = {}
     for model_id in map(read_model_id, list_model_directories(store)):

@@ -58,7 +58,8 @@ def remove(
     if selector is not None:
         versions = [_find_removable(store, model_id, selector, configured, keep)]
         directory /= versions[0]
-    # A build of a version that the store lacks would bring a removed model back.
+    # `_without_builds` blocks builds of the stored versions only. The build of another version
+    # would bring the removed model back.
     if selector is None and _is_being_built(store, model_id):
         raise _being_built(model_id)
     with _without_builds(store, model_id, versions):

@@ -31,7 +31,7 @@ class TokenizedItem(NamedTuple):
     """Tokens of one item. The second segment extends to the last token."""
 
     ids: TokenIds
-    second_segment_start: int  # index of the first token of the second segment; T without one
+    second_segment_start: int  # index of the segment's first token; T without a second segment
 
 
 class Windowing(NamedTuple):
@@ -94,7 +94,7 @@ class TokenizedCall(NamedTuple):
     """A call with token counts instead of texts."""
 
     lengths: tuple[int, ...]  # tokens per item, special tokens included
-    truncated: int  # items that were shortened to fit
+    truncated: int  # number of items that were shortened to the token limit
     options: Any
     deadline_s: float
     # Per item, index of the first token of the second segment. Empty if no item has such a segment.

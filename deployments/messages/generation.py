@@ -95,13 +95,14 @@ class GenerationOptions(NamedTuple):
     beam_search: BeamSearchParams | None = None  # replaces sampling; cannot be streamed
     no_repeat_ngram_size: int = 0  # n-grams of this size do not repeat; 0: disabled
     max_new_tokens: int | None = None  # None: the remaining context
-    min_new_tokens: int = 0  # end token and stop strings have no effect before this many
+    min_new_tokens: int = 0  # end token and stop strings have no effect before this many tokens
     stop: tuple[str, ...] = ()  # the text ends at the first stop string
     include_stop_string: bool = False  # True as in TGI, False as in OpenAI
     grammar: Grammar | None = None
     logprobs: int | None = None  # top logprobs per token; None: no logprobs
     prompt_logprobs: bool = False  # include the prompt tokens with their logprobs
-    truncate_prompt_tokens: int | None = None  # keep this many of the last prompt tokens
+    # Number of prompt tokens to keep: the last ones. None: all tokens.
+    truncate_prompt_tokens: int | None = None
     truncation: Truncation = Truncation.REFUSE  # for a prompt above the maximum length
     languages: Languages | None = None  # None: the defaults of the checkpoint
     prefix_cache_scope: str = ""  # prompts of one scope share cached prefixes

@@ -2,8 +2,8 @@
 
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
 the store has no such version. They raise BadSetting if the selector is an alias of a refused
-version, and requests get another version in its place. Ending a split or a shadow is possible in
-any case. All functions raise BadSetting if the plan cannot be read or written.
+version that another version replaces in requests. A call that ends a split or the shadow does not
+raise this error. All functions raise BadSetting if the plan cannot be read or written.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ def remove_alias(store: Path, model_id: str, alias: str) -> Plan:
 
 
 def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
-    """Let a version answer all requests that name no version, and end splits and the shadow."""
+    """Let a version answer all requests that name no version, and end splits and the shadow.
+
+    If the version was refused, end its refusal.
+    """
 
     def change(entry: ModelPlan) -> ModelPlan:
         version = _resolve(store, entry, model_id, selector)
@@ -139,8 +142,8 @@ def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
 def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
     """Refuse a version until another build of it is sealed, or until it is promoted.
 
-    During the refusal, `latest` names the newest version that is not refused, if there is one. A
-    split to the refused version ends. See `Refusal` for the requests that still get the version.
+    Aliases of the refused version, such as `latest`, resolve to another usable version, if there is
+    one. A split to the refused version ends. See `Refusal` for the requests that still get it.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:

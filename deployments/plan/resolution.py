@@ -2,7 +2,7 @@
 
 A name is a model id, or `id@selector` with a version or an alias. The default version answers
 requests whose name has no selector: the alias `stable`, else the version in the configuration, else
-`latest`. Splits take their share of these requests first, always from the same clients.
+`latest`. Splits take their percentage of these requests first, always from the same clients.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
 def list_substitutes(
     store: Path, plan: Plan, name: str, version: str, configured: Mapping[str, str] = NO_VERSIONS
 ) -> list[str]:
-    """Return the versions that may answer in place of `version`, the best first.
+    """Return the versions that may answer in place of `version`, to which `name` was resolved.
 
-    `name` was resolved to `version`. The list is empty if the name or the configuration states
-    this exact version.
+    The versions that the alias named before come first, then the newest. The list is empty if the
+    name or the configuration states this exact version.
     """
     model_id, selector = split_name(name)
     entry = plan.find(model_id)
@@ -104,7 +104,7 @@ def list_substitutes(
 def list_rollback_versions(
     store: Path, model_id: str, entry: ModelPlan, configured: Mapping[str, str] = NO_VERSIONS
 ) -> list[str]:
-    """Return the versions to which a rollback may return, the best first.
+    """Return the versions to which a rollback may return. A rollback chooses the first.
 
     These are the versions that `stable` named before, else the configured version that `stable`
     replaced, else the versions that were sealed before the present one. Versions that the store
@@ -210,4 +210,5 @@ def _score(client: str, version: str, percent: float) -> float:
 def _fraction(key: str) -> float:
     """Hash a text to a number between 0 and 1, both excluded."""
     digest = blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2.0**52  # exact in a float
+    # The sum has at most 53 significant bits, so a float represents it exactly.
+    return ((int.from_bytes(digest, "big") >> 12) + 0.5) / 2.0**52

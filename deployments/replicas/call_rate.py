@@ -6,10 +6,10 @@ MINUTE_S = 60.0
 
 
 class CallRate:
-    """Estimate of the calls in the last 60 s, from counts of the current and the former minute.
+    """Estimate of the calls in the last 60 s, from counts of the current and the previous minute.
 
-    The estimate assumes that the calls of the former minute were spread evenly. If 20 s of it lie
-    within the last 60 s, a third of its calls count.
+    The estimate assumes that the calls of the previous minute were spread evenly. If 20 s of that
+    minute lie within the last 60 s, a third of its calls count.
     """
 
     __slots__ = ("_calls", "_former", "_started_s")

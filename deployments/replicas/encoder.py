@@ -57,7 +57,8 @@ from deployments.tuning.table_prices import TablePrices
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# If a task predicts that decoding a call takes longer, the call is decoded in a thread.
+# Seconds. If a task predicts that decoding a call takes longer, a thread decodes the call, so that
+# other calls do not wait for the event loop.
 INLINE_DECODE_S = 2.5e-3
 # Bytes of an engine session besides its weights.
 ENGINE_BYTES = 1 << 20
@@ -134,7 +135,7 @@ class EncoderReplica:
             device_memory=open_device_memory(args.gpu_memory, device),
         )
         self._pinned.load_into(self.pool)
-        self._changing = threading.Lock()  # held while a model is closed or gets its tuning
+        self._changing = threading.Lock()  # held while a model is closed or gets new cost tables
         self._tuner = BackgroundTuner(self._use_tuning, lambda ref: ref in self._engines)
         self._tuning_rounds = TuningRounds(self._tuner, self._list_untuned)
 
@@ -265,7 +266,7 @@ class EncoderReplica:
         )
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the load; `backlog` counts the tokens that wait for this replica elsewhere."""
+        """Return the load; `backlog`: tokens that wait for this replica in other processes."""
         return self._scheduler.load(backlog)
 
     async def check_health(self) -> None:
@@ -347,7 +348,7 @@ class EncoderReplica:
         with self._changing:
             if ref in self._engines:
                 self._read_tables(ref, target)
-                self._scheduler.prices.forget(ref)  # its measurements used the former tables
+                self._scheduler.prices.forget(ref)  # its rates refer to the former tables
             if engine is not None:
                 self._swap_engine(ref, engine)
 

@@ -35,11 +35,11 @@ class FailedLoads:
         return copy.copy(failure.error)  # a shared exception object collects tracebacks
 
     def add(self, ref: ModelRef, exception: Exception) -> ServeError:
-        """Keep the error of a load, except ModelUnavailable. Return the error for clients."""
+        """Store any error of a load but ModelUnavailable. Return the error for clients."""
         error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
         error.elsewhere = True
         if isinstance(exception, ModelUnavailable):
-            return error  # not kept: memory may become free at any moment
+            return error  # not stored: memory may become free at any moment
         is_known = isinstance(exception, ServeError)
         log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
         previous = self._failures.pop(ref, None)

@@ -32,7 +32,7 @@ class FairThreads:
             await turn
         except asyncio.CancelledError:
             self._queue.discard(lambda each: each is turn)
-            if not turn.cancelled():  # the turn of this work had already begun
+            if not turn.cancelled():  # `_start_next` has reserved a thread
                 self._end()
             raise
         running = self._threads.submit(work)
@@ -41,7 +41,7 @@ class FairThreads:
         return await asyncio.wrap_future(running)
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work` as soon as a thread is free, before all work whose turn has not come."""
+        """Run `work` as soon as a thread is free, before all work that waits in the queue."""
         return self._threads.submit(work)
 
     def close(self) -> None:

@@ -49,7 +49,7 @@ from deployments.replicas.pool_memory import leave_room_for_arena
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Limit of the compiled grammars of all requests, in bytes. Most take less than one megabyte.
+# Limit of the compiled grammars of all requests, in bytes. Most grammars take less than 1 MB.
 MAX_GRAMMAR_BYTES = 512 << 20
 QUICK_GRAMMAR_THREADS = 2
 
@@ -195,7 +195,7 @@ class GeneratorReplica:
     async def _prepare_job(
         self, call: GenerationCall, held: AsyncExitStack
     ) -> tuple[_LoadedGenerator, Job]:
-        """Return the call's model and its job. `held` releases model and grammar bytes."""
+        """Return the call's model and job. `held` later releases the model and grammar bytes."""
         model = await held.enter_async_context(self.pool.lease(call.model, calls=1))
         model.scheduler.check(model.preparer.estimate(call))
         constraint = await self._compile_grammar(model.preparer, call)
@@ -215,10 +215,10 @@ class GeneratorReplica:
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall
     ) -> Constraint | None:
-        """Compile the grammar of a call, if it has one. Clients have equal numbers of turns.
+        """Compile the grammar of a call, if it has one.
 
-        A grammar that exceeds the limits of the quick threads is compiled again on the thread for
-        long grammars.
+        Waiting clients take turns, one grammar at a time. A grammar that exceeds the limits of the
+        quick threads is compiled again on the thread for long grammars.
         """
         grammar = call.options.grammar
         if grammar is None:
@@ -238,7 +238,7 @@ class GeneratorReplica:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
         All models share the device, so their shares add up: two half-used models make the replica
-        busy. A call that has no job yet counts as a slot, because another replica could serve it.
+        busy. A call that has no job yet counts as a used slot: a new replica could serve the call.
         The backlog is ignored, because all requests wait here and none in the ingress.
         """
         busy, queued_s = self._preparing / self._hardware.kv_slots, 0.0

@@ -1,8 +1,8 @@
 """Models in the memory of a replica: loaded on demand, bounded by bytes, evicted by last use.
 
 A call leases its model, and a leased model is not evicted. Calls for one model wait for a single
-load. Different models load at the same time, in threads. Pinned models are not evicted.
-A failed load is not repeated for a while, so that a broken model does not keep the threads busy.
+load. Different models load at the same time, in threads. Pinned models are not evicted. A failed
+load is not repeated for a while, so that a broken model does not keep the threads busy.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ModelPool(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """Call `pinned` at each use, to get the models that are not evicted at present.
+        """Call `pinned` at each use; it returns the models that must not be evicted at present.
 
         See PoolMemory for `max_bytes` and `device_memory`.
         """
@@ -76,7 +76,7 @@ class ModelPool(Generic[T]):
         self._loading: dict[ModelRef, PoolLoad] = {}
         self._closing: dict[ModelRef, asyncio.Future[None]] = {}
         self._failures = FailedLoads(clock)
-        self._room = asyncio.Lock()  # held by a load while it evicts models
+        self._room = asyncio.Lock()  # held while a load or `trim` evicts models
         self._released = asyncio.Event()
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_priority)
 
@@ -95,7 +95,7 @@ class ModelPool(Generic[T]):
         return (entry.model for entry in list(self._entries.values()))
 
     def get(self, ref: ModelRef) -> T | None:
-        """Return the model if it is loaded. It may be evicted at any time unless it is leased."""
+        """Return the model if it is loaded. Without a lease, it may be evicted at any time."""
         entry = self._entries.get(ref)
         return None if entry is None else entry.model
 
@@ -130,7 +130,7 @@ class ModelPool(Generic[T]):
             if not self._memory.take(size, is_pinned=True):
                 raise self._memory.build_refusal(ref, size)
             try:
-                # In a pool thread, because threads of an engine inherit the priority of the loader.
+                # Use a pool thread: threads of the engine inherit the low priority of this thread.
                 loaded = self._threads.submit(self._load_model, model).result()
             except BaseException:
                 self._memory.give_back(size)
@@ -151,8 +151,8 @@ class ModelPool(Generic[T]):
         """Evict models that are not pinned and not recently used, down to `max_bytes`.
 
         Pinned models may exceed the limit. Recently used models stay, because the former version of
-        a model answers requests for a while after its pin moved to a new version. The new version
-        must first pass a trial (ingress/version_prober.py).
+        a model answers requests for a while after its pin moved to a new version. Requests use the
+        new version only after a test of it (ingress/version_prober.py).
         """
         async with self._room:
             for ref in self._list_idle(self._pinned()):
@@ -295,7 +295,7 @@ class ModelPool(Generic[T]):
         """Take `size` bytes; evict the least recently used models if needed.
 
         Raises ModelUnavailable at once if pinned models occupy too much, and after ROOM_WAIT_S if
-        leased models do. A model is evicted only while evictions can free enough.
+        leased models do. Before each eviction it checks that evictions can free enough bytes.
         """
         pinned, memory = self._pinned(), self._memory
         staying = sum(e.size for each, e in self._entries.items() if each in pinned)

@@ -22,7 +22,7 @@ CHECK_INTERVAL_S = 2.0  # seconds between reads of the list of pinned models
 
 
 class PinnedModels:
-    """The default versions of the configured models and of the models that the store's plan pins.
+    """The default versions of the configured models, and of the models that `plan.json` pins.
 
     A new default version is loaded before the first request needs it. Reads of the store may block
     for long, such as on a network file system, so they have a thread of their own: the event loop
@@ -52,8 +52,8 @@ class PinnedModels:
         """Load all pinned models at the start of a replica. Blocks.
 
         Raises the error of a model whose version the configuration names, so that a rollout keeps
-        the previous replicas. HardwareUnavailable is only logged. Other models fail later, at the
-        calls that need them.
+        the previous replicas. The errors of other models, and HardwareUnavailable, are only logged.
+        Calls of such a model get the error later.
         """
         models = self._read()
         self._refs = frozenset(model.ref for model in models)

@@ -44,7 +44,8 @@ class PoolMemory:
     def __init__(self, max_bytes: int | None, device_memory: DeviceMemory | None) -> None:
         """Limit the models to `max_bytes`.
 
-        If it is None, the limit is that of `device_memory`, or DEFAULT_POOL_BYTES without it.
+        If `max_bytes` is None, use the limit of `device_memory`. If both are None, use
+        DEFAULT_POOL_BYTES.
         """
         default = DEFAULT_POOL_BYTES if device_memory is None else device_memory.limit
         self.max_bytes = default if max_bytes is None else max_bytes

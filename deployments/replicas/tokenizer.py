@@ -57,7 +57,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 S = TypeVar("S", bound=Sequence[Any])
 
-# Limit of the characters that are tokenized on the event loop. That many take 0.1 ms, less than a
+# Maximum characters of a slice that is tokenized on the event loop. This takes 0.1 ms, less than a
 # round trip to the thread.
 INLINE_CHARACTERS = 4_000
 
@@ -255,7 +255,7 @@ class TokenizerReplica:
     async def _in_thread(
         self, work: Callable[[], T], units: int, *, client: str = "", priority: int = 0
     ) -> T:
-        """Run `work` on the thread in its turn. `units`, its cost, are characters or token ids."""
+        """Queue `work` for the thread. `units`, its cost, is the number of characters or ids."""
 
         def run() -> T:
             with self._health.running(), self._meter.running():

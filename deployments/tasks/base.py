@@ -112,7 +112,7 @@ class Task(Protocol):
         ...
 
     def predict_decode_s(self, context: DecodeContext, options: Any) -> float:
-        """Predict the seconds of `decode`. A long `decode` runs in a thread, to block no call."""
+        """Predict the seconds of `decode`. A long `decode` runs in a thread, not the event loop."""
         return _VALUE_S * sum(row.size for row in context.rows)
 
 

@@ -136,7 +136,7 @@ class SentenceSimilarity(Task):
 def compare_with_first(context: DecodeContext) -> NDArray[np.float32]:
     """Return the similarities of the first vector with each of the others, [N - 1].
 
-    The model's manifest states whether they are cosines or dot products.
+    The model's manifest states whether the similarities are cosines or dot products.
     """
     vectors = np.stack(context.rows)
     if context.manifest.similarity == "cosine":

@@ -148,7 +148,7 @@ def _first(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.
 
 
 def _most_confident(scores: NDArray[np.float32], firsts: NDArray[np.intp]) -> NDArray[np.float32]:
-    """Return the scores of each word's most confident token; among equals, of the first."""
+    """Return the scores of each word's most confident token, the first if several are equal."""
     peaks = scores.max(axis=1)
     counts = np.diff(firsts, append=len(peaks))
     highest = np.flatnonzero(peaks == np.repeat(np.maximum.reduceat(peaks, firsts), counts))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
 
 DEFAULT_TOP_K = 5
-# Limit of the tokens in all predictions; each prediction repeats its text.
+# Limit of the tokens in all predictions of a response. Each prediction repeats its text.
 MAX_TOKENS_PER_RESPONSE = 1_000_000
 # Seconds of `decode` per prediction, and per token that the prediction repeats.
 _PREDICTION_S, _TOKEN_S = 1e-5, 7e-7

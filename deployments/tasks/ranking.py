@@ -43,7 +43,7 @@ class RankingOptions(NamedTuple):
 
 class RankingInput(BaseModel):
     query: NonEmptyText
-    texts: Many[str]  # an empty text is scored, so that it does not fail the others
+    texts: Many[str]  # an empty text is scored, so that the other texts get scores too
 
 
 class RankedText(TypedDict):

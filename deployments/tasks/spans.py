@@ -66,7 +66,7 @@ def find_best_spans(probabilities: SpanProbabilities, max_tokens: int, count: in
         empty = np.zeros(0, dtype=np.int64)
         return Spans(empty, empty, probabilities.start)
     # Pad `end` with -1, which marks spans that end after the last token. These spans get the score
-    # -1 below and are never returned. Their products would not do: they are 0 if `start` is 0.
+    # -1 below and are never returned. The product `start` * -1 cannot mark them: it may be 0.
     padded = np.concatenate([probabilities.end, np.full(max_length - 1, -1, dtype=np.float32)])
     ends = sliding_window_view(padded, max_length)  # [C, max_length], a view
     # Only the `count` start tokens whose best spans score highest can start one of the best spans.

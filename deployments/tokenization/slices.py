@@ -1,4 +1,4 @@
-"""Slices of calls, some milliseconds each. Between them, the tokenizer serves other calls."""
+"""Slices of calls, about 20 ms each. Between slices, the tokenizer serves other calls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def merge_parts(
 ) -> TokenizedTexts | ServeError:
     """Merge the outcomes of all parts of one call.
 
-    If parts failed, return the first error. Also return an error if all windows are too many.
+    If parts failed, return the first error. Also return an error if the parts together have more
+    than MAX_CALL_WINDOWS windows (tokenizer.py).
     """
     if len(parts) == 1:
         return parts[0][1]

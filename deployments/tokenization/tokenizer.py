@@ -23,8 +23,9 @@ from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 
 # Bytes of a cache entry besides its text and ids: dict slot, key and array objects.
 ENTRY_OVERHEAD_BYTES = 300
-# Maximum windows of all texts of one call, the default size of an encoder's queue. Without this
-# limit, a thousand questions about one context could make a million windows of a few tokens.
+# Maximum windows of all texts of one call. It equals the default limit of items in an encoder's
+# queue. Without this limit, a thousand questions about one context could make a million windows of
+# a few tokens.
 MAX_CALL_WINDOWS = 4_096
 
 
@@ -61,11 +62,13 @@ class CachingTokenizer:
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokenize every text of every call, special tokens included.
 
-        The tokenizer's template joins pairs. All calls without windowing share one call of the
-        library. The outcome of a call is InputTooLong if a text exceeds the limit and the call has
-        neither truncation nor a stride, if a text cannot be split into windows, or if there are
-        more than MAX_CALL_WINDOWS. It is EmptyInput if a text has no tokens. Other calls are not
-        affected.
+        The tokenizer's template joins the texts of a pair. All calls without windowing share one
+        call of the library.
+
+        The outcome of a call is InputTooLong in three cases: a text exceeds the limit and the call
+        requests neither truncation nor a stride, a text cannot be split into windows, or the call
+        needs more than MAX_CALL_WINDOWS. The outcome is EmptyInput if a text has no tokens. An
+        error of one call does not affect the other calls.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         plain_items = iter(self._tokenize_texts(plain))

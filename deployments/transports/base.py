@@ -72,14 +72,14 @@ class PoolManager(Protocol):
     """Client for the models in the memory of all replicas of one deployment."""
 
     async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
-        """Send the request to every replica; return the outcomes of those that answer, by id."""
+        """Send the request to every replica; return the outcomes that arrive, by replica id."""
         ...
 
     def has_model(self, model: ModelRef) -> bool:
         """Return whether a replica has the model in its memory.
 
-        Over channels, the answer is about the replicas to which this process is connected. Handles
-        do not know the models, so the answer is then always True.
+        Over channels, the answer is about the replicas to which this process is connected. Ray
+        Serve handles do not know the models, so over handles the answer is always True.
         """
         ...
 

@@ -55,7 +55,8 @@ def bind_grpc_to_node() -> None:
     """Let the gRPC server of this replica listen only on its node's address.
 
     The server unpickles the messages that it receives, so it must not be reachable from elsewhere.
-    Ray Serve binds it to all interfaces after the deployment's constructor, and has no setting.
+    Ray Serve binds the server to all interfaces after the deployment's constructor. It has no
+    setting for the address.
     """
     address = ray.util.get_node_ip_address()
     host = f"[{address}]" if ":" in address else address

@@ -55,7 +55,7 @@ class Variant(_Frozen):
 
     @classmethod
     def of(cls, candidate: str, options: EngineOptions) -> Self:
-        """Create the variant with the sealed options of the candidate."""
+        """Create the variant without changes to `options`, the candidate's options."""
         return cls(candidate=candidate, spinning=options.spinning)
 
     def options(self, sealed: EngineOptions) -> EngineOptions:
@@ -100,10 +100,10 @@ class VariantCosts(_Frozen):
 class CostTable(_Frozen):
     """Costs of every variant that was measured on one kind of host.
 
-    `selection` names the variant to use per measured shape. `rejected` has the candidates that
-    passed the accuracy gate on the build host but fail it or cannot run its probes on this kind of
-    host, each with the reason. `unmeasured` has all other candidates without a row, each with the
-    reason, such as missing memory.
+    `selection` names the variant to use per measured shape. `rejected` has the candidates that fail
+    the accuracy gate on this kind of host or cannot run its probes, although they passed on the
+    build host. `unmeasured` has all other candidates without a row. Both name a reason for each
+    candidate, such as missing memory.
     """
 
     schema_version: Literal[3] = 3

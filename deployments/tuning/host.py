@@ -1,4 +1,4 @@
-"""Properties of this host that determine the speed of graphs and how many may be open."""
+"""Properties of this host that determine the speed of graphs and how many fit in memory."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Plans of passes that run alone: on all cores if not slower, on the event loop if brief.
+"""Plans of lone passes: forward passes of a replica in which no other pass runs or waits.
 
-Under load, one thread per pass gives the highest throughput. A request that is alone on the machine
-would leave the other cores idle. A model therefore gets a second session, which uses all cores, if
-the cost tables of both sessions show that it is not slower. A limit applies to the total size of
-the graph files of all second sessions. A second session is opened in the background when a pass
-could first use it.
+Under load, one thread per pass gives the highest throughput. A lone pass would leave the other
+cores idle. A model therefore gets a second session, which uses all cores, if the cost tables of
+both sessions show that it is not slower. A limit applies to the total size of the graph files of
+all second sessions. A second session is opened in the background when a pass could first use it.
+A brief lone pass runs on the event loop.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A lone pass runs on all cores unless its measured time exceeds that of the usual session by more
-# than this share. A slightly slower measurement does not count, because the speed changes: on two
+# A lone pass runs on all cores if its measured time exceeds that of the usual session by at most
+# this share. A slightly slower measurement does not count, because the speed changes: on two
 # virtual cores, a pass of two threads takes 5.6 or 3.9 ms for minutes, depending on the hypervisor.
 MAX_LOSS = 0.1
 # Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
@@ -80,7 +80,7 @@ class RecentOverlaps:
 
 
 class LonePassPlanner:
-    """Planner of the passes that run alone. It opens second sessions in the background.
+    """Planner of lone passes. It opens second sessions in the background.
 
     A second session uses `threads` threads. `max_bytes` bounds the total size of the graph files
     that are opened a second time. Any thread may add and remove models.
@@ -143,9 +143,9 @@ class LonePassPlanner:
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
         """Plan a lone pass of this shape.
 
-        If calls overlapped recently, the pass uses the usual session. It also does so if it should
-        use all cores but the second session is not open. The second session is then opened in the
-        background if it fits in `max_bytes`.
+        If calls overlapped recently, the pass uses the usual session. If the pass should use all
+        cores but the second session is not open, the pass also uses the usual session. The second
+        session is then opened in the background if it fits in `max_bytes`.
         """
         times = self._times.get(model)
         if times is None:

@@ -203,8 +203,8 @@ def compare_outputs(
     """Compare a candidate's outputs with the reference and with the limits of the gate.
 
     The measure depends on the model's head and problem type:
-    - Vectors and several scores: cosine. Vectors that are compared by dot product must have equal
-      norms too.
+    - Vectors, and regression with several scores: cosine. Vectors that are compared by dot product
+      must have equal norms too.
     - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement and
       correlation of the logits. The lower value of the unbatched and the batched run counts. The
       cosine of a few logits says little. Each label of a multi-label model is a choice.
@@ -335,7 +335,7 @@ def _find_violations(parity: Parity, gate: Gate, *, is_score: bool) -> Iterator[
                 gate.batched_top1_agreement,
             ),
         ]
-    elif is_score:  # there is one correlation, so the stricter of both limits applies
+    elif is_score:  # one correlation is both mean and worst value: apply the stricter limit
         measured = [
             ("correlation", parity.cosine_mean, max(gate.cosine_mean, gate.cosine_worst)),
             ("batched correlation", parity.batched_cosine_worst, gate.batched_cosine_worst),

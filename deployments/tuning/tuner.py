@@ -55,7 +55,7 @@ class VariantSpec:
 
     @classmethod
     def of(cls, candidate: str, spec: GraphSpec) -> Self:
-        """Create the spec of a candidate with its sealed options."""
+        """Create the VariantSpec of a candidate's graph `spec`, without changes to its options."""
         return cls(variant=Variant.of(candidate, spec.options), spec=spec)
 
     def with_options(self, variant: Variant) -> VariantSpec:

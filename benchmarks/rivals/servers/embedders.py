@@ -122,7 +122,7 @@ def open_openvino(model: Path, tokenizer: Path | None) -> Embed:
 
 
 def open_tokenizer(file: Path | None, names: list[str]) -> Callable[[list[str]], dict[str, Any]]:
-    """Return a function from texts to the inputs `names`, each int64 [texts, tokens]."""
+    """Return a function that tokenizes texts to the model inputs `names`, int64 [texts, tokens]."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))

@@ -24,7 +24,7 @@ class CompletionRequest(BaseModel):
 
 
 class GenaiModel:
-    """A model with its tokenizer."""
+    """Generative model that completes one prompt at a time."""
 
     def __init__(self, model: Path) -> None:
         self._model = onnxruntime_genai.Model(str(model))

@@ -37,7 +37,8 @@ class _QuantizedBlocks(NamedTuple):
 def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
     """Write a quantized copy of the float `graph` to `into`, with its weights in a file next to it.
 
-    `into` must be in another directory. The weights are read one at a time.
+    `into` must be in another directory, so that its weight file does not replace that of `graph`.
+    The weights are read one at a time.
     """
     import onnx_ir as ir
 

@@ -36,7 +36,7 @@ class EncoderInputs:
     def attend(
         self, parts: Sequence[Value], shape: HeadShape, name: str, bias: Value | None = None
     ) -> Value:
-        """Attend bidirectionally.
+        """Compute bidirectional attention over the texts.
 
         `parts` are query, key and value, [B, S, heads x size] each. `bias` is added to the scores,
         [1, heads, S, S].
@@ -172,8 +172,8 @@ class CrossAttentionInputs:
     def __init__(self, graph: GraphWriter, tokens: Value, shape: HeadShape) -> None:
         self._graph, self._shape = graph, shape
         mask = graph.input("cross_mask", "INT64", "B", "C")
-        # An unused slot has no source. Treat its length as 1, because GroupQueryAttention takes the
-        # length less one. The output of the slot is arbitrary.
+        # GroupQueryAttention takes the source length less one. An unused slot has no source, so its
+        # value would be -1. Treat the length as 1; the output of an unused slot is arbitrary.
         sums = graph.op("Max", sum_rows(graph, mask), graph.constant([1]))
         self._lengths = lengths_before_last(graph, sums)
         self._total = graph.op("Cast", read_length(graph, mask), to=INT32)

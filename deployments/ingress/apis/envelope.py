@@ -11,7 +11,7 @@ from typing import Any
 from deployments.errors import InvalidField, MalformedBody, UnknownParameter
 from deployments.tasks import TASKS, list_task_names
 
-# Top-level keys of every task. Some clients always send `stream`.
+# Top-level keys that a body of any task may have. Some clients send `stream` for every task.
 ENVELOPE_KEYS = frozenset({"inputs", "parameters", "options", "stream", "model"})
 # Keys that huggingface_hub before 0.30 and clients of text-embeddings-inference send in place of
 # `inputs`.
@@ -48,7 +48,7 @@ def parse_envelope(body: Any) -> Mapping[str, Any]:
 
 
 def find_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, or an object of the legacy keys of the body, which may be empty."""
+    """Return `inputs`, else an object of the legacy keys in the body, {} if there are none."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs
@@ -56,7 +56,7 @@ def find_task_inputs(body: Mapping[str, Any]) -> Any:
 
 
 def parse_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, or an object of the legacy keys. Raises InvalidField without either."""
+    """Return `find_task_inputs(body)`. Raises InvalidField if the body has no inputs."""
     inputs = find_task_inputs(body)
     if inputs == {} and body.get("inputs") is None:
         raise InvalidField("Error in `inputs`: field required", field="inputs")

@@ -26,7 +26,7 @@ async def build_model_list(
     """Build a page of OpenAI's list object, of the models that the caller may use.
 
     Usable models of the configuration come first, then its rejected models, then the other models
-    of the store by id. Of these other models, only the manifests on the page are read.
+    of the store by id. Manifests of these other models are read only if they are on the page.
 
     In the query, `limit` is the length of the page. `after` is the last model id of the previous
     page. Raises InvalidField for an invalid `limit`.

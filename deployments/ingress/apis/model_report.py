@@ -1,4 +1,4 @@
-"""Report of a model: its candidates, and measurements of `hundredfold build` and `report`.
+"""Report of a model: its candidates, and results of `hundredfold build` and `models report`.
 
 A candidate is one compiled variant of the model, such as `cpu-int8`.
 """

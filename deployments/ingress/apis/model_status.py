@@ -31,8 +31,8 @@ def describe_served(
 ) -> ModelStatus:
     """Describe a model that requests can use.
 
-    `build` may be the build of a newer version. Without it, the status reports a build that is
-    ready.
+    `build` may be the build of a newer version. If it is None, the status reports a finished build
+    of the served version.
     """
     loaded = is_loaded(model, monitor)
     on_gpu = Device.GPU in running_devices(model, monitor)

@@ -13,7 +13,7 @@ REVALIDATED = "no-cache"  # revalidate on each request; most responses are 304
 
 
 def build_policy(**sources: str) -> str:
-    """Build a content security policy that allows only resources of this server and data images.
+    """Build a content security policy that allows only resources of this server and `data:` images.
 
     `sources` adds directives or replaces them, such as `style_src="'self'"`.
     """

@@ -69,7 +69,7 @@ def generation_headers(response: GenerationResponse) -> dict[str, str]:
 
 
 def stream_headers(stream: GenerationStream) -> dict[str, str]:
-    """Return the headers of a stream. Their values are known at the first token."""
+    """Return the headers of a stream: only values that are known when the stream starts."""
     return {
         "x-compute-type": stream.started[0].compute_type,
         "x-sha": stream.model.ref.version,

@@ -50,8 +50,8 @@ class Operation:
     media_type: str = "application/json"  # for status 200
     events: JsonSchema | None = None  # schema of each event, if status 200 can be a stream
     examples: Mapping[str, Any] = field(default_factory=dict)  # bodies for the demo models, by name
-    # Runs a model: headers may set `options`, and a missing model may be built before the handler
-    # runs again.
+    # True: the operation runs a model. Headers may set `options`. A missing model may be built; the
+    # handler then runs again.
     runs_model: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)  # descriptions, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200

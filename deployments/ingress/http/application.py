@@ -39,7 +39,7 @@ from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMet
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-METERED_KEY = "hundredfold.metered"  # set in the scope of a request whose API key has limits
+METERED_KEY = "hundredfold.metered"  # scope key of the MeteredRequest; None without key limits
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
 # Function that gets the error of a handler. It returns to let the handler run again, or raises the
 # final error.

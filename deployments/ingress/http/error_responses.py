@@ -28,14 +28,14 @@ QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds; empty for errors that would occur again."""
+    """Build `Retry-After` in whole seconds; no header for errors that a retry would repeat."""
     if error.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, round(error.retry_after_s)))}
 
 
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:
-    """Mark a 429 of a replica's queue, so that HAProxy repeats it to requests with equal headers.
+    """Mark a 429 of a replica's queue. HAProxy then refuses later requests with equal headers.
 
     A 429 of another limit, such as the bytes of large answers, gets no mark, because the next
     request may succeed.

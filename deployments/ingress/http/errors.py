@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from deployments.errors import ServeError
 
-# Messages quote texts of clients, such as a model id, which may have megabytes.
+# Limits of error responses. Messages quote texts of clients, such as a model id of megabytes.
 MAX_MESSAGE_CHARS = 1_000
 MAX_FIELD_CHARS = 200
 

@@ -1,7 +1,7 @@
 """Sending of large answers in chunks within a time limit, with a limit of the bytes in flight.
 
-The HTTP server buffers data that the client does not read yet. It would buffer a body in one piece
-as a whole. Of a body in chunks it buffers only one chunk, and the next `send` waits.
+The HTTP server buffers what the client has not read yet. If a body is sent in one piece, the server
+buffers all of it. If it is sent in chunks, the server buffers one chunk, and the next `send` waits.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ WATCH_AFTER_S = 0.1
 
 
 class ClientWatch:
-    """Context that ends its block when the client disconnects, without raising CancelledError."""
+    """Context manager that cancels its block, without an error, when the client disconnects."""
 
     __slots__ = ("_has_left", "_receive", "_scope", "_task", "_timer", "_watching")
 

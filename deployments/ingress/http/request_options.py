@@ -81,7 +81,7 @@ class RequestOptions(BaseModel):
         return timeout_s if self.deadline_ms is None else min(timeout_s, self.deadline_ms / 1000)
 
     def start_deadline(self, timeout_s: float) -> float:
-        """Return the deadline (monotonic) of the current request, which came CURRENT_WAIT_S ago."""
+        """Return the request's deadline (time.monotonic), counted from its arrival at HAProxy."""
         return deadline_after(self.limit_timeout(timeout_s) - CURRENT_WAIT_S.get())
 
 

@@ -16,7 +16,7 @@ MAX_CACHED_PATH_CHARS = 256
 
 
 class OperationRoute:
-    """One path of an operation, with the error format of its API."""
+    """One path of an operation, with its handler, access and error format."""
 
     def __init__(
         self,

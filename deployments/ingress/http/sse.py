@@ -128,7 +128,7 @@ async def start_stream(
 
 
 class _LateStream:
-    """A stream whose response starts first and sends comments until the stream starts."""
+    """Stream that starts after its response. Until then, the response sends comments."""
 
     def __init__(self, starting: asyncio.Task[SseResponse]) -> None:
         self._starting = starting

@@ -36,7 +36,7 @@ PING_S = 2.0
 LOST_S = 5.0
 CHECK_S = 1.0
 # Seconds for which a replica's report of its load is valid. Each answer and each error carries a
-# new report. A replica that gets no calls because of an old report could not correct it.
+# new report. An old report of a high load would keep calls away, and so prevent a new report.
 OTHER_LOAD_S = 5.0
 # Events of a stream that the client reads between two RENEW frames. Must be below the server's
 # STREAM_WINDOW.

@@ -44,7 +44,8 @@ LONE_CALL_CHARACTERS = 1_000
 # limits.
 LONG_ANSWER_TOKENS = 512
 # Maximum number of beams in the cost of a call. A replica refuses a call with more beams than KV
-# slots. Without this maximum, such a call would take all the credit of its channel until then.
+# slots. Without this maximum, such a call would use all the credit of its channel until it is
+# refused.
 MAX_BEAMS = 64
 LOAD_TIMEOUT_S = 120.0  # for a micro-batch without calls, which only loads its model
 

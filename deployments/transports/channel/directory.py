@@ -37,7 +37,7 @@ class Directory:
     def _report(self, deployment: str, listener: Listener) -> None:
         """Call `listener` with the present replicas.
 
-        They may be newer than the change that scheduled this call.
+        The replicas may be newer than the change that scheduled this call.
         """
         listener(self._endpoints.get(deployment, {}))
 

@@ -17,7 +17,8 @@ Buffer = bytes | memoryview
 # messages.
 WIRE_VERSION = 10
 MAX_HANDSHAKE_BYTES = 256
-# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. 32 documents, split into windows, fit.
+# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. A micro-batch of 32 calls fits. A call with a
+# long document in windows takes up to 27 MB.
 MAX_BODY_BYTES = 1 << 30
 MAX_U32 = (1 << 32) - 1
 

@@ -126,8 +126,8 @@ class _Tries:
     ) -> None:
         """Count a refusal. Raises `error` if no other replica may answer.
 
-        That is the case if `error.elsewhere` is false, or if none of `connections` is left. Also
-        raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
+        That is the case if `error.elsewhere` is false, or if all usable `connections` have refused
+        the request. Also raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
         """
         self.refused.add(connection)
         self._count += 1
@@ -149,7 +149,7 @@ class ReplicaPool:
     def __init__(
         self, name: str, node: str, tls: ssl.SSLContext | None = None, spread: int = 0
     ) -> None:
-        """Prefer replicas that have the model within a load of `spread`; see `_choose_free`."""
+        """See `_choose_free` for `spread`, a difference between the loads of two replicas."""
         self._spread = spread
         self._name = name
         self._node = node
@@ -249,7 +249,7 @@ class ReplicaPool:
     async def _choose(
         self, request: ChannelRequest, refused: Collection[ClientConnection]
     ) -> tuple[ClientConnection, int]:
-        """Wait for credit; return the connection that `_choose_free` prefers.
+        """Wait for a connection with credit for a call; return the one `_choose_free` prefers.
 
         Also return one replica's share of the cost that waits in this process. The connections in
         `refused` have refused the request. They are used only if there are no others. Raises
@@ -282,11 +282,11 @@ class ReplicaPool:
                 self._waiting_cost -= request.cost
 
     def _choose_free(self, free: list[_Option], model: str) -> ClientConnection:
-        """Prefer replicas that have the model, if their load exceeds the least by at most `spread`.
+        """Prefer replicas that have the model and at most `spread` more load than the lowest load.
 
-        Otherwise one more replica loads the model. The hash makes all ingress replicas choose the
-        same replica, so that the model is not loaded everywhere. Of the preferred replicas, take
-        the least loaded one, on this node if loads are equal.
+        If there are none, one more replica loads the model. A hash of model and replica selects it,
+        so that all ingress replicas choose the same replica. Of the preferred replicas, take the
+        least loaded one, on this node if loads are equal.
         """
         if model and len(free) > 1:
             least = min(one.connection.load for one in free)

@@ -49,7 +49,7 @@ STREAM_WINDOW = 64
 
 
 class Reply(NamedTuple):
-    """An encoded answer. If a later call forwards it as its message, `cost` is that call's cost."""
+    """An encoded answer. `cost` is the cost of a later call that forwards the answer, else 0."""
 
     message: bytes
     cost: int = 0
@@ -308,7 +308,7 @@ def _is_cancelled() -> bool:
 
 
 def _build_decode_error(error: ChannelError) -> ServeError:
-    """Build the error of a call that this replica cannot decode. A newer replica may be able."""
+    """Build the error of a call that this replica cannot decode. A newer replica may decode it."""
     log.error("a call cannot be decoded: %s", error)
     failed = EngineFailed(
         f"the replica cannot decode the call: {error}. Update all deployments to one release."

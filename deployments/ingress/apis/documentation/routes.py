@@ -30,7 +30,7 @@ ASSET_CACHE_CONTROL = "public, max-age=3600"
 
 
 class DocumentationRoutes:
-    """Handlers of the document and its page. `apis` are all other APIs."""
+    """Handlers of the OpenAPI document and its page. `apis` are all other APIs."""
 
     name: ClassVar = "Documentation"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT

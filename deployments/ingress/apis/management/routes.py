@@ -53,7 +53,7 @@ class RemovedVersions(BaseModel):
 
 
 class ManagementRoutes:
-    """Handlers of the routes. They change files of the store in threads, not in the event loop."""
+    """Handlers of the management routes. They change the store in threads, off the event loop."""
 
     name: ClassVar = "Management"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT

@@ -13,8 +13,8 @@ from deployments.messages import ModelRef
 from deployments.records import RequestRecord
 from deployments.tasks import list_task_names
 
-# Tasks that count as inferences; tokenizer requests do not. "none" is the task of a request that
-# failed before its task was known.
+# Tasks that count as inferences; `tokenize` and `decode` do not. "none" is the task of a request
+# that failed before its task was known.
 INFERENCES = frozenset({"none", *list_task_names()})
 
 
@@ -46,7 +46,7 @@ class ModelStats(TypedDict):
     inference_count: int  # items of successful requests
     execution_count: int  # successful requests without cache hit; /metrics counts forward passes
     inference_stats: InferenceStatistics
-    batch_stats: list[Durations]  # always empty: the batches are built in the encoders, not here
+    batch_stats: list[Durations]  # always empty: encoders build the batches, not the ingress
 
 
 class StatisticsResponse(TypedDict):

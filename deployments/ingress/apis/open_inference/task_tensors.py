@@ -18,7 +18,7 @@ from deployments.tasks import TASKS, Task
 
 InputTexts = Mapping[str, list[str]]  # texts by input name
 
-# Names of the text input. The metadata has the first. Clients of other servers send the others.
+# Names of the text input. The metadata reports the first. Clients of other servers send the rest.
 TEXT_NAMES = ("text", "args", "inputs", "input-0", "text_input", "text_inputs")
 # MLServer's content type of BYTES tensors whose elements are JSON values.
 JSON_ROWS = "hg_jsonlist"
@@ -201,7 +201,7 @@ def _object_properties(task: Task) -> Mapping[str, Any]:
 
 
 def detect_task_from_tensors(names: set[str]) -> str | None:
-    """Return the first task whose distinctive tensors are all among `names`; None without one."""
+    """Return the first task whose distinctive tensors are all among `names`, else None."""
     return next((task for needed, task in _signatures().items() if needed <= names), None)
 
 

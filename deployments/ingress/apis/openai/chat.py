@@ -179,8 +179,8 @@ class ChatStreamChoice:
     def _flush(self, count: int, *, is_last: bool = False) -> Iterator[ChatChunkChoice]:
         """Yield the first `count` unsent characters, with the logprobs of all unsent tokens.
 
-        Without characters, yield nothing while a parser holds text back, because the tokens may
-        belong to that text. `is_last` ends this wait.
+        If `count` is 0 and a parser holds text back, yield nothing, because the tokens may belong
+        to that text. `is_last` is true at the end of a text without calls: nothing is held back.
         """
         if count or (self._tokens and (is_last or self._parser is None)):
             choice = self._build({"content": self._text[:count]})

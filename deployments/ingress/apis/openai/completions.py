@@ -92,7 +92,8 @@ class CompletionStreamChoice:
         self._index = index
         self._with_logprobs = body.logprobs is not None
         self._tokens = AlignedTokens()
-        self._pending_prompt = started.prompt if body.echo else ()  # put before the next tokens
+        # Tokens of the echoed prompt. The first logprobs of the choice include them.
+        self._pending_prompt = started.prompt if body.echo else ()
         self._offset = 0  # characters of text before the next token
         self._echoed_text = ""
         if body.echo:
@@ -158,7 +159,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
 
 
 def name_alternative(alternative: TopLogprob) -> str:
-    """Return the text. For a part of a character, return its bytes, as OpenAI does."""
+    """Return the token's text, or its bytes if it is a part of a character, as OpenAI does."""
     if alternative.raw_bytes is None:
         return alternative.text
     return f"bytes:{alternative.raw_bytes.decode('ascii', 'backslashreplace')}"

@@ -66,7 +66,7 @@ async def encode_stream(
 def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
     """Return a function that encodes an error as the last event of a stream.
 
-    It applies `rename_field` with `names`.
+    The function first renames the field of the error (`rename_field` with `names`).
     """
 
     def encode(error: ServeError) -> bytes:

@@ -18,14 +18,14 @@ from deployments.messages import Grammar
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_PREFIX_CHARS = 1_000  # the first characters of a text decide whether it may be a call
 
-# The start of a call as JSON without white space, up to its first deciding member. A member decides
-# if its key is `name`, `arguments` or `parameters`. Values of other members are strings, numbers or
-# literals.
+# The start of a call as JSON without white space, up to its first deciding member. The first member
+# with the key `name`, `arguments` or `parameters` decides whether the text may be a call. Values of
+# the members before it are strings, numbers or literals.
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _KEY = rf'(?!"(?:name|arguments|parameters)":){_STRING}:'
 _WORD = r"[-+.\w]"
 _OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
-# The start of one more member that does not decide.
+# The start of a further member, which has another key and may be incomplete.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
 
@@ -56,12 +56,12 @@ class ToolCallParser:
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
     objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
     calls between marks count. Calls before other text are content. A stream holds text back while
-    it may be a call. To limit this, the first MAX_PREFIX_CHARS decide (`may_start_tool_call`).
+    it may be a call. Its first MAX_PREFIX_CHARS characters decide this (`may_start_tool_call`).
     """
 
     names: frozenset[str]
     is_parallel: bool = True  # False: only the first of several calls counts
-    # Starts of members. A JSON object may be a call if its first deciding member starts like this.
+    # A JSON object may be a call if its first deciding member starts with one of these texts.
     _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class ToolCallParser:
         """Return whether `text` begins as a call, or may still do so with more characters.
 
         Other members, such as `id`, may precede the first deciding member if their values are
-        neither objects nor lists. A text that MAX_PREFIX_CHARS do not decide is not a call.
+        neither objects nor lists. A text that is undecided after MAX_PREFIX_CHARS is not a call.
         """
         start = "".join(text[:MAX_PREFIX_CHARS].split())
         opening = _OPENING.match(start)
@@ -91,7 +91,10 @@ class ToolCallParser:
         return 0 if self.may_start_tool_call(text) else self.find_marked_call(text)
 
     def find_marked_call(self, text: str) -> int:
-        """Return the start of a marked call, or of a part of OPEN at the end; else the length."""
+        """Return the position where a marked call, or a part of OPEN at the end, starts.
+
+        Without either, return the length of `text`.
+        """
         if (found := self._find_mark(text, 0)) < len(text):
             return found
         begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
@@ -217,7 +220,7 @@ def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
 
 
 def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
-    """Build the schema at `root`. It requires an object even if `parameters` does not."""
+    """Build the schema of the arguments, which is stored at `root` and requires an object."""
     parameters = dict(tool.function.parameters or {})
     # With an `$id`, references with `#` would be relative to the `$id`, not to the root.
     parameters.pop("$id", None)
@@ -225,7 +228,7 @@ def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
 
 
 def _move_references(schema: Any, root: str) -> Any:
-    """Make references to a schema and to parts of it relative to `root`."""
+    """Rewrite the references `#` and `#/...` in a schema, which is moved to the path `root`."""
     if isinstance(schema, list):
         return [_move_references(item, root) for item in schema]
     if not isinstance(schema, Mapping):

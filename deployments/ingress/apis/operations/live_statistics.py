@@ -28,7 +28,7 @@ WINDOW_S = 60.0
 # Maximum number of kept records. With more requests in WINDOW_S, the window is shorter.
 MAX_REQUESTS = 8192
 MAX_AGE_S = 1.0  # seconds for which a response is reused
-MAX_LOAD_AGE_S = 5.0  # the same for the load; parsing all metrics takes milliseconds
+MAX_LOAD_AGE_S = 5.0  # seconds for which the load is reused; parsing takes milliseconds
 PERCENTILES = (50, 90, 99)
 LOAD = re.compile(rf"^{PREFIX}_(busy_ratio|queued_seconds){{(.*)}} (\S+)$", re.MULTILINE)
 NO_MODEL = RequestContext().model  # model of requests that failed before a model was chosen
@@ -36,7 +36,7 @@ DEPLOYMENT = re.compile(r'\bdeployment="(\w+)"')
 
 
 class Percentiles(TypedDict):
-    """Milliseconds; null without a request."""
+    """Percentiles in milliseconds; null without requests."""
 
     p50: float | None
     p90: float | None
@@ -44,11 +44,11 @@ class Percentiles(TypedDict):
 
 
 class RequestFigures(TypedDict):
-    """Requests of the window; `failed_ratio` is null without a request."""
+    """Requests of the last `window_s` seconds; `failed_ratio` is null without requests."""
 
     requests_per_s: float
     tokens_per_s: float  # tokens in prompts and answers; status 200 only, no cache hits
-    failed_ratio: float | None  # share with a status other than 200
+    failed_ratio: float | None  # share of requests with a status other than 200
     latency_ms: Percentiles  # requests with status 200 only
 
 
@@ -72,13 +72,13 @@ class ScalingFigures(TypedDict):
 
 
 class DeploymentFigures(TypedDict):
-    """Replicas, and their load if the metrics have it."""
+    """Replicas of a deployment. Their load is null if the metrics lack it."""
 
     running: int
     starting: int
     scaling: ScalingFigures | None  # null before the first status of Ray Serve
     busy_ratio: float | None  # share of the capacity in use, mean of the replicas
-    queued_s: float | None  # predicted time of the waiting work, maximum of the replicas
+    queued_s: float | None  # predicted seconds of waiting work, maximum of the replicas
 
 
 class LiveStatistics(RequestFigures):

@@ -44,7 +44,7 @@ class MetricAlias:
 
 
 def add_aliases(exposition: str) -> str:
-    """Append copies of metrics under the names that servers of Hugging Face use."""
+    """Append copies of metrics under the names that TEI and TGI, Hugging Face's servers, use."""
     lines: list[str] = []
     for alias in ALIASES:
         if samples := list(alias.lines(exposition)):

@@ -91,7 +91,7 @@ class TextToTextRequest:
         )
 
     def to_generation_request(self, request_options: RequestOptions) -> GenerationRequest:
-        """Build the generation request. Prompts that lack the prefix of the task get it.
+        """Build the generation request. Prompts get the task prefix (such as `summarize: `) once.
 
         Raises InvalidField for an invalid grammar or conflicting lengths.
         """

@@ -48,8 +48,8 @@ def build_text2text_response(
     """Return a list of objects, one per sequence.
 
     If the request has a list of texts and several sequences per text, return a list of lists, one
-    list per text. With `both_keys`, each object repeats its text as `generated_text`. An object
-    with details always does.
+    list per text. With `both_keys`, each object repeats its text as `generated_text`. Objects
+    with details always have this key.
     """
     objects = [
         [_build_object(generated, request, both_keys=both_keys) for generated in sequences]

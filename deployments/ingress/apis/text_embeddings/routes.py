@@ -345,7 +345,7 @@ def select_model_id(request: Request, named: str | None) -> str | None:
 
 
 def tei_response_headers(response: InferenceResponse) -> dict[str, str]:
-    """Build the headers of all APIs, and the time headers of TEI in whole milliseconds."""
+    """Build the headers that all APIs share, and TEI's time headers in whole milliseconds."""
     timings = response.result.timings
     times_s = {
         "x-compute-time": response.total_s,

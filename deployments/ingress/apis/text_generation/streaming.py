@@ -49,7 +49,7 @@ async def start_stream_before(
 ) -> GenerationStream:
     """Start a stream. Raises ServeError.
 
-    It is DeadlineExceeded if a prompt has no first token by `deadline_s`.
+    The error is DeadlineExceeded if a prompt has no first token by `deadline_s`.
     """
     async with enforce_max_time(deadline_s, "before the first token"):
         return await pipeline.stream(generation_request)
@@ -83,7 +83,7 @@ async def complete_before(
 ) -> GenerationResponse:
     """Generate for at most `max_time_s`, then return what was generated.
 
-    Raises ServeError. It is DeadlineExceeded if a prompt has no first token by then.
+    Raises ServeError. The error is DeadlineExceeded if a prompt has no first token by then.
     """
     started_s = time.perf_counter()
     deadline_s = deadline_after(max_time_s)
