@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from build_artifacts.build_devices import engine_settings, has_device
+from build_artifacts.build_devices import engine_settings, fit_to_host, has_device
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.decoders.generation_report import (
@@ -83,7 +83,7 @@ def build_model(arguments: argparse.Namespace) -> int:
 
 def _build_recipe(arguments: argparse.Namespace) -> BuildRecipe:
     placed = with_gpu_placement(
-        SEARCH_PRESETS[arguments.search],
+        fit_to_host(SEARCH_PRESETS[arguments.search]),
         tensor_parallel_size=arguments.tensor_parallel_size,
         kv_offload=arguments.offload_kv_cache,
     )

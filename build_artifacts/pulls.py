@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from build_artifacts.build_devices import fit_to_host
 from build_artifacts.demo import DEMO_GPU_SOURCE, DEMO_MODELS, DEMO_SOURCE, find_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.pipeline import BuildRequest, BuildResult, build, find_sealed
@@ -112,7 +113,8 @@ def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
         model = find_demo_model(record.id)
         request = model.request(store, with_gpu=record.source == DEMO_GPU_SOURCE)
     else:
-        request = BuildRequest(ref=record.source, store=store, id=record.id, recipe=QUICK)
+        recipe = fit_to_host(QUICK)
+        request = BuildRequest(ref=record.source, store=store, id=record.id, recipe=recipe)
     return replace(request, budget=replace(request.budget, tune_seconds=0.0))
 
 

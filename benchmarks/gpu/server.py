@@ -106,6 +106,7 @@ def serve_models(bench: Bench, models: Sequence[str]) -> Iterator[ServerAddress]
 
 
 def _build_model(bench: Bench, model: str, store: Path, root: Path) -> None:
+    from build_artifacts.build_devices import fit_to_host
     from build_artifacts.families.base import BuildBudget
     from build_artifacts.pipeline import BuildRequest, build
     from build_artifacts.progress import BuildProgress
@@ -122,7 +123,7 @@ def _build_model(bench: Bench, model: str, store: Path, root: Path) -> None:
         write_llama(checkpoint, SMALL_LLAMA, target.seed)
     # A dry run opens the GPU candidates on the CPU, so it builds only one candidate per device.
     dry = replace(QUICK, candidates=(CPU_FP32, GPU_FP16), decoders=(DECODER_INT8, DECODER_FP16))
-    recipe = target.choose(QUICK, dry)
+    recipe = target.choose(fit_to_host(QUICK), dry)
     if model == SMOLLM:  # its CPU candidate is not measured, so the build takes a fast one
         recipe = replace(recipe, decoders=(DECODER_INT8_BLOCKS, DECODER_FP16))
     request = BuildRequest(
@@ -131,7 +132,7 @@ def _build_model(bench: Bench, model: str, store: Path, root: Path) -> None:
         id=model,
         task=TaskName.FEATURE_EXTRACTION if model == ENCODER else None,
         recipe=recipe,
-        budget=BuildBudget(tune_seconds=target.choose(5.0, 0.0)),
+        budget=BuildBudget(tune_seconds=0.0),
     )
     build(request, BuildProgress(io.StringIO()))
 

@@ -49,7 +49,7 @@ from deployments.engines.torch_capture import (
 )
 from deployments.engines.torch_devices import (
     missing_torch_device,
-    return_cached_memory,
+    release_modules,
     to_host,
     uses_cuda,
 )
@@ -238,7 +238,7 @@ class TorchDecoder:
         with self._lock.run_pass():
             self._captured.clear()
             self._loaded = None
-            return_cached_memory(self._device)
+            release_modules(self._device)
 
     @property
     def loaded(self) -> _LoadedDecoder:

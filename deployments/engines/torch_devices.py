@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sysconfig
@@ -54,11 +55,13 @@ def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
     return np.asarray(tensor.cpu().numpy())
 
 
-def return_cached_memory(device: str) -> None:
-    """Release the unused GPU memory that torch caches, so that other libraries can use it.
+def release_modules(device: str) -> None:
+    """Free the memory of the modules that the caller has dropped, also for other libraries.
 
-    Has no effect for the CPU.
+    Modules refer to themselves, so that only a garbage collection frees their weights. Replicas
+    collect rarely (garbage_collection.py). On a GPU, torch then still caches the memory.
     """
+    gc.collect()
     if device == "cuda":
         import torch
 

@@ -38,7 +38,7 @@ from deployments.engines.graph_io import (
 from deployments.engines.torch_capture import CapturedCall, capture
 from deployments.engines.torch_devices import (
     missing_torch_device,
-    return_cached_memory,
+    release_modules,
     to_host,
     uses_cuda,
 )
@@ -146,7 +146,7 @@ class TorchEngine:
         with self._lock.run_pass():
             self._program = None
             self._in_buckets.clear()
-            return_cached_memory(self._device)
+            release_modules(self._device)
 
     def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _DeviceProgram:
         import torch

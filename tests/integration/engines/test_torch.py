@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -55,6 +56,18 @@ def calling(name: str) -> Callable[[Nodes], None]:
         next(node for node in nodes if "call" in node)["call"] = name
 
     return change
+
+
+def test_close_frees_the_weights(written: Written) -> None:
+    """The garbage collector rarely runs in a replica, and modules refer to themselves."""
+    engine = open_engine(
+        spec_of(TORCH, written(TORCH, ModelHead.VECTOR), ModelHead.VECTOR), SETTINGS
+    )
+    assert isinstance(engine, TorchEngine)
+    weights = [weakref.ref(weight) for weight in engine._program.module.buffers()]
+    assert weights
+    engine.close()
+    assert [weight() for weight in weights] == [None] * len(weights)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -183,6 +184,17 @@ def test_swapped_slots_continue(open_rows: OpenRows) -> None:
     expected = straight.decode(ids, lengths).copy()
     assert_close(crossed.decode(ids[::-1].copy(), lengths[::-1].copy())[::-1], expected)
     assert np.abs(expected[0] - expected[1]).max() > 1
+
+
+def test_close_frees_the_weights(checkpoint: Path, tmp_path: Path) -> None:
+    decoder = TorchDecoder(
+        whole_spec(checkpoint, tmp_path, WHOLE), GeneratorSettings(), slots=1, context=64
+    )
+    decoder.prefill(0, PROMPT, 0)
+    weights = [weakref.ref(weight) for weight in decoder.loaded.module.parameters()]
+    assert weights
+    decoder.close()
+    assert [weight() for weight in weights] == [None] * len(weights)
 
 
 def test_closed_decoder_fails(open_rows: OpenRows) -> None:

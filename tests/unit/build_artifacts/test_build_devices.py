@@ -8,7 +8,8 @@ import onnxruntime
 import pytest
 
 from build_artifacts import build_devices
-from build_artifacts.build_devices import engine_settings, has_device
+from build_artifacts.build_devices import engine_settings, fit_to_host, has_device
+from build_artifacts.recipes import FULL, QUICK
 from deployments.artifacts.types import Device
 from deployments.gpus import Gpu
 
@@ -55,3 +56,19 @@ def test_hidden_gpu_is_no_gpu(
     fake_host(H200)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert not has_device(Device.GPU)
+
+
+def test_only_gpu_graph_gets_cuda_graphs_where_a_gpu_runs_them(
+    fake_host: Callable[..., None],
+) -> None:
+    fake_host()
+    assert fit_to_host(QUICK) is QUICK
+    fake_host(H200)
+    fitted = fit_to_host(QUICK)
+    assert [recipe.name for recipe in fitted.candidates] == [
+        "cpu-int8",
+        "cpu-int8-weights",
+        "gpu-fp16-bound",
+    ]
+    assert fitted.decoders == QUICK.decoders
+    assert fit_to_host(FULL) is FULL, "it measures all GPU graphs"
