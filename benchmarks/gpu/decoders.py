@@ -243,6 +243,7 @@ def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
     started_s = time.perf_counter()
     engine = _open(spec, target, slots=slots, context=context)
     opened_s, opened = time.perf_counter() - started_s, used_bytes(target)
+    kv_tokens = engine.info.slots * engine.info.context  # the model may have a shorter context
     captures = []
     with closing(engine):
         engine.prefill(0, [5] * 16, 0)
@@ -256,7 +257,7 @@ def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
     release_memory(target)
     weights = sum(path.stat().st_size for path in spec.path.parent.glob("*") if path.is_file())
     value_bytes = 4 if spec.compute_precision == "fp32" else 2
-    kv_bytes = slots * context * kv_bytes_per_token(spec.generation_config, value_bytes)
+    kv_bytes = kv_tokens * kv_bytes_per_token(spec.generation_config, value_bytes)
     return {
         "weight_file_bytes": weights,
         "kv_cache_bytes": kv_bytes,
