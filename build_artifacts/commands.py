@@ -126,9 +126,10 @@ def pull_model(arguments: argparse.Namespace) -> int:
         with copy_stderr() as stream:
             pull_or_follow(queue, model_id, stream)
     except KeyboardInterrupt:
-        # `forget` removes the queued build, or returns False if a process runs it.
-        if not (is_new and queue.forget(model_id)):
+        if not is_new:
             print(f"{model_id} stays in the queue: others may wait for it", file=sys.stderr)
+        elif not queue.forget(model_id):
+            print(f"the build of {model_id} continues: another process runs it", file=sys.stderr)
         raise
     status = queue.status(model_id)
     if status is None or status.state is not BuildState.READY:

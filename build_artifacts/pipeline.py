@@ -57,7 +57,7 @@ class BuildRequest:
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:
-    """A version in the store."""
+    """A version that the build published, or that the store already held."""
 
     manifest: ArtifactManifest
     directory: Path

@@ -72,10 +72,9 @@ def pull(
 ) -> BuildResult | None:
     """Run the queued build of a model. Return None if this process cannot run it.
 
-    The reason is that the model has no unfinished build, that another process runs the build, or
-    that too many of its builders crashed. A failure is written to the record of the build, then
-    raised. MemoryError becomes BuildError. KeyboardInterrupt returns the build to the queue and is
-    raised.
+    It cannot run the build if the model has no unfinished build, if another process runs it, or if
+    too many of its builders crashed. A failure is written to the record of the build, then raised.
+    MemoryError becomes BuildError. KeyboardInterrupt returns the build to the queue and is raised.
     """
     with queue.claim(model_id) as claim:
         if claim is None:

@@ -149,8 +149,8 @@ class DecoderRecipe:
     precision: Precision
     engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
     per_token_int8: bool = False
-    # None: dtype of the attention. If the gate rejects a candidate with an int8 KV cache, and also
-    # all its `other_options`, the build tries the last of them again with None.
+    # None: dtype of the attention. The gate may reject a candidate with an int8 KV cache and all of
+    # its `other_options`. The build then tries the last of them again with None.
     kv_cache_dtype: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # options of the model builder, such as "block_size=16"
     # Fallbacks for `options` in order if the gate fails; each is more accurate, but may be slower.

@@ -23,7 +23,7 @@ class DeploymentEntry:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationEntry:
-    """One item of `applications`."""
+    """One item of `applications` in a Serve config."""
 
     path: KeyPath
     raw: dict[str, Any]

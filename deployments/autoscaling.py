@@ -62,7 +62,7 @@ def count_replicas(busy: float, queued_s: float, current: int, targets: ScalingT
     """Return the number of replicas for the load of a deployment that has `current` replicas.
 
     `busy` and `queued_s` are sums over the replicas. While all replicas are fully busy, the result
-    is at least current / target_busy, even if the replicas do not report most of the queue.
+    is at least current / target_busy. This holds even if they do not report most of the queue.
     """
     work = busy + queued_s / targets.drain_s  # number of fully busy replicas that the load needs
     needed = math.ceil(work / targets.target_busy)

@@ -1,8 +1,12 @@
 """Trees of subcommands with lazy imports, error hints, exit codes and argparse types for numbers.
 
-Exit codes of every command: 0 success; 1 the command failed and printed the reason, or the reader
-of its output, such as `head`, has gone; 2 the command line is wrong; 78 the config cannot be served
-until it is changed (`hundredfold serve` only); 130 interrupted.
+Exit codes of every command:
+
+    0    success
+    1    the command failed and printed the reason, or the reader of its output (`head`) has ended
+    2    the command line is wrong
+    78   the config cannot be served until it is changed (only `hundredfold serve`)
+    130  interrupted
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ class CommandSpec:
 
 @dataclass(frozen=True, slots=True)
 class CommandGroup:
-    """Subcommands under one name."""
+    """Subcommands under one name, such as those of `hundredfold keys`."""
 
     help: str
     commands: Mapping[str, CommandSpec]

@@ -128,7 +128,8 @@ class UnknownModel(ServeError):
     """The store has no model with this id, or the model has no such version."""
 
     status, code = 404, "model_not_found"
-    model_id: str | None = None  # id from the request, if the request may wait for a build
+    # Id from the request, if the key permits the model. A request may wait for a build of it.
+    model_id: str | None = None
 
 
 class BuildFailed(ServeError):
@@ -306,7 +307,8 @@ class ArtifactMissing(ArtifactError):
     """The store has no such model or version."""
 
     code = "artifact_missing"
-    model_id: str | None = None  # id from the request, if the request may wait for a build
+    # Id from the request, if the key permits the model. A request may wait for a build of it.
+    model_id: str | None = None
 
 
 class ManifestInvalid(ArtifactError):

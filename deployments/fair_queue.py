@@ -5,8 +5,8 @@ with queued items gets the same share of the served cost, as with deficit round-
 deficit round-robin, an item has a position as soon as it is queued. The prediction of its end needs
 this position.
 
-While items of a higher priority wait, the lower priority gets LOWER_SHARE of the cost that is
-served to the higher one, so that it never starves.
+A lower priority never starves. While items of a higher priority wait, it gets LOWER_SHARE of the
+cost that is served to the higher one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FairQueue(Generic[T]):
 
     @property
     def first(self) -> T | None:
-        """The item to serve next."""
+        """The item to serve next; None if the queue is empty."""
         return self._entries[self._turn()].item if self._entries else None
 
     @property
@@ -197,7 +197,7 @@ class FairQueue(Generic[T]):
         return bisect(self._entries, (highest, inf, 0), key=lambda each: each.position)
 
     def _charge_priorities(self, taken: Sequence[_WaitingItem[T]]) -> None:
-        """Update `_overtaken`. Call before `taken` leaves the queue."""
+        """Update `_overtaken`. Call this before the items in `taken` leave the queue."""
         highest, last = self._entries[0].priority, self._entries[-1].priority
         for entry in taken:
             is_highest = entry.priority == highest

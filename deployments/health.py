@@ -24,9 +24,9 @@ T = TypeVar("T")
 # per call. A machine that needs longer than this limit answers too late anyway: three such calls
 # exceed `timeout_s`. The configuration linter compares `hang_timeout_s` and `timeout_s`.
 HANG_TIMEOUT_S = 10.0
-# A call may exceed `hang_timeout_s` up to this multiple of its predicted time. The prediction uses
-# the size of the call and the pace of the slowest recent call, so that a long text on a slow
-# machine does not count as hanging.
+# A call may exceed `hang_timeout_s` up to this multiple of its predicted time: the size of the call
+# times the pace of the slowest recent call. A long text on a slow machine therefore does not count
+# as hanging.
 SLOW_FACTOR = 4.0
 # Calls below this size (padded tokens of a forward pass) count as calls of this size. Most of their
 # time is a fixed cost, so a slow short call says nothing about the pace of long calls.

@@ -16,8 +16,6 @@ RATE_DECAY = 0.95
 
 
 class Load(NamedTuple):
-    """Load of one replica."""
-
     busy: float  # share of the capacity in use since the last report, 0 to 1
     queued_s: float  # seconds that this replica needs for its waiting work
 

@@ -41,7 +41,7 @@ class CpuInfo:
 
 
 def read_cpu_info() -> CpuInfo:
-    """Read the CPU of this machine."""
+    """Read the CPU of this machine from /proc/cpuinfo, if the file exists."""
     return parse_cpu_info(_CPU_INFO.read_text() if _CPU_INFO.is_file() else "")
 
 

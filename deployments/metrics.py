@@ -42,8 +42,6 @@ class ModelLabels:
 
 
 class IngressMetrics:
-    """Metrics of an ingress replica."""
-
     def __init__(self) -> None:
         self._label = ModelLabels()
         self._requests = _counter("requests", "Requests answered, by status", REQUEST_LABELS)
@@ -102,8 +100,6 @@ class IngressMetrics:
 
 
 class EncoderMetrics:
-    """Metrics of an encoder replica."""
-
     def __init__(self) -> None:
         self._label = ModelLabels()
         self._items = _counter("items", "Texts computed", PASS_LABELS)
@@ -136,8 +132,6 @@ class EncoderMetrics:
 
 
 class GeneratorMetrics:
-    """Metrics of a generator replica."""
-
     def __init__(self) -> None:
         self._label = ModelLabels()
         self._prompt = _counter(
@@ -176,8 +170,6 @@ class GeneratorMetrics:
 
 
 class TokenizerMetrics:
-    """Metrics of a tokenizer replica."""
-
     def __init__(self) -> None:
         self._label = ModelLabels()
         self._tokenization = _duration(

@@ -1,8 +1,8 @@
 """The C library's heap, which holds the memory of native libraries.
 
 glibc keeps most of the memory that these libraries free, and the kernel still counts it as used by
-the process. After a model is loaded, the kept memory is half the size of the model's graph; after
-the model is closed, it is the full size.
+the process. After a model is loaded, glibc keeps half the size of the model's graph. After the
+model is closed, it keeps the full size.
 """
 
 from __future__ import annotations

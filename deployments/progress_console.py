@@ -1,5 +1,3 @@
-"""The console for progress on stderr."""
-
 from __future__ import annotations
 
 from rich.console import Console

@@ -142,7 +142,7 @@ class ModelRegistry:
 
     @property
     def configured(self) -> Mapping[str, str]:
-        """The configured version of each model id."""
+        """The version or `latest` of each model id, as the configuration states it."""
         return self._configured
 
     def find(self, name: str, client: Callable[[], str] | None = None) -> RegisteredModel:

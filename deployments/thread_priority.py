@@ -6,8 +6,8 @@ import os
 import sys
 import threading
 
-# Nice value of engine threads. A request passes through eight threads. If engine threads occupy all
-# cores and all threads have equal priority, each of the eight waits for the end of a time slice.
+# Nice value of engine threads. A request passes through eight threads. With equal priorities, each
+# of them would wait for the end of a time slice while engine threads occupy all cores.
 ENGINE_NICE = 5
 
 

@@ -62,7 +62,6 @@ def build_program() -> Program:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
     return build_program().run(sys.argv[1:] if argv is None else argv)
 
 

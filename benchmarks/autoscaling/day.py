@@ -29,7 +29,7 @@ class DaySettings:
 
 
 class Day(NamedTuple):
-    """Requests of every model in every second."""
+    """Simulated demand of one day: the requests of every model in every second."""
 
     request_s: NDArray[np.float64]  # shape [models]; seconds that one replica needs per request
     requests: NDArray[np.int64]  # number of requests; shape [models, seconds]

@@ -137,7 +137,7 @@ class SortedBatches:
 
     @classmethod
     def build(cls, items: Sequence[TokenizedItem], size: int) -> SortedBatches:
-        """Build batches of `size` items."""
+        """Sort `items` and split them into batches of `size`. The last batch may be smaller."""
         order = sorted(range(len(items)), key=lambda i: len(items[i].ids), reverse=True)
         starts = range(0, len(order), size)
         batches = tuple(collate([items[i] for i in order[s : s + size]]) for s in starts)

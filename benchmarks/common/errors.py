@@ -1,4 +1,4 @@
-"""Exception that all benchmarks raise."""
+"""The exception with which a benchmark reports its failure."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class ServerAddress:
         return f"{host}:{self.port}"
 
     def build_post(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:
-        """Build an HTTP/1.1 request for a keep-alive connection."""
+        """Build a POST request with a JSON body for a keep-alive connection."""
         head = (
             f"POST {self.prefix}{path} HTTP/1.1\r\n"
             f"Host: {self.authority}\r\n"

@@ -87,12 +87,12 @@ class LocalModel:
 
     @property
     def compute_type(self) -> str:
-        """Value of the header `x-compute-type`."""
+        """Value of the header `x-compute-type` for this candidate, such as `cpu-int8`."""
         return f"{self.candidate.device}-{self.candidate.precision}"
 
     @property
     def task(self) -> Task:
-        """The first task of the manifest."""
+        """The default task of the model: the first task of its manifest."""
         return TASKS[self.manifest.tasks[0]]
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedItem]:

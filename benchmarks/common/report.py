@@ -38,7 +38,7 @@ PACKAGES_OF_INTEREST = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostInfo:
-    """Hardware and software of a measurement."""
+    """Hardware and software of the host that ran a measurement."""
 
     cpu_model: str
     cpu_flags: tuple[str, ...]
@@ -124,8 +124,8 @@ class RunMetadata:
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     """Return the metadata of a run that starts now.
 
-    Log a note if the machine is busy or shares its cores equally among process sessions, or if the
-    result file will name no commit.
+    Log a note if the result file will name no commit, if the machine is busy, or if it shares its
+    cores equally among process sessions.
     """
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.commit == UNKNOWN:
@@ -211,7 +211,7 @@ def publish(
 
 
 def encode_result(run: RunMetadata, results: Any, tables: Sequence[Table]) -> bytes:
-    """Encode the content of a result file."""
+    """Return the content of a result file: indented JSON."""
     options = orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE
     content = {"run": run, "tables": tables, "results": results}
     return orjson.dumps(content, default=_encode_shape, option=options)

@@ -51,7 +51,7 @@ COMMON_WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """The texts of a run and their origin."""
+    """Texts of one run, which a benchmark sends to a server or an engine."""
 
     origin: str  # file name, or parameters of the generation
     texts: tuple[str, ...]

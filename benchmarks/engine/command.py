@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStack) -> EngineResults:
-    """Run all rounds, then compare the answers."""
+    """Time the engine, and torch if requested, in all rounds. Then compare their outputs."""
     model = LocalModel.open(arguments.store, arguments.model)
     engine = RawEngine(model, sentences.texts, usable_cores())
     stack.callback(engine.close)

@@ -30,8 +30,8 @@ class EngineResults:
     sentences: str
     sentence_count: int
     mean_tokens: float  # tokens per sentence, including special tokens
-    # Usable cores. In `latencies`, torch runs one pass with this number of threads, and the engine
-    # runs up to this number of passes with one thread each.
+    # Usable cores. In `latencies`, torch runs one pass with this number of threads. The engine runs
+    # up to this number of passes with one thread each.
     threads: int
     throughput: tuple[SentenceThroughput, ...]
     latencies: tuple[ShapeLatency, ...]
@@ -75,7 +75,7 @@ def build_tables(results: EngineResults) -> tuple[Table, Table]:
 
 
 def describe(results: EngineResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: tables, ratio of torch to the engine, and output checks."""
     lines = [
         f"{results.model_id} {results.version} {results.compute_type}, "
         f"{results.sentence_count} sentences, {results.mean_tokens:.1f} tokens on average, "

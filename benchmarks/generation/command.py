@@ -210,7 +210,7 @@ def build_results(
 def open_benchmark(
     arguments: argparse.Namespace, factory: SystemFactory, in_process: StreamingSystem
 ) -> GenerationBenchmark:
-    """Open the baselines and build the benchmark."""
+    """Open the baselines that `--skip` does not name, and build the benchmark."""
     baselines, missing = open_baselines(factory, arguments.skip)
     has_streams = STREAMS_PART in arguments.parts
     return GenerationBenchmark(

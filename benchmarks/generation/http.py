@@ -25,7 +25,7 @@ _MAX_MESSAGE_CHARACTERS = 300  # maximum number of quoted characters of an error
 
 
 class BodyChunk(NamedTuple):
-    """Bytes of a body and their arrival time."""
+    """A part of a response body, and when it arrived (time.perf_counter)."""
 
     at_s: float
     data: bytes

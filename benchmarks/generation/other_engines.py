@@ -202,7 +202,7 @@ class _Streamer:
         self._has_prompts = False
 
     def put(self, tokens: Any) -> None:
-        """Record `tokens`, a torch tensor."""
+        """Record one decode step. `tokens` is a torch tensor with the new tokens."""
         if self._has_prompts:
             self.steps.add(tokens.reshape(-1).numpy())
         self._has_prompts = True

@@ -47,7 +47,7 @@ class SystemResult:
 
     @classmethod
     def summarize(cls, part: str, system: str, rounds: Rounds) -> Self:
-        """Summarize `rounds`, which must not be empty."""
+        """Summarize the metrics that all `rounds` have. `rounds` must not be empty."""
         names = [name for name in rounds[0] if all(name in values for values in rounds)]
         metrics = {name: summarize([values[name] for values in rounds]) for name in names}
         return cls(part, system, metrics)
@@ -164,7 +164,7 @@ def _scenario_rows(result: SystemResult) -> list[list[str]]:
 
 
 def describe(results: GenerationResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: tables, checks, notes and ratios."""
     lines = [
         f"{results.model_id} {results.version} {results.compute_type}, {results.threads} threads, "
         f"prompts of {results.prompt_tokens} tokens, answers of {results.new_tokens}",

@@ -43,7 +43,7 @@ class PromptSampler:
 
     @classmethod
     def open(cls, model: LocalModel, seed: int) -> PromptSampler:
-        """Tokenize the prose for `model`."""
+        """Tokenize the passages of the accuracy gate for `model`. Prompts consist of them."""
         tokenizer = open_tokenizer(model.directory)
         texts = tokenizer.encode_batch(list(GATE_PASSAGES), add_special_tokens=False)
         return cls([token for text in texts for token in text.ids], seed)
@@ -56,7 +56,7 @@ class PromptSampler:
         return tuple(prose * repeats + prose[:remainder])
 
     def sample_prompts(self, lengths: Sequence[int]) -> tuple[Tokens, ...]:
-        """Return one prompt per length."""
+        """Return one prompt for each of `lengths`, which are in tokens."""
         return tuple(self.sample(tokens) for tokens in lengths)
 
     def _shuffle_offsets(self, rng: random.Random) -> Iterator[int]:
@@ -100,7 +100,7 @@ class ChurnResults:
 
 
 class LoadReportingGenerator(TextGenerator, Protocol):
-    """TextGenerator that reports its load."""
+    """TextGenerator whose load `wait_until_drained` can read."""
 
     @property
     def load(self) -> tuple[int, int]:
@@ -272,7 +272,7 @@ class MixedLoadScenario:
     name = "mixed-load"
 
     def sample(self, prompts: PromptSampler, rng: random.Random) -> Sequence[StreamRequest]:
-        """Sample lengths from uniform distributions."""
+        """Sample lengths in tokens from uniform distributions, limited to half of the context."""
         half = self.context // 2
         return [
             StreamRequest(

@@ -34,7 +34,7 @@ class SchemaOutcome(StrEnum):
 
 
 class SchemaAnswer(NamedTuple):
-    """One schema task and its outcome."""
+    """Outcome of one schema task: a prompt whose answer must match a JSON schema."""
 
     name: str
     outcome: SchemaOutcome
@@ -45,7 +45,7 @@ class SchemaAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaResults:
-    """Outcomes of all schema tasks."""
+    """Number of each outcome, latencies and faults over all schema tasks."""
 
     requests: int
     valid: int
@@ -135,7 +135,7 @@ def build_body(model_id: str, task: SchemaTask) -> bytes:
 
 
 def check_answer(task: SchemaTask, body: bytes) -> SchemaAnswer:
-    """Validate a response with status 200."""
+    """Classify a response with status 200 as valid, truncated or invalid."""
     try:
         completion = orjson.loads(body)
         (choice,) = completion["choices"]

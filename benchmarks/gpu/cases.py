@@ -93,7 +93,7 @@ class Case(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaseResult:
-    """Outcome of one case."""
+    """State and measured values of one case."""
 
     part: str
     case: str

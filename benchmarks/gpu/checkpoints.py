@@ -108,7 +108,7 @@ def write_gpt2(directory: Path, seed: int) -> Path:
 
 
 def write_bart(directory: Path, seed: int) -> Path:
-    """Write an encoder-decoder model."""
+    """Write a tiny BART model with random weights, as an example of an encoder-decoder model."""
     import torch
     import transformers
 

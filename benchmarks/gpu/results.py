@@ -32,7 +32,7 @@ class GpuResults:
         self.cases[result.part, result.case] = result
 
     def find(self, part: str, case: str, device: str) -> CaseResult | None:
-        """Return the result of a case on `device`."""
+        """Return the result of a case, or None if its last run was not on `device`."""
         result = self.cases.get((part, case))
         return result if result is not None and result.device == device else None
 

@@ -92,7 +92,7 @@ def _fast_generator(target: Target) -> str:
 
 @contextmanager
 def serve_models(bench: Bench, models: Sequence[str]) -> Iterator[ServerAddress]:
-    """Build models and serve them."""
+    """Build models into one store and run a server on it. Yield its address."""
     import ray  # noqa: F401  a server needs it; without it the case is blocked
 
     from benchmarks.servers.own_server import build_serve_command

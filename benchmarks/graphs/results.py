@@ -153,7 +153,7 @@ def _format_summary(summary: RoundSummary) -> str:
 
 
 def describe(results: GraphResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: tables, systems that were not measured, and goals."""
     lines = [f"{results.model_id} {results.version}", ""]
     lines += [f"{SEALED}, {run.split.name}: {', '.join(run.served)}" for run in results.runs]
     for table in build_tables(results):

@@ -125,9 +125,9 @@ def select_variants(
 ) -> tuple[list[VariantSpec], dict[str, str]]:
     """Return the variants to measure, and the reasons of skipped candidates.
 
-    Every candidate contributes the variant of the artifact and the variants that `table` selects. A
-    candidate is skipped if this host cannot run it, or if its outputs differ too much from the
-    reference outputs in the artifact.
+    Every candidate contributes the variant of the artifact and the variants that `table` selects.
+    Candidates that this host cannot run are skipped. So are candidates whose outputs differ too
+    much from the reference outputs in the artifact.
     """
     specs: dict[Variant, VariantSpec] = {}
     skipped: dict[str, str] = {}
@@ -198,7 +198,7 @@ def build_table(results: TuningResults) -> Table:
 
 
 def describe(results: TuningResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: the table, skipped candidates and the goal."""
     within = sum(check.ratio <= MAX_RATIO for check in results.checks)
     lines = [
         f"{results.model_id} {results.version}, {results.threads} threads per pass",

@@ -83,7 +83,7 @@ GENERATION_ROUTES = re.compile("/generate|/completions")
 
 @dataclass(slots=True)
 class HostileCounts:
-    """Statuses of all requests, and failures by name."""
+    """Statuses and failures of all attacks, and results of the background client."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)  # unexpected statuses 5xx, and timeouts
@@ -342,7 +342,7 @@ def describe_growth(results: HostileResults) -> str:
 
 
 def describe(results: HostileResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: counters, memory growth, failures, and whether the run passed."""
     statuses = ", ".join(f"{status}: {n}" for status, n in results.statuses.items())
     lines = [
         f"{format_number(results.requests)} hostile requests in {results.seconds:.0f} s "

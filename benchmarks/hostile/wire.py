@@ -50,7 +50,7 @@ def build_post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 def build_chunked_post(path: str, chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    """Build a POST with the chunked body `chunks`."""
+    """Build a POST request. Its body is `chunks`, which the caller has encoded, then `end`."""
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
     return f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + end
 

@@ -61,7 +61,7 @@ TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """Outcomes of the requests of one step."""
+    """Outcomes of the requests that are sent during one step, such as a rollback."""
 
     step: str
     killed: str  # kind of the replica that this step kills; empty: none

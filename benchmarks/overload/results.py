@@ -154,6 +154,6 @@ def evaluate_goals(results: OverloadResults) -> list[Goal]:
 
 
 def describe(results: OverloadResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: all tables and goals."""
     tables = [table.text for table in build_tables(results)]
     return "\n\n".join([*tables, "\n".join(goal.sentence for goal in evaluate_goals(results))])

@@ -34,7 +34,7 @@ SETTINGS = FleetSettings()
 
 @dataclass(frozen=True, slots=True)
 class PolicyResults:
-    """Results of one policy over the whole day."""
+    """Results of one placement policy over the simulated day."""
 
     name: str
     outcome: ReplayedDay

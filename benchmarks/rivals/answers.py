@@ -31,7 +31,7 @@ class RawAnswer(NamedTuple):
 
 
 class ReferenceEmbeddings:
-    """Embeddings of fp32 torch, computed once per text."""
+    """Embeddings by the checkpoint in fp32 torch, computed once per text."""
 
     def __init__(self, embed: EmbedTexts) -> None:
         self._embed = embed

@@ -20,7 +20,7 @@ Vectors = NDArray[np.float32]  # [texts, width]
 
 
 class CompletedText(NamedTuple):
-    """A generated text and its length in tokens."""
+    """A generated text. `tokens` is its length as the server reports it."""
 
     text: str
     tokens: int

@@ -160,7 +160,7 @@ def open_generator(arguments: argparse.Namespace) -> LocalModel:
 
 
 def build_workloads(arguments: argparse.Namespace, model: LocalModel) -> list[TextWorkload]:
-    """Build the named workloads from shuffled sentences."""
+    """Build the workloads of `--workloads` from shuffled sentences."""
     sentences = list(load_sentences(arguments.data, arguments.seed).texts)
     random.Random(arguments.seed).shuffle(sentences)
     tokenizer = open_tokenizer(model.directory)

@@ -52,7 +52,7 @@ def open_environment(name: str, parent: Path, requirements: Path = REQUIREMENTS)
 
 
 def current_environment() -> Environment:
-    """Return the environment of this process."""
+    """Return the Python of this process and the packages that it has."""
     python = Path(sys.executable)
     return Environment(python, list_packages(python))
 

@@ -41,7 +41,7 @@ class Materials:
 
     @cached_property
     def servers(self) -> Path:
-        """Directory of the server scripts."""
+        """Directory of the scripts of the servers that the benchmark itself provides."""
         return SERVERS
 
     @cached_property

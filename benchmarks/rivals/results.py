@@ -25,7 +25,7 @@ Ratio = RoundSummary | None
 
 @dataclass(frozen=True, slots=True)
 class LevelName:
-    """A workload at a number of connections."""
+    """Key of a measurement: a workload at a number of connections."""
 
     workload: str
     connections: int
@@ -213,7 +213,7 @@ def _missing_table(results: RivalResults) -> Table:
 
 
 def describe(results: RivalResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: all tables that have rows."""
     tables = build_tables(results)
     return "\n\n".join(f"{table.name}\n{table.text}" for table in tables if table.rows)
 

@@ -43,7 +43,7 @@ class Meter:
     required_cosine: float
     start: StartServer
     loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
-    answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # key: workload
+    answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # key: workload name
     skipped: set[LevelName] = field(default_factory=set)
     idle_cores: list[float] = field(default_factory=list)  # CPU cores used while idle
 

@@ -30,7 +30,7 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server under test."""
+    """A server of this project that a benchmark started."""
 
     address: ServerAddress
     launcher: int  # pid of the process that starts all other processes of the server

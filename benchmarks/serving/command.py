@@ -1,9 +1,10 @@
 """Load on a running server: requests per second and latency at several numbers of connections.
 
 A closed loop sends feature-extraction requests with one sentence each. Requests bypass the response
-cache; `--cached N` repeats N cached sentences instead. Every round measures all levels (1, 16, 64,
-1, 16, 64, ...), so that a change of the machine's speed affects all levels equally. `--with-engine`
-measures the raw engine after the levels of each round, while the server is idle.
+cache; `--cached N` repeats N cached sentences instead. Every round measures all levels in order,
+for example 1, 16 and 64 connections. A change of the machine's speed then affects all levels
+equally. `--with-engine` measures the raw engine after the levels of each round, while the server is
+idle.
 """
 
 from __future__ import annotations

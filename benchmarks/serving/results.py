@@ -30,7 +30,6 @@ class LoadLevel:
 
     @classmethod
     def summarize(cls, rounds: Sequence[LoadResult]) -> LoadLevel:
-        """Summarize all rounds of one level."""
         latencies = [percentiles_ms(result.latencies_s) for result in rounds]
         requests = sum(len(result.latencies_s) for result in rounds)
         cpu_s = sum(result.cpu_s for result in rounds)
@@ -102,7 +101,7 @@ def _level_row(level: LoadLevel) -> list[str]:
 
 
 def describe(results: ServingResults) -> str:
-    """Format the results for the console."""
+    """Return the console text: the table, rates of the raw engine, and checks of the answers."""
     lines = [table.text for table in build_tables(results)]
     for entry in results.engine:
         rate = entry.sentences_per_s

@@ -55,7 +55,7 @@ QUIET = "nothing else ran on the machine"
 
 
 class Story(NamedTuple):
-    """One story: its measurement, tables and plot."""
+    """How to run a story: functions that measure it, build its tables and plot it."""
 
     measure: Callable[[argparse.Namespace, Path], Any]
     build_tables: Callable[[Any], Sequence[Table]]

@@ -49,7 +49,7 @@ Measurement = Callable[[], float]  # requests or tokens per second
 
 @dataclass(frozen=True, slots=True)
 class StepRate:
-    """Requests or tokens per second of one step."""
+    """Throughput of one step of the story, in requests or tokens per second."""
 
     name: str
     what: str
@@ -105,7 +105,7 @@ def run_rounds(measurements: Mapping[str, Measurement], rounds: int) -> dict[str
 
 @dataclass(frozen=True, slots=True)
 class GenerationStep:
-    """One way to answer prompts."""
+    """One way to generate answers: a system and its number of concurrent prompts."""
 
     name: str
     what: str

@@ -38,7 +38,7 @@ _TYPE_NAMES = {dict: "an object", list: "a list", str: "a string", int: "an inte
 
 
 class SentenceModule(NamedTuple):
-    """A module of a sentence-transformers model."""
+    """An entry of modules.json, which lists the modules of a sentence-transformers model."""
 
     type: str  # import path of the class
     path: str  # directory within the checkpoint

@@ -65,7 +65,7 @@ ProblemType = Literal["single_label", "multi_label", "regression"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointMetadata:
-    """Model-specific fields of a manifest."""
+    """Fields of the manifest that the checkpoint determines."""
 
     tasks: tuple[str, ...]
     architecture: str
@@ -89,7 +89,7 @@ class CheckpointMetadata:
 
     @property
     def required_generation_config(self) -> GenerationConfig:
-        """`generation_config` of a model with the head NEXT_TOKEN."""
+        """`generation_config`, which every model with the head NEXT_TOKEN has."""
         assert self.generation_config is not None, (
             "bug: NEXT_TOKEN metadata has no generation_config"
         )

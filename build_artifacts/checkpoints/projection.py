@@ -44,8 +44,8 @@ class DenseLayer:
 def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
     """Read a Dense module. Take its shape from the weights, not from the config.
 
-    Raises UnsupportedModel for an activation or input that the build does not support and for
-    weights that do not fit `input_width`, and the errors of `check_weights`.
+    Raises UnsupportedModel if the build does not support the activation or the input, or if the
+    weights do not fit `input_width`. Also raises the errors of `check_weights`.
     """
     config = directory / CONFIG_NAME
     name = read_field(config, "activation_function", str) or "torch.nn.modules.activation.Tanh"

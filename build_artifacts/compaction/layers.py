@@ -22,7 +22,7 @@ Linear = Any  # a torch.nn.Linear with a bias
 
 @dataclass(frozen=True, slots=True)
 class ChannelGroups:
-    """Attention heads or feed-forward channels of one layer."""
+    """Groups of channels of one layer: its attention heads, or its feed-forward channels."""
 
     source: Linear  # weight [groups * width, inputs]
     sink: Linear  # weight [outputs, groups * width]
@@ -36,7 +36,7 @@ class ChannelGroups:
 
     @property
     def parameters(self) -> int:
-        """Weights and biases per group."""
+        """Number of weights and biases per group."""
         inputs = sum(linear.in_features + 1 for linear in (self.source, *self.paired_linears))
         return int(inputs + self.sink.out_features) * self.width
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 class ArchitectureLayout:
     """Module paths of an architecture, relative to a layer; `layers` is relative to the encoder.
 
-    Head h of width w owns rows h * w to (h + 1) * w - 1 of each projection and the same columns of
-    `attention_output`.
+    Head h of width w owns rows h * w to (h + 1) * w - 1 of each projection. In `attention_output`,
+    it owns the columns of these numbers.
     """
 
     layers: str = "encoder.layer"

@@ -58,12 +58,12 @@ class Compaction(FrozenModel):
 
     @property
     def heads_after(self) -> int:
-        """Remaining attention heads of all layers."""
+        """Number of attention heads that remain in all layers together."""
         return self.heads_before - sum(len(reduction.heads) for reduction in self.reductions)
 
     @property
     def ffn_channels_after(self) -> int:
-        """Remaining feed-forward channels of all layers."""
+        """Number of feed-forward channels that remain in all layers together."""
         return self.ffn_channels_before - sum(
             len(reduction.ffn_channels) for reduction in self.reductions
         )

@@ -102,7 +102,7 @@ def read_generation_report(directory: Path) -> GenerationReport:
 
 
 def format_report(manifest: ArtifactManifest, report: GenerationReport) -> str:
-    """Format the report for a terminal."""
+    """Format throughput, perplexity and sample answers for a terminal."""
     rows = [_format_row(manifest, report, candidate) for candidate in manifest.candidates]
     blocks = [
         f"{manifest.id} {manifest.version}, tokens per second on {report.host}, "

@@ -3,10 +3,10 @@
 Each channel of each head has a fixed scale, computed from the KV caches of calibration texts.
 
 ONNX Runtime's int8 attention computes each token separately, with at most one thread per head. In
-decode steps, a token therefore has bit-identical results alone, in a batch and before draft tokens,
-so a decode step can verify several draft tokens. For prompts, int8 attention takes three times as
-long as float attention. The graph therefore contains a branch for decode steps and a branch for
-prefill. The input `is_prefill` selects the branch:
+decode steps, a token therefore has bit-identical results alone, in a batch and before draft tokens.
+This allows a decode step to verify several draft tokens. For prompts, int8 attention takes three
+times as long as float attention. The graph therefore contains a branch for decode steps and a
+branch for prefill. The input `is_prefill` selects the branch:
 
     decode:   query, key, value -> GroupQueryAttention over the int8 cache
     prefill:  apply RoPE to query and key, round key and value, write them to the cache

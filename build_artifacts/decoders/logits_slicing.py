@@ -1,7 +1,7 @@
 """Rewrite of a decoder graph that computes logits only from a given token on, in fp32.
 
 A prefill needs the logits of its last token only. The logits of a thousand tokens take most of the
-memory of a forward pass and, for a small model, most of its time.
+memory of a forward pass. For a small model, they also take most of its time.
 
 The host selects tokens from fp32 logits. The device casts the logits to fp32, because a cast with
 numpy takes 16 ms or more for 32 slots of 128,256 logits each (Zen 3).

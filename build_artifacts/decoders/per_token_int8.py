@@ -9,8 +9,8 @@ with one scale per column, and scales back. Integer sums are exact, so each row 
     x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
 
 With calibration texts, `smoothquant.py` first moves outliers of the activations into the weights.
-If the rows of an activation then have similar sizes, and a norm or an attention computes it, the
-activation gets one static scale. This saves four small operators per MatMul.
+An activation then gets one static scale if its rows have similar sizes, and if a norm or an
+attention computes it. This saves four small operators per MatMul.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 
@@ -74,7 +74,7 @@ def quantize_per_token(
 
 
 def _find_activations(graph: Path) -> list[str]:
-    """List the activations of all MatMuls to quantize."""
+    """Return the names of the activations that enter a MatMul to be quantized."""
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
@@ -102,7 +102,7 @@ class _QuantizedRows(NamedTuple):
 
 
 class _PerTokenRewriter:
-    """Rewriter of one graph to int8."""
+    """Rewriter of the large MatMuls and embedding tables of one graph to int8."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._model = model

@@ -42,7 +42,7 @@ class DecoderReference:
 
     @classmethod
     def read(cls, directory: Path, generation_config: GenerationConfig) -> DecoderReference:
-        """Read the files of `write_reference`."""
+        """Read the files that `write_reference` has written."""
         with np.load(directory / _INPUTS_NAME, allow_pickle=False) as file:
             passages, prompts, answers = (_split_texts(file, name) for name in _PARTS)
         logits = np.load(directory / _LOGITS_NAME, mmap_mode="r", allow_pickle=False)
@@ -147,8 +147,8 @@ def _join_texts(
 def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> None:
     """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
-    Raises UnsupportedModel if the checkpoint cannot be loaded, a token id has no vector in the
-    model, the chat template fails, or a logit is not finite.
+    Raises UnsupportedModel if the checkpoint cannot be loaded, if a token id has no vector in the
+    model, if the chat template fails, or if a logit is not finite.
     """
     decoder_start_token_id = _decoder_start_token_id(metadata.required_generation_config)
     has_encoder = decoder_start_token_id is not None

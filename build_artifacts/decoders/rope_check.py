@@ -32,7 +32,7 @@ _TOLERANCE = 1e-3
 _ANGLE_ROUNDING = 2.0**-22  # allowed difference per position, added to _TOLERANCE
 # Number of positions to check: the first 256, and 256 at growing distances up to the last one.
 _DENSE_POSITIONS, _SPARSE_POSITIONS = 256, 256
-_COSINES, _SINES = 7, 8  # inputs of GroupQueryAttention
+_COSINES, _SINES = 7, 8  # input indices of GroupQueryAttention
 # RoPE type whose graph selects one of two tables at run time. The check skips such a graph, because
 # `check_decoder` limits texts to the range of the shorter table.
 _SWITCHING_TYPE = "longrope"
@@ -49,8 +49,8 @@ class _RopeLayer(NamedTuple):
 def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None:
     """Compare the RoPE tables of `graph` with those of the checkpoint in `weights`.
 
-    Raises UnsupportedModel if they differ at a sampled position below `max_tokens`, or if the graph
-    computes its tables and the RoPE type is not longrope.
+    Raises UnsupportedModel if they differ at a sampled position below `max_tokens`. Also raises
+    it if the graph stores no tables to compare, unless the RoPE type is longrope.
     """
     import onnx
 
@@ -104,7 +104,7 @@ class _ReferenceRope:
         return str(own.get("rope_type", "default"))
 
     def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> _RopeTables:
-        """Return cosines and sines at `positions` [P]."""
+        """Return cosines and sines at `positions` [P], each [P, half of the rotated width]."""
         import torch
 
         how = {} if kind is None else {"layer_type": kind}

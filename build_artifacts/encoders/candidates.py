@@ -67,7 +67,7 @@ class CandidateGraphs:
         return self._quantize(float_graph, recipe, recipe.quantization, tuple(excluded_nodes))
 
     def float_graph(self, recipe: CandidateRecipe) -> Path:
-        """Build the graph before quantization."""
+        """Build the float graph of a candidate, before any quantization."""
         if not isinstance(recipe.source, ExportRecipe):
             raise AssertionError("bug: a torch program is quantized")
         exported = self._export(recipe.source)

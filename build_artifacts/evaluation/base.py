@@ -99,7 +99,7 @@ class Evaluation(ABC):
         """Return the loss of `metric` from `reference` to `scores`.
 
         The unit is points (hundredths of the metric); for perplexity, percent of the reference. The
-        loss is negative if `scores` is better, and infinite if it cannot be computed, for example
+        loss is negative if `scores` is better. It is infinite if it cannot be computed, for example
         because one of the values is NaN.
         """
         drop = self._drop(reference[self.metric], scores[self.metric])

@@ -198,7 +198,7 @@ class RegressionEvaluation(Evaluation):
         self._scores = scores
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """Return `spearman` and `pearson`, -1 to 1."""
+        """Return `spearman` and `pearson`, each from -1 to 1."""
         predicted = np.stack(reduced)[:, 0]
         return {
             "spearman": spearman(predicted, self._scores),

@@ -76,7 +76,7 @@ class SimilarityEvaluation(Evaluation):
         self._compare = row_cosines if similarity == "cosine" else multiply_rows
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
-        """Return `spearman`, -1 to 1."""
+        """Return `spearman`, from -1 to 1."""
         similarities = self._compare(np.stack(reduced[0::2]), np.stack(reduced[1::2]))
         return {"spearman": spearman(similarities, self._scores)}
 

@@ -1,4 +1,4 @@
-"""The SQuAD format and its metrics."""
+"""Reader of SQuAD files, and the metrics exact match and F1."""
 
 from __future__ import annotations
 

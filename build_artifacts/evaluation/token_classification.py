@@ -43,9 +43,9 @@ class _Tag(NamedTuple):
 def extract_entities(tags: Sequence[str]) -> set[Entity]:
     """Extract the entities of BIO, BIOES or IO tags by the lenient CoNLL rules.
 
-    A word continues the previous entity if its mark is I or E, the kinds are equal and the entity
-    has not ended (E or S). Any other word except `O` starts an entity. An I after `O` or after
-    another kind starts an entity, as in the default mode of seqeval.
+    A word with the mark I or E continues the entity of the previous word if both have the same
+    kind. An entity never continues after E or S. Any other word except `O` starts an entity. An I
+    after `O` or after another kind starts an entity, as in the default mode of seqeval.
     """
     entities: set[Entity] = set()
     start, previous = 0, None

@@ -114,7 +114,7 @@ class EvaluatedCandidate(Generic[R, S]):
 
     @property
     def parity(self) -> Parity:
-        """Parity of an accepted candidate."""
+        """Parity of the graph with the reference. Only an accepted candidate has it."""
         if self.result.parity is None:
             raise AssertionError("bug: an accepted candidate has no parity")
         return self.result.parity
@@ -193,6 +193,6 @@ class ModelFamily(Protocol):
     def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
         """Compute the reference outputs and return the build.
 
-        Raises BuildError for options that the family rejects, for unusable data, and for a model
-        that cannot be loaded or, after pruning, does not pass the accuracy gate.
+        Raises BuildError for options that the family rejects, and for unusable data. Also raises
+        it if the model cannot be loaded, or if it fails the accuracy gate after pruning.
         """

@@ -1,7 +1,7 @@
 """Structured pruning: sets the least important heads and feed-forward channels to zero.
 
-Heads are ranked over all layers. Every layer loses the same number of feed-forward channels, so
-that a forward pass can reuse the memory of one layer for the next. The number of channels that a
+Heads are ranked over all layers. Every layer loses the same number of feed-forward channels. A
+forward pass can then reuse the memory of one layer for the next. The number of channels that a
 layer retains is a multiple of `_CHANNELS`, so that kernels fill whole registers.
 
 The retained channels approximate the removed channels by least squares on the calibration items.
@@ -95,7 +95,7 @@ def prune(
 def _select_heads(
     layers: Sequence[EncoderLayer], statistics: Sequence[LayerStatistics], fraction: float
 ) -> list[list[int]]:
-    """Return the heads to remove from each layer."""
+    """Return the heads to remove from each layer: the least important ones, but never all."""
     ranked = sorted(
         (importance, layer, head)
         for layer, seen in enumerate(statistics)

@@ -315,8 +315,8 @@ def report_path(artifact: Path, host: Host) -> Path:
 def read_report(artifact: Path, conditions: ReportConditions, log: LogFunction) -> Report | None:
     """Return the stored report, or None if the stages must be measured.
 
-    The stages must be measured if the report is missing or unreadable, if its conditions differ
-    from `conditions`, or if it lacks a measurement. Log the reason, except for a missing report.
+    They must be measured if the report is missing or unreadable, if its conditions are not
+    `conditions`, or if it lacks a measurement. Log the reason, except for a missing report.
     """
     path = report_path(artifact, conditions.host)
     try:

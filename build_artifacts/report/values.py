@@ -54,7 +54,7 @@ class ReportOptions(ReportModel):
     runs: int = Field(ge=1)
     threads: int = Field(ge=1)
     seconds: float = Field(ge=0)
-    evaluation: str | None  # sha256 of the data
+    evaluation: str | None  # sha256 of the labeled data
     limit: int | None
 
 
@@ -199,7 +199,7 @@ class StageResult(ReportModel):
     what: str  # description in a few words
     # True: a stage on the way from the original to the served graph. False: only for comparison.
     is_baseline_path: bool
-    size_bytes: int = Field(ge=0)  # weights on disk
+    size_bytes: int = Field(ge=0)  # of the weights on disk
     cosine: float  # mean cosine of unbatched probes to the sealed fp32 reference
     agreement: float | None  # top-1 agreement of models with labels (see `manifest.Parity`)
     # Results of the accuracy gate; None for stages that are not sealed.
@@ -235,7 +235,7 @@ class Report(ReportModel):
 
     @property
     def runs(self) -> dict[int, int]:
-        """Runs by length; the minimum over all stages."""
+        """Number of runs per length in tokens: the smallest number of any stage."""
         counts: dict[int, int] = {}
         for stage in self.stages:
             for latency in stage.latencies:

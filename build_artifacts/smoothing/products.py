@@ -97,7 +97,7 @@ def constant(value: ir.Value | None) -> ir.Value | None:
 
 
 def array(value: ir.Value | None) -> FloatArray | None:
-    """Return a float32 constant; None for other values."""
+    """Return the array of a float32 constant, or None for any other value."""
     found = value.const_value.numpy() if value is not None and value.const_value else None
     return found if found is not None and found.dtype == np.float32 else None
 

@@ -9,7 +9,8 @@ activations without outliers:
   absorbs the change, and the products that read the output absorb the reverse. Other readers, such
   as the residual stream, get the original values.
 - The linear half of a gated layer absorbs the division in the columns of its product.
-- Neurons whose rectified output exceeds the range of a byte get copies with a smaller bias.
+- The range of rectified neurons may end below their largest outputs. A neuron then returns at most
+  the end of the range, and copies of it with a smaller bias return the excess.
 - Outputs of attention need no change, because they are means of values.
 
 Products that read other activations stay float.

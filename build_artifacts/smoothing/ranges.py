@@ -141,9 +141,9 @@ def choose_saturation(
     """Choose the saturation with the least error of (activations as bytes) @ `weights` [K, N].
 
     For x well above 0, an `activation` such as GELU returns x. Its value is therefore about the sum
-    of min(activation(x), top), min(activation(x - top), top), ... With slope s, the terms after the
-    first are min(activation(s (x - top)), top) / s, min(activation(s (x - top - top / s)), top) / s
-    and so on.
+    of min(activation(x), top), min(activation(x - top), top), ... With slope s, the second term is
+    min(activation(s (x - top)), top) / s. The third is min(activation(s (x - top - top / s)), top)
+    / s, and so on.
     """
     low, high = float(observed.low.min()), float(observed.high.max())
     exact = observed.sample @ weights

@@ -90,7 +90,7 @@ def package_content(
 
 
 def default_id(package: PackageRef) -> str:
-    """Return the default model id for a package."""
+    """Return `pypi/NAME`, the model id if the user names none."""
     return f"pypi/{sanitize_id(package.name)}"
 
 

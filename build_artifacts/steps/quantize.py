@@ -102,7 +102,8 @@ def _quantize_graph(
 def _load_graph(graph: Path) -> onnx.ModelProto:
     import onnx
 
-    if find_weight_file(graph).exists():  # these quantizers serialize the whole model
+    # Except for smoothed int8, quantizers serialize the model as one protobuf message.
+    if find_weight_file(graph).exists():
         raise UnsupportedModel(
             f"the float graph exceeds the {MAX_GRAPH_BYTES / 2**30:.1f} GiB of this quantizer",
             hint="use the candidates of smoothed int8",

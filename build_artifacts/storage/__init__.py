@@ -1,1 +1,1 @@
-"""Build workspaces in the store."""
+"""Workspaces of builds, inside the store."""

@@ -318,7 +318,7 @@ def _never(_into: Path) -> None:
 
 
 def megabytes(*paths: Path) -> str:
-    """Format the size of the files in MB."""
+    """Format the total size of the files in MB."""
     return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"
 
 

@@ -94,7 +94,7 @@ def train(base: Path, examples: Sequence[Example], steps: int) -> PairClassifier
 
 
 def measure_inference(classifier: PairClassifier, examples: Sequence[Example]) -> float:
-    """Return the accuracy over three labels."""
+    """Return the share of `examples` for which the most likely of three labels is right."""
     logits = classifier.predict([(premise, claim) for premise, claim, _ in examples])
     best = logits.argmax(dim=1).tolist()
     return _share(best, [label for _, _, label in examples])

@@ -130,7 +130,7 @@ class PairClassifier:
                 recent = 0.0
 
     def save(self, directory: Path) -> None:
-        """Write the adapter in fp16 and its labels."""
+        """Write the adapter with fp16 weights, and a file with its labels."""
         from safetensors.torch import load_file, save_file
 
         self.model.peft_config["default"].base_model_name_or_path = _BASE

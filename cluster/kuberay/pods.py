@@ -148,10 +148,10 @@ def _build_template(production: Production, container: Manifest) -> Manifest:
 def _build_drain(drain_s: int) -> list[str]:
     """Build the preStop command: tell Serve that the node drains, and wait.
 
-    Kubernetes removes a terminating pod from the Service at once, but the HAProxies and handles of
-    other pods would use its replicas until the replicas are killed. Serve therefore replaces the
-    replicas first. The pod's HAProxy serves until its last request ends. The Ray node, then without
-    replicas, ends the pod before `drain_s` seconds have passed.
+    Kubernetes removes a terminating pod from the Service at once. However, the HAProxies and
+    handles of other pods would use its replicas until the replicas are killed. Serve therefore
+    replaces the replicas first. The pod's HAProxy serves until its last request ends. The Ray node,
+    then without replicas, ends the pod before `drain_s` seconds have passed.
     """
     notice = f"python -m cluster.kuberay.drain {drain_s}"
     return ["/bin/bash", "-c", f"{notice} & exec sleep {drain_s}"]

@@ -57,7 +57,7 @@ def _find_infinite(value: Any, path: KeyPath, ancestors: frozenset[int]) -> Iter
     """Report `.inf` and `.nan`, which the schemas accept as numbers."""
     if isinstance(value, float) and not isfinite(value):
         yield path, f"{value} is not a finite number: name a number"
-    elif isinstance(value, dict | list) and id(value) not in ancestors:  # aliases may be cyclic
+    elif isinstance(value, dict | list) and id(value) not in ancestors:  # YAML data may be cyclic
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
             part = key if isinstance(value, list) else str(key)

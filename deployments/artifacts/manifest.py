@@ -254,10 +254,10 @@ class ArtifactManifest(FrozenModel):
     def verify(self, directory: Path, names: Collection[str] | None = None) -> None:
         """Check the digests of the files in `names`.
 
-        If `names` is None, check the digests of all files, that no file was added next to a graph,
-        and that the graphs and the tokenizer have digests. Raises ManifestInvalid for a needed file
-        without a digest, DigestMismatch for a changed, missing, unreadable or added file, or
-        PathOutsideArtifact.
+        If `names` is None, check the digests of all files. Then also check that no file was added
+        next to a graph, and that the graphs and the tokenizer have digests. Raises ManifestInvalid
+        for a needed file without a digest. Raises DigestMismatch for a changed, missing, unreadable
+        or added file. Raises PathOutsideArtifact for a path outside of `directory`.
         """
         for name in self.files if names is None else names:
             sealed = self.files.get(name)

@@ -322,7 +322,7 @@ def resolve_inside(directory: Path, name: str) -> Path:
     path = directory / pure
     try:
         resolved = path.resolve()
-        # From Python 3.13 on a circular link resolves to a link instead of raising.
+        # For a circular link, `resolve` returns a link since Python 3.13. Before, it raised.
         is_circular = os.path.islink(resolved)
         if is_relative and not is_circular and resolved.is_relative_to(directory.resolve()):
             return path

@@ -43,7 +43,7 @@ class WorkPrices:
         self._rates: defaultdict[ModelRef, WorkRate] = defaultdict(self._estimated_rate)
 
     def forget(self, model: ModelRef) -> None:
-        """Forget the measurements of a model."""
+        """Drop the measurements of a model, so that the estimate applies again."""
         self.passes.pop(model, None)
         self._rates.pop(model, None)
 

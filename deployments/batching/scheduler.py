@@ -124,12 +124,12 @@ class BatchScheduler:
         `unpooled` requests one vector per token, [T, `token_width`], from a pooling model. Raises
         WrongTask if the model's engine cannot return these. Raises Overloaded if the replica stops,
         or if the queue is full or too long for the deadline. Raises ModelUnavailable in quarantine.
-        Items that have not started are dropped if the future is cancelled (see `clean`), if the
-        deadline passes or cannot be kept, or if a full queue needs room for earlier turns.
+        Items that have not started are dropped in three cases: the future is cancelled (`clean`),
+        the deadline passes or cannot be kept, or a full queue needs room for earlier turns.
         """
         if self._draining:
             raise Overloaded("this replica is stopping; retry")
-        if unpooled:  # check before a pass: a pass that refuses would count as a fast success
+        if unpooled:  # check before the pass, where the error would count as an engine failure
             check_unpooled(self._engines[model])
         prices = [self.prices.price(model, len(item.ids)) for item in items]
         price = sum(prices)
@@ -365,7 +365,7 @@ class BatchScheduler:
         done: PassResult,
         threads: int,
     ) -> None:
-        """Deliver the results of a pass, which kept `threads` engine threads from other passes."""
+        """Account for a pass that occupied `threads` engine threads, and deliver its results."""
         self._busy -= 1
         self._running_s -= cost
         self._meter.end()

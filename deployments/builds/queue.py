@@ -136,9 +136,9 @@ class BuildQueue:
     def claim(self, model_id: str) -> Iterator[BuildClaim | None]:
         """Hold the lock of a model's build and yield the claim on the build.
 
-        Yields None if another process holds the lock, if the model has no unfinished build or its
-        record is unreadable, or if MAX_CRASHES builders crashed during the build. In the last case,
-        marks the build as failed.
+        Yields None if another process holds the lock, or if the record of the build is unreadable,
+        missing or finished. If MAX_CRASHES builders crashed during the build, marks the build as
+        failed and yields None.
         """
         with try_exclusive_lock(self._lock(model_id)) as free:
             path = self._record(model_id)

@@ -49,7 +49,7 @@ class DecoderSpec:
     kv_cache_dtype: KvCacheDtype | None = None  # None: as `compute_precision`
     options: EngineOptions
     generation_config: GenerationConfig
-    vocabulary: int  # V
+    vocabulary: int  # V, the width of the logits
     max_tokens: int  # limit of prompt and answer together; for encoder-decoders, limit of each
 
     @classmethod
@@ -96,7 +96,7 @@ class DecoderInfo:
     compute_type: str
     slots: int
     context: int  # tokens per slot
-    vocabulary: int  # V
+    vocabulary: int  # V, the width of the logits
     # Maximum tokens per prompt of an encoder-decoder model; None for other models. The slot of an
     # encoder-decoder starts with the decoder start token and does not contain the prompt. The
     # prompt is not chunked.

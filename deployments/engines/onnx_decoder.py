@@ -4,8 +4,8 @@ The attention operator of these graphs is GroupQueryAttention (com.microsoft). I
 of each slot from the sums of `attention_mask`, and appends the new keys and values to the KV cache.
 The past and the present cache are bound to the same memory, so nothing is copied. One call decodes
 slots of different lengths. A prefill is a separate call, bound to one slot. Continuous batching
-therefore works on any execution provider. On CUDA the decode step for each number of slots is
-captured as one CUDA graph, if the provider can run the whole step.
+therefore works on any execution provider. On CUDA, the decode step is captured as a CUDA graph,
+one for each number of slots. This requires that the provider can run the whole step.
 
 A graph with an int8 KV cache has separate branches for prefill and decode steps. The decoder
 verifies draft tokens only if the decode branch gives bitwise equal logits for several tokens in one
@@ -169,8 +169,8 @@ class OnnxDecoder:
     def _create_kv_cache(self) -> KvCache:
         if CUDA in self.session.get_providers():
             if self.layout.dtype != np.float16:
-                # ONNX Runtime would run the attention on the CPU, and would copy the bound KV cache
-                # to the CPU only once, when it is bound.
+                # ONNX Runtime would run the attention on the CPU. It would copy the KV cache to the
+                # CPU only once, when the cache is bound.
                 raise EngineFailed(
                     f"the graph has keys and values of {self.layout.dtype}; ONNX Runtime's "
                     "attention on a GPU needs float16. Build the model again"

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Buffers:
-    """Memory of one bucket for one pass."""
+    """Bound memory for one pass in a bucket, the shape to which its batch is padded."""
 
     staged: dict[str, NDArray[np.int64]]  # padded batch on the host
     inputs: dict[str, ort.OrtValue]  # on the device

@@ -203,12 +203,12 @@ class DeviceKvCache:
         return lambda: np.asarray(buffer.numpy())
 
     def copy(self, source: int, target: int, tokens: int) -> None:
-        """Copy all tokens of a slot."""
+        """Copy a whole slot, not only its first `tokens` tokens."""
         for array in self._arrays:
             self._copy(self._slot_address(array, source), self._slot_address(array, target))
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        """Swap all tokens of two slots."""
+        """Swap two whole slots, not only their first `tokens` tokens."""
         spare = self._spare.data_ptr()
         for array in self._arrays:
             self._copy(self._slot_address(array, first), spare)

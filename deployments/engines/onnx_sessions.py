@@ -92,8 +92,8 @@ def open_captured(
 ) -> tuple[ort.InferenceSession, bool]:
     """Open a session that captures CUDA graphs. Return it and True.
 
-    Return a session of the mode `otherwise` and False if CUDA cannot capture the graph, for example
-    because an operator runs on the host. Raises EngineFailed if neither session can be opened.
+    If CUDA cannot capture the graph, return a session of the mode `otherwise` and False. One cause
+    is an operator that runs on the host. Raises EngineFailed if neither session can be opened.
     """
     try:
         return open_("captured"), True

@@ -1,8 +1,8 @@
 """Options of ONNX Runtime's TensorRT provider: precision, range of shapes, and caches.
 
 TensorRT compiles a graph to an engine for a range of shapes, the profile. This takes minutes. The
-engine and the measured times of its kernels (timing cache) are therefore stored with the artifact,
-in the folder for this kind of host.
+engine and its timing cache are therefore stored with the artifact, in the folder for this kind of
+host. The timing cache holds the measured times of kernels.
 https://onnxruntime.ai/docs/execution-providers/TensorRT-ExecutionProvider.html
 """
 

@@ -2,9 +2,14 @@
 
 The module is a torch program (torch_program.py) or the model of a checkpoint (transformers_kv.py).
 
-Inputs: input_ids [B, T], lengths [B] (valid tokens per slot), wanted [L] (indices of the tokens, of
-the T, that get logits), memory_{0, 1, ...}: keys and values of each layer, [B, heads, tokens,
-size], updated in place. Output: logits [B, L, V] in fp32.
+Inputs:
+
+    input_ids           [B, T]
+    lengths             [B], valid tokens per slot
+    wanted              [L], indices of those of the T tokens that get logits
+    memory_{0, 1, ...}  [B, heads, tokens, size], keys and values of each layer, updated in place
+
+Output: logits [B, L, V] in fp32.
 
 A decode step has hundreds of kernels, and launching them takes longer than running them. On CUDA
 the step is therefore captured as a CUDA graph for each number of slots. One launch replays the
@@ -62,8 +67,8 @@ if TYPE_CHECKING:
 
 _CUDA = "cuda"
 _INPUTS = ("input_ids", "lengths", "wanted")
-# Prefill, and decode steps of a decoder without CUDA graphs, round the number of cached tokens up
-# to a multiple of this, for fast kernels.
+# Without a CUDA graph, a call rounds the number of cached tokens up to a multiple of this. Kernels
+# are fast at such lengths.
 _KV_LENGTH_STEP = 64
 _MIN_GRAPH_KV_LENGTH = 256  # tokens per slot of the smallest graph; the next have 512, 1024, ...
 # Tokens of the chunks that captured prefills compute. Padding at most doubles the computed tokens,
@@ -146,7 +151,7 @@ class TorchDecoder:
             self._loaded = self._load(spec, hardware)
         for tokens in _CHUNK_SIZES if self._staging_slots else ():
             if tokens <= context:
-                self.prefill(0, [0] * tokens, 0)  # captures
+                self.prefill(0, [0] * tokens, 0)  # captures a CUDA graph
 
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False

@@ -75,7 +75,7 @@ class StepTimes:
 
     @property
     def prefill_token_s(self) -> float:
-        """Seconds per prompt token."""
+        """Predicted seconds of prefill per prompt token."""
         return self._prefill.predict_s(1)
 
     def decode_s(self, used_slots: int) -> float:

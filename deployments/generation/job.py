@@ -60,7 +60,7 @@ class ModelContext:
     """Properties of a model that all of its jobs share."""
 
     tokenizer: Tokenizer
-    vocabulary: int  # V
+    vocabulary: int  # V, the width of the logits
     eos_token_ids: tuple[int, ...]
     special_tokens: frozenset[int]
     context: int  # tokens per KV slot

@@ -119,7 +119,7 @@ class SlotTable:
         return cached, moves
 
     def append_prompt(self, slot: int, ids: Sequence[int]) -> None:
-        """Record prefilled tokens."""
+        """Append prefilled tokens to the prompt of a slot."""
         self._contents[slot].prompt += ids
 
     def append_token(self, slot: int) -> None:

@@ -18,9 +18,9 @@ def prefill_budget(
     """Return how many prompt tokens to prefill before the next decode step.
 
     While other jobs decode, `max_prefill_stall_ms` limits the duration. While no job decodes,
-    MAX_IDLE_PREFILL_S limits the duration and `max_prefill_chunk_tokens` limits the tokens, so that
-    a new request waits for at most one chunk. The limits on the duration never reduce the budget
-    below `min_prefill_chunk_tokens`.
+    MAX_IDLE_PREFILL_S limits the duration. `max_prefill_chunk_tokens` then limits the tokens too,
+    so that a new request waits for at most one chunk. The limits on the duration never reduce the
+    budget below `min_prefill_chunk_tokens`.
     """
     max_s = MAX_IDLE_PREFILL_S if is_decode_idle else settings.max_prefill_stall_ms / 1e3
     budget = max(settings.min_prefill_chunk_tokens, int(tokens_per_s * max_s))

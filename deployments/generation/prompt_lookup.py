@@ -40,8 +40,8 @@ class PromptLookupDrafter:
         """Return up to `max_tokens` draft tokens.
 
         Return none if no n-gram repeats or the expected gain is too small. The n-th draft token
-        saves a step only if the first n draft tokens are right. The token is drafted if the
-        probability of this is at least `token_share`, the cost of one token as a share of a decode
+        saves a step only if the first n draft tokens are right. It is drafted if this has at least
+        the probability `token_share`: the cost of one more token, divided by the cost of a decode
         step.
         """
         # Verification yields one token more than the draft.

@@ -29,7 +29,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 # (see prefill_budget): even a machine that computes 4 tokens per second needs less than
 # HANG_TIMEOUT_S (health.py) for it.
 INITIAL_PREFILL_TOKENS_PER_S = 16.0
-# With `prompt_logprobs` a chunk has logits [tokens, V]. This limit bounds their memory.
+# With `prompt_logprobs` a chunk has logits [tokens, V]. This limit bounds their memory, so it also
+# overrides a larger `min_prefill_chunk_tokens`.
 MAX_LOGPROB_CHUNK_TOKENS = 64
 
 

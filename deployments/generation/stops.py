@@ -1,4 +1,4 @@
-"""Stop strings in streamed text."""
+"""Search for stop strings in streamed text."""
 
 from __future__ import annotations
 

@@ -210,7 +210,8 @@ class BuildService:
             except Exception as error:  # noqa: BLE001  later builds need this loop
                 log.warning("no builder can be started: %r", error)
                 code = 1
-            pause_s = POLL_S if code == 0 else min(2 * pause_s, MAX_RESTART_S)
+            if code != BUSY:  # a builder that leaves the builds to another has not failed
+                pause_s = POLL_S if code == 0 else min(2 * pause_s, MAX_RESTART_S)
             await asyncio.sleep(pause_s)
 
     async def _wait_for_builds(self) -> None:

@@ -59,7 +59,7 @@ class ClusterSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentState:
-    """An encoder or generator deployment of one device."""
+    """State of the encoder or generator deployment for one kind of device."""
 
     available: bool  # the cluster has the hardware for the deployment, or can add the hardware
     running: int  # replicas that can answer
@@ -85,7 +85,7 @@ class ClusterMonitor:
         self.apply(ClusterSnapshot())
 
     def apply(self, snapshot: ClusterSnapshot) -> None:
-        """Derive the state from a new snapshot."""
+        """Replace the snapshot, and derive the states of the deployments from it."""
         self._applied_s = time.monotonic()
         self.snapshot = snapshot
         self._starts.note(snapshot.starting, snapshot.running, self._applied_s)
@@ -95,10 +95,13 @@ class ClusterMonitor:
     def missing(self) -> list[str]:
         """List the reasons why the cluster is not ready. A ready cluster has none.
 
-        A deployment without a running replica is a reason if requests without `options` need it. A
-        state older than MAX_AGE_S is a reason too.
+        A configured deployment without a running replica is a reason if requests without `options`
+        need it. GPU deployments may have no replica, since the CPU answers in their place or their
+        first request starts one. A state older than MAX_AGE_S is a reason too.
         """
-        required = {"tokenizer": TOKENIZER, "cpu encoder": ENCODER_DEPLOYMENTS[Device.CPU]}
+        required = {"tokenizer": TOKENIZER}
+        if Device.CPU in self._encoders:
+            required["cpu encoder"] = ENCODER_DEPLOYMENTS[Device.CPU]
         if Device.CPU in self._generators:
             required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
         missing = [

@@ -25,7 +25,7 @@ WithTimeout = Callable[[int], AbstractAsyncContextManager[None]]
 
 
 class ChoiceChunk(NamedTuple):
-    """A chunk of one completion of a stream."""
+    """A chunk, and the index of its completion among all completions of the request."""
 
     choice: int
     chunk: Chunk

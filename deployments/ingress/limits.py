@@ -24,8 +24,8 @@ MAX_STOP_CHARS = 1_000
 def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
     """Truncate each text, or each segment of a pair, to `item_chars` before tokenization.
 
-    Raises InputTooLong for a longer text if the request does not allow truncation, or if a cut at
-    the start would shift the character offsets in the answer.
+    Raises InputTooLong for a longer text in two cases: the request does not allow truncation, or a
+    cut at the start would shift the character offsets in the answer.
     """
     if all(longest_segment(text) <= item_chars for text in parsed.texts):
         return parsed
@@ -50,7 +50,6 @@ def longest_segment(text: Text) -> int:
 
 
 def truncate_text(text: Text, side: slice) -> Text:
-    """Return `text[side]`; slice each segment of a pair."""
     return text[side] if isinstance(text, str) else (text[0][side], text[1][side])
 
 
@@ -65,7 +64,6 @@ def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
 
 
 def check_total(path: str, total: int, max_chars: int) -> None:
-    """Raise InputTooLong if `total` exceeds `max_chars`."""
     if total > max_chars:
         raise InputTooLong(
             f"`{path}` makes {total} characters in total; the maximum is {max_chars}. Send fewer "
@@ -75,7 +73,6 @@ def check_total(path: str, total: int, max_chars: int) -> None:
 
 
 def check_count(path: str, items: int, max_items: int) -> None:
-    """Raise TooManyItems if `items` exceeds `max_items`."""
     if items > max_items:
         raise TooManyItems(
             f"`{path}` has {items} items; the maximum is {max_items}. Split the request.",

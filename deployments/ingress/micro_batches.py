@@ -263,7 +263,7 @@ class BatchSlots:
         return [None] * len(calls)
 
     async def submit(self, collect: Submit, call: PendingCall) -> None:
-        """Send one call, alone or through `collect`."""
+        """Send one call, alone or through `collect`, which joins it with other calls."""
         if not self._taken and self._settings.batch_wait_timeout_s == 0:
             await self._run([call], self._take_slots([call]))
             return

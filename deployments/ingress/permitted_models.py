@@ -25,7 +25,7 @@ class PermittedModels:
 
     @property
     def configured(self) -> Mapping[str, str]:
-        """The configured version of each model id."""
+        """The version or `latest` of each model id, as the configuration states it."""
         return self._registry.configured
 
     def open_models(self) -> Iterator[RegisteredModel]:

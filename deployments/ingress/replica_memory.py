@@ -33,7 +33,7 @@ class LoadedEntry(BaseModel):
     in_use: int  # calls that use the model now
     age_s: float  # seconds since the load
     idle_s: float  # seconds since the last use
-    requests_per_minute: float  # in the last minute
+    requests_per_minute: float  # estimated for the last minute
 
 
 class ReplicaMemory:

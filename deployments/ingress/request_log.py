@@ -90,7 +90,6 @@ class RequestSpan:
 
     @contextmanager
     def close_on_error(self) -> Iterator[RequestContext]:
-        """Apply `close_after` if the block raises an exception."""
         try:
             yield self.context
         except BaseException as error:

@@ -167,9 +167,9 @@ class RequestResolver:
 
         A request that names a task gets no generative model by default.
 
-        For a streamed request with one text, the default is the first generative model. For another
-        request, the first of all models is the default if it is generative and the body fits no
-        task of an encoder model.
+        For a streamed request with one text, the default is the first generative model. For any
+        other request it is the first of all models, under two conditions: this model is generative,
+        and the body fits no task of an encoder model.
         """
         generators = self._generators()
         if request.task is not None or not generators:

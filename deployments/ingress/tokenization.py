@@ -65,7 +65,7 @@ class TokenIdInputs:
 
     @property
     def sequences(self) -> tuple[tuple[int, ...], ...]:
-        """The values that are token ids."""
+        """The values that are token ids instead of texts."""
         return tuple(value for value in self.values if not isinstance(value, str))
 
 

@@ -62,7 +62,7 @@ class VersionProber:
             return False
         task = self.start(model)
         await asyncio.wait({task}, timeout=MAX_WAIT_S)
-        return task.done() and task.result()
+        return task.done() and not task.cancelled() and task.result()
 
     async def _try(self, model: RegisteredModel) -> bool:
         try:

@@ -46,7 +46,6 @@ class Caller:
             raise Forbidden(f"the key `{self.name}` does not permit the model {model_id}")
 
     def require_scope(self, scope: Scope) -> None:
-        """Raise Forbidden if the key lacks the scope."""
         if scope not in self.scopes:
             raise Forbidden(
                 f"the key `{self.name}` lacks the scope `{scope}`. It has: "

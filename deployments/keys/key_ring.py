@@ -17,8 +17,8 @@ from deployments.watched_file import WatchedFile
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A key with an unknown id is compared with this digest, so that the check takes as long as that of
-# a known id.
+# A key with an unknown id is compared with this digest. The check then takes as long as for a known
+# id, so its duration does not reveal which ids exist.
 NO_DIGEST = bytes(32)
 UNLIMITED = KeyLimits()
 
@@ -32,8 +32,8 @@ class _StoredKey(NamedTuple):
 class KeyRing:
     """The keys of one file. Not thread-safe.
 
-    A changed file takes effect within a second. If the file is then missing or invalid, the last
-    valid keys stay in use, so that a mistake in the file locks no client out.
+    A changed file takes effect within a second. While the file is missing or invalid, the last
+    valid keys stay in use. A mistake in the file therefore locks no client out.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,8 +16,8 @@ from typing import Literal
 from deployments.errors import RateLimited
 from deployments.keys.key import KeyLimits
 
-# Capacity of a token bucket, in minutes of its limit, but at least one unit. With a limit of 10
-# requests or more per minute and replica, a key can send at most 1.1 times the limit in any minute.
+# Capacity of a token bucket, in minutes of its limit, but at least one unit. A key can send at most
+# 1.1 times its limit in any minute, if each replica's share is 10 requests or more per minute.
 # For model tokens this holds only as far as the predicted tokens of the requests are right.
 BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0

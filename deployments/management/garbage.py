@@ -1,4 +1,4 @@
-"""Garbage collection of a store: versions without a name, and remains of builds.
+"""Garbage collection of a store: versions without a name, and remains of builds and writes.
 
 The plan (`plan.json` of the store) and aliases name versions. An alias is a plain file in a model's
 directory, such as `latest`, that contains only a version. A version stays in these cases:
@@ -46,6 +46,7 @@ from deployments.artifacts.store import (
     read_model_id,
     remove_atomically,
 )
+from deployments.builds.queue import QUEUE_NAME
 from deployments.console import format_table
 from deployments.errors import BadSetting, StoreNotWritable, UnknownModel
 from deployments.files import TEMPORARY_FILE
@@ -125,12 +126,23 @@ def abandoned_scratch(building: Path) -> list[GarbageItem]:
     ]
 
 
-def temporary_files(model: Path, now_s: float) -> Iterator[GarbageItem]:
-    """Yield files of interrupted writes that have not changed for TEMPORARY_AFTER_S."""
-    for path in plain_files(model):
+def temporary_files(store: Path, now_s: float) -> Iterator[GarbageItem]:
+    """Yield files of interrupted writes that have not changed for TEMPORARY_AFTER_S.
+
+    Such files are next to the plan, in the build queue and in the directories of models.
+    """
+    queue = store / QUEUE_NAME
+    paths = itertools.chain(
+        store.glob(".*"),
+        queue.glob(".*") if is_own_directory(queue) else (),
+        *map(_below, filter(is_own_directory, list_model_directories(store))),
+    )
+    for path in paths:
+        if not (TEMPORARY_FILE.fullmatch(path.name) and is_own_file(path)):
+            continue
         usage = measure(path)
-        if TEMPORARY_FILE.fullmatch(path.name) and now_s - usage.changed_s > TEMPORARY_AFTER_S:
-            name = path.relative_to(model.parent).as_posix()
+        if now_s - usage.changed_s > TEMPORARY_AFTER_S:
+            name = path.relative_to(store).as_posix()
             reason = "half-written by a process that was killed"
             yield GarbageItem(GarbageKind.FILE, name, path, usage.size, reason)
 
@@ -140,9 +152,14 @@ def is_own_directory(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
+def is_own_file(path: Path) -> bool:
+    """Return whether `path` is a plain file and not a link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
 def plain_files(directory: Path) -> Iterator[Path]:
     """Yield every file below `directory`; links are neither returned nor followed."""
-    return (path for path in _below(directory) if path.is_file() and not path.is_symlink())
+    return filter(is_own_file, _below(directory))
 
 
 def measure(*roots: Path) -> DiskUsage:
@@ -196,7 +213,7 @@ def find_garbage(
         for model in filter(is_own_directory, list_model_directories(store)):
             planned = _planned_versions(plan, model, configured)
             items += _versions(model, retained, planned)
-            items += temporary_files(model, now_s)
+        items += temporary_files(store, now_s)
         if is_own_directory(building):
             items += old_builds(building, now_s)
             items += orphan_logs(building, now_s)

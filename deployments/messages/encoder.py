@@ -91,7 +91,7 @@ class CallBatch(NamedTuple):
 
 
 class TokenizedCall(NamedTuple):
-    """A call with token counts instead of texts."""
+    """A call with token counts instead of texts. `TokenizedBatch.ids` has the tokens."""
 
     lengths: tuple[int, ...]  # tokens per item, special tokens included
     truncated: int  # number of items that were shortened to the token limit
@@ -144,7 +144,7 @@ class CallTimings(NamedTuple):
 
 
 class TokenizeRequest(NamedTuple):
-    """Texts to inspect as tokens."""
+    """Request for the tokens of each text, without a forward pass."""
 
     model: ModelRef
     texts: tuple[str, ...]

@@ -66,7 +66,7 @@ EarlyStopping: TypeAlias = bool | Literal["never"]
 
 
 class BeamSearchParams(NamedTuple):
-    """Parameters of beam search."""
+    """Parameters of beam search, for answers that are searched instead of sampled."""
 
     num_beams: int  # at least 2
     length_penalty: float = 1.0  # above 0 favors longer answers, below 0 shorter ones
@@ -195,7 +195,7 @@ class Chunk(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """A complete answer."""
+    """A whole answer, merged from the events of its stream."""
 
     started: Started
     text: str

@@ -3,7 +3,8 @@
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
 the store has no such version. They raise BadSetting if the selector is an alias of a refused
 version that another version replaces in requests. A call that ends a split or the shadow does not
-raise this error. All functions raise BadSetting if the plan cannot be read or written.
+raise this error, and the store may lack the version. All functions raise BadSetting if the plan
+cannot be read or written.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan
     """Let a version answer `percent` of the requests that name no version; 0 ends the split."""
 
     def change(entry: ModelPlan) -> ModelPlan:
-        find = _resolve if percent else resolve_selector  # a refused version has no split to end
+        find = _resolve if percent else _find_split
         version = find(store, entry, model_id, selector)
         splits = {k: v for k, v in entry.splits.items() if k != version}
         return _replace(entry, splits={**splits, version: percent} if percent else splits)
@@ -173,6 +174,15 @@ def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str
             f"{entry.refused[named].reason}. Name the version to use it nevertheless"
         )
     return version
+
+
+def _find_split(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+    """Return the version whose split ends. The store may lack a version that has a split.
+
+    Unlike `_resolve`, accept an alias of a refused version without a split: `refuse` ended it.
+    """
+    named = entry.aliases.get(selector, selector)
+    return named if named in entry.splits else resolve_selector(store, entry, model_id, selector)
 
 
 def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:

@@ -57,8 +57,8 @@ from deployments.tuning.table_prices import TablePrices
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Seconds. If a task predicts that decoding a call takes longer, a thread decodes the call, so that
-# other calls do not wait for the event loop.
+# Maximum seconds to decode a call on the event loop. If a task predicts more, a thread decodes the
+# call, so that other calls do not wait for the event loop.
 INLINE_DECODE_S = 2.5e-3
 # Bytes of an engine session besides its weights.
 ENGINE_BYTES = 1 << 20

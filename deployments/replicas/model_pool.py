@@ -150,9 +150,9 @@ class ModelPool(Generic[T]):
     async def trim(self) -> None:
         """Evict models that are not pinned and not recently used, down to `max_bytes`.
 
-        Pinned models may exceed the limit. Recently used models stay, because the former version of
-        a model answers requests for a while after its pin moved to a new version. Requests use the
-        new version only after a test of it (ingress/version_prober.py).
+        Pinned models may exceed the limit. Recently used models stay. When a pin moves to a new
+        version of a model, the former version still answers requests for a while: they use the new
+        version only after a test of it (ingress/version_prober.py).
         """
         async with self._room:
             for ref in self._list_idle(self._pinned()):

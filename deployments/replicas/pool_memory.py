@@ -53,7 +53,6 @@ class PoolMemory:
         self._device = device_memory
 
     def has_room(self, size: int) -> bool:
-        """Return whether `size` more bytes are within `max_bytes`."""
         return self.bytes + size <= self.max_bytes
 
     def take(self, size: int, *, is_pinned: bool) -> bool:

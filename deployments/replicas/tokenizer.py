@@ -85,7 +85,6 @@ class _LoadedTokenizer:
         self._inspector: TokenInspector | None = None
 
     def inspector(self) -> TokenInspector:
-        """Return the inspector, opened on first use."""
         if self._inspector is None:
             self._inspector = TokenInspector(self._directory)
         return self._inspector
@@ -178,7 +177,6 @@ class TokenizerReplica:
         return _build_batch(batch, list(merged), tokenize_s)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
-        """Return the tokens of each text."""
         return await self._inspect(
             request,
             request.texts,

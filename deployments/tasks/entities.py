@@ -114,7 +114,7 @@ class LabeledSpans:
 
 
 def label_tokens(tokens: WindowTokens) -> LabeledSpans:
-    """Label each token."""
+    """Label each token on its own: a span is one token."""
     starts, ends = tokens.offsets.T
     return _build_spans(tokens.scores, starts, ends, tokens.word)
 

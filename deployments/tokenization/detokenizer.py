@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.pre_tokenizers import ByteLevel
 
 # Number of last prompt tokens that are decoded before the answer. They must cover a character that
-# the prompt leaves incomplete. They must also cover the last word before the special tokens of a
-# chat turn, because the first space of the answer depends on that word.
+# the prompt leaves incomplete. The first space of the answer depends on the last word before the
+# special tokens of a chat turn, so they must cover this word too.
 PROMPT_CONTEXT_TOKENS = 16
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 

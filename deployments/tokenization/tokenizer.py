@@ -31,7 +31,7 @@ MAX_CALL_WINDOWS = 4_096
 
 @dataclass(frozen=True, slots=True)
 class TokenizedTexts:
-    """The items of one call."""
+    """The items of one call: one per text or, with a windowing, one per window of a text."""
 
     items: list[TokenizedItem]
     truncated: int  # number of texts that were shortened to fit
@@ -65,10 +65,13 @@ class CachingTokenizer:
         The tokenizer's template joins the texts of a pair. All calls without windowing share one
         call of the library.
 
-        The outcome of a call is InputTooLong in three cases: a text exceeds the limit and the call
-        requests neither truncation nor a stride, a text cannot be split into windows, or the call
-        needs more than MAX_CALL_WINDOWS. The outcome is EmptyInput if a text has no tokens. An
-        error of one call does not affect the other calls.
+        The outcome of a call is InputTooLong in three cases:
+        - a text exceeds the limit, and the call requests neither truncation nor a stride
+        - a text cannot be split into windows
+        - the call needs more than MAX_CALL_WINDOWS windows
+
+        The outcome is EmptyInput if a text has no tokens. An error of one call does not affect the
+        other calls.
         """
         plain = [text for call in calls if call.windowing is None for text in call.texts]
         plain_items = iter(self._tokenize_texts(plain))

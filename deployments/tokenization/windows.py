@@ -13,7 +13,7 @@ from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, 
 from deployments.tokenization.encodings import build_item, open_tokenizer
 
 # Maximum windows per text. With small windows and a large stride, a long text could need a window
-# for every token, which would be too much work for one request.
+# for every token. That is too much work for one request.
 MAX_WINDOWS = 1024
 
 TokenWindow = tuple[TokenizedItem, TokenOffsets]
@@ -35,9 +35,9 @@ class WindowTokenizer:
         """Return the windows of text `index`, and whether the text was truncated.
 
         Raises InputTooLong if the text exceeds one window and the request has neither a stride nor
-        truncation. With a stride, raises InputTooLong if the text needs more than MAX_WINDOWS
-        windows, or if the first segment of a pair leaves less than two tokens of a window. The
-        caller adds the field to the error.
+        truncation. With a stride, raises InputTooLong in two cases: the text needs more than
+        MAX_WINDOWS windows, or the first segment of a pair leaves less than two tokens of a window.
+        The caller adds the field to the error.
         """
         max_tokens = min(windowing.tokens or self._max_tokens, self._max_tokens)
         text, is_truncated = self._truncate_first_segment(text, windowing.first_tokens)

@@ -125,8 +125,6 @@ class ServeEncoderClient:
 
 
 class ServeTokenizerClient:
-    """A TokenizerClient over a handle."""
-
     def __init__(self, tokenizer: DeploymentHandle) -> None:
         self._tokenize = tokenizer.tokenize.options(**PICKLE_OPTIONS)
         self._decode = tokenizer.decode.options(**PICKLE_OPTIONS)
@@ -143,8 +141,6 @@ class ServeTokenizerClient:
 
 
 class ServeGeneratorClient:
-    """A GeneratorClient over a handle."""
-
     def __init__(self, generator: DeploymentHandle) -> None:
         self._complete = generator.complete.options(**PICKLE_OPTIONS)
         self._stream = generator.stream.options(stream=True, **PICKLE_OPTIONS)

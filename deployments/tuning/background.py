@@ -28,7 +28,8 @@ from deployments.tuning.tuner import is_tuning
 log = logging.getLogger("ray.serve.hundredfold")
 
 # Called from a thread when a model has a new cost table. The arguments are the model, the target of
-# the engine that serves the model now, and the new engine; None keeps the present engine.
+# the engine that serves the model now, and the new engine. None instead of a new engine: the
+# present engine stays.
 UseTuning = Callable[[ModelRef, TuningTarget, EncoderEngine | None], None]
 IsLoaded = Callable[[ModelRef], bool]
 StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]

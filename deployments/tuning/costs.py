@@ -100,9 +100,9 @@ class VariantCosts(_Frozen):
 class CostTable(_Frozen):
     """Costs of every variant that was measured on one kind of host.
 
-    `selection` names the variant to use per measured shape. `rejected` has the candidates that fail
-    the accuracy gate on this kind of host or cannot run its probes, although they passed on the
-    build host. `unmeasured` has all other candidates without a row. Both name a reason for each
+    `selection` names the variant to use per measured shape. `rejected` has the candidates that
+    passed the accuracy gate on the build host only: on this kind of host they fail it, or cannot
+    run its probes. `unmeasured` has all other candidates without a row. Both name a reason for each
     candidate, such as missing memory.
     """
 

@@ -1,7 +1,7 @@
 """Timing of several engines over several shapes, in interleaved rounds within one time budget.
 
-All engines run the same batch one after the other in each round, so that a temporary slowdown of
-the host affects all of them. An engine that is far behind skips the remaining rounds of a shape.
+In each round, all engines run the same batch one after the other. A temporary slowdown of the host
+therefore affects all of them. An engine that is far behind skips the remaining rounds of a shape.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def measure(
 
 
 class _EngineFailure(Exception):
-    """Failure of one engine during a measurement."""
+    """A failure with the name of the engine that failed, so that only this engine is dropped."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(reason)
@@ -223,7 +223,7 @@ def build_batches(items: Sequence[TokenizedItem], shape: Shape, seed: int = 0) -
     """Build full batches of up to `shape` from the tokens of `items`.
 
     The tokens are real, because int8 ranges depend on them. The batches have up to four lengths, as
-    real batches do, so that the times of an engine that pads to buckets include its padding. The
+    real batches do. The times of an engine that pads to buckets then include its padding. The
     batches themselves have no padding, because batches of the scheduler have very little.
     """
     lengths = dict.fromkeys(max(1, shape.tokens - n * shape.tokens // 16) for n in range(_LENGTHS))

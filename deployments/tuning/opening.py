@@ -73,7 +73,7 @@ def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
 
     Without a table of this host, use the table of the most similar host whose variants compute the
     same outputs here. Without such a table, or if its variants cannot be opened, open the default
-    candidate. Raises HardwareUnavailable if the model has no graph for the encoder's device,
+    candidate. Raises HardwareUnavailable if the model has no graph for the encoder's device. Raises
     EngineFailed if there is no default candidate or it cannot be opened; no other graph is tried.
     """
     table = find_selecting_costs(target)

@@ -33,8 +33,8 @@ ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as Mod
 # Probes per batch in the batched run, besides two items of `build_neighbors`.
 PARITY_BATCH_ITEMS = 6
 # The comparison of batched with unbatched outputs skips a choice between two classes whose
-# probabilities differ by less than this. Kernels for other batch shapes sum in another order, and
-# bf16 and fp16 round the sums, so that such a choice may change with the batch.
+# probabilities differ by less than this, because such a choice may change with the batch: kernels
+# for other batch shapes sum in another order, and bf16 and fp16 round the sums.
 _BATCHED_TIE_MARGIN = 0.01
 # Standard deviation that `logit_correlation` adds to the logits of both outputs. An error of 0.05
 # then passes a limit of 0.98 even if the reference hardly varies. The int8 graphs of the demo
@@ -294,7 +294,7 @@ def logit_correlation(actual: ProbeOutputs, expected: ProbeOutputs) -> float:
     """Return the correlation of all logits, centered per class over all outputs.
 
     `top1_agreement` says nothing if one class is the best everywhere, or if no choice is clear.
-    Both outputs count as if they shared a deviation of _LOGIT_NOISE, so that the result is near 1
+    Both outputs count as if they shared a deviation of _LOGIT_NOISE. The result is therefore near 1
     if both are constant except for noise.
     """
     actual_means, expected_means = _class_means(actual), _class_means(expected)

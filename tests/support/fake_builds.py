@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from deployments.builds.process import BUSY
 from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import BuildState
 from tests.support.artifacts import seal_tiny, tiny_manifest
@@ -17,10 +18,14 @@ class Killed(BaseException):
 
 
 class FakeBuilder:
-    """A `StartBuilder` that calls `work` for each build. `work` may raise Killed."""
+    """A `StartBuilder` that calls `work` for each build. `work` may raise Killed.
 
-    def __init__(self, work: Callable[[Path, BuildClaim], None]) -> None:
+    At the first `busy_starts` starts it builds nothing, as if another process ran the builds.
+    """
+
+    def __init__(self, work: Callable[[Path, BuildClaim], None], *, busy_starts: int = 0) -> None:
         self.work = work
+        self.busy_starts = busy_starts
         self.starts = 0
         self.builds: list[str] = []
 
@@ -30,6 +35,8 @@ class FakeBuilder:
         return _Process(lambda killed: self._drain(queue, killed), queue)
 
     def _drain(self, queue: BuildQueue, killed: threading.Event) -> int:
+        if self.starts <= self.busy_starts:
+            return BUSY
         while (pending := queue.pending()) and not killed.is_set():
             with queue.claim(pending[0].id) as claim:
                 if claim is not None:

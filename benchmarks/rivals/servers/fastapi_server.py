@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 
 class EmbedRequest(BaseModel):
-    """Body of a request."""
+    """Body of `POST /embed`: one text or several."""
 
     inputs: str | list[str]
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 
 class CompletionRequest(BaseModel):
-    """Fields of a request that the server reads."""
+    """Body of a completion request. The server ignores all other fields."""
 
     prompt: str
     max_tokens: int = 16

@@ -61,7 +61,7 @@ class GraphWriter:
     def multi_output_op(
         self, op_type: str, outputs: int, *inputs: Value | None, name: str = "", **attributes: Any
     ) -> Sequence[Value]:
-        """Append an operator with several outputs."""
+        """Append an operator with several outputs, and return them."""
         name = name or f"{op_type}_{len(self._nodes)}"
         node = create_node(op_type, *inputs, name=name, outputs=outputs, **attributes)
         self._nodes.append(node)

@@ -61,7 +61,7 @@ class Operation:
 
 
 class ApiRoutes(Protocol):
-    """The routes of one API."""
+    """The routes of one HTTP API, such as OpenAI's, and the format of its errors."""
 
     name: ClassVar[str]
     error_format: ClassVar[ErrorFormat]

@@ -23,7 +23,7 @@ RAW_WINDOW = -zlib.MAX_WBITS
 
 
 class ContentDecoder(Protocol):
-    """Decoder of one `content-encoding`."""
+    """Decoder of a request body that has one certain `content-encoding`."""
 
     def feed(self, chunk: bytes, max_bytes: int) -> bytes:
         """Decode `chunk`; output beyond `max_bytes` may be omitted. Raises MalformedBody."""
@@ -69,7 +69,6 @@ class InflateDecoder:
         return plain
 
     def finish(self) -> None:
-        """Raise MalformedBody if the stream is incomplete."""
         if self._stream is None or not self._stream.eof:
             raise MalformedBody("the compressed body ended early", field="body")
 
@@ -117,7 +116,7 @@ class BodyReservation:
         self._bytes = 0
 
     def reserve(self, size: int) -> None:
-        """Reserve `size` further bytes. Raises Overloaded."""
+        """Reserve `size` further bytes. Raises Overloaded if they exceed the capacity."""
         self._capacity.reserve(size)
         self._bytes += size
 
@@ -153,8 +152,8 @@ async def read_json_object(request: Request, limits: LimitSettings) -> dict[str,
 def parse_json(raw: bytes) -> Any:
     """Parse strict JSON in UTF-8. Of duplicate keys, the last one counts.
 
-    Raises MalformedBody for invalid JSON, NaN, a number beyond the range of a double, a lone
-    surrogate, data after the value, and a value beyond MAX_CONTAINERS or MAX_DEPTH.
+    Raises MalformedBody for invalid JSON, and for a value beyond MAX_CONTAINERS or MAX_DEPTH. NaN,
+    a number beyond the range of a double, a lone surrogate and data after the value are invalid.
     """
     # The cheap count includes brackets inside strings. Count exactly only above the limit.
     brackets = count_brackets(raw)

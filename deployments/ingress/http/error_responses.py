@@ -28,7 +28,7 @@ QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds; no header for errors that a retry would repeat."""
+    """Build `Retry-After` in whole seconds; no header for an error without `retry_after_s`."""
     if error.retry_after_s is None:
         return {}
     return {"retry-after": str(max(1, round(error.retry_after_s)))}

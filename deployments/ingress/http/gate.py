@@ -95,8 +95,8 @@ def _is_address(name: str) -> bool:
 def find_key(headers: Mapping[str, str]) -> str:
     """Return the key in the headers. Raises Unauthorized if there is none.
 
-    A key in the form of this server's keys takes precedence, because Hugging Face's client adds the
-    user's Hugging Face token to `authorization` by default.
+    Several headers may have a key. One in the form of this server's keys takes precedence, because
+    Hugging Face's client by default adds the user's Hugging Face token to `authorization`.
     """
     bearer = headers.get(KEY_HEADERS[0], "")
     if bearer.startswith(USUAL_START):

@@ -60,7 +60,7 @@ class RequestOptions(BaseModel):
 
     @property
     def hardware_option(self) -> str:
-        """The option that determines `requested_compute`."""
+        """Name of the option that determines `requested_compute`, for error messages."""
         if self.hardware is not None:
             return "hardware"
         if self.require_gpu:

@@ -47,7 +47,6 @@ class JoiningTransport:
             self._flush()
 
     def close(self) -> None:
-        """Write the held data, then close."""
         self._flush()
         self._transport.close()
 
@@ -61,7 +60,7 @@ class JoiningTransport:
 
 
 class JoiningProtocol(HttpToolsProtocol):
-    """uvicorn's protocol over a JoiningTransport."""
+    """uvicorn's HTTP protocol. It writes through a JoiningTransport."""
 
     def __init__(self, *args: Any, direct: DirectRequests | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -48,7 +48,7 @@ class ReplicaLost(Exception):
 
 
 class ChannelRequest(NamedTuple):
-    """One encoded call."""
+    """One call in encoded form, for any replica of a ReplicaPool."""
 
     method: Method
     message: Buffer

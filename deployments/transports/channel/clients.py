@@ -125,7 +125,7 @@ class ChannelEncoderClient:
 
 
 class ChannelTokenizerClient:
-    """A TokenizerClient over channels."""
+    """A TokenizerClient over channels. Without any channel, calls use `fallback`."""
 
     def __init__(self, tokenizers: ReplicaPool, fallback: TokenizerClient) -> None:
         self._tokenizers = tokenizers
@@ -151,7 +151,7 @@ class ChannelTokenizerClient:
 
 
 class ChannelGeneratorClient:
-    """A GeneratorClient over channels."""
+    """A GeneratorClient over channels. Without any channel, calls use `fallback`."""
 
     def __init__(self, generators: ReplicaPool, fallback: GeneratorClient) -> None:
         self._generators = generators
@@ -179,7 +179,7 @@ class ChannelGeneratorClient:
 
 
 class ChannelPoolManager:
-    """A PoolManager of the replicas of one deployment."""
+    """A PoolManager over the channels to the replicas of one deployment."""
 
     def __init__(self, replicas: ReplicaPool) -> None:
         self._replicas = replicas

@@ -183,7 +183,7 @@ def decode_event(body: Buffer) -> Started | Chunk:
 
 
 def encode_message(message: object) -> bytes:
-    """Encode a message that needs no conversion."""
+    """Encode a message that MessagePack can represent without a conversion of its fields."""
     return _ENCODER.encode(message)
 
 

@@ -71,6 +71,5 @@ def sign(key: bytes, role: str, client_nonce: bytes, server_nonce: bytes) -> byt
 
 
 def check_signature(actual: bytes, expected: bytes) -> None:
-    """Raise ChannelError if the signatures differ."""
     if not hmac.compare_digest(actual, expected):
         raise ChannelError("the peer does not know the secret of this replica")

@@ -150,7 +150,7 @@ class FrameParser:
     def __init__(self) -> None:
         self.max_body_bytes = MAX_HANDSHAKE_BYTES
         self._chunks: list[bytes] = []
-        self._held = 0  # bytes in the chunks
+        self._held = 0  # bytes in `_chunks`
         self._needed = _FRAME.size  # minimum of `_held` for the next frame to be complete
 
     def feed(self, data: bytes) -> Iterator[Frame]:

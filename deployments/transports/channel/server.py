@@ -115,7 +115,6 @@ class ChannelServer:
         return sum(connection.backlog for connection in self.connections)
 
     def check_health(self) -> None:
-        """Raise EngineFailed if the server stopped listening."""
         if not self.is_draining and not all(server.is_serving() for server in self._servers):
             raise EngineFailed("the replica's channel does not listen")
 

@@ -23,9 +23,9 @@ from deployments.transports.channel.server import Reply, Service, StreamHandler,
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
-# Calls prefer replicas that have the model. If each of these exceeds the load of the least loaded
-# replica by more than this cost (characters or tokens), another replica loads the model. Loading a
-# model takes about as long as work of this cost.
+# Calls prefer replicas that have the model. Another replica loads the model when each of these has
+# more load than the least loaded replica plus this cost (characters or tokens). Loading a model
+# takes about as long as work of this cost.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
 GENERATOR_SPREAD = 2_048  # four answers of LONG_ANSWER_TOKENS (clients.py)

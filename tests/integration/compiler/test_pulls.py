@@ -6,11 +6,12 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from build_artifacts import pulls
+from build_artifacts import commands, pulls
 from build_artifacts.__main__ import main
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import SourceNotFound
@@ -162,6 +163,28 @@ def test_builder_ends_with_the_process_that_started_it(tmp_path: Path, source: P
     record = queue.read(MODEL)
     assert record is not None
     assert (record.state, record.crashes) == (BuildState.QUEUED, 0)
+
+
+@pytest.mark.parametrize("is_waited_for", [False, True])
+def test_interrupted_pull_says_why_its_build_stays(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    is_waited_for: bool,
+) -> None:
+    with ExitStack() as other_process:
+
+        def interrupt(queue: BuildQueue, model_id: str, _stream: object) -> None:
+            other_process.enter_context(queue.claim(model_id))
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(commands, "pull_or_follow", interrupt)
+        if is_waited_for:
+            BuildQueue(tmp_path).submit("acme/mortal", "acme/mortal")
+        assert main(["pull", "acme/mortal", "--store", str(tmp_path)]) == 130
+    message = capsys.readouterr().err
+    assert ("others may wait for it" in message) is is_waited_for
+    assert ("continues: another process runs it" in message) is not is_waited_for
 
 
 @pytest.mark.parametrize("is_waited_for", [False, True])

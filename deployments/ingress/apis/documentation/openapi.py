@@ -187,7 +187,7 @@ def describe_operation(
 
 
 def parameters(operation: Operation, route: str, model_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Build the path parameters and request headers."""
+    """Build the parameters of a route: those in its path and, if it runs a model, headers."""
     in_path = [
         {"name": name, "in": "path", "required": True, **build_path_parameter(name, model_ids)}
         for name in PARAMETER.findall(route)
@@ -289,7 +289,7 @@ def error_responses(
 def add_error_response(
     responses: dict[str, Any], error: ServeError, response: Response, schema: JsonSchema
 ) -> None:
-    """Add `error` as an example of its status."""
+    """Add `error` to `responses`, as an example of its HTTP status."""
     kind = response.headers["content-type"]
     documented = responses.setdefault(
         str(response.status_code),

@@ -7,6 +7,7 @@ which collect metrics every few seconds.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections import defaultdict, deque
@@ -23,6 +24,8 @@ from deployments.ingress.request_log import RequestContext
 from deployments.keys.caller import current_caller
 from deployments.metrics import PREFIX
 from deployments.records import RequestRecord
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 WINDOW_S = 60.0
 # Maximum number of kept records. With more requests in WINDOW_S, the window is shorter.
@@ -72,7 +75,7 @@ class ScalingFigures(TypedDict):
 
 
 class DeploymentFigures(TypedDict):
-    """Replicas of a deployment. Their load is null if the metrics lack it."""
+    """Replicas of a deployment. Their load is null if the metrics lack it or cannot be read."""
 
     running: int
     starting: int
@@ -154,8 +157,8 @@ class LiveStatisticsReader:
     async def _read_load(self) -> None:
         """Read the load again.
 
-        The next read is MAX_LOAD_AGE_S later, even if this one fails. After a cancelled read,
-        the next request reads the load.
+        The next read is MAX_LOAD_AGE_S later, even if this one fails. Until then the load is
+        unknown. After a cancelled read, the next request reads the load.
         """
         self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
         try:
@@ -163,6 +166,9 @@ class LiveStatisticsReader:
         except asyncio.CancelledError:  # the client has left; the next request reads the load
             self._load_expires_s = 0.0
             raise
+        except Exception:
+            log.warning("reading the load of the replicas failed", exc_info=True)
+            self._load = {}
 
     def _build(self) -> LiveStatistics:
         requests, seconds = self._recent.read()

@@ -64,7 +64,6 @@ class GenerateRequest:
     streams: bool
 
     def format_text(self, prompt: str, text: str) -> str:
-        """Prepend the prompt if `return_full_text` applies."""
         return prompt + text if self.full_text else text
 
     def reported_seed(self, started: Started) -> int | None:

@@ -130,15 +130,13 @@ def build_generate_responses(
 
 
 def split_evenly(completions: Sequence[Completion], count: int) -> list[Sequence[Completion]]:
-    """Split `completions` into `count` parts of equal length."""
+    """Split `completions` into `count` parts, one per prompt. All parts have the same length."""
     size = len(completions) // count
     return [completions[i * size : (i + 1) * size] for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateResponseBuilder:
-    """Builder of the response objects for one prompt."""
-
     prompt: str
     tgi_request: GenerateRequest
 

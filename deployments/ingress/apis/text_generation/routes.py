@@ -74,8 +74,6 @@ EVENT_SCHEMA = build_schema(TokenEvent | TgiErrorEvent)
 
 
 class TextGenerationRoutes:
-    """Handlers of text-generation-inference's API."""
-
     name: ClassVar = "text-generation-inference"
     error_format: ClassVar = TGI_ERROR_FORMAT
 

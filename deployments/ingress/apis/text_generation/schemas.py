@@ -82,12 +82,12 @@ class GenerateParameters(BaseModel):
 
     @property
     def has_best_of(self) -> bool:
-        """Whether the best of several candidates is returned."""
+        """Whether `best_of` selects among several candidates. A value of 1 has no effect."""
         return (self.best_of or 1) > 1
 
     @property
     def has_sequences(self) -> bool:
-        """Whether several sequences per prompt are returned."""
+        """Whether `num_return_sequences` requests several sequences per prompt."""
         return (self.num_return_sequences or 1) > 1
 
     @property

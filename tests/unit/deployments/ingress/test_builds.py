@@ -230,6 +230,16 @@ async def test_no_builder_is_started_for_builds_of_other_processes(tmp_path: Pat
     assert builder.builds == [MODEL]
 
 
+async def test_builder_that_left_builds_to_another_process_is_soon_started_again(
+    tmp_path: Path,
+) -> None:
+    builder = FakeBuilder(seal_at_once, busy_starts=12)
+    async with serving(tmp_path, builder) as http:
+        response = await http.post(f"/models/{MODEL}", json=WAITING)
+    assert response.status_code == 200, "pauses that double take longer than `wait_s`"
+    assert builder.starts == 13
+
+
 async def test_builds_start_once_their_lock_can_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

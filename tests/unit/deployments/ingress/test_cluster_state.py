@@ -102,6 +102,14 @@ async def test_missing_lists_required_deployments_only(
     assert encoders.missing() == missing
 
 
+@pytest.mark.parametrize("device", [Device.GPU, None])
+async def test_server_without_a_cpu_encoder_does_not_wait_for_one(device: Device | None) -> None:
+    encoders = {} if device is None else {device: EncoderSettings()}
+    servers = ClusterMonitor(encoders, FakeLook(ClusterSnapshot({"Tokenizer": 1}, gpus=1.0)))
+    await servers.refresh()
+    assert servers.missing() == []
+
+
 async def test_failed_read_keeps_the_former_state() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, 1.0), None))
     await encoders.refresh()

@@ -16,9 +16,11 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import BUILDING_NAME, set_latest
+from deployments.builds.queue import QUEUE_NAME
 from deployments.errors import BadSetting, UnknownModel
 from deployments.management.garbage import (
     ABANDONED_AFTER_S,
+    TEMPORARY_AFTER_S,
     Garbage,
     GarbageKind,
     describe,
@@ -247,6 +249,34 @@ def test_gc_removes_old_partial_files(store: Path) -> None:
     assert names(garbage) == ["org--model/.latest.4711"]
     assert remove(garbage) == garbage.items
     assert not half.exists()
+
+
+@pytest.mark.parametrize(
+    "name", [f".{PLAN_NAME}.4711.1403", f"{QUEUE_NAME}/.org--model.json.4711.1403"]
+)
+def test_gc_removes_old_partial_files_of_the_plan_and_the_queue(store: Path, name: str) -> None:
+    half = store / name
+    half.parent.mkdir(exist_ok=True)
+    half.write_text("{")
+    keep = [f"{MODEL}@{OLD}"]
+    assert names(find_garbage(store, keep)) == [], "its writer may still write"
+    age(half, TEMPORARY_AFTER_S + 60)
+    garbage = find_garbage(store, keep)
+    assert names(garbage) == [name]
+    assert remove(garbage) == garbage.items
+    assert not half.exists()
+
+
+def test_gc_does_not_follow_a_linked_queue(
+    store: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    half = elsewhere / ".org--model.json.4711.1403"
+    half.write_text("{")
+    age(half, TEMPORARY_AFTER_S + 60)
+    (store / QUEUE_NAME).symlink_to(elsewhere)
+    (store / f".{PLAN_NAME}.4711.1403").symlink_to(half)
+    assert names(find_garbage(store)) == [f"{MODEL}@{OLD}"]
 
 
 HOLD_SCRATCH = """

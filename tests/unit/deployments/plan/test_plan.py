@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -289,6 +290,31 @@ def test_split_and_shadow_end_while_latest_is_refused(store: Path) -> None:
     changes.refuse(store, MODEL, NEW, "its graph does not open")
     assert changes.set_split(store, MODEL, "latest", 0).find(MODEL).splits == {}
     assert changes.set_shadow(store, MODEL, "latest", 0).find(MODEL).shadow is None
+
+
+@pytest.mark.parametrize("selector", [NEWEST, "canary"])
+def test_split_and_shadow_end_after_their_version_was_deleted(store: Path, selector: str) -> None:
+    seal_version(store, NEWEST, 3)
+    changes.set_alias(store, MODEL, "canary", NEWEST)
+    changes.promote(store, MODEL, OLD)
+    changes.set_split(store, MODEL, NEWEST, 10)
+    changes.set_split(store, MODEL, NEW, 20)
+    changes.set_shadow(store, MODEL, NEWEST, 5)
+    shutil.rmtree(model_directory(store, MODEL) / NEWEST)
+    assert changes.set_split(store, MODEL, selector, 0).find(MODEL).splits == {NEW: 20}
+    assert changes.set_shadow(store, MODEL, selector, 0).find(MODEL).shadow is None
+    with pytest.raises(UnknownModel):
+        changes.set_split(store, MODEL, selector, 0)
+
+
+def test_alias_of_a_refused_version_ends_the_split_of_that_version(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    changes.set_alias(store, MODEL, "canary", NEWEST)
+    changes.promote(store, MODEL, OLD)
+    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
+    changes.set_split(store, MODEL, NEWEST, 10)
+    changes.set_split(store, MODEL, NEW, 20)
+    assert changes.set_split(store, MODEL, "canary", 0).find(MODEL).splits == {NEW: 20}
 
 
 def test_only_version_is_served_although_it_is_refused(tmp_path: Path) -> None:

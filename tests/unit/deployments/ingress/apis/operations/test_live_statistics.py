@@ -43,14 +43,17 @@ def record(model: str = EMBEDDER, total_s: float = 0.01, **fields: object) -> Re
 
 
 class Scraped:
-    """A scrape that returns EXPOSITION later and counts its calls."""
+    """A scrape that returns EXPOSITION later and counts its calls. It raises `error`, if set."""
 
     def __init__(self) -> None:
         self.count = 0
+        self.error: Exception | None = None
 
     async def __call__(self) -> str:
         self.count += 1
         await asyncio.sleep(0)
+        if self.error is not None:
+            raise self.error
         return EXPOSITION
 
 
@@ -154,6 +157,20 @@ async def test_requests_during_the_first_scrape_wait_for_its_load(
     assert second is first
     assert second["deployments"]["CpuEncoder"]["busy_ratio"] == 0.5
     assert scraped.count == 1
+
+
+async def test_failed_scrape_omits_the_load_until_the_next_one(
+    reader: LiveStatisticsReader, clock: FakeClock, scraped: Scraped
+) -> None:
+    await reader.read()
+    scraped.error = ConnectionError("the GCS does not answer")
+    clock.now_s += MAX_LOAD_AGE_S
+    encoder = (await reader.read())["deployments"]["CpuEncoder"]
+    assert (encoder["running"], encoder["busy_ratio"], encoder["queued_s"]) == (2, None, None)
+    scraped.error = None
+    clock.now_s += MAX_LOAD_AGE_S
+    assert (await reader.read())["deployments"]["CpuEncoder"]["busy_ratio"] == 0.5
+    assert scraped.count == 3
 
 
 def test_old_requests_are_forgotten(recent: RecentRequests, clock: FakeClock) -> None:
