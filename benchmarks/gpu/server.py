@@ -81,6 +81,8 @@ def _compare_answers(bench: Bench) -> Mapping[str, Any]:
 
 
 def _measure_throughput(bench: Bench) -> Mapping[str, Any]:
+    import httptools  # noqa: F401  the load generator needs it; without it the case is blocked
+
     with serve_models(bench, (ENCODER, _fast_generator(bench.target))) as address:
         return measure_throughput(address, bench.target)
 

@@ -147,8 +147,10 @@ class IoBindingEngine:
         self._outputs = output_names(session)
         self.info = EngineInfo(spec.compute_type, self._outputs.tokens is not None)
         passes = settings.concurrent_passes if self._thread is None else 1
+        # Without CUDA graphs, padding would cost time on CUDA and gain nothing.
+        has_buckets = is_captured or self._thread is None
         with translate_errors(spec.path.name):
-            for number, sides in enumerate(spec.options.buckets, start=1):
+            for number, sides in enumerate(spec.options.buckets if has_buckets else (), start=1):
                 bucket = Bucket(*sides)
                 self._pools[bucket] = _BufferPool()
                 for _ in range(passes):

@@ -149,9 +149,8 @@ class TorchDecoder:
         self._loaded: _LoadedDecoder | None = None
         with translate_errors(spec.path.name), self._lock.open_model():
             self._loaded = self._load(spec, hardware)
-        for tokens in _CHUNK_SIZES if self._staging_slots else ():
-            if tokens <= context:
-                self.prefill(0, [0] * tokens, 0)  # captures a CUDA graph
+        if self._staging_slots:
+            self._capture_prefills()
 
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
@@ -203,6 +202,25 @@ class TorchDecoder:
                 loaded.copy_tokens(staging, slot, start, start + tokens)
                 return to_host(loaded.logits[0])
 
+    def _capture_prefills(self) -> None:
+        """Capture the chunks of short prompts, and the longest chunk for slots of every length.
+
+        A capture takes about 0.15 s, and while requests are served, all streams would wait for it.
+        """
+        longest, context = _CHUNK_SIZES[-1], self.info.context
+        chunks = [(size, 0) for size in _CHUNK_SIZES]
+        start = _MIN_GRAPH_KV_LENGTH
+        while start < context:
+            chunks.append((longest, start))
+            start *= 2
+        try:
+            for size, start in chunks:
+                if start + size <= context:
+                    self.prefill(0, [0] * size, start)
+        except BaseException:
+            self.close()
+            raise
+
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         import torch
 
@@ -243,7 +261,7 @@ class TorchDecoder:
         with self._lock.run_pass():
             self._captured.clear()
             self._loaded = None
-            release_modules(self._device)
+        release_modules(self._device, self._lock)
 
     @property
     def loaded(self) -> _LoadedDecoder:
@@ -316,15 +334,16 @@ class TorchDecoder:
         """Return a function with the effect of `call`, which replays its CUDA graph.
 
         Capture the graph on first use. If a model is being opened then, return `call` itself, and
-        let a later use capture the graph. Only the decoder's first capture waits.
+        let a later use capture the graph. Only the first capture of a prefill and that of a decode
+        step wait for openings. They run when the decoder is opened, and the latter may compile.
         """
         if key not in self._captured:
-            if self._captured and self._lock.is_opening:  # the capture would wait for the opening
+            is_first = not any(len(other) == len(key) for other in self._captured)
+            if not is_first and self._lock.is_opening:  # the capture would wait for the opening
                 return call
             other = next(iter(self._captured.values()), None)
             with translate_errors(self.info.compute_type):
-                # Only the first capture, when the decoder starts, waits for openings.
-                captured = capture(call, other, self._lock, waits=other is None)
+                captured = capture(call, other, self._lock, waits=is_first)
             if captured is None:
                 return call
             self._captured[key] = captured

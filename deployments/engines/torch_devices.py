@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineTarget
+from deployments.engines.capture_lock import CaptureLock
 
 if TYPE_CHECKING:
     import torch
@@ -55,14 +56,15 @@ def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
     return np.asarray(tensor.cpu().numpy())
 
 
-def release_modules(device: str) -> None:
+def release_modules(device: str, lock: CaptureLock) -> None:
     """Free the memory of the modules that the caller has dropped, also for other libraries.
 
     Modules refer to themselves, so that only a garbage collection frees their weights. Replicas
     collect rarely (garbage_collection.py). On a GPU, torch then still caches the memory.
     """
-    gc.collect()
+    gc.collect()  # takes up to 0.15 s, so the caller does not hold the lock
     if device == "cuda":
         import torch
 
-        torch.cuda.empty_cache()
+        with lock.run_pass():
+            torch.cuda.empty_cache()

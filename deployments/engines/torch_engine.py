@@ -146,7 +146,7 @@ class TorchEngine:
         with self._lock.run_pass():
             self._program = None
             self._in_buckets.clear()
-            release_modules(self._device)
+        release_modules(self._device, self._lock)
 
     def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _DeviceProgram:
         import torch

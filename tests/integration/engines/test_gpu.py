@@ -68,8 +68,8 @@ def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
     lengths = np.array([30, 7, 30, 0])
     chunks = (
         (0, list(range(10, 28)), 0),
+        (1, list(range(90, 83, -1)), 0),
         (0, list(range(28, 40)), 18),
-        (1, [*range(90, 83, -1)], 0),
     )
     steps = [decoder.prefill(*chunk).copy() for chunk in chunks]
     decoder.copy(0, 2, 30)

@@ -42,13 +42,12 @@ def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 class Replayed:
-    """A fake of a captured step that repeats the computation on the CPU."""
+    """A fake of a captured call that repeats the computation on the CPU."""
 
     def __init__(
-        self, step: Callable[[], None], other: Replayed | None, _lock: object, *, waits: bool
+        self, call: Callable[[], None], other: Replayed | None, _lock: object, *, waits: bool
     ) -> None:
-        self.replay, self.other = step, other
-        assert waits == (other is None), "only the first capture waits for openings"
+        self.replay, self.other, self.waits = call, other, waits
 
 
 def test_steps_are_captured_by_slots_and_kv_length(
@@ -65,6 +64,7 @@ def test_steps_are_captured_by_slots_and_kv_length(
     assert list(captured._captured) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
     assert first.other is None
     assert all(step.other is first for step in others)
+    assert [step.waits for step in captured._captured.values()] == [True] + [False] * 4
     for decoder in (plain, captured):
         decoder.close()
 
@@ -80,16 +80,57 @@ def test_chunks_are_captured_by_size_and_kv_length(
     captured = TorchDecoder(spec, GeneratorSettings(), slots=2, context=100)
     opened = [(1, 32, 16), (1, 32, 32), (1, 64, 64)]
     assert list(captured._captured) == opened, "128 tokens exceed the context"
-    for slot, ids, start in ((0, OTHER, 0), (1, PROMPT, 0), (1, OTHER[:3], 35), (0, PROMPT, 50)):
-        chunk = slot, ids, start
+    for chunk in (
+        (0, OTHER, 0),
+        (1, PROMPT, 0),
+        (1, OTHER[:3], 35),
+        (0, OTHER[:5], 50),  # the staging slot holds tokens of the other slot
+        (0, PROMPT, 55),  # 64 tokens would exceed the context
+    ):
         assert_close(captured.prefill(*chunk), plain.prefill(*chunk))
-    assert list(captured._captured) == [*opened, (1, 64, 16)], "50 + 64 tokens exceed the context"
-    assert_close(captured.prefill(0, [7] * 15, 85), plain.prefill(0, [7] * 15, 85))
+    assert list(captured._captured) == [*opened, (1, 64, 16), (1, 100, 16)]
+    assert_close(captured.prefill(0, [7] * 10, 90), plain.prefill(0, [7] * 10, 90))
     captured._captures = True
-    step = np.array([5, 6]), np.array([85, 38])
+    step = np.array([5, 6]), np.array([90, 38])
     assert_close(captured.decode(*step), plain.decode(*step))
+    waiting = [key for key, call in captured._captured.items() if call.waits]
+    assert waiting == [(1, 32, 16), (2, 100)], "the first prefill, and the first step"
     for decoder in (plain, captured):
         decoder.close()
+
+
+def test_longest_chunk_is_captured_for_every_kv_length(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
+    monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
+    monkeypatch.setattr(torch_decoder, "_CHUNK_SIZES", (8, 16))
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
+    assert list(decoder._captured) == [
+        (1, 16, 8),
+        (1, 16, 16),
+        (1, 32, 16),
+        (1, 64, 16),
+        (1, 100, 16),
+    ]
+    decoder.close()
+
+
+def test_failed_capture_closes_the_decoder(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(torch_decoder, "capture", fail)
+    monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
+    monkeypatch.setattr(torch_decoder, "release_modules", lambda *_: closed.append(True))
+    with pytest.raises(EngineFailed, match="out of memory"):
+        TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
+    assert closed
 
 
 def test_prompt_logits_are_computed_uncaptured(

@@ -9,7 +9,7 @@ import pytest
 
 from build_artifacts import build_devices
 from build_artifacts.build_devices import engine_settings, fit_to_host, has_device
-from build_artifacts.recipes import FULL, QUICK
+from build_artifacts.recipes import DYNAMIC, FULL, QUICK
 from deployments.artifacts.types import Device
 from deployments.gpus import Gpu
 
@@ -71,4 +71,5 @@ def test_only_gpu_graph_gets_cuda_graphs_where_a_gpu_runs_them(
         "gpu-fp16-bound",
     ]
     assert fitted.decoders == QUICK.decoders
+    assert fit_to_host(DYNAMIC).of(Device.GPU) == fitted.of(Device.GPU)
     assert fit_to_host(FULL) is FULL, "it measures all GPU graphs"
