@@ -129,9 +129,9 @@ class CandidateSearch(Generic[R, S]):
     def select_for(self, device: Device) -> list[EvaluatedCandidate[R, S]]:
         """Evaluate graphs for `device` in the order of `ModelBuild.rank` until enough are accepted.
 
-        For encoders, this order starts with the fastest graphs. Stop earlier at a graph that is far
-        slower than an accepted graph. After the search time, skip the remaining graphs (see
-        `seconds`).
+        For encoders, this order starts with the fastest graphs, and the search also stops at a
+        graph that is far slower than an accepted graph. Without a ranking by speed, the search
+        skips the remaining graphs after the search time, once it has accepted one (see `seconds`).
 
         A host without `device` cannot measure speed and keeps the order of the build recipe. On
         such a host, the search stops after one accepted graph: an evaluation takes minutes.

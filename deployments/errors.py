@@ -209,7 +209,7 @@ class Overloaded(ServeError):
     status, code, retryable, retry_after_s = 429, "overloaded", True, 1.0
     elsewhere = True
     needed_s: float | None = None
-    from_queue: bool = False  # a replica's queue refused the request; similar requests fail too
+    from_queue: bool = False  # True: HAProxy may refuse similar requests (mark_queue_refusal)
 
 
 def build_overloaded(

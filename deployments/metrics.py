@@ -187,7 +187,7 @@ class TokenizerMetrics:
 
 
 class LoadMetrics:
-    """Load that a replica of any kind reports for autoscaling."""
+    """Metrics of the load that a replica of any kind also reports for autoscaling."""
 
     def __init__(self, deployment: str) -> None:
         labels = {"deployment": deployment}

@@ -7,6 +7,7 @@ import argparse
 import shtab
 
 from deployments.command_line import OK
+from hundredfold.__main__ import build_program
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -15,8 +16,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # Import late, because the tree of `build_program` contains this command.
-    from hundredfold.__main__ import build_program
-
     print(shtab.complete(build_program().build_parser(), shell=arguments.shell))
     return OK

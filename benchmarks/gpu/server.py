@@ -47,8 +47,8 @@ ENCODER, GENERATOR, SMOLLM = "gpu/encoder", "gpu/generator", "gpu/smollm2"
 _TEXTS, _NEW_TOKENS = 32, 32
 _CONNECTIONS = {ENCODER: (1, 64, 256), GENERATOR: (1, 32), SMOLLM: (1, 32)}
 _MIN_COSINE = 0.999
-# Matrix products over different numbers of slots round differently. If two tokens have nearly equal
-# logits, the other token may win.
+# Minimum share of texts that stay the same in a batch. Matrix products over different numbers of
+# slots round differently. If two tokens have nearly equal logits, the other token may win.
 _MIN_SAME_ANSWERS = 0.9
 _START_S = 120.0  # time limit for a GPU replica, which starts at the first request
 

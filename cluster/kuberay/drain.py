@@ -17,7 +17,7 @@ from ray.scripts.scripts import cli
 def drain_node(seconds: int) -> None:
     """Announce to Ray that its only node in this container ends soon.
 
-    Ray may reject drains for the reason IDLE_TERMINATION, but never for PREEMPTION.
+    Ray may reject a drain with the reason IDLE_TERMINATION, but never one with PREEMPTION.
     """
     (node_id,) = find_node_ids()
     cli.main(

@@ -54,7 +54,7 @@ def truncate_text(text: Text, side: slice) -> Text:
 
 
 def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:
-    """Check the characters that one tokenizer call reads. Raises InputTooLong.
+    """Check the number of characters that one tokenizer call reads. Raises InputTooLong.
 
     A small body can expand: reranking reads the query once per text, and zero-shot classification
     reads a text once per label.

@@ -47,7 +47,7 @@ class NoArguments(Arguments):
 
 
 class ChangedModel(NamedTuple):
-    """The model that an action changes."""
+    """The model that an action changes, as the request names it."""
 
     store: Path
     id: str

@@ -133,7 +133,8 @@ class _Tries:
         self._count += 1
         is_full = isinstance(error, Overloaded)
         self._full += is_full
-        # Under overload, a refusal at once is better than a wait for credit.
+        # After a refusal by a full replica, replicas without credit do not count. Under overload,
+        # an error at once is better than a wait for credit.
         has_other = any(
             one.is_usable and one not in self.refused and (one.has_credit or not is_full)
             for one in connections

@@ -161,7 +161,7 @@ class ChannelServer:
 class _Running(NamedTuple):
     task: asyncio.Task[None]
     cost: int
-    unread: asyncio.Semaphore  # counts the events that the stream may still send
+    window: asyncio.Semaphore  # its value: events that the stream may still send
 
 
 class ServerConnection(FrameConnection):
@@ -227,16 +227,16 @@ class ServerConnection(FrameConnection):
         if call.method not in service.unary and call.method not in service.streams:
             raise ChannelError(f"this replica has no method {call.method}")
         self._backlog, self._backlog_s = call.backlog, self._loop.time()
-        unread = asyncio.Semaphore(STREAM_WINDOW)
+        window = asyncio.Semaphore(STREAM_WINDOW)
         deadline_s = deadline_after(call.remaining_ms / 1000)
-        task = self._loop.create_task(self._run(id, call, deadline_s, unread))
-        self._running[id] = _Running(task, call.cost, unread)
+        task = self._loop.create_task(self._run(id, call, deadline_s, window))
+        self._running[id] = _Running(task, call.cost, window)
         self._count(call.cost, 1)
         # Release in a callback: a task that is cancelled before its first step runs no `finally`.
         task.add_done_callback(lambda _: self._release(id))
 
     async def _run(
-        self, id: int, call: CallFrame, deadline_s: float, unread: asyncio.Semaphore
+        self, id: int, call: CallFrame, deadline_s: float, window: asyncio.Semaphore
     ) -> None:
         """Run a call. Send the events of a stream, then exactly one ANSWER or ERROR.
 
@@ -246,7 +246,7 @@ class ServerConnection(FrameConnection):
         try:
             if unary is None:
                 events = self._server.service.streams[call.method](call.message, deadline_s)
-                await self._send_events(id, events, unread)
+                await self._send_events(id, events, window)
                 reply = Reply(b"")
             else:
                 reply = await unary(call.message, deadline_s)
@@ -274,11 +274,11 @@ class ServerConnection(FrameConnection):
         self.send(kind, id, header, message)
 
     async def _send_events(
-        self, id: int, events: AsyncGenerator[bytes, None], unread: asyncio.Semaphore
+        self, id: int, events: AsyncGenerator[bytes, None], window: asyncio.Semaphore
     ) -> None:
         async with aclosing(events):
             async for event in events:
-                await unread.acquire()
+                await window.acquire()
                 await self.wait_writable()
                 self.send(FrameType.EVENT, id, event)
 
@@ -287,7 +287,7 @@ class ServerConnection(FrameConnection):
             raise ChannelError(f"{count} events renewed; the window is {STREAM_WINDOW}")
         if id in self._running:
             for _ in range(count):
-                self._running[id].unread.release()
+                self._running[id].window.release()
 
     def _release(self, id: int) -> None:
         running = self._running.pop(id, None)

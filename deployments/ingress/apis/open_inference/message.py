@@ -1,4 +1,4 @@
-"""Bodies of the route `infer`: a JSON header, then the raw tensors in the order of the header."""
+"""Bodies of the route `infer`: JSON, then any tensors in binary form, in the order of the JSON."""
 
 from __future__ import annotations
 
