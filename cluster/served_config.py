@@ -115,7 +115,7 @@ def reject_problems(config: Path) -> None:
 
     try:
         problems = check_file(config, is_deployed=False)  # check_access checks host and keys
-    except OSError as exc:  # the file may become readable, such as when its disk is mounted
+    except OSError as exc:  # a service manager tries again: the disk may be mounted later
         raise StartError(f"cannot read `{config}`: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise UnusableConfig(f"cannot read `{config}`: {exc}") from exc

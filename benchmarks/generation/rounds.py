@@ -29,7 +29,7 @@ WARM_UP_TOKENS = 4
 # run again unbatched after all rounds, to check that batching does not change answers.
 REPEATED_PER_ROUND = 4
 
-Key = tuple[str, str]  # (part of the benchmark, name of the system)
+Key = tuple[str, str]  # (part: a number of streams or a scenario, name of the system)
 Pairs = list[tuple[StreamResult, StreamResult]]
 
 

@@ -25,7 +25,8 @@ from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from deployments.errors import ServeError
 from deployments.tuning.measure import wait_until_idle
 
-CHECKED_RESPONSES = 16  # number of responses to check: the first of each level and round
+# Responses to check in each round of a level: those to the first requests.
+CHECKED_RESPONSES = 16
 # A level is skipped if its requests are expected to take more seconds than this. Too few of them
 # would end within the measured window.
 MAX_EXPECTED_S = 10.0

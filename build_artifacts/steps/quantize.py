@@ -262,8 +262,8 @@ def _quantize_with_nncf(graph: Path, into: Path, items: Sequence[TokenizedItem])
         preset=nncf.QuantizationPreset.MIXED,
         subset_size=len(feeds),
         advanced_parameters=AdvancedQuantizationParameters(
-            # Where int8 sums overflow, ENABLE quantizes all weights to 7 bits. The default,
-            # FIRST_LAYER, does so for some weights only.
+            # On a CPU whose int8 sums overflow, quantize all weights to 7 bits (ENABLE). The
+            # default, FIRST_LAYER, does so for some weights only.
             overflow_fix=OverflowFix.ENABLE
             if read_cpu_info().int8_overflows
             else OverflowFix.FIRST_LAYER,

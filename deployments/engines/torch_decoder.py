@@ -87,11 +87,11 @@ class _LoadedDecoder:
     # the staging slot.
     kv_cache: torch.Tensor
     ids: torch.Tensor  # [slots, 1], input of a decode step
-    lengths: torch.Tensor  # [slots]; a captured prefill uses the first
+    lengths: torch.Tensor  # [slots], tokens before the call; a captured prefill uses index 0
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
     chunk: torch.Tensor  # [1, tokens], input of a captured prefill
     last: torch.Tensor  # [1], index of the last token in `chunk` that is not padding
-    logits: torch.Tensor  # [slots, V], output of a decode step; a captured prefill uses the first
+    logits: torch.Tensor  # [slots, V], output of a decode step; a captured prefill uses row 0
     # [slots, V], a copy of `logits` on the host. With a GPU this memory is pinned, because a GPU
     # copies to unpinned memory through an extra buffer.
     host_logits: torch.Tensor
@@ -331,11 +331,12 @@ class TorchDecoder:
         return min(kv_length, self.info.context)
 
     def _find_call(self, key: tuple[int, ...], call: Callable[[], None]) -> Callable[[], None]:
-        """Return a function with the effect of `call`, which replays its CUDA graph.
+        """Return a function that has the effect of `call` by replaying its CUDA graph.
 
-        Capture the graph on first use. If a model is being opened then, return `call` itself, and
-        let a later use capture the graph. Only the first capture of a prefill and that of a decode
-        step wait for openings. They run when the decoder is opened, and the latter may compile.
+        The first use captures the graph. While a model is being opened, return `call` itself, so
+        that a later use captures. Two captures wait for openings instead: the first of a prefill
+        and the first of a decode step, which may compile. Both run while this decoder is opened, so
+        no request waits for them.
         """
         if key not in self._captured:
             is_first = not any(len(other) == len(key) for other in self._captured)

@@ -139,9 +139,10 @@ class RequestResolver:
     def _usable_states(
         self, options: RequestOptions, work: RequestWork
     ) -> Mapping[Device, DeploymentState]:
-        """Return the states of the devices that the caller may use.
+        """Return the states of the devices, without the GPU if the caller may not use it.
 
-        Raises Forbidden if the request requires a GPU and the caller may not use it.
+        A request for the CPU keeps all states, because it never runs on another device. Raises
+        Forbidden if the request requires a GPU and the caller may not use it.
         """
         states = self.monitor.states_for(work.model)
         if self._requested_compute(options) != "cpu" and Scope.GPU not in current_caller().scopes:

@@ -30,8 +30,8 @@ _ANSWER_TOKENS = 15
 # Maximum `top_k`. Each window contributes about twice as many candidates, which are processed one
 # by one.
 _MAX_ANSWERS = 100
-# Limit of the total length of all answers to one call. An answer repeats whole words, and a word
-# may be as long as a text.
+# Limit of the total length of all answers to one call. By default an answer is extended to whole
+# words, and a word may be as long as its text, so that each of many answers may be that long.
 MAX_ANSWER_CHARACTERS = 4_000_000
 
 

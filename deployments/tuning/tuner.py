@@ -205,7 +205,7 @@ def merge_costs(
 ) -> list[VariantCosts]:
     """Return the costs in `repeated`, and those in `rows` that were not measured again.
 
-    The options of a candidate are thus compared within one measurement.
+    `repeated` replaces earlier costs, because only costs of one measurement are comparable.
     """
     earlier = {row.variant: row for row in rows}
     merged = [_add_missing_shapes(row, earlier.pop(row.variant, row)) for row in repeated]

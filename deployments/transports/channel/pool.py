@@ -191,9 +191,9 @@ class ReplicaPool:
     async def call(self, request: ChannelRequest) -> AnswerFrame:
         """Return the answer; if the replica is lost, try another replica.
 
-        Raises the replica's ServeError or an error of the pool: ReplicasLost after MAX_TRIES,
-        ReplicasSilent if all listed replicas are lost, NoChannel if none is connected and none was
-        lost. A refusal counts as one try if another replica may answer (`ServeError.elsewhere`).
+        Raises the replica's ServeError, or ReplicasLost after MAX_TRIES. If no replica is usable,
+        raises ReplicasSilent where a lost one may return, otherwise NoChannel. A refusal counts as
+        one try if another replica may answer (`ServeError.elsewhere`).
         """
         tries = _Tries(self._name)
         while True:

@@ -46,7 +46,7 @@ class PullRequest(BaseModel):
 
 
 class RemovedVersions(BaseModel):
-    """The removed versions of a model."""
+    """Response of `DELETE /models/{name}`: the versions that were removed from the store."""
 
     id: str
     versions: list[str]

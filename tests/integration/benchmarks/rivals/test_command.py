@@ -87,7 +87,7 @@ def test_rivals_measures_pairs_and_names_what_failed(
     with FakeServer(answer).in_thread() as ours:
         places = ["--store", str(tiny_store), "--data", str(data), "--out", str(tmp_path / "out")]
         scope = ["--rivals", *toys, "--workloads", "sentences", "lists", "--connections", "2"]
-        options = [*places, *scope, "--rounds", "2", "--seconds", "0.5"]
+        options = [*places, *scope, "--rounds", "2", "--seconds", "1"]
         status = main(["rivals", "--model", EMBEDDER, "--url", ours.target.url, *options])
     assert status == 0
     (path,) = (tmp_path / "out").glob("*.json")
