@@ -73,6 +73,16 @@ class AccuracyGate(Generic[R, S]):
             f"{message} ({latest.recipe.precision}: {reasons})", hint=self._build.gate_failed_hint
         )
 
+    def find_failures(self, device: Device) -> dict[str, str]:
+        """Return the graphs for `device` that failed or returned invalid numbers, with reasons."""
+        return {
+            tried.recipe.name: "; ".join(tried.result.reasons)
+            for tried in self._tried
+            if not isinstance(tried, UnsupportedModel)
+            and tried.recipe.device is device
+            and tried.result.parity is None
+        }
+
     def _evaluate(self, attempt: Attempt[R]) -> EvaluatedCandidate[R, S] | None:
         try:
             spec = self._build.export(attempt)
@@ -153,7 +163,19 @@ class CandidateSearch(Generic[R, S]):
             allow_fallbacks = not accepted or ranking.screening is None
             candidate = self.gate.first_accepted(recipe, allow_fallbacks=allow_fallbacks)
             accepted += [candidate] if candidate is not None else []
+        if device is Device.GPU and is_here and not accepted:
+            self._warn_without_gpu_graph(ranking)
         return accepted
+
+    def _warn_without_gpu_graph(self, ranking: Ranking[R]) -> None:
+        """Report that the artifact gets no GPU graph, unless accuracy alone is the reason."""
+        failures = {**ranking.unmeasured, **self.gate.find_failures(Device.GPU)}
+        if failures:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+            self.steps.report(
+                f"warning: the model gets no graph for the GPU, because graphs failed ({reasons}). "
+                "If the GPU is short of memory, stop its other processes and build with `--force`"
+            )
 
     def _accept_fallback(self) -> EvaluatedCandidate[R, S]:
         recipe = self.build.fallback

@@ -17,11 +17,13 @@ _CUDA = "CUDAExecutionProvider"
 def has_device(device: Device) -> bool:
     """Return whether this host can measure graphs for `device`.
 
-    A GPU must be visible, because the packages for CUDA are also installed on hosts without one.
+    A GPU must be visible and fit for CUDA, because the packages for CUDA may also be installed on
+    hosts without such a GPU.
     """
     if device is Device.CPU:
         return True
-    if not count_visible(len(read_gpus())):
+    gpus = read_gpus()
+    if not count_visible(len(gpus)) or gpus[0].problem:
         return False  # before the import, so that hosts without a GPU do not import ONNX Runtime
     import onnxruntime
 

@@ -11,6 +11,22 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Attention, Device
 
 
+def check_encoder_recipe(recipe: BuildRecipe) -> None:
+    """Raise BuildError if `recipe` has GPU options of generative models."""
+    runs = [each.run for each in recipe.decoders if each.device is Device.GPU]
+    options = {
+        "--tensor-parallel-size": any(run.tensor_parallel_size > 1 for run in runs),
+        "--offload-kv-cache": any(run.kv_offload for run in runs),
+        "--attention": any(run.attention != "sdpa" for run in runs),
+    }
+    for option, is_used in options.items():
+        if is_used:
+            raise BuildError(
+                f"`{option}` is only supported for models that generate text",
+                hint=f"omit `{option}`",
+            )
+
+
 def with_gpu_attention(recipe: BuildRecipe, attention: Attention) -> BuildRecipe:
     """Set the attention of the GPU decoder candidates that run on torch or transformers.
 

@@ -42,6 +42,7 @@ class HostDescription:
     free_bytes: int  # free memory of the host, or less if this process's control groups allow less
     gpus: tuple[Gpu, ...]
     visible_gpus: int  # number of GPUs that CUDA shows to this process
+    knows_gpu_memory: bool  # whether nvidia-smi lists the memory of these GPUs
     python: str
     packages: Mapping[str, str]  # name -> installed version
     store: StoreDescription
@@ -104,20 +105,27 @@ def _check_memory(host: HostDescription) -> Finding:
 
 
 def _check_gpu(host: HostDescription) -> Finding:
-    if not host.gpus:
-        return Finding("GPU", "ok", "none", "requests for a GPU are answered by the CPU")
     support = assess_gpus(host.gpus, host.packages, host.visible_gpus)
     found = support.describe()
-    if support.problem is None:
-        meaning = f"Ray gets {support.usable}; FP16 candidates run on `options.use_gpu: true`"
-        if "onnxruntime-gpu" in support.engines:
-            return Finding("GPU", "ok", found, meaning)
+    if support.problem is not None:
+        meaning = "Ray gets none: requests for a GPU are answered by the CPU"
+        if not host.gpus:
+            level: Level = "note" if support.repair else "ok"
+            return Finding("GPU", level, found, meaning, support.repair)
+        action = support.repair
+        if action != REPAIR:
+            action += (
+                "; or leave the GPU out: `make serve NO_GPU=1` or `hundredfold serve --no-gpu`"
+            )
+        return Finding("GPU", "problem", found, meaning, action)
+    meaning = f"Ray gets {support.usable}; FP16 candidates run on `options.use_gpu: true`"
+    if not host.knows_gpu_memory:
         return Finding(
-            "GPU", "note", found, f"{meaning}; torch engines only",
-            f"{REPAIR} for the graphs of ONNX Runtime",
+            "GPU", "note", found,
+            f"{meaning}; its memory is unknown, so that a fraction as `gpu_memory` bounds nothing",
+            "set `gpu_memory` of the config in bytes",
         )  # fmt: skip
-    meaning = "Ray gets none: requests for a GPU are answered by the CPU"
-    return Finding("GPU", "problem", found, meaning, "fix it, or pass `--no-gpu` to leave it out")
+    return Finding("GPU", "ok", found, meaning)
 
 
 def _check_packages(host: HostDescription) -> Finding:
@@ -135,10 +143,11 @@ def _check_packages(host: HostDescription) -> Finding:
     if missing := [name for name in _REQUIRED if name not in {*packages, *provided}]:
         return Finding("packages", "problem", found, f"serving needs {', '.join(missing)}", REPAIR)
     if "torch" not in packages:
+        extra = "gpu-build" if "onnxruntime-gpu" in packages else "build"
         return Finding(
             "packages", "note", found,
             "this environment serves; it cannot build models",
-            "install `.[build]` to build",
+            f"install `.[{extra}]` to build",
         )  # fmt: skip
     return Finding("packages", "ok", found, "this environment builds and serves")
 

@@ -6,10 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.installation import REPAIR, why_no_gpu
-from deployments.gpus import VISIBLE_GPUS_VARIABLE, Gpu, count_visible, read_gpus
+from deployments.gpus import (
+    MIN_COMPUTE_CAPABILITY,
+    MIN_DRIVER_SERIES,
+    VISIBLE_GPUS_VARIABLE,
+    Gpu,
+    count_visible,
+    read_gpus,
+)
 from deployments.machine import installed_versions
 
-_PACKAGES = ("onnxruntime", "onnxruntime-gpu", "torch", "transformers")
+# Each encoder replica on a GPU starts ONNX Runtime's provider for CUDA, and builds measure with it.
+# Therefore no GPU is usable without this package, even if torch can use it.
+_ENGINE = "onnxruntime-gpu"
+_PACKAGES = ("onnxruntime", _ENGINE, "torch", "transformers")
 _GIBIBYTE = 1 << 30
 
 
@@ -21,6 +31,8 @@ class GpuSupport:
     visible: int  # number of GPUs that CUDA shows to this process
     engines: tuple[str, ...]  # names of installed engine packages that are built for CUDA
     problem: str | None  # why no engine here can use the GPUs; None if one can
+    # What to do about `problem`. Empty if there is nothing to do: no GPU, packages for the CPU.
+    repair: str
 
     @property
     def usable(self) -> int:
@@ -29,7 +41,7 @@ class GpuSupport:
 
     def describe(self) -> str:
         if not self.gpus:
-            return "none"
+            return f"no GPU, although `{_ENGINE}` is installed" if self.repair else "no GPU"
         first = self.gpus[0]
         count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
         facts = [f"{count}{first.name}"]
@@ -49,19 +61,33 @@ def read_gpu_support() -> GpuSupport:
 
 def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
     """Find the installed engines that run on `gpus`. CUDA shows `visible` of these GPUs."""
-    engines = [name for name in ("onnxruntime-gpu",) if name in versions]
+    engines = [name for name in (_ENGINE,) if name in versions]
     # The version of a CPU build of torch ends with `+cpu`, such as 2.13.0+cpu.
     if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:
         engines.append("torch")
-    problem = why_no_gpu(gpus)
-    if problem is None and {"onnxruntime", "onnxruntime-gpu"} <= versions.keys():
-        problem = (
-            "`onnxruntime` and `onnxruntime-gpu` are both installed and own one import name; "
-            f"{REPAIR}"
+    problem, repair = why_no_gpu(gpus), ""
+    if problem is not None:
+        repair = _repair_host(gpus, visible) if gpus or _ENGINE in versions else ""
+    elif _ENGINE not in versions:
+        problem, repair = f"`{_ENGINE}` is not installed", REPAIR
+    elif "onnxruntime" in versions:
+        problem = f"`onnxruntime` and `{_ENGINE}` are both installed and own one import name"
+        repair = REPAIR
+    return GpuSupport(tuple(gpus), visible, tuple(engines), problem, repair)
+
+
+def _repair_host(gpus: Sequence[Gpu], visible: int) -> str:
+    if not gpus:
+        return (
+            "run `nvidia-smi` as the user of the server; if only root sees the GPU, enable "
+            "`nvidia-persistenced`, which creates the device files at boot"
         )
-    elif problem is None and not engines:
-        problem = f"no installed engine is built for CUDA; {REPAIR}"
-    return GpuSupport(tuple(gpus), visible, tuple(engines), problem)
+    if not visible:
+        return f"unset `{VISIBLE_GPUS_VARIABLE}`"
+    if gpus[0].has_old_driver:
+        return f"install driver {MIN_DRIVER_SERIES} or later, then {REPAIR}"
+    major, minor = MIN_COMPUTE_CAPABILITY
+    return f"use a GPU of compute capability {major}.{minor} or later"
 
 
 def gpu_environment(requested: int | None) -> dict[str, str]:

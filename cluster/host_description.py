@@ -18,7 +18,7 @@ from cluster.processes import PORTS, describe_port_owner, is_port_free
 from cluster.serve_config import read_args, read_mapping
 from deployments.artifacts.store import list_model_directories
 from deployments.config import default_store, expand_home
-from deployments.gpus import count_visible, read_gpus
+from deployments.gpus import count_visible, read_gpus, read_visible_gpus
 from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
 from deployments.machine import (
     ControlGroups,
@@ -56,6 +56,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         free_bytes=memory.available if limit is None else min(limit, memory.available),
         gpus=gpus,
         visible_gpus=count_visible(len(gpus)),
+        knows_gpu_memory=bool(read_visible_gpus()),
         python=platform.python_version(),
         packages=installed_versions(PACKAGES),
         store=_describe_store(store or _find_store(document)),

@@ -11,9 +11,10 @@ installed, and vice versa.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -38,6 +39,7 @@ class InstallPlan:
     remove: tuple[str, ...] = ()
     # Installed packages that share files with the removed packages.
     reinstall: tuple[str, ...] = ()
+    is_editable: bool = True  # whether the environment imports the modules of the checkout
 
     def commands(self, python: str) -> list[list[str]]:
         """Return the command lines of pip in the order of execution."""
@@ -46,11 +48,17 @@ class InstallPlan:
         commands = [[*pip, "uninstall", "--yes", *self.remove]] if self.remove else []
         if self.reinstall:
             commands.append([*install, "--force-reinstall", "--no-deps", *self.reinstall])
-        return [*commands, [*install, "-e", f".[{self.extras}]"]]
+        mode = ["-e"] if self.is_editable else []
+        return [*commands, [*install, *mode, f".[{self.extras}]"]]
 
 
 def plan_install(
-    gpus: Sequence[Gpu], installed: Collection[str], *, purpose: str, allow_gpu: bool = True
+    gpus: Sequence[Gpu],
+    installed: Collection[str],
+    *,
+    purpose: str,
+    allow_gpu: bool = True,
+    is_editable: bool = True,
 ) -> InstallPlan:
     """Plan an installation for the CPU or CUDA. `installed` holds names of packages."""
     no_gpu = why_no_gpu(gpus, allow_gpu=allow_gpu)
@@ -63,7 +71,7 @@ def plan_install(
         reason = f"for the CPU: {no_gpu}"
     remove = tuple(name for name in excluded if name in installed)
     reinstall = tuple(name for name in required if remove and name in installed)
-    return InstallPlan(extras, reason, remove, reinstall)
+    return InstallPlan(extras, reason, remove, reinstall, is_editable)
 
 
 def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
@@ -80,6 +88,19 @@ def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
     return gpus[0].problem
 
 
+def is_editable(distributions: Iterable[metadata.Distribution]) -> bool:
+    """Return whether the environment is for the checkout, as an empty one is.
+
+    The environment of a service has a copy of the modules, which must not become those of the
+    checkout of an administrator. https://packaging.python.org/specifications/direct-url/
+    """
+    for distribution in distributions:
+        if distribution.metadata["Name"].lower() == "hundredfold":
+            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+            return bool(origin.get("dir_info", {}).get("editable"))
+    return True
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Install packages. Return the exit code of the first pip command that fails, else 0."""
     parser = argparse.ArgumentParser(prog="python -m cluster.installation", description=__doc__)
@@ -87,9 +108,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-gpu", action="store_true", help="install for the CPU in any case")
     parser.add_argument("--dry-run", action="store_true", help="print the commands of pip only")
     arguments = parser.parse_args(argv)
-    installed = {found.metadata["Name"].lower() for found in metadata.distributions()}
+    found = list(metadata.distributions())
     plan = plan_install(
-        read_gpus(), installed, purpose=arguments.purpose, allow_gpu=not arguments.no_gpu
+        read_gpus(),
+        {distribution.metadata["Name"].lower() for distribution in found},
+        purpose=arguments.purpose,
+        allow_gpu=not arguments.no_gpu,
+        is_editable=is_editable(found),
     )
     print(f"installing {plan.reason}", flush=True)
     for command in plan.commands(sys.executable):

@@ -265,12 +265,16 @@ def build_environment(settings: UpSettings, ports: LocalPorts, edge: Path) -> di
 
 
 def count_gpus(requested: int | None, progress: StartupProgress) -> int:
-    """Return `requested`. If it is None, print the GPUs of this host and count the usable ones."""
+    """Return `requested`. If it is None, print the GPUs of this host and count the usable ones.
+
+    Print a line too if there is none but the packages are those for CUDA: a host after a reboot,
+    for example, may lack the device files of its GPU.
+    """
     if requested is not None:
         return requested
     found = read_gpu_support()
-    if found.gpus:
-        progress.report(found.describe())
+    if found.gpus or found.repair:
+        progress.report("; ".join(filter(None, (found.describe(), found.repair))))
     return found.usable
 
 

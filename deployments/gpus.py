@@ -45,13 +45,15 @@ class Gpu:
         return f"{major}.{minor}" if (major, minor) > (0, 0) else ""
 
     @property
+    def has_old_driver(self) -> bool:
+        return 0 < int(self.driver.partition(".")[0] or 0) < MIN_DRIVER_SERIES
+
+    @property
     def problem(self) -> str | None:
         """The reason why the CUDA packages do not run on this GPU; None if no reason is known."""
-        series = int(self.driver.partition(".")[0] or 0)
-        if 0 < series < MIN_DRIVER_SERIES:
-            return (
-                f"driver {self.driver} is too old for CUDA 13: install {MIN_DRIVER_SERIES} or later"
-            )
+        if self.has_old_driver:
+            needed = f"it needs {MIN_DRIVER_SERIES} or later"
+            return f"driver {self.driver} is too old for CUDA 13: {needed}"
         if (0, 0) < self.compute_capability < MIN_COMPUTE_CAPABILITY:
             major, minor = MIN_COMPUTE_CAPABILITY
             return f"compute capability {self.capability_text}; CUDA 13 needs {major}.{minor}"

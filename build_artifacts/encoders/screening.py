@@ -33,11 +33,12 @@ _MAX_SLOWDOWN = 1.4
 
 
 class SpeedScreening(BaseModel):
-    """Latency of each graph at each screened shape."""
+    """Latency of each measured graph at each screened shape."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     times_ms: dict[str, tuple[float, ...]]  # latencies by graph name, one per shape
+    unmeasured: dict[str, str] = {}  # reasons by name of the graphs without latencies
 
     def mean_ms(self, name: str) -> float:
         """Return the geometric mean over the shapes: a slowdown counts equally at every shape."""
@@ -77,28 +78,30 @@ def screen_speed(
     """Measure `specs`, all of one device, in interleaved order.
 
     Skip graphs that do not run with `settings`. Of the remaining graphs, in the order of `specs`,
-    measure as many as fit into memory together. The result has only the measured graphs. Raises
-    EngineFailed if not even one graph fits.
+    measure as many as fit into memory together. The result ranks only the measured graphs. Raises
+    EngineFailed if not even one graph fits, or if every graph fails while it is measured.
     """
     fitting = (s.model_copy(update={"tokens": min(s.tokens, max_tokens)}) for s in _SHAPES)
     shapes = tuple(dict.fromkeys(fitting))
     smallest = build_batches(items, shapes[0])[0]
     # Test each graph alone first: a graph that does not run must not take memory from the others.
-    variants = [
-        VariantSpec.of(name, spec)
-        for name, spec in specs.items()
-        if _can_run(spec, settings, smallest)
-    ]
+    failures = {name: _find_failure(spec, settings, smallest) for name, spec in specs.items()}
+    variants = [VariantSpec.of(name, s) for name, s in specs.items() if failures[name] is None]
     plan = MeasurementPlan(settings=settings, shapes=shapes, items=items, seconds=_SECONDS)
     rows = measure_fitting(variants, plan) if variants else []
-    return SpeedScreening(
-        times_ms={
-            row.variant.candidate: tuple(cost.median_ms for cost in row.costs) for row in rows
-        }
-    )
+    if variants and not rows:
+        raise EngineFailed("every graph failed while it was measured")
+    times_ms = {row.variant.candidate: tuple(cost.median_ms for cost in row.costs) for row in rows}
+    unmeasured = {
+        name: failure or "it could not be measured together with the others"
+        for name, failure in failures.items()
+        if name not in times_ms
+    }
+    return SpeedScreening(times_ms=times_ms, unmeasured=unmeasured)
 
 
-def _can_run(spec: GraphSpec, settings: EncoderSettings, batch: Batch) -> bool:
+def _find_failure(spec: GraphSpec, settings: EncoderSettings, batch: Batch) -> str | None:
+    """Return why the graph fails on `batch`, or None if it runs."""
     try:
         engine = open_engine(spec, settings)
         try:
@@ -107,5 +110,5 @@ def _can_run(spec: GraphSpec, settings: EncoderSettings, batch: Batch) -> bool:
             engine.close()
     except EngineFailed as exc:
         print(f"{spec.path}: {exc}", file=sys.stderr)  # stderr goes to the log of the build
-        return False
-    return True
+        return exc.message
+    return None

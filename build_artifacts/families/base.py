@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -126,6 +126,11 @@ class Ranking(Generic[R]):
 
     recipes: Sequence[R]
     screening: SpeedScreening | None = None  # None: `recipes` are in the order of the build recipe
+
+    @property
+    def unmeasured(self) -> Mapping[str, str]:
+        """Reasons by name of the graphs that speed screening could not measure and dropped."""
+        return {} if self.screening is None else self.screening.unmeasured
 
     def is_far_behind(self, name: str, accepted: Sequence[str]) -> bool:
         """Return whether `name` is too slow for evaluation, compared with the `accepted` graphs."""

@@ -32,6 +32,7 @@ from build_artifacts.families.base import (
     Ranking,
 )
 from build_artifacts.families.pruned import prepare_pruned
+from build_artifacts.gpu_placement import check_encoder_recipe
 from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import (
     CandidateRecipe,
@@ -77,6 +78,7 @@ class EncoderFamily:
         return read_encoder_metadata(checkpoint, tasks)
 
     def start(self, context: BuildContext) -> EncoderBuild:
+        check_encoder_recipe(context.recipe)
         evaluation = _load_evaluation(context)
         steps, metadata = context.steps, context.metadata
         prepared = cached_prepare(steps, context.weights, metadata, evaluation)
@@ -173,7 +175,11 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         if len(specs) < 2:
             return Ranking(tuple(specs))
         by_name = {recipe.name: recipe for recipe in specs}
-        screening = self._screen(device, {r.name: spec for r, spec in specs.items()})
+        try:
+            screening = self._screen(device, {r.name: spec for r, spec in specs.items()})
+        except EngineFailed as exc:
+            self.context.steps.report_skipped(f"ranking by speed for {device}", exc.message)
+            return Ranking(tuple(specs))
         return Ranking([by_name[name] for name in screening.ranked_names()], screening)
 
     def _export_candidates(self, device: Device) -> dict[CandidateRecipe, GraphSpec]:
@@ -243,7 +249,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     def _tune(self, accepted: Sequence[EncoderCandidate], version: str) -> list[CostTable]:
         """Measure the graphs on the CPU with one thread and with all cores, and on a GPU once.
 
-        Each measurement gets the same share of the time.
+        Each measurement gets the same share of the time. If a measurement fails, its table is
+        missing, and replicas on hosts of this kind tune the model.
         """
         runs = [(Device.CPU, threads) for threads in sorted({1, usable_cores()})]
         if has_device(Device.GPU):
@@ -251,14 +258,21 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         seconds = self.context.budget.tune_seconds / len(runs)
         tables = []
         for device, threads in runs if seconds else ():
-            if graphs := [c for c in accepted if c.recipe.device is device]:
+            if not (graphs := [c for c in accepted if c.recipe.device is device]):
+                continue
+            try:
                 tables.append(self.tune(graphs, version, threads, seconds))
+            except EngineFailed as exc:
+                self.context.steps.report_skipped(f"cost table for {device}", exc.message)
         return tables
 
     def tune(
         self, graphs: Sequence[EncoderCandidate], version: str, threads: int, seconds: float
     ) -> CostTable:
-        """Measure graphs of one device on this host with `threads` threads per forward pass."""
+        """Measure graphs of one device on this host with `threads` threads per forward pass.
+
+        Raises EngineFailed as `measure_variants` does.
+        """
         device = graphs[0].recipe.device
         plan = MeasurementPlan(
             settings=engine_settings(device, threads),

@@ -276,7 +276,10 @@ def _check_device(
     if state is None or not state.available:
         return HardwareUnavailable(f"this cluster runs no model on `{device}`")
     if manifest.candidate_for(device) is None:
-        return HardwareUnavailable(f"Model {manifest.id} has no graph for `{device}`")
+        message = f"Model {manifest.id} has no graph for `{device}`"
+        if device is Device.GPU:
+            message += ". Build it again with `--force` on a host with a GPU"
+        return HardwareUnavailable(message)
     return None
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
-from deployments.gpus import VisibleGpu, read_visible_gpus
+from deployments.gpus import VISIBLE_GPUS_VARIABLE, VisibleGpu, read_visible_gpus
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -97,14 +97,17 @@ def open_device_memory(
     gpus = read_visible_gpus()
     limit = count_budget(budget, gpus)
     if limit is None:
-        log.info(
-            "`gpu_memory` is the fraction %g and the memory of the GPU is unknown: each replica is "
-            "bounded by its `pool_bytes` alone",
+        log.warning(
+            "nvidia-smi does not list the memory of the GPUs of this process, so that the fraction "
+            "%g of `gpu_memory` bounds nothing: each replica is bounded by its `pool_bytes` alone, "
+            "and pinned models by nothing. Set `gpu_memory` in bytes",
             budget,
         )
         return None
     root = root or Path(tempfile.gettempdir(), _ROOT.format(user=os.getuid()))
-    name = re.sub(r"[^\w-]", "", "+".join(gpu.uuid for gpu in gpus)) or "unknown"
+    # GPUs that nvidia-smi does not list, such as MIG instances, have the name that CUDA gets.
+    names = [gpu.uuid for gpu in gpus] or [os.environ.get(VISIBLE_GPUS_VARIABLE, "")]
+    name = re.sub(r"[^\w-]", "", "+".join(names)) or "unknown"
     return DeviceMemory(root / name, limit)
 
 

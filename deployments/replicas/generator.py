@@ -120,7 +120,12 @@ class GeneratorReplica:
         self._pinned = PinnedModels(args, self._serves)
         self.pool = ModelPool(
             args.store_path(),
-            ModelLoader(self._measure, self._load, self._close),
+            ModelLoader(
+                self._measure,
+                self._load,
+                self._close,
+                f"`kv_cache_bytes`, `kv_slots` or `max_context_tokens` of `generators.{device}`",
+            ),
             leave_room_for_arena(self._hardware.pool_bytes, device, concurrent_passes=1),
             self._pinned.refs,
             device_memory=open_device_memory(args.gpu_memory, device),

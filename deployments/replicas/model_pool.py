@@ -47,6 +47,7 @@ class ModelLoader(NamedTuple, Generic[T]):
     measure: Callable[[RegisteredModel], int]  # bytes of memory that the model will take
     load: Callable[[RegisteredModel], T]
     close: Callable[[ModelRef, T], None]
+    size_settings: str = ""  # the settings that determine `measure`, for error messages
 
 
 class ModelPool(Generic[T]):
@@ -65,7 +66,7 @@ class ModelPool(Generic[T]):
 
         See PoolMemory for `max_bytes` and `device_memory`.
         """
-        self._memory = PoolMemory(max_bytes, device_memory)
+        self._memory = PoolMemory(max_bytes, device_memory, loader.size_settings)
         self.on_change: Callable[[ModelRef, bool], None] = lambda _ref, _is_loaded: None
         self._store = store
         self._loader = loader

@@ -41,16 +41,22 @@ class PoolMemory:
     Pinned models may exceed `max_bytes`, but never the memory budget of the device.
     """
 
-    def __init__(self, max_bytes: int | None, device_memory: DeviceMemory | None) -> None:
+    def __init__(
+        self,
+        max_bytes: int | None,
+        device_memory: DeviceMemory | None,
+        size_settings: str = "",
+    ) -> None:
         """Limit the models to `max_bytes`.
 
         If `max_bytes` is None, use the limit of `device_memory`. If both are None, use
-        DEFAULT_POOL_BYTES.
+        DEFAULT_POOL_BYTES. See ModelLoader for `size_settings`.
         """
         default = DEFAULT_POOL_BYTES if device_memory is None else device_memory.limit
         self.max_bytes = default if max_bytes is None else max_bytes
         self.bytes = 0
         self._device = device_memory
+        self._size_settings = size_settings
 
     def has_room(self, size: int) -> bool:
         return self.bytes + size <= self.max_bytes
@@ -77,13 +83,21 @@ class PoolMemory:
         return self._device is None or size <= self._device.count_free() + evictable
 
     def build_refusal(self, ref: ModelRef, size: int) -> ModelUnavailable:
-        """Build the error with the tighter limit, its free bytes and the needed bytes."""
+        """Build the error with the tighter limit, its free bytes and the needed bytes.
+
+        The error advises a retry only if the model fits in the limit.
+        """
         name, limit, free = "pool_bytes", self.max_bytes, max(0, self.max_bytes - self.bytes)
         if self._device is not None and (on_device := self._device.count_free()) <= free:
             name, limit, free = "gpu_memory", self._device.limit, on_device
+        remedies = ["retry later"] if size <= limit else []
+        remedies.append(f"raise `{name}`")
+        if self._size_settings:
+            remedies.append(f"lower {self._size_settings}")
+        advice = ", or ".join(remedies)
         return ModelUnavailable(
             f"Model {ref.id} needs {size} bytes of memory; `{name}` allows {limit}, of which "
-            f"{free} are available. Retry later, or raise `{name}`"
+            f"{free} are available. {advice[0].upper()}{advice[1:]}"
         )
 
     def close(self) -> None:

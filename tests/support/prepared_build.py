@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
+import psutil
+import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -149,6 +152,13 @@ class FixedGraphs(CandidateGraphs):
         return ["first", "second", *map(str, range(3, 10))]
 
 
+def set_available_memory(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:
+    """Let the host report this many free bytes."""
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: SimpleNamespace(available=available_bytes)
+    )
+
+
 def largest_difference(a: ProbeOutputs, b: ProbeOutputs) -> float:
     """Return the largest absolute difference of two outputs."""
     return max(float(np.abs(x - y).max()) for x, y in zip(a, b, strict=True))
@@ -240,11 +250,11 @@ def slowed(graph: Path, into: Path, size: int = 700) -> Path:
     return into
 
 
-def unreadable(into: Path) -> Path:
+def unreadable(into: Path, operator: str = "Telepathy") -> Path:
     """Write a graph with an unknown operator."""
     ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["B", "T"])
     out = helper.make_tensor_value_info("output", TensorProto.FLOAT, ["B", 32])
-    node = helper.make_node("Telepathy", ["input_ids"], ["output"], domain="org.example")
+    node = helper.make_node(operator, ["input_ids"], ["output"], domain="org.example")
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("org.example", 1)]
     graph = helper.make_graph([node], "unreadable", [ids], [out])
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), into)

@@ -161,6 +161,25 @@ def test_build_passes_options_to_pipeline(
     assert (full.adapter, full.store) == (Path("lora"), Path("elsewhere"))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [["--tensor-parallel-size", "2"], ["--offload-kv-cache"], ["--attention", "eager"]],
+    ids=str,
+)
+def test_build_of_an_encoder_rejects_gpu_options_of_generative_models(
+    embedding_source: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = ["--store", str(tmp_path / "store")]
+    assert main(["build", str(embedding_source), *store, *arguments]) == 1
+    error, hint = capsys.readouterr().err.splitlines()[-3::2]
+    message = f"`{arguments[0]}` is only supported for models that generate text"
+    assert error == f"error: {message}"
+    assert hint == f"hint: omit `{arguments[0]}`"
+
+
 def test_every_command_has_store_option() -> None:
     for command, spec in COMMANDS.items():
         parser = argparse.ArgumentParser()

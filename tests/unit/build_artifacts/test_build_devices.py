@@ -50,6 +50,11 @@ def test_gpu_with_cuda_packages_is_measured_on_cuda(fake_host: Callable[..., Non
     assert engine_settings(Device.CPU, 2).providers == (CPU,)
 
 
+def test_gpu_with_an_old_driver_is_no_gpu(fake_host: Callable[..., None]) -> None:
+    fake_host(Gpu(name="A10", driver="550.90.07"))
+    assert not has_device(Device.GPU)
+
+
 def test_hidden_gpu_is_no_gpu(
     fake_host: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

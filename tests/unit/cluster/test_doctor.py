@@ -27,6 +27,7 @@ GOOD = HostDescription(
     free_bytes=60 * GIGABYTE,
     gpus=(),
     visible_gpus=0,
+    knows_gpu_memory=False,
     python="3.11.7",
     packages={"ray": "2.60", "onnxruntime": "1", "tokenizers": "1", "numpy": "2", "torch": "2+cpu"},
     store=StoreDescription(path="/store", models=4, is_writable=True, free_bytes=90 * GIGABYTE),
@@ -39,7 +40,10 @@ GOOD = HostDescription(
     has_setpriv=True,
 )
 FOR_CUDA = {name: v for name, v in GOOD.packages.items() if name != "onnxruntime"}
-WITH_GPU: dict[str, Any] = {"gpus": (H200,), "visible_gpus": 1}
+SERVING_ONLY = {name: v for name, v in GOOD.packages.items() if name != "torch"}
+SERVING_ONLY_CUDA = {**SERVING_ONLY, "onnxruntime-gpu": "1"}
+del SERVING_ONLY_CUDA["onnxruntime"]
+WITH_GPU: dict[str, Any] = {"gpus": (H200,), "visible_gpus": 1, "knows_gpu_memory": True}
 
 
 def test_good_host_has_nothing_to_do() -> None:
@@ -55,13 +59,30 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"cpu": CpuInfo("Old", "", ("avx2",), "x86_64")}, "processor", "note", "VNNI"),
         ({"cpu": CpuInfo("Arm", "", ("i8mm",), "aarch64")}, "processor", "ok", "dot-product"),
         ({"free_bytes": GIGABYTE}, "memory", "problem", "serve fewer models"),
-        (WITH_GPU, "GPU", "problem", "no installed engine is built for CUDA"),
+        (WITH_GPU, "GPU", "problem", "`onnxruntime-gpu` is not installed"),
         ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
         (
             {"gpus": (replace(H200, driver="535.1"),), "visible_gpus": 1},
             "GPU",
             "problem",
-            "install 580",
+            "-> install driver 580 or later, then run `",
+        ),
+        (
+            {**WITH_GPU, "gpus": (replace(H200, compute_capability=(7, 0)),)},
+            "GPU",
+            "problem",
+            "or leave the GPU out: `make serve NO_GPU=1` or `hundredfold serve --no-gpu`",
+        ),
+        ({"packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "note", "-> run `nvidia-smi`"),
+        (
+            {
+                **WITH_GPU,
+                "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"},
+                "knows_gpu_memory": False,
+            },
+            "GPU",
+            "note",
+            "-> set `gpu_memory` of the config in bytes",
         ),
         (
             {"packages": {**GOOD.packages, "onnxruntime-gpu": "1"}},
@@ -70,6 +91,8 @@ def test_good_host_has_nothing_to_do() -> None:
             "overwrite each other",
         ),
         ({"packages": FOR_CUDA}, "packages", "problem", "serving needs onnxruntime"),
+        ({"packages": SERVING_ONLY}, "packages", "note", "install `.[build]`"),
+        ({"packages": SERVING_ONLY_CUDA}, "packages", "note", "install `.[gpu-build]`"),
         ({"store": replace(GOOD.store, models=0)}, "store", "note", "hundredfold demo"),
         (
             {"store": replace(GOOD.store, models=0, is_writable=False)},
@@ -123,7 +146,7 @@ def test_packages_are_mended_by_a_command_that_installs(
     (finding,) = (f for f in diagnose(replace(GOOD, **changes)) if f.name == name)
     advice = format_findings([finding])
     # `make serve` installs nothing into an existing virtual environment.
-    assert f"run `{sys.executable} -m cluster.installation serve` in the checkout" in advice
+    assert f"run `{sys.executable} -m cluster.installation serve` in the checkout" in finding.action
     assert "make serve" not in advice
 
 

@@ -5,13 +5,14 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from cluster import up
 from cluster.gpu_support import assess_gpus
-from cluster.installation import CPU_PACKAGES, GPU_PACKAGES, plan_install
+from cluster.installation import CPU_PACKAGES, GPU_PACKAGES, REPAIR, is_editable, plan_install
 from cluster.local import LocalPorts
 from cluster.progress import StartupProgress
 from cluster.ray_host import build_ray_command
@@ -73,6 +74,31 @@ def test_families_that_met_are_separated_and_written_again() -> None:
     assert (back.remove, back.reinstall) == (("onnxruntime-gpu",), ("onnxruntime",))
 
 
+@pytest.mark.parametrize(
+    ("origin", "expected"),
+    [
+        ('{"url": "file:///checkout", "dir_info": {"editable": true}}', True),
+        ('{"url": "file:///checkout", "dir_info": {}}', False),
+        (None, False),
+    ],
+    ids=["checkout", "copy of a checkout", "package of an index"],
+)
+def test_environment_of_a_service_keeps_its_copy(
+    tmp_path: Path, origin: str | None, expected: bool
+) -> None:
+    record = tmp_path / "hundredfold-0.1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: hundredfold\nVersion: 0.1.0\n")
+    if origin is not None:
+        (record / "direct_url.json").write_text(origin)
+    assert is_editable([metadata.Distribution.at(record)]) is expected
+    assert is_editable([]), "an empty environment becomes that of the checkout"
+    plan = plan_install((H200,), (), purpose="serve", is_editable=expected)
+    (command,) = plan.commands("python")
+    assert command[-1] == ".[gpu-build]"
+    assert ("-e" in command) is expected
+
+
 def packages_of(extra: str) -> set[str]:
     """Return the packages that an extra installs, including those of extras that it refers to."""
     names: set[str] = set()
@@ -114,18 +140,20 @@ def test_runs_before_anything_is_installed() -> None:
             ("onnxruntime-gpu", "torch"),
             1,
         ),
-        ({"onnxruntime": "1", "torch": "2.11.0+cu130", "transformers": "5"}, ("torch",), 1),
+        # The build of torch on PyPI is for CUDA, without saying so in its version.
+        ({"onnxruntime": "1", "torch": "2.13.0", "transformers": "5"}, ("torch",), 0),
         ({"onnxruntime": "1", "torch": "2.13.0+cpu", "transformers": "5"}, (), 0),
         ({"onnxruntime": "1", "onnxruntime-gpu": "1"}, ("onnxruntime-gpu",), 0),
         ({}, (), 0),
     ],
 )
-def test_ray_gets_a_gpu_only_if_an_engine_can_use_it(
+def test_ray_gets_a_gpu_only_if_onnx_runtime_can_use_it(
     packages: dict[str, str], engines: tuple[str, ...], usable: int
 ) -> None:
     support = assess_gpus((H200,), packages, 1)
     assert (support.engines, support.usable) == (engines, usable)
     assert (support.problem is None) == bool(usable)
+    assert support.repair == ("" if usable else REPAIR)
     assert "H200" in support.describe()
 
 
@@ -150,6 +178,10 @@ def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(up, "read_gpu_support", lambda: assess_gpus((), {}, 0))
     assert up.count_gpus(None, progress) == 0
     assert len(progress.lines) == 1
+    for_cuda = assess_gpus((), {"onnxruntime-gpu": "1.31.1"}, 0)
+    monkeypatch.setattr(up, "read_gpu_support", lambda: for_cuda)
+    assert up.count_gpus(None, progress) == 0
+    assert progress.lines[1].startswith("no GPU, although `onnxruntime-gpu` is installed; run `")
     command = build_ray_command(LocalPorts.choose(reserved=8000), 1)
     assert command[-1] == "--num-gpus=1"
 

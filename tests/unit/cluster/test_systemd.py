@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,12 @@ BINARY = "/opt/hundredfold/bin/hundredfold"
 
 def test_commands_that_would_fail_again_are_not_repeated() -> None:
     assert f"\nRestartPreventExitStatus=2 {UNUSABLE_CONFIG}\n" in UNIT.read_text()
+
+
+def test_gpu_has_its_device_files_before_the_server_looks_for_it() -> None:
+    text = UNIT.read_text()
+    assert re.search(r"^After=.*\bnvidia-persistenced\.service$", text, re.MULTILINE)
+    assert "\nExecStartPre=+-/usr/bin/nvidia-modprobe -u -c 0\n" in text
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

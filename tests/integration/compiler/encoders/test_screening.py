@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 from pydantic import ValidationError
 
@@ -18,7 +16,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
 from deployments.errors import EngineFailed
-from tests.support.prepared_build import PreparedBuild, unreadable
+from tests.support.prepared_build import PreparedBuild, set_available_memory, unreadable
 
 
 def test_screening_mean_is_geometric() -> None:
@@ -67,12 +65,6 @@ def screen(prepared_build: PreparedBuild, specs: Mapping[str, GraphSpec]) -> Spe
     return screen_speed(specs, EncoderSettings(), items, metadata.max_tokens)
 
 
-def set_available_memory(monkeypatch: pytest.MonkeyPatch, available_bytes: int) -> None:
-    monkeypatch.setattr(
-        psutil, "virtual_memory", lambda: SimpleNamespace(available=available_bytes)
-    )
-
-
 def test_screening_keys_are_graph_names(
     prepared_build: PreparedBuild,
 ) -> None:
@@ -95,6 +87,9 @@ def test_broken_graph_does_not_reduce_memory_for_others(
     set_available_memory(monkeypatch, 13 * size)  # enough for two graphs
     screening = screen(prepared_build, {"broken": broken, **working})
     assert list(screening.times_ms) == ["first", "second"]
+    assert list(screening.unmeasured) == ["broken", "third"]
+    assert "Telepathy" in screening.unmeasured["broken"]
+    assert screening.unmeasured["third"] == "it could not be measured together with the others"
 
 
 def test_screening_without_memory_raises_engine_failed(
@@ -104,3 +99,11 @@ def test_screening_without_memory_raises_engine_failed(
     set_available_memory(monkeypatch, 100)
     with pytest.raises(EngineFailed, match="not enough memory to measure the first graph"):
         screen(prepared_build, specs)
+
+
+def test_screening_whose_graphs_all_fail_in_measurement_raises_engine_failed(
+    prepared_build: PreparedBuild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.tuning.tuner.measure", lambda *_arguments: {})
+    with pytest.raises(EngineFailed, match="every graph failed while it was measured"):
+        screen(prepared_build, named_specs(prepared_build, "first", "second"))

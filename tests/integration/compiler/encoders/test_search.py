@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from build_artifacts import accuracy_gate
 from build_artifacts.accuracy_gate import AccuracyGate, CandidateSearch
 from build_artifacts.build_devices import has_device
 from build_artifacts.encoders.candidates import CandidateGraphs
@@ -21,7 +22,8 @@ from build_artifacts.recipes import (
     BuildRecipe,
     CandidateRecipe,
 )
-from deployments.artifacts.manifest import EngineOptions, Gate
+from build_artifacts.steps.seal import ArtifactIdentity
+from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
 from deployments.artifacts.types import Device
 from deployments.engines import GraphSpec
 from deployments.tuning.host import read_host
@@ -31,6 +33,7 @@ from tests.support.prepared_build import (
     PreparedBuild,
     RecordingRunner,
     corrupted,
+    set_available_memory,
     slowed,
     unreadable,
 )
@@ -53,8 +56,8 @@ def files(
     """Graphs by name.
 
     `fast`, `slow` and `slower` have equal outputs. `slow` exceeds the slowdown limit of the search
-    relative to `fast`, and `slower` relative to `slow`. `broken` is unreadable, and `nan` outputs
-    NaN.
+    relative to `fast`, and `slower` relative to `slow`. `broken` and `unknown` are
+    unreadable, and `nan` outputs NaN.
     """
     root = tmp_path_factory.mktemp("graphs")
     fast = prepared_build.graphs.graph(CPU_FP32)
@@ -63,6 +66,7 @@ def files(
         "slow": slowed(fast, root / "slow.onnx", size=400),
         "slower": slowed(fast, root / "slower.onnx", size=800),
         "broken": unreadable(root / "broken.onnx"),
+        "unknown": unreadable(root / "unknown.onnx", "Psychometry"),
         "nan": corrupted(fast, root / "nan.onnx", float("nan")),
     }
 
@@ -157,6 +161,62 @@ def test_missing_device_uses_first_accepted_candidate(
     assert [graph.recipe for graph in accepted] == order[1:2]
     assert runner.lines("screen") == []
     assert [line.split()[0] for line in runner.lines("verify")] == ["first", "slow"]
+
+
+@pytest.fixture
+def simulated_gpu(no_gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the search rank and evaluate GPU candidates, which run on the CPU."""
+    monkeypatch.setattr(accuracy_gate, "has_device", lambda device: True)
+
+
+@pytest.mark.usefixtures("simulated_gpu")
+@pytest.mark.parametrize(
+    ("names", "gate", "warned"),
+    [
+        (["broken"], ANYTHING, ["broken"]),  # a single graph is not screened
+        (["broken", "unknown"], ANYTHING, ["broken", "unknown"]),
+        (["broken", "fast"], Gate(cosine_mean=2), ["broken"]),
+        (["slow", "fast"], Gate(cosine_mean=2), []),
+        (["broken", "fast"], ANYTHING, []),
+    ],
+)
+def test_search_warns_if_failures_leave_the_gpu_without_a_graph(
+    prepared_build: PreparedBuild,
+    runner: RecordingRunner,
+    files: Mapping[str, Path],
+    names: list[str],
+    gate: Gate,
+    warned: list[str],
+) -> None:
+    recipes = as_gpu(*(replace(FAST, name=name) for name in names))
+    candidate_search = search(prepared_build, runner, FixedGraphs(files), *recipes, gate=gate)
+    accepted = candidate_search.select_for(Device.GPU)
+    assert bool(accepted) == ("fast" in names and gate == ANYTHING)
+    lines = [line for line in runner.output.getvalue().splitlines() if line.startswith("warning")]
+    assert len(lines) == bool(warned)
+    for line in lines:
+        assert line.startswith("warning: the model gets no graph for the GPU")
+        assert [name for name in names if f"{name}: " in line] == warned
+
+
+def test_search_without_memory_for_screening_keeps_the_order(
+    prepared_build: PreparedBuild,
+    runner: RecordingRunner,
+    files: Mapping[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_available_memory(monkeypatch, 100)
+    candidate_search = search(prepared_build, runner, FixedGraphs(files), SLOW, FAST)
+    accepted = candidate_search.select_for(Device.CPU)
+    assert [graph.recipe for graph in accepted] == [SLOW, FAST]
+    reason = "not enough memory to measure the first graph: 0 MB are free"
+    assert runner.lines("skip") == [f"ranking by speed for cpu: {reason}"]
+
+    identity = ArtifactIdentity("tiny/model", "0" * 12, ModelSource(ref="x", revision="1"), "abc")
+    contents = candidate_search.build.package(accepted, identity)
+    assert contents.cost_tables == ()
+    assert [candidate.name for candidate in contents.candidates] == ["slow", "fast"]
+    assert set(runner.lines("skip")[1:]) == {f"cost table for cpu: {reason}"}
 
 
 def test_search_evaluates_at_most_keep_candidates(

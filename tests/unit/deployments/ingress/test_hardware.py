@@ -68,6 +68,11 @@ def test_choose_device_without_a_usable_device_raises(
     assert device in error.value.message
 
 
+def test_missing_gpu_graph_names_the_remedy() -> None:
+    with pytest.raises(HardwareUnavailable, match="Build it again with `--force` on a host with"):
+        choose_device(GPU, tiny_manifest(devices=(CPU,)), {CPU: RUNS, GPU: RUNS}, is_required=True)
+
+
 @pytest.mark.parametrize(
     ("options", "headers", "compute_type"),
     [

@@ -103,13 +103,25 @@ def test_budget_is_that_of_the_assigned_gpus(
 
 
 def test_unknown_gpu_has_no_fraction(
-    tmp_path: Path, fake_nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    fake_nvidia_smi: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     fake_nvidia_smi(SMI)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-c")
     assert open_device_memory(0.5, Device.GPU, tmp_path) is None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "Set `gpu_memory` in bytes" in record.message
     in_bytes = open_device_memory(1 << 30, Device.GPU, tmp_path)
     assert in_bytes is not None
     assert in_bytes.limit == 1 << 30
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-d")
+    of_other_instance = open_device_memory(1 << 30, Device.GPU, tmp_path)
+    assert of_other_instance is not None
+    assert in_bytes.claim(1 << 30)
+    assert of_other_instance.claim(1 << 30)
     in_bytes.close()
+    of_other_instance.close()
     assert open_device_memory(1 << 30, Device.CPU, tmp_path) is None
