@@ -32,7 +32,6 @@ from deployments.keys.caller import current_caller
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# All times are in seconds.
 POLL_S = 0.5  # interval between reads of a build's state
 EVENT_S = 1.0  # interval between events of a watched build
 MAX_WATCH_S = 100.0  # longest stream of events; clients then reconnect

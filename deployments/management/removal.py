@@ -145,8 +145,8 @@ def _find_removable(
 ) -> str:
     """Return the version that `selector` names.
 
-    Raises UnknownModel if there is none, ModelInUse if an alias, a split, the shadow or requests
-    without a version use it, or if `keep` contains it.
+    Raises UnknownModel if there is none. Raises ModelInUse if an alias, a split, the shadow or
+    requests without a version use it, or if `keep` contains it.
     """
     plan = read_plan(store)
     entry = plan.find(model_id)

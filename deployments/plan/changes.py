@@ -31,7 +31,7 @@ def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
     """Let `alias` name the version that `selector` names.
 
     Raises BadSetting for an invalid alias, for a selector that names a refused version, or if the
-    plan cannot be changed; also the errors of `resolve_selector` and `resolve_version`.
+    plan cannot be changed. Raises the errors of `resolve_selector` and `resolve_version` too.
     """
     try:
         check_alias(alias)
@@ -79,9 +79,9 @@ def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
 def rollback(store: Path, model_id: str, configured: Mapping[str, str] = NO_VERSIONS) -> Plan:
     """Undo the last promotion, and end splits and the shadow.
 
-    If `stable` named no version before, the version that `configured` states for the model id
-    becomes stable, else the version sealed before the present one. Raises BadSetting if there is no
-    such version.
+    The version that `stable` named before becomes stable again. If there is none, take the version
+    that `configured` states for the model id, else the version sealed before the present one.
+    Raises BadSetting if there is no such version.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:

@@ -38,7 +38,7 @@ class Refusal(FrozenModel):
 
 
 class ModelPlan(FrozenModel):
-    """The plan of one model."""
+    """Which versions of one model answer, and which share of its requests each of them gets."""
 
     aliases: dict[str, Version] = Field(default_factory=dict)
     former: dict[str, tuple[Version, ...]] = Field(

@@ -53,7 +53,7 @@ class Operation:
     # True: the operation runs a model. Headers may set `options`. A missing model may be built; the
     # handler then runs again.
     runs_model: bool = False
-    headers: Mapping[str, str] = field(default_factory=dict)  # descriptions, for status 200
+    headers: Mapping[str, str] = field(default_factory=dict)  # name to description, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200
     # The first format applies until the handler calls `use_error_format`. Empty: the API's format.
     error_formats: tuple[ErrorFormat, ...] = ()
