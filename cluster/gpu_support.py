@@ -61,7 +61,7 @@ def read_gpu_support() -> GpuSupport:
 
 def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
     """Find the installed engines that run on `gpus`. CUDA shows `visible` of these GPUs."""
-    engines = [name for name in (_ENGINE,) if name in versions]
+    engines = [_ENGINE] if _ENGINE in versions else []
     # The version of a CPU build of torch ends with `+cpu`, such as 2.13.0+cpu.
     if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:
         engines.append("torch")
