@@ -154,9 +154,9 @@ class BuildQueue:
                 )
                 yield None
                 return
-            claim.begin()
-            self._claimed = claim
+            self._claimed = claim  # before it begins, so that no interruption of it is lost
             try:
+                claim.begin()
                 yield claim
             finally:
                 self._claimed = None
@@ -241,12 +241,15 @@ class BuildClaim:
         self._write = write
         self._now = now
         self._lock = threading.RLock()
+        self._has_begun = False
         self._is_interrupted = False
 
     def begin(self) -> None:
         """Count an attempt and reset the durations of earlier attempts."""
-        attempts = self.record.attempts + 1
-        self._change(BuildState.PULLING, attempts=attempts, reason="", spent_s={})
+        with self._lock:
+            self._has_begun = True
+            attempts = self.record.attempts + 1
+            self._change(BuildState.PULLING, attempts=attempts, reason="", spent_s={})
 
     def enter(self, state: BuildState, step: str) -> None:
         """Record the stage and step that begin."""
@@ -274,7 +277,7 @@ class BuildClaim:
         The stopped builder does not count as crashed. Later changes of the claim are ignored.
         """
         with self._lock:
-            if not self.record.has_ended:
+            if self._has_begun and not self.record.has_ended:
                 interruptions = self.record.interruptions + 1
                 self._change(
                     BuildState.QUEUED, step="", reason=_CONTINUES, interruptions=interruptions

@@ -160,6 +160,28 @@ def test_stopped_builders_do_not_count_as_crashed(queue: BuildQueue) -> None:
     assert (record.state, record.crashes) == (BuildState.READY, 1), "the last builder alone"
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_builder_that_is_stopped_as_it_begins_does_not_count_as_crashed(
+    queue: BuildQueue, monkeypatch: pytest.MonkeyPatch, is_before: bool
+) -> None:
+    begin = BuildClaim.begin
+
+    def begin_and_stop(claim: BuildClaim) -> None:
+        if is_before:
+            queue.interrupt()
+        begin(claim)
+        if not is_before:
+            queue.interrupt()
+
+    monkeypatch.setattr(BuildClaim, "begin", begin_and_stop)
+    queue.submit("org/model", "org/model")
+    with queue.claim("org/model"):
+        pass
+    record = queue.read("org/model")
+    assert record is not None
+    assert (record.state, record.crashes) == (BuildState.QUEUED, 0)
+
+
 def test_durations_of_finished_builds_are_kept(queue: BuildQueue, clock: Clock) -> None:
     queue.submit(MODEL, SOURCE)
     run_build(queue, clock)
