@@ -205,11 +205,10 @@ def measure_throughput(address: ServerAddress, target: Target) -> Mapping[str, A
         (answer, Device.GPU, "tokens", new_tokens),
     ):
         _wait_until_answered(partial(_send, address, call, texts[0], device))
+        requests = [
+            address.build_post(model_path(call.model), call.body(text, device)) for text in texts
+        ]
         for connections in _CONNECTIONS[call.model]:
-            requests = [
-                address.build_post(model_path(call.model), call.body(text, device))
-                for text in texts
-            ]
             plan = LoadPlan(
                 connections=connections,
                 seconds=target.choose(5.0, 0.3),
