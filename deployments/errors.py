@@ -28,6 +28,7 @@
     ├── ReplicasLost                503  replicas ended during the request
     ├── ReplicasSilent              503  no replica answers
     ├── StoreNotWritable            503  the disk of the store is full or read-only
+    ├── PlanUnusable                503  the file of the plan is damaged or cannot be accessed
     ├── ArtifactError               503  a sealed model that must not be used
     │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
@@ -289,6 +290,12 @@ class StoreNotWritable(ServeError):
     """A file or directory of the store cannot be written, or an operation cannot read it."""
 
     status, code = 503, "store_not_writable"
+
+
+class PlanUnusable(ServeError):
+    """The file of the plan is invalid, or cannot be read or written."""
+
+    status, code = 503, "plan_unusable"
 
 
 class DeadlineExceeded(ServeError):

@@ -17,7 +17,6 @@ from deployments.errors import (
     BadSetting,
     InvalidField,
     ManifestInvalid,
-    StoreNotWritable,
     UnknownModel,
 )
 from deployments.management.listing import ModelEntry, describe_model
@@ -81,7 +80,7 @@ class Action:
         `configured` maps model ids to the versions that the configuration names.
 
         Raises UnknownModel for an unknown model or version, InvalidField if the plan does not allow
-        the change, or StoreNotWritable if the plan cannot be read or written.
+        the change, or PlanUnusable if the plan cannot be read or written.
         """
         model_id, selector = split_name(name)
         if selector is not None and not self.takes_version:
@@ -94,8 +93,6 @@ class Action:
         except ManifestInvalid as exc:
             raise UnknownModel(exc.message, field="model") from exc
         except BadSetting as exc:
-            if isinstance(exc.__cause__, OSError):
-                raise StoreNotWritable(exc.message) from exc
             raise InvalidField(exc.message, field=self.name) from exc
         return describe_model(store, model_id, configured)
 

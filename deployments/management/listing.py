@@ -70,7 +70,7 @@ def describe_model(
 ) -> ModelEntry:
     """Describe a model. `configured` maps model ids to the versions that the configuration names.
 
-    Raises UnknownModel if the store has no version and no build of it.
+    Raises UnknownModel if the store has no version and no build of it, or PlanUnusable.
     """
     try:
         entry = _describe(store, read_plan(store), model_id, configured)

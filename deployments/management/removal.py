@@ -47,10 +47,10 @@ def remove(
 
     Replicas answer their current requests and then forget the model. Returns the removed versions.
     `configured` maps model ids to the versions that the configuration names. `keep` lists further
-    versions of the configuration, as `id@version`. Raises UnknownModel, StoreNotWritable or
-    ModelInUse. A model or version is in use while it is being built. A single version is also in
-    use while `keep` contains it, or while requests that do not name it explicitly need it. A whole
-    model can be removed even if the configuration names it.
+    versions of the configuration, as `id@version`. Raises UnknownModel, StoreNotWritable,
+    PlanUnusable or ModelInUse. A model or version is in use while it is being built. A single
+    version is also in use while `keep` contains it, or while requests that do not name it
+    explicitly need it. A whole model can be removed even if the configuration names it.
     """
     model_id, selector = split_name(name)
     versions = _find_versions(store, model_id)
@@ -65,6 +65,8 @@ def remove(
     with _without_builds(store, model_id, versions):
         if selector is None and not BuildQueue(store).forget(model_id):
             raise _being_built(model_id)
+        if selector is None:  # before the files: if the plan cannot be written, no file is removed
+            forget(store, model_id)
         try:
             if versions:
                 remove_atomically(directory, building_directory(store))
@@ -72,8 +74,6 @@ def remove(
                 _update_latest(store, model_id)
         except OSError as exc:
             raise _not_removable(store, model_id, exc) from exc
-    if selector is None:
-        forget(store, model_id)
     return versions
 
 

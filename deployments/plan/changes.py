@@ -3,7 +3,7 @@
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
 the store has no such version. They raise BadSetting if the selector is an alias of a refused
 version that another version replaces in requests. A call that ends a split or the shadow does not
-raise this error, and the store may lack the version. All functions raise BadSetting if the plan
+raise this error, and the store may lack the version. All functions raise PlanUnusable if the plan
 cannot be read or written.
 """
 
@@ -30,8 +30,8 @@ from deployments.plan.resolution import (
 def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
     """Let `alias` name the version that `selector` names.
 
-    Raises BadSetting for an invalid alias, for a selector that names a refused version, or if the
-    plan cannot be changed. Raises the errors of `resolve_selector` and `resolve_version` too.
+    Raises BadSetting for an invalid alias or for a selector that names a refused version. Raises
+    the errors of `resolve_selector` and `resolve_version` too.
     """
     try:
         check_alias(alias)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from deployments.artifacts.locks import exclusive_lock
 from deployments.artifacts.store import PLAN_NAME
-from deployments.errors import BadSetting
+from deployments.errors import PlanUnusable
 from deployments.files import write_atomically
 from deployments.plan.plan import ModelPlan, Plan
 from deployments.watched_file import WatchedFile
@@ -22,7 +22,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 def read_plan(store: Path) -> Plan:
     """Return the plan of the store; without a file, an empty plan.
 
-    Raises BadSetting if the file is unreadable or invalid.
+    Raises PlanUnusable if the file is unreadable or invalid.
     """
     path = store / PLAN_NAME
     try:
@@ -30,11 +30,11 @@ def read_plan(store: Path) -> Plan:
     except FileNotFoundError:
         return Plan()
     except OSError as exc:
-        raise BadSetting(f"cannot read the plan `{path}`: {exc.strerror}") from exc
+        raise PlanUnusable(f"cannot read the plan `{path}`: {exc.strerror}") from exc
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BadSetting(f"the plan `{path}` is invalid: `{where}`: {first['msg']}") from exc
+        raise PlanUnusable(f"the plan `{path}` is invalid: `{where}`: {first['msg']}") from exc
 
 
 def change_model_plan(
@@ -43,8 +43,8 @@ def change_model_plan(
     """Replace the plan of one model by the result of `change` and return the new plan.
 
     If `change` returns None, the model is removed from the plan. If the result equals the present
-    plan, nothing is written. A lock serializes concurrent changes. Raises BadSetting if the plan is
-    invalid or cannot be read or written.
+    plan, nothing is written. A lock serializes concurrent changes. Raises PlanUnusable if the plan
+    is invalid or cannot be read or written.
     """
     path = store / PLAN_NAME
     try:
@@ -60,7 +60,7 @@ def change_model_plan(
             write_atomically(path, content.encode())
             return new
     except OSError as exc:
-        raise BadSetting(f"cannot write the plan `{path}`: {exc.strerror}") from exc
+        raise PlanUnusable(f"cannot write the plan `{path}`: {exc.strerror}") from exc
 
 
 class PlanWatch:
@@ -70,7 +70,7 @@ class PlanWatch:
     """
 
     def __init__(self, store: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Read the plan. Raises BadSetting if the file is invalid."""
+        """Read the plan. Raises PlanUnusable if the file is invalid."""
         self._store = store
         self._file = WatchedFile(store / PLAN_NAME, clock)
         self._plan = read_plan(store)
@@ -85,7 +85,7 @@ class PlanWatch:
         """Read the file now; keep the last valid plan if the file is invalid or missing."""
         try:
             plan = read_plan(self._store)
-        except BadSetting as error:
+        except PlanUnusable as error:
             log.error("plan %d stays in use: %s", self._plan.number, error.message)
             return
         if plan.number == 0 and self._plan.number:

@@ -38,6 +38,7 @@ CONTRACT = [
     (errors.ReplicasLost, 503, "replicas_lost", True),
     (errors.ReplicasSilent, 503, "replicas_silent", True),
     (errors.StoreNotWritable, 503, "store_not_writable", False),
+    (errors.PlanUnusable, 503, "plan_unusable", False),
     (errors.ArtifactMissing, 503, "artifact_missing", False),
     (errors.ManifestInvalid, 503, "manifest_invalid", False),
     (errors.ManifestTooNew, 503, "manifest_too_new", False),

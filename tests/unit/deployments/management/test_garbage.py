@@ -17,7 +17,7 @@ from build_artifacts.storage.workspace import build_workspace
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import BUILDING_NAME, set_latest
 from deployments.builds.queue import QUEUE_NAME
-from deployments.errors import BadSetting, UnknownModel
+from deployments.errors import BadSetting, PlanUnusable, UnknownModel
 from deployments.management.garbage import (
     ABANDONED_AFTER_S,
     TEMPORARY_AFTER_S,
@@ -134,7 +134,7 @@ def test_versions_of_the_configuration_stay(tmp_path: Path) -> None:
 
 def test_nothing_is_removed_without_a_readable_plan(store: Path) -> None:
     (store / PLAN_NAME).write_text("no JSON")
-    with pytest.raises(BadSetting, match="plan"):
+    with pytest.raises(PlanUnusable, match="plan"):
         find_garbage(store)
 
 

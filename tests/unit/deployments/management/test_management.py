@@ -17,7 +17,13 @@ from deployments.artifacts.store import (
     resolve_version,
 )
 from deployments.builds.queue import BuildQueue
-from deployments.errors import InvalidField, ModelInUse, StoreNotWritable, UnknownModel
+from deployments.errors import (
+    InvalidField,
+    ModelInUse,
+    PlanUnusable,
+    StoreNotWritable,
+    UnknownModel,
+)
 from deployments.management.actions import ACTIONS
 from deployments.management.listing import ModelEntry, describe_model
 from deployments.management.removal import remove
@@ -123,8 +129,23 @@ def test_impossible_changes_say_why(
 
 def test_plan_that_cannot_be_written_is_named(store: Path) -> None:
     (store / f"{PLAN_NAME}.lock").mkdir()
-    with pytest.raises(StoreNotWritable, match="cannot write the plan"):
+    with pytest.raises(PlanUnusable, match="cannot write the plan"):
         act(store, "pin")
+
+
+def test_damaged_plan_is_named(store: Path) -> None:
+    (store / PLAN_NAME).write_text('{"number": -1}')
+    with pytest.raises(PlanUnusable, match="`number`"):
+        act(store, "pin")
+    with pytest.raises(PlanUnusable, match="`number`"):
+        describe_model(store, MODEL)
+
+
+def test_model_keeps_its_files_if_the_plan_cannot_be_written(store: Path) -> None:
+    (store / f"{PLAN_NAME}.lock").mkdir()
+    with pytest.raises(PlanUnusable):
+        remove(store, MODEL)
+    assert facts(describe_model(store, MODEL)).keys() == {OLD, NEW}
 
 
 def test_removed_model_leaves_nothing(store: Path) -> None:

@@ -11,7 +11,13 @@ import pytest
 
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import model_directory, set_latest
-from deployments.errors import ArtifactMissing, BadSetting, ManifestInvalid, UnknownModel
+from deployments.errors import (
+    ArtifactMissing,
+    BadSetting,
+    ManifestInvalid,
+    PlanUnusable,
+    UnknownModel,
+)
 from deployments.plan import changes, resolution
 from deployments.plan.plan import MAX_FORMER, STABLE, Plan
 from deployments.plan.plan_file import PLAN_NAME, PlanWatch, read_plan
@@ -353,7 +359,7 @@ def test_invalid_plan_is_refused_at_the_start_and_ignored_later(
     (store / PLAN_NAME).write_bytes(content)
     clock.now_s += CHECK_INTERVAL_S
     assert watch.current().number == 1
-    with pytest.raises(BadSetting, match=PLAN_NAME):
+    with pytest.raises(PlanUnusable, match=PLAN_NAME):
         PlanWatch(store)
 
 

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from deployments.artifacts.store import PLAN_NAME, resolve_version
 from deployments.builds.queue import BuildQueue
 from deployments.config import BuildSettings, IngressUserConfig
 from deployments.ingress import builds, replica_memory
@@ -73,6 +74,19 @@ async def test_wrong_requests_say_why(
         response = await http.post(path, json=body)
     assert (response.status_code, response.json()["code"]) == (status, code), response.text
     assert not BuildQueue(store).pending()
+
+
+async def test_damaged_plan_answers_503(store: Path) -> None:
+    async with InProcess(store, models=(MODEL,)).client() as http:
+        (store / PLAN_NAME).write_text("{")
+        answers = [
+            await http.get(f"/models/{MODEL}/versions"),
+            await http.post(f"/models/{MODEL}/pin"),
+            await http.delete(f"/models/{MODEL}"),
+        ]
+        seen = {(one.status_code, one.json()["code"]) for one in answers}
+        assert seen == {(503, "plan_unusable")}
+        assert resolve_version(store, MODEL, "latest") == NEW
 
 
 async def test_removed_model_is_unknown_and_used_version_stays(store: Path) -> None:
