@@ -182,7 +182,11 @@ def _find_split(store: Path, entry: ModelPlan, model_id: str, selector: str) -> 
     Unlike `_resolve`, accept an alias of a refused version without a split: `refuse` ended it.
     """
     named = entry.aliases.get(selector, selector)
-    return named if named in entry.splits else resolve_selector(store, entry, model_id, selector)
+    if named in entry.splits:
+        return named
+    resolve_selector(store, entry, model_id, selector)  # raises UnknownModel
+    # Not the version that replaces a refused one in requests: it may have a split of its own.
+    return resolve_version(store, model_id, named)
 
 
 def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:

@@ -323,6 +323,14 @@ def test_alias_of_a_refused_version_ends_the_split_of_that_version(store: Path) 
     assert changes.set_split(store, MODEL, "canary", 0).find(MODEL).splits == {NEW: 20}
 
 
+def test_alias_of_a_refused_version_ends_no_split_of_another_version(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    changes.set_alias(store, MODEL, "canary", NEWEST)
+    changes.set_split(store, MODEL, NEW, 20)
+    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
+    assert changes.set_split(store, MODEL, "canary", 0).find(MODEL).splits == {NEW: 20}
+
+
 def test_only_version_is_served_although_it_is_refused(tmp_path: Path) -> None:
     seal_version(tmp_path, NEW, 1)
     changes.refuse(tmp_path, MODEL, NEW, "its graph does not open")
