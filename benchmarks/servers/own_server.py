@@ -42,7 +42,7 @@ class Server:
         """
         deadline_s = time.perf_counter() + READY_TIMEOUT_S
         while True:
-            missing = [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]
+            missing = await asyncio.to_thread(self._find_missing)
             ready = await asyncio.to_thread(is_ready, self.address.port, "/ready")
             if ready and not missing:
                 return
@@ -53,6 +53,10 @@ class Server:
                     hint="look at the logs of Ray, usually in /tmp/ray/session_latest/logs",
                 )
             await asyncio.sleep(POLL_S)
+
+    def _find_missing(self) -> list[str]:
+        """Return the kinds of which no process runs."""
+        return [kind.name for kind in KINDS if not find_processes(self.launcher, kind)]
 
 
 def build_serve_command(
@@ -90,7 +94,7 @@ def start_server(config: Path, logs: Path) -> Iterator[Server]:
     The launcher writes to `<logs>/hundredfold.log`.
     """
     port = find_free_port(PREFERRED_PORT, 0)
-    with tempfile.TemporaryDirectory(prefix="faults-") as directory:
+    with tempfile.TemporaryDirectory(prefix="server-") as directory:
         own = Path(directory) / CONFIG_NAME
         own.write_bytes(config.read_bytes())
         command = ServerCommand(

@@ -14,9 +14,7 @@ from huggingface_hub.errors import HfHubHTTPError, ValidationError
 
 from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
-
-ASKING = "\n"  # a prompt that FIXED_TEXT_MODEL continues with SAYS
+from tests.support.served_models import EMBEDDER, FIXED_PROMPT, FIXED_TEXT_MODEL, SAYS, WRITER
 
 
 @pytest.fixture(params=[f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate"])
@@ -25,12 +23,16 @@ def error_format(request: pytest.FixtureRequest, cluster: Cluster) -> InferenceC
 
 
 def test_text_generation_returns_text(error_format: InferenceClient) -> None:
-    assert error_format.text_generation(ASKING, return_full_text=False) == SAYS
+    assert error_format.text_generation(FIXED_PROMPT, return_full_text=False) == SAYS
 
 
 def test_details_are_returned(error_format: InferenceClient) -> None:
     response = error_format.text_generation(
-        ASKING, details=True, return_full_text=False, decoder_input_details=True, top_n_tokens=2
+        FIXED_PROMPT,
+        details=True,
+        return_full_text=False,
+        decoder_input_details=True,
+        top_n_tokens=2,
     )
     assert response.generated_text == SAYS
     details = response.details
@@ -43,7 +45,7 @@ def test_details_are_returned(error_format: InferenceClient) -> None:
     # At the last position the most likely token is the end-of-sequence token.
     assert details.top_tokens[-1][0]["special"]
     assert not details.top_tokens[0][0]["special"]
-    assert [token.text for token in details.prefill] == [ASKING]
+    assert [token.text for token in details.prefill] == [FIXED_PROMPT]
 
 
 @pytest.mark.parametrize(
@@ -51,8 +53,10 @@ def test_details_are_returned(error_format: InferenceClient) -> None:
 )
 def test_stream_has_an_event_per_token(cluster: Cluster, path: str) -> None:
     client = InferenceClient(cluster.url + path)
-    assert "".join(client.text_generation(ASKING, stream=True)) == SAYS
-    *_, last = client.text_generation(ASKING, stream=True, details=True, return_full_text=False)
+    assert "".join(client.text_generation(FIXED_PROMPT, stream=True)) == SAYS
+    *_, last = client.text_generation(
+        FIXED_PROMPT, stream=True, details=True, return_full_text=False
+    )
     assert last.generated_text == SAYS
     assert last.details is not None
     assert last.details.finish_reason == "eos_token"
@@ -107,10 +111,10 @@ def curl(cluster: Cluster, path: str, body: Any) -> str:
 
 
 def test_curl_returns_generated_text(cluster: Cluster) -> None:
-    body = {"inputs": ASKING, "model": FIXED_TEXT_MODEL, "parameters": {"max_new_tokens": 20}}
+    body = {"inputs": FIXED_PROMPT, "model": FIXED_TEXT_MODEL, "parameters": {"max_new_tokens": 20}}
     assert json.loads(curl(cluster, "/generate", body)) == {"generated_text": SAYS}
     assert json.loads(curl(cluster, f"/models/{FIXED_TEXT_MODEL}", body)) == [
-        {"generated_text": ASKING + SAYS}
+        {"generated_text": FIXED_PROMPT + SAYS}
     ]
 
 
@@ -118,7 +122,7 @@ def test_curl_returns_generated_text(cluster: Cluster) -> None:
     "path", ["/generate_stream", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
 def test_curl_reads_events(cluster: Cluster, path: str) -> None:
-    response = curl(cluster, path, {"inputs": ASKING, "model": FIXED_TEXT_MODEL})
+    response = curl(cluster, path, {"inputs": FIXED_PROMPT, "model": FIXED_TEXT_MODEL})
     events = [json.loads(line.removeprefix("data:")) for line in response.split("\n\n") if line]
     assert "".join(event["token"]["text"] for event in events) == SAYS
     assert events[-1]["generated_text"] == SAYS

@@ -9,9 +9,7 @@ import pytest
 
 from tests.support.client_environment import run_client, run_old_hub
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, FIXED_TEXT_MODEL, SAYS, WRITER
-
-ASKING = "\n"  # a prompt that FIXED_TEXT_MODEL continues with SAYS
+from tests.support.served_models import EMBEDDER, FIXED_PROMPT, FIXED_TEXT_MODEL, SAYS, WRITER
 
 
 def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
@@ -22,7 +20,7 @@ def test_old_hub_client_returns_text(cluster: Cluster) -> None:
     response = run_old_hub(
         cluster.url,
         "text_generation",
-        prompt=ASKING,
+        prompt=FIXED_PROMPT,
         model=FIXED_TEXT_MODEL,
         return_full_text=False,
     )
@@ -44,10 +42,10 @@ def test_old_hub_client_lists_loaded_generators(cluster: Cluster) -> None:
 def test_tgi_client_returns_text(cluster: Cluster) -> None:
     path = f"/models/{FIXED_TEXT_MODEL}"
     response = tgi(
-        cluster, path, "generate", prompt=ASKING, decoder_input_details=True, top_n_tokens=2
+        cluster, path, "generate", prompt=FIXED_PROMPT, decoder_input_details=True, top_n_tokens=2
     )
     # On the route of one model, the generated text begins with the prompt.
-    assert response["generated_text"].removeprefix(ASKING) == SAYS
+    assert response["generated_text"].removeprefix(FIXED_PROMPT) == SAYS
     assert response["details"]["finish_reason"] == "eos_token"
     assert len(response["details"]["top_tokens"]) == len(response["details"]["tokens"])
 
@@ -56,7 +54,7 @@ def test_tgi_client_returns_text(cluster: Cluster) -> None:
     "path", [f"/models/{FIXED_TEXT_MODEL}", f"/models/{FIXED_TEXT_MODEL}/generate_stream"]
 )
 def test_tgi_client_reads_a_stream(cluster: Cluster, path: str) -> None:
-    events = tgi(cluster, path, "generate_stream", prompt=ASKING)
+    events = tgi(cluster, path, "generate_stream", prompt=FIXED_PROMPT)
     assert "".join(event["token"]["text"] for event in events) == SAYS
     assert events[-1]["generated_text"].endswith(SAYS)
 

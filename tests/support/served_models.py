@@ -44,6 +44,7 @@ RANKER = "tiny/ranker"
 WRITER = "tiny/writer"  # generates noise without end
 FIXED_TEXT_MODEL = "tiny/speaker"  # always generates SAYS
 SAYS = "Hi you!"
+FIXED_PROMPT = "\n"  # a prompt that FIXED_TEXT_MODEL continues with SAYS
 # Context of WRITER in tokens. Its noise fills this context in about ten seconds.
 LONG_CONTEXT = 24_000
 DAMAGED = "hundredfold/damaged"

@@ -26,18 +26,16 @@ from deployments.errors import EngineFailed
 from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
 from deployments.records import ForwardPassRecord
 from deployments.replicas.encoder import EncoderReplica
-from deployments.tasks.embedding import EmbeddingOptions
 from deployments.tuning.costs import TuningTarget, read_costs
-from tests.support.artifacts import EMBEDDER, WIDTH
+from tests.support.artifacts import EMBEDDER
+from tests.support.encoder_harness import RAW
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
-from tests.support.tuning_artifacts import seal_tunable, write_table
+from tests.support.tuning_artifacts import STALE, seal_tunable, write_table
 
-RAW = EmbeddingOptions(normalize=False, dimensions=WIDTH)
 TOLERANCE = 1e-5
 # Enough for a tuning process to start, measure for 0.2 s and end, even on a busy machine.
 TIMEOUT_S = 60.0
 UNTUNED, TUNED = "cpu-fp32", "cpu-int8"
-STALE = {"engines": {"onnxruntime": "onnxruntime 1.2.3"}}
 
 
 def args(store: Path, **encoder: object) -> AppArgs:
