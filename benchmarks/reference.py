@@ -40,7 +40,7 @@ from deployments.transports.base import Clients
 
 CONFIG = REPOSITORY / "serve_config.yaml"
 NO_STORE = Path("no-store")  # placeholder; the APIs are listed without reading a store
-MAX_VALUE_CHARS = 60  # longer values of settings are replaced by a reference to the file
+MAX_VALUE_CHARS = 60  # a longer value of a setting is shown as "see the file"
 _APPLICATION: KeyPath = ("applications", 0)
 
 
@@ -139,7 +139,10 @@ def _list_settings(document: YamlDocument) -> Iterator[tuple[str, Any, list[KeyP
 
 
 def _flatten(root: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield dotted name and schema of each leaf of a JSON schema. `*` stands for a device."""
+    """Yield the dotted name and the schema of each leaf of a JSON schema.
+
+    In a name, `*` stands for a device.
+    """
 
     def walk(schema: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, field in schema["properties"].items():

@@ -1,4 +1,4 @@
-"""Selection of an artifact's graphs: evaluates ranked candidates until enough are accurate."""
+"""Selection of an artifact's graphs: evaluate ranked candidates until enough are accurate."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ class AccuracyGate(Generic[R, S]):
     def failure(self) -> BuildError:
         """Return the error for a build without an accepted CPU graph.
 
-        This is UnsupportedModel if no attempt gave a graph, otherwise GateFailed. The message is
-        about the latest attempt. It is the most accurate one, because the search tries the fallback
-        recipe last.
+        Return UnsupportedModel if no attempt could export a graph, otherwise GateFailed. The
+        message describes the latest attempt, which is the most accurate attempt: the search tries
+        the fallback recipe last.
         """
         if not self._tried:
             raise AssertionError("bug: the gate failed without a candidate")
@@ -143,8 +143,8 @@ class CandidateSearch(Generic[R, S]):
         graph that is far slower than an accepted graph. Without a ranking by speed, the search
         skips the remaining graphs after the search time, once it has accepted one (see `seconds`).
 
-        A host without `device` cannot measure speed and keeps the order of the build recipe. On
-        such a host, the search stops after one accepted graph: an evaluation takes minutes.
+        A host without `device` cannot measure speed and keeps the order of the build recipe. The
+        search then stops after one accepted graph, because every evaluation takes minutes there.
         """
         is_here = has_device(device)
         limit = self.keep if is_here else 1
@@ -168,7 +168,10 @@ class CandidateSearch(Generic[R, S]):
         return accepted
 
     def _warn_without_gpu_graph(self, ranking: Ranking[R]) -> None:
-        """Report that the artifact gets no GPU graph, unless accuracy alone is the reason."""
+        """Warn that the artifact gets no GPU graph, if any graph failed or was not measured.
+
+        Graphs that were rejected for their accuracy alone cause no warning.
+        """
         failures = {**ranking.unmeasured, **self.gate.find_failures(Device.GPU)}
         if failures:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())

@@ -17,8 +17,8 @@ _CUDA = "CUDAExecutionProvider"
 def has_device(device: Device) -> bool:
     """Return whether this host can measure graphs for `device`.
 
-    A GPU must be visible and fit for CUDA, because the packages for CUDA may also be installed on
-    hosts without such a GPU.
+    A GPU must be visible and fit for CUDA. The CUDA provider of ONNX Runtime alone proves nothing,
+    because its package may be installed on a host without a usable GPU.
     """
     if device is Device.CPU:
         return True
@@ -44,17 +44,17 @@ def engine_settings(device: Device, threads: int) -> EncoderSettings:
 def fit_to_host(recipe: BuildRecipe) -> BuildRecipe:
     """Return the recipe with CUDA graphs if this host has a GPU, else the recipe itself.
 
-    Without a GPU, the accuracy gate would run a pass on the CPU in each bucket, which takes
-    minutes.
+    When an engine opens the graph, it runs a forward pass in each bucket (a shape with a CUDA
+    graph). Without a GPU, the engine of the accuracy gate would do this on the CPU for minutes.
     """
     return with_cuda_graphs(recipe) if has_device(Device.GPU) else recipe
 
 
 def with_cuda_graphs(recipe: BuildRecipe) -> BuildRecipe:
-    """Replace the GPU graph of a recipe that has no other by the same graph with CUDA graphs.
+    """Return the recipe with CUDA graphs for GPU_FP16, if GPU_FP16 is its only GPU graph.
 
-    A small pass then takes half the time, a pass of more than 4,096 tokens took 4 to 37 % longer
-    (docs/performance.md#gpu).
+    A small forward pass then takes half the time. A forward pass of more than 4,096 tokens takes
+    4 to 37 % longer (docs/performance.md#gpu).
     """
     if recipe.of(Device.GPU) != (GPU_FP16,):
         return recipe

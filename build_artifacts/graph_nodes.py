@@ -11,6 +11,9 @@ ORT_DOMAIN = "com.microsoft"  # domain of the operators that only ONNX Runtime i
 
 
 def only_user(value: ir.Value) -> ir.Node | None:
-    """Return the only node that reads `value`; None for several reads, none, or a graph output."""
+    """Return the node with the only read of `value`.
+
+    Return None if `value` has no or several reads, or if it is a graph output.
+    """
     users = value.uses()
     return users[0].node if len(users) == 1 and not value.is_graph_output() else None

@@ -67,9 +67,9 @@ class BuildResult:
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
     """Build `request`. Without `force`, return its version if the store already holds it.
 
-    If another process builds the same version, wait for that process before this check. A resumed
-    build continues after the last finished step. With `is_latest`, a version that the store already
-    holds becomes `latest` too. Raises BuildError if the build fails.
+    If another process builds the same version, wait for its end before looking into the store. A
+    resumed build continues after the last finished step. With `is_latest`, a version that the store
+    already holds becomes `latest` too. Raises BuildError if the build fails.
     """
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
@@ -95,7 +95,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
                 staged = _compile(steps, request, checkpoint, adapter, tasks, identity)
             finally:
                 progress.end()
-            manifest = ArtifactManifest.read(staged)  # a damaged artifact is never published
+            manifest = ArtifactManifest.read(staged)  # raises for a damaged artifact
             directory = publish(
                 staged, store, manifest.id, manifest.version, is_latest=request.is_latest
             )

@@ -1,7 +1,7 @@
 """Builds from the queue of a store: run one build, or all waiting builds.
 
-The store has a record of each build with the current step. Requests and commands that wait for the
-build read this record.
+The store has a record of each build with the current step. Requests and commands that wait for a
+build read its record.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ def drain(queue: BuildQueue, stream: TextIO) -> bool:
 def pull(
     queue: BuildQueue, model_id: str, stream: TextIO, hub: Hub | None = None
 ) -> BuildResult | None:
-    """Run the queued build of a model. Return None if this process cannot run it.
+    """Run the queued build of a model. Return None if this process cannot run the build.
 
-    It cannot run the build if the model has no unfinished build, if another process runs it, or if
-    too many of its builders crashed. A failure is written to the record of the build, then raised.
-    MemoryError becomes BuildError. KeyboardInterrupt returns the build to the queue and is raised.
+    This is the case if the model has no unfinished build, if another process runs the build, or if
+    too many processes crashed during the build. A failure is written to the record of the build,
+    then raised. MemoryError becomes BuildError. On KeyboardInterrupt, the build goes back to the
+    queue, and the exception is raised.
     """
     with queue.claim(model_id) as claim:
         if claim is None:

@@ -37,10 +37,10 @@ class GraphRewrites:
 class DynamicInt8:
     """Dynamic quantization: int8 weights, activation ranges measured at run time.
 
-    A range spans the batch, so the output of a text depends on the other texts in it.
+    A range covers all texts of a batch, so the output for a text depends on the other texts.
     """
 
-    # Explicit types: onnxruntime would turn the `Attention` of opset 23 into a broken `QAttention`.
+    # By default, onnxruntime also quantizes the `Attention` of opset 23, to a broken `QAttention`.
     op_types: tuple[str, ...] = ("MatMul", "Gather")
     # Asymmetric weights, with a zero point per channel, cost no measurable time. On SST-2 dev, they
     # raise the label agreement of minilm-sst2 with fp32 from 97.4 % to 98.5 %. STS-B Spearman of
@@ -149,8 +149,8 @@ class DecoderRecipe:
     precision: Precision
     engine: Literal["onnxruntime", "torch", "transformers"] = "onnxruntime"
     per_token_int8: bool = False
-    # None: dtype of the attention. The gate may reject a candidate with an int8 KV cache and all of
-    # its `other_options`. The build then tries the last of them again with None.
+    # None: dtype of the attention. If the gate rejects a candidate with an int8 KV cache, with all
+    # its `other_options` too, the build tries the last of these options again with None.
     kv_cache_dtype: KvCacheDtype | None = None
     options: tuple[str, ...] = ()  # options of the model builder, such as "block_size=16"
     # Fallbacks for `options` in order if the gate fails; each is more accurate, but may be slower.
@@ -188,7 +188,7 @@ class BuildRecipe:
 
 
 def compute_digest(recipe: object) -> str:
-    """Return the hex digest of a recipe or of a part of one. It covers class and field names."""
+    """Return the hex digest of a recipe or of a part of a recipe, with class and field names."""
     text = json.dumps(recipe, sort_keys=True, default=_plain)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -215,7 +215,7 @@ def artifact_version(recipe: BuildRecipe, tools: Mapping[str, str], *inputs: str
 _PLAIN = ExportRecipe(dtype="float32", opset=18)
 
 CPU_INT8 = replace(CPU_FP32, name="cpu-int8", precision="int8", quantization=SmoothedInt8())
-# Fastest candidate for batches of 256 tokens or more per text, without padding.
+# Fastest candidate for batches without padding whose texts have 256 tokens or more.
 CPU_INT8_FLASH = replace(
     CPU_INT8, name="cpu-int8-flash", rewrites=GraphRewrites(names=(*LEAN.names, "flash-when-full"))
 )
@@ -274,7 +274,7 @@ _BUCKETS = tuple(
     for items in (128, 64, 32, 16, 8, 4, 2, 1)
     if items * tokens <= 4_096
 )
-# Shapes of CUDA graphs of compiled candidates, which take half a minute or longer per shape.
+# Shapes of CUDA graphs of compiled candidates: few, because each takes half a minute or longer.
 _COMPILED_BUCKETS = tuple((items, tokens) for items in (1, 8, 32) for tokens in (32, 128, 512))
 # The graph of GPU_FP16 with IO binding per shape. CUDA captures one CUDA graph per shape.
 GPU_FP16_BOUND = replace(GPU_FP16, name="gpu-fp16-bound", options=EngineOptions(buckets=_BUCKETS))
@@ -336,13 +336,13 @@ DECODER_GPU_NF4_BNB = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
 )
 
-# The candidates that were fastest on the hosts measured so far: a build takes a minute.
+# The candidates that were fastest on the hosts measured so far. Such a build takes a minute.
 QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16),
     decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
     keep=1,
 )
-# All candidates except those of the special recipes below: a build finds the fastest in minutes.
+# All candidates except those of the special recipes below. Such a build takes minutes.
 FULL = BuildRecipe(
     candidates=(
         CPU_INT8,

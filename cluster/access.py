@@ -44,7 +44,7 @@ def find_key_file(config: dict[str, Any]) -> Path | None:
 
 
 def states_no_auth(config: dict[str, Any]) -> bool:
-    """Return whether the config says that other hosts may connect without keys."""
+    """Return whether every Ingress lets other hosts connect without keys (`no_auth`)."""
     entries = _ingress_deployments(config)
     settings = [IngressUserConfig.parse(entry.get("user_config")) for entry in entries]
     return bool(settings) and all(each.no_auth for each in settings)
@@ -53,7 +53,7 @@ def states_no_auth(config: dict[str, Any]) -> bool:
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
     """Raise StartError for an unusable key file, UnusableConfig for a `host` open without keys.
 
-    `no_auth`, here or in the config, permits such a `host`.
+    `no_auth`, as an argument or in the config, permits a `host` that is open without keys.
     """
     key_file = find_key_file(config)
     if key_file is not None:

@@ -26,10 +26,10 @@ def check_text(
 ) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
-    With `is_deployed`, Serve applies the config unchanged, as `serve deploy` does. It is then a
-    problem if other hosts can connect without API keys. Other callers check this themselves:
-    `hundredfold serve` may replace host and key file, and `hundredfold render` adds the key file of
-    a mounted secret. `environment` holds the variables of the replicas, which may name a key file.
+    `is_deployed`: Serve applies the config unchanged, as `serve deploy` does. Only then check that
+    other hosts cannot connect without API keys. `hundredfold serve` may replace host and key file,
+    so it checks the result itself. `hundredfold render` may add the key file of a mounted secret.
+    `environment`: variables of the replicas, which may name a key file.
     """
     try:
         document = read_document(text)

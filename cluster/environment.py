@@ -26,9 +26,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # request, so that a reload closes no running request.
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "300",
         # Seconds that HAProxy waits for a replica to send; Serve's default is unlimited. The value
-        # exceeds the timeouts of the ingress, which report a timeout in the format of the API. Only
-        # this timeout ends requests of a hung ingress, because the edge turns off Serve's timeout
-        # `http_options.request_timeout_s`.
+        # exceeds the timeouts of the ingress, whose errors have the format of the API. Only this
+        # timeout ends requests of a hung ingress, because HAProxy turns off Serve's own timeout,
+        # `http_options.request_timeout_s` (cluster/edge).
         "RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S": "180",
         # Seconds that a client may pause within a request. With Serve's default of 3,600, clients
         # that never complete their request keep connections for an hour.
@@ -61,8 +61,8 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Runs replicas with normal priority. With Ray's default niceness of 15, any other process
         # on the host, such as a log rotation, takes cores from the replicas.
         "RAY_worker_niceness": "0",
-        # Stops HAProxy from reporting every request to an actor, which costs 3 % of the throughput
-        # of two cores. `GET /metrics` counts the same requests by model and status.
+        # Stops HAProxy from reporting every request to an actor. The reports cost 3 % of the
+        # throughput of two cores, and `GET /metrics` counts the same requests by model and status.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": "0",
         # Milliseconds between flushes of Serve's counters. The default of 100 is needlessly short,
         # because Prometheus scrapes every few seconds.

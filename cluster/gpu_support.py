@@ -31,7 +31,7 @@ class GpuSupport:
     visible: int  # number of GPUs that CUDA shows to this process
     engines: tuple[str, ...]  # names of installed engine packages that are built for CUDA
     problem: str | None  # why no engine here can use the GPUs; None if one can
-    # What to do about `problem`. Empty if there is nothing to do: no GPU, packages for the CPU.
+    # What to do about `problem`. Empty without a problem, or if GPU and _ENGINE are both missing.
     repair: str
 
     @property

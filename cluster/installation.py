@@ -89,10 +89,11 @@ def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
 
 
 def is_editable(distributions: Iterable[metadata.Distribution]) -> bool:
-    """Return whether the environment is for the checkout, as an empty one is.
+    """Return whether the environment imports the checkout's modules; True if it has no modules.
 
-    The environment of a service has a copy of the modules, which must not become those of the
-    checkout of an administrator. https://packaging.python.org/specifications/direct-url/
+    The environment of a service has its own copy of the modules. The installation must keep this
+    copy: otherwise the service would run the checkout of the administrator who repairs packages.
+    https://packaging.python.org/specifications/direct-url/
     """
     for distribution in distributions:
         if distribution.metadata["Name"].lower() == "hundredfold":

@@ -63,8 +63,8 @@ class StoppedProcesses:
     def kill(self) -> list[str]:
         """Kill processes that have been stopped ever since the last check. Return their names.
 
-        Check at most once per PERIOD_S. Keep a process that ran since the last check, because tools
-        that limit CPU time stop and continue a process in turns.
+        Check at most once per PERIOD_S. Spare a process that ran since the last check: a tool that
+        limits its CPU time may stop and continue it many times per second.
         """
         if time.monotonic() - self._looked_s < PERIOD_S:
             return []

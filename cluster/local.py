@@ -60,8 +60,8 @@ class LocalPorts:
     def choose(cls, *, reserved: int, metrics: int | None = None) -> LocalPorts:
         """Choose each default port if it is free, else another free port.
 
-        Two clusters can thus share a host. `reserved` is the port for clients. `metrics` replaces
-        the chosen metrics port.
+        Two clusters can thus share a host. `reserved` is the port for clients. If `metrics` is
+        given, it is the metrics port, even if it is not free.
         """
         defaults = (6379, 6380, 8265, 52365, 9101, 8404, 8500, 9500)
         taken = [reserved] if metrics is None else [reserved, metrics]
@@ -74,7 +74,8 @@ class LocalPorts:
 def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:
     """Return the variables for `ray start` on one host.
 
-    The launcher passes its `ports` and the directory of its `edge`. `hundredfold env` omits both.
+    The launcher (up.py) passes its `ports`, and the directory of its `edge`: the HAProxy that the
+    launcher runs itself. `hundredfold env` omits both.
     """
     environment = dict(RAY_ENVIRONMENT)
     # Keeps the control ports on loopback. Without this setting, Ray replaces 127.0.0.1 by the
@@ -136,7 +137,7 @@ def find_haproxy() -> str:
 def _haproxy_with_parent() -> dict[str, str]:
     """Return variables that start HAProxy through WRAPPER, which ends HAProxy with its parent.
 
-    Return none if setpriv is not installed, because WRAPPER needs it.
+    Return no variables if setpriv is not installed, because WRAPPER needs it.
     """
     return {} if shutil.which("setpriv") is None else _wrapper()
 

@@ -1,6 +1,6 @@
 """`hundredfold dashboard` and `hundredfold alerts`: a dashboard for Grafana, rules for Prometheus.
 
-This module holds both as data, so that a test can compare the names with the code's metrics.
+Both are Python data, so that a test can check that the server has all metrics that they name.
 """
 
 from __future__ import annotations

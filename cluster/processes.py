@@ -70,7 +70,8 @@ def private_directory(run_dir: Path) -> Iterator[Path]:
 def _claim_private_directory(run_dir: Path) -> tuple[Path, int]:
     digest = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:8]
     name = f"hundredfold-{os.getuid()}-{digest}"
-    # A container that shares the temporary directory may have a run directory of the same path.
+    # Containers that share the temporary directory choose the same name if their run directories
+    # have the same path.
     names = [name, *(f"{name}-{number}" for number in range(1, MAX_PRIVATE_NAMES))]
     root = Path(tempfile.gettempdir())
     if len(os.fsencode(root / names[-1])) > MAX_PRIVATE_PATH:
@@ -212,7 +213,7 @@ def start_session(
 def _start(
     command: list[str], environment: dict[str, str], log: Path, **options: Any
 ) -> subprocess.Popen[bytes]:
-    # Keep the former log, because it says why the previous process ended.
+    # Keep the former log, because it shows why the previous process ended.
     with suppress(FileNotFoundError):
         log.replace(log.with_name(f"{log.name}.1"))
     with log.open("wb") as output:
@@ -334,7 +335,7 @@ def is_port_free(host: str, port: int) -> bool:
 def open_listener(host: str, port: int) -> socket.socket:
     """Listen on `host`:`port`. The host `::` accepts IPv4 too.
 
-    The backlog holds connections while HAProxy is restarted.
+    Connections wait in the backlog while HAProxy is restarted.
     """
     family = _address_family(host)
     is_dual = family is socket.AF_INET6

@@ -28,7 +28,7 @@ class StartError(HintedError):
 
 
 class UnusableConfig(StartError):
-    """The config cannot be served until it is changed, so a service manager does not try again."""
+    """The config must be changed before it can be served. A service manager does not try again."""
 
     code = "unusable_config"
 

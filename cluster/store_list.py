@@ -1,4 +1,4 @@
-"""`hundredfold models ls`: every version of a store, with its candidates. Needs no compiler."""
+"""`hundredfold models ls`: every version of a store, with its candidates. Needs no torch."""
 
 from __future__ import annotations
 

@@ -267,8 +267,8 @@ def build_environment(settings: UpSettings, ports: LocalPorts, edge: Path) -> di
 def count_gpus(requested: int | None, progress: StartupProgress) -> int:
     """Return `requested`. If it is None, print the GPUs of this host and count the usable ones.
 
-    Print a line too if there is none but the packages are those for CUDA: a host after a reboot,
-    for example, may lack the device files of its GPU.
+    Also print a line if the packages for CUDA are installed but no GPU is found: after a reboot,
+    for example, a host may lack the device files of its GPU.
     """
     if requested is not None:
         return requested

@@ -132,7 +132,7 @@ class _ChannelHooks:
         return load.to_metrics()
 
     async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
-        """Apply `request`. Return the replica id, and the models in memory afterwards or the error.
+        """Apply `request`. Return the replica id, with the models then in memory or with the error.
 
         Only calls through Ray Serve handles use this method. The server of a channel calls
         `manage_pools` itself.
@@ -362,8 +362,8 @@ class Ingress:
         return app
 
 
-# Cores of the cluster per ingress replica. With short texts, the ingress uses about a third of the
-# CPU time that the forward passes use: one of four cores.
+# Cores of the cluster per ingress replica. With short texts, the ingress needs about one core for
+# every three cores that run forward passes.
 CORES_PER_INGRESS = 4
 
 

@@ -1,9 +1,10 @@
 """Autoscaling policy: the number of replicas from the load that the replicas report.
 
-serve_config.yaml names the policy in `autoscaling_config`. Serve's own policy only counts calls
-through handles. But most calls use channels (transports/channel), and a call may be one text or a
-thousand. Serve applies factors, delays and bounds to the result of the policy. Serve's controller
-imports this module, so the module itself imports little.
+serve_config.yaml names the policy in `autoscaling_config`. Serve's own policy counts the calls
+through handles. This count does not measure the load, because most calls use channels
+(transports/channel), and a call may be one text or a thousand. Serve applies factors, delays and
+bounds to the result of the policy. Serve's controller imports this module, so the module itself
+imports little.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from deployments.machine import usable_cores
 
-# Names of the metrics that a replica reports. None may be named `running_requests`: Serve would
-# use such a metric instead of its own count of calls.
+# Names of the metrics that a replica reports. No metric may have the name `running_requests`: Serve
+# would use this metric instead of its own count of calls.
 BUSY = "busy"  # share of the replica's capacity in use since its last report, 0 to 1
 QUEUED_S = "queued_s"  # seconds that this replica alone needs for its waiting work
 
@@ -84,10 +85,10 @@ class ScaleOnLoad:
     """Policy that applies `count_replicas` to the replicas' reports and the calls in handles.
 
     Every `target_ongoing_requests` calls that wait in handles count as one busy replica. Calls wait
-    in handles while a deployment starts, and always with `transport: handle`. These calls add the
-    first replica. They add more replicas only while all replicas report their load. While a replica
-    starts, for example in place of a crashed one, calls queue for a few seconds. Without this
-    condition, these calls would add many replicas.
+    in handles while a deployment starts, and with `transport: handle` also later. Waiting calls add
+    the first replica. They add further replicas only while all replicas report their load. A
+    replica that starts, for example in place of a crashed one, does not report yet. The calls that
+    queue during these few seconds must not add many replicas.
     """
 
     def __init__(self, **targets: float | None) -> None:

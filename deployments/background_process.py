@@ -22,7 +22,7 @@ def end_with_standard_input(before_exit: Callable[[], None] = lambda: None) -> N
     """End this process as soon as its parent is gone, even if the parent was killed.
 
     Standard input must be a pipe from the parent. The pipe ends when the parent is gone.
-    `before_exit` runs in a thread other than the main thread.
+    `before_exit` runs in a separate thread.
     """
 
     def watch() -> None:

@@ -1,8 +1,8 @@
 """Directories in shared places, such as /tmp, that a process locks while it uses them.
 
-The lock shows whether a directory is in use. A process id in its name would not: containers may
-share /tmp, and the same id then belongs to several processes. systemd-tmpfiles, which removes old
-files of /tmp, skips locked directories.
+The lock shows whether a directory is in use. A process id in the directory's name would not show
+this, because containers that share /tmp may have processes with equal ids. systemd-tmpfiles, which
+removes old files of /tmp, skips locked directories.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def remove_unused(path: Path) -> None:
     """Remove a directory of this user, unless a process has locked it."""
     try:
         descriptor = _lock(path)
-    except OSError:  # without locks, a process may use the directory unnoticed
+    except OSError:  # no locks here, so a process may use the directory unnoticed
         return
     if descriptor is not None:
         shutil.rmtree(path, ignore_errors=True)

@@ -50,7 +50,10 @@ class Command(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """A subcommand whose module is imported only if the command line names it, to start quickly."""
+    """A subcommand. Its module is imported only if the command line names the subcommand.
+
+    An import of the modules of all subcommands would delay every command.
+    """
 
     target: str  # `package.module`, or `package.module:attribute` if a module has several commands
     help: str

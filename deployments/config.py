@@ -68,7 +68,7 @@ class HardwareSettings(_Settings):
     available: Literal["auto", "always"] = "always"
     # Memory limit of a replica's loaded models (graphs and KV caches), in bytes. At the limit a new
     # model replaces the least recently used one. Models that the configuration names or the plan
-    # pins stay. None: all that `gpu_memory` permits on a GPU, DEFAULT_POOL_BYTES on CPUs.
+    # pins stay loaded. None: all that `gpu_memory` permits on a GPU, DEFAULT_POOL_BYTES on CPUs.
     pool_bytes: int | None = Field(None, ge=1)
 
 
@@ -79,7 +79,7 @@ class EncoderSettings(HardwareSettings):
     # For models without measurements for this kind of host. background: measure them while serving,
     # at the lowest priority. off: use the measurements of a similar host or the default candidate.
     tune: Literal["background", "off"] = "background"
-    tune_seconds: float = Field(60.0, gt=0)  # measuring time per model and number of threads
+    tune_seconds: float = Field(60.0, gt=0)  # measuring time per model and per number of threads
     # Memory limit of second copies of graphs, in bytes; 0: no copies. A copy runs a forward pass
     # on all cores while no other pass runs.
     lone_pass_bytes: int = Field(0, ge=0)
@@ -87,7 +87,7 @@ class EncoderSettings(HardwareSettings):
     @field_validator("tune", mode="before")
     @classmethod
     def _undo_yaml(cls, value: object) -> object:
-        """Restore `off`, which YAML parses as false without quotes."""
+        """Restore `off`: if it has no quotes, YAML parses it as false."""
         return "off" if value is False else value
 
 
@@ -97,8 +97,8 @@ MIN_STEP_THREADS, MAX_STEP_THREADS = 2, 8
 def default_step_threads() -> int:
     """Return the number of engine threads of a CPU generator: half of the cores, within limits.
 
-    Encoders and the ingress use the other half. A step mostly reads weights, so the bandwidth of
-    the memory limits how many threads help.
+    Encoders and the ingress use the other half. A decode step mostly reads weights, so the memory
+    bandwidth limits how many threads make it faster.
     """
     return min(max(usable_cores() // 2, MIN_STEP_THREADS), MAX_STEP_THREADS)
 
@@ -339,7 +339,7 @@ def client_key() -> str | None:
 
     Raises BadSetting if an HTTP header cannot contain the key. The message does not quote the key.
     """
-    key = os.environ.get(CLIENT_KEY_VARIABLE, "").strip()  # a file may end with a newline
+    key = os.environ.get(CLIENT_KEY_VARIABLE, "").strip()  # such as a newline from a file
     if not (key.isascii() and key.isprintable()):
         raise BadSetting(f"${CLIENT_KEY_VARIABLE} has characters that an HTTP header cannot have")
     return key or None

@@ -30,8 +30,8 @@ def is_expired(deadline_s: float) -> bool:
 class enforce_deadline:
     """Context manager that cancels its block at the deadline and raises DeadlineExceeded.
 
-    This is a class because every request enters several such blocks: a generator function with
-    `asynccontextmanager` takes three times as long.
+    This is a class because every request enters several such blocks, and a generator function with
+    `asynccontextmanager` would take three times as long.
     """
 
     __slots__ = ("_message", "_timeout")

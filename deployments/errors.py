@@ -77,8 +77,6 @@ def rebuild_error(kind: type[ServeError], state: dict[str, Any]) -> ServeError:
 
 
 class BadSetting(ServeError):
-    """A setting is invalid."""
-
     code = "bad_setting"
 
 
@@ -240,11 +238,11 @@ class EngineLost(EngineFailed):
 
 
 def hide_details(error: BaseException) -> ServeError:
-    """Return the error to send to clients, without the text of foreign exceptions.
+    """Return the error to send to clients, without the text of exceptions of libraries.
 
-    Foreign exceptions may quote paths, tensors and texts, so they belong in the log only. An
-    EngineFailed that another exception caused may quote that exception, so it is replaced too. Any
-    other ServeError is returned unchanged.
+    Exceptions of libraries may quote paths, tensors and texts, so they belong in the log only. An
+    EngineFailed may quote the exception that caused it, so an EngineFailed with a cause is replaced
+    too. Any other ServeError is returned unchanged.
     """
     is_foreign = isinstance(error, EngineFailed) and error.__cause__ is not None
     if isinstance(error, ServeError) and not is_foreign:
@@ -281,13 +279,13 @@ class ReplicasLost(ServeError):
 
 
 class ReplicasSilent(ServeError):
-    """No replica answers, and no successor runs yet."""
+    """No replica answers, and no new replica runs yet."""
 
     status, code, retryable, retry_after_s = 503, "replicas_silent", True, 5.0
 
 
 class StoreNotWritable(ServeError):
-    """A file or directory of the store cannot be written, or an operation cannot read it."""
+    """An operation cannot write or read a file or directory of the store."""
 
     status, code = 503, "store_not_writable"
 
@@ -337,7 +335,7 @@ class UnknownTask(ArtifactError):
 
 
 class DigestMismatch(ArtifactError):
-    """A file is missing, not in the manifest, or has another size or digest than the manifest."""
+    """A file is missing, is not in the manifest, or differs from the manifest in size or digest."""
 
     code = "digest_mismatch"
 

@@ -50,9 +50,10 @@ class _PriorityClass:
 
 
 class FairQueue(Generic[T]):
-    """Items by priority (lowest number first), then fair between clients. Not thread-safe.
+    """Items by priority, then fair between clients. Not thread-safe.
 
-    Iteration yields this order; it ignores the turns that LOWER_SHARE gives to lower priorities.
+    The lowest number is the highest priority. Iteration yields the items in this order, and ignores
+    the turns that lower priorities get by LOWER_SHARE.
     """
 
     def __init__(self) -> None:
@@ -62,8 +63,8 @@ class FairQueue(Generic[T]):
         self._pushed = 0
         self._cost = 0.0
         # Cost served to the highest priority, minus the cost served to lower ones / LOWER_SHARE. A
-        # lower priority gets a turn when LOWER_SHARE of this value covers its next item. The value
-        # is negative after a turn of many items.
+        # lower priority gets a turn when LOWER_SHARE * this value reaches the cost of its next
+        # item. The value is negative after a turn of many items.
         self._overtaken = 0.0
 
     def __len__(self) -> int:
@@ -210,7 +211,7 @@ class FairQueue(Generic[T]):
         return max(group.now, group.last_finish.get(client, 0.0)) + cost
 
     def _close_gaps(self, removed: Sequence[_WaitingItem[T]]) -> None:
-        """Remove these entries, and let later entries of the same clients end earlier.
+        """Remove the entries in `removed`, and let later entries of the same clients end earlier.
 
         No entry gets a lower `finish` than if it were pushed now.
         """
@@ -239,7 +240,10 @@ class FairQueue(Generic[T]):
             last[client] = max(last[client] - gap, ends.get(sender, 0.0))
 
     def _forget(self, entries: Sequence[_WaitingItem[T]]) -> None:
-        """Subtract removed entries from the totals. Drop each `last_finish` without effect."""
+        """Subtract removed entries from the totals.
+
+        If many clients are idle, drop the values of `last_finish` that have no effect.
+        """
         for entry in entries:
             self._cost -= entry.cost
             self._queued[entry.client] -= 1

@@ -15,9 +15,9 @@ TEMPORARY_FILE = re.compile(r"\..+\.\d+")  # `.latest.4711.1403`: process 4711, 
 def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
     """Replace a file: readers see the old or the new content, also after a power failure.
 
-    The new file has owner, group and mode of the old one, if this process may set the owner.
-    Otherwise, or without an old one, it has `mode`, to which the umask applies. Raises OSError;
-    then the old file is unchanged.
+    The new file has the owner, group and mode of the old one. If there is no old file, or if this
+    process may not set the owner, the new file has `mode`, to which the umask applies. Raises
+    OSError; then the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
@@ -34,9 +34,10 @@ def write_atomically(path: Path, content: bytes, *, mode: int = 0o666) -> None:
 
 
 def _keep_owner(path: Path, descriptor: int) -> None:
-    """Give an open file owner, group and mode of `path`, so that the same users can read it.
+    """Set the owner, group and mode of an open file to those of `path`.
 
-    Without the right to change the owner, the open file keeps its own owner, group and mode.
+    The same users can then read the new file. If this process may not change the owner, the open
+    file keeps its own owner, group and mode.
     """
     with suppress(OSError):  # no such file, or no right to change the owner
         old = path.stat()

@@ -1,8 +1,9 @@
-"""Rare garbage collection in replicas: frequent collections would find nothing.
+"""Rare garbage collection in replicas, because most collections would find nothing.
 
-Requests leave no reference cycles. But the objects of 64 requests in flight exceed Python's usual
-threshold of 700 objects, so the collector ran 70 times per second: a tenth of the ingress's CPU
-time. It must still run, because errors keep cycles in their tracebacks.
+Successful requests leave no reference cycles. But the objects of 64 requests in flight exceed
+Python's default threshold of 700 objects. With this threshold, the collector ran 70 times per
+second and took a tenth of the ingress's CPU time. Some collections are needed: errors form cycles
+with their tracebacks.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ NEW_OBJECTS = 10_000  # new objects between two collections
 def collect_rarely() -> None:
     """Collect after NEW_OBJECTS new objects, and never traverse the objects that exist now.
 
-    Call after the imports: imported modules are most objects of a process.
+    Call this after the imports, because most objects of a process belong to imported modules.
     """
     gc.collect()
     gc.freeze()

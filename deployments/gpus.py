@@ -24,7 +24,7 @@ MEBIBYTE = 1 << 20  # unit of nvidia-smi
 # a Turing GPU or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 MIN_DRIVER_SERIES = 580
 MIN_COMPUTE_CAPABILITY = (7, 5)
-_TIMEOUT_S = 30  # timeout of nvidia-smi
+_TIMEOUT_S = 30  # seconds after which a call of nvidia-smi fails
 _FIELDS = "name,driver_version,memory.total,compute_cap"
 _DRIVER_DIRECTORY = Path("/proc/driver/nvidia")
 
@@ -67,7 +67,7 @@ def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
 
 
 def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Count the GPUs that CUDA shows to this process, of the `gpus` that the driver has."""
+    """Return how many GPUs CUDA shows to this process. `gpus` is the number that the driver has."""
     names = environment.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
         return gpus

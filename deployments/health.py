@@ -17,19 +17,18 @@ from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Seconds after which a running call counts as hanging (`args.hang_timeout_s`). A valid call cannot
-# grow without bound. A forward pass has at most `max_batch_tokens`, or one text of the model's
-# maximum length. A decode step has a prefill chunk and a token per KV slot. grammar_trials.py
-# limits the compilation of grammars. The models of docs/performance.md need a fraction of a second
-# per call. A machine that needs longer than this limit answers too late anyway: three such calls
-# exceed `timeout_s`. The configuration linter compares `hang_timeout_s` and `timeout_s`.
+# Seconds after which a running call counts as hanging (`args.hang_timeout_s`). The size of every
+# call is limited. A forward pass has at most `max_batch_tokens`, or one text of the model's maximum
+# length. A decode step has a prefill chunk and a token per KV slot. grammar_trials.py limits the
+# compilation of grammars. The models of docs/performance.md need a fraction of a second per call.
+# The configuration linter compares `hang_timeout_s` and `timeout_s`.
 HANG_TIMEOUT_S = 10.0
-# A call may exceed `hang_timeout_s` up to this multiple of its predicted time: the size of the call
-# times the pace of the slowest recent call. A long text on a slow machine therefore does not count
-# as hanging.
+# A call may run longer than `hang_timeout_s`, up to this multiple of its predicted time. The
+# predicted time is the size of the call times the pace of the slowest recent call. A long text on a
+# slow machine therefore does not count as hanging.
 SLOW_FACTOR = 4.0
 # Calls below this size (padded tokens of a forward pass) count as calls of this size. Most of their
-# time is a fixed cost, so a slow short call says nothing about the pace of long calls.
+# time is a fixed cost, so a slow short call does not show the pace of long calls.
 MIN_PACE_SIZE = 256
 # Limit of every call as a multiple of `hang_timeout_s`. With the defaults it is `timeout_s`, after
 # which no caller waits for the answer.

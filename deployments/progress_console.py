@@ -6,7 +6,8 @@ from rich.console import Console
 class ProgressConsole(Console):
     """Console that becomes quiet when the reader of its stream has gone.
 
-    Rich would end the thread that writes, and with it a build, or the supervision of a server.
+    By default, Rich ends the thread that writes. A build or the supervision of a server would then
+    end too.
     """
 
     def on_broken_pipe(self) -> None:

@@ -177,7 +177,7 @@ class ModelRegistry:
         """Return whether `ref` needs a trial (see `probe`) before it answers requests for `name`.
 
         A version needs a trial if it has passed none and another version can answer. If no other
-        version can answer, accept `ref` without a trial, unless `name` states this version.
+        version can answer and `name` does not state this version, accept `ref` without a trial.
         """
         if ref in self._accepted:
             return False
@@ -328,7 +328,7 @@ class ModelRegistry:
         return opened.model
 
     def _verify(self, model_id: str) -> None:
-        """Check the digests of the default version; if it is damaged, of the next version.
+        """Check the digests of the default version. If it is damaged, check its substitutes.
 
         Raises ArtifactError if no undamaged version remains. Later calls of `find` raise the error
         too.

@@ -20,7 +20,8 @@ OPTION_HEADERS = {
 # JavaScript client the second. Both also send their default timeout, so any other deadline of the
 # request has priority.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
-# Marks a refusal because a queue is full or too long. HAProxy counts and removes the header.
+# Header of the response to a request that was refused because a queue is full or too long. HAProxy
+# counts and removes the header.
 REFUSAL_HEADER = "x-queue-refusal"
 # Arrival of a request in milliseconds since the epoch, from the HAProxy of the same host.
 ARRIVAL_HEADER = "x-arrival-ms"

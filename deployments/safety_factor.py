@@ -8,13 +8,14 @@ from deployments.deadlines import remaining_s
 
 # The factor adapts until this share of the jobs ends within factor * predicted time.
 TARGET_SHARE = 0.95
-# Scale of the relative steps of the factor. A job is late if it takes longer than factor *
-# predicted time. A late job increases the factor 19 times as much as any other job decreases it.
-# The factor therefore settles where TARGET_SHARE of the jobs are in time.
+# A job is late if it takes longer than factor * predicted time. A late job increases the factor by
+# LATE_STEP * TARGET_SHARE of its value. Any other job decreases the factor by a nineteenth of that,
+# LATE_STEP * (1 - TARGET_SHARE). The factor therefore settles where TARGET_SHARE of the jobs are in
+# time.
 LATE_STEP = 0.04
 MIN_FACTOR, MAX_FACTOR = 1.2, 1.6
 # Predictions below this share of the time until the deadline are ignored, because such short jobs
-# say nothing about overload. Jobs that arrive after their deadline are ignored too.
+# do not show an overload. Jobs that arrive after their deadline are ignored too.
 MIN_TIME_SHARE = 0.25
 
 

@@ -29,7 +29,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Iterator[object]:
-    """Exclude large imports of a test from garbage collection, because each build step runs it."""
+    """Keep large imports out of garbage collection, because each build step collects garbage."""
     modules = len(sys.modules)
     result = yield
     if len(sys.modules) >= modules + MANY_MODULES:

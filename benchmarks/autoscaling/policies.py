@@ -23,7 +23,7 @@ from deployments.config import MicroBatchSettings
 class Contestant:
     """One way to choose the number of replicas.
 
-    If `config` is None, the number is constant: the option `--max-replicas`.
+    If `config` is None, the number is constant and has the value of `--max-replicas`.
     """
 
     name: str

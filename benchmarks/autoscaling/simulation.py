@@ -174,7 +174,7 @@ class Simulation:
         return ReplicaLoad(len(windows), metrics, calls, 0.0 if windows else calls)
 
     def _resize(self, second: int, target: int) -> None:
-        """Start or end replicas to reach `target`. End the youngest first, even starting ones."""
+        """Start or end replicas to reach `target`. End the youngest replicas first."""
         del self._ready_at[target:]
         self._ready_at += [second + self._server.start_s] * (target - len(self._ready_at))
 

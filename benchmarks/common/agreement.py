@@ -18,9 +18,9 @@ from build_artifacts.evaluation.metrics import row_cosines
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import TaskName
 
-# The worst cosines in the manifest come from the build's probe texts. Those of benchmark texts may
-# be lower by these margins. The first margin is for cosines to fp32 torch, the second for cosines
-# between batched and unbatched outputs.
+# A manifest contains the worst cosines of the build's probe texts. Benchmark texts may have lower
+# cosines. COSINE_SLACK is the margin for cosines to fp32 torch, BATCHED_COSINE_SLACK the margin for
+# cosines between batched and unbatched outputs.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
 
@@ -63,8 +63,8 @@ def require_agreement(checks: Iterable[CosineCheck]) -> None:
             )
 
 
-# Required cosine for servers whose manifest is not read. The effect of batching on their outputs is
-# unknown, so the limit of the accuracy gate applies.
+# Required cosine for servers whose manifest is not read. How much batching changes their outputs is
+# unknown, so the limit applies that the accuracy gate sets for every model.
 REPEATED_MIN_COSINE = Gate().batched_cosine_worst
 
 

@@ -54,7 +54,7 @@ class ShapeLatency:
     ms: RoundSummary
 
 
-TIMING_S = 0.4  # s to measure one system at one shape in each round
+TIMING_S = 0.4  # seconds of timed passes per system, shape and round
 MIN_PASSES, MAX_PASSES = 3, 200
 
 Forward = Callable[[Batch], object]  # runs one batch; the output is ignored
@@ -71,7 +71,7 @@ class ShapeTiming:
     medians_ms: list[float] = field(default_factory=list)
 
     def run_round(self) -> None:
-        """Measure passes for about TIMING_S s after a warm-up pass; append their median.
+        """Measure passes for about TIMING_S seconds after a warm-up pass. Append their median.
 
         Threads of the previous system spin for some milliseconds after its last pass. The method
         therefore first waits until the process is idle.
@@ -133,7 +133,7 @@ class SortedBatches:
     """Items in batches by descending length, so that no long batch runs alone at the end."""
 
     batches: tuple[Batch, ...]
-    order: tuple[int, ...]  # row r of the concatenated batches is the output of item order[r]
+    order: tuple[int, ...]  # row r of the concatenated batches is item order[r]
 
     @classmethod
     def build(cls, items: Sequence[TokenizedItem], size: int) -> SortedBatches:
@@ -178,7 +178,7 @@ class RawEngine:
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
         """Split `batch` over concurrent passes of one thread each. Return outputs, [items, width].
 
-        An encoder replica splits a batch in the same way, but may run a single pass on all cores.
+        An encoder replica splits a batch in the same way, or runs a single pass on all cores.
         """
         split = self.splits[0]
         outputs = run_split(self._engines[split], self._pools[split], split.passes, batch)

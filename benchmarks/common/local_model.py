@@ -29,10 +29,11 @@ from deployments.tokenization.vocabulary import TokenVocabulary
 def open_torch(
     source: str | None, manifest: ArtifactManifest, scratch: Path, threads: int
 ) -> EncoderEngine:
-    """Open the torch model from which an artifact was built, with the artifact's output layout.
+    """Open the torch model from which an artifact was built.
 
-    `source` has the form that `build_artifacts build` takes; None: the source in the manifest.
-    Unpacked files go to `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
+    The engine's outputs have the layout of the artifact's outputs. `source` has the form that
+    `build_artifacts build` takes. None means the source in the manifest. Unpacked files go to
+    `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model
     from build_artifacts.encoders.preparation import TorchReferenceEngine

@@ -20,7 +20,7 @@ def create_figure(
     import matplotlib
 
     matplotlib.use("Agg")
-    # A fixed salt keeps element ids equal, so that SVG files differ only if the results do.
+    # A fixed salt gives equal element ids in all runs, so SVG files differ only if results do.
     matplotlib.rcParams["svg.hashsalt"] = "hundredfold"
     from matplotlib import pyplot
 

@@ -81,7 +81,7 @@ def git_commit(repository: Path) -> str:
     """Return the checked-out commit, with the suffix `-dirty` if there are uncommitted changes.
 
     Return `unknown` if `repository` is not the root of a checkout. An installed copy may lie in the
-    checkout of another project, whose commit says nothing about this code.
+    checkout of another project, whose commit does not identify this code.
     """
     try:
         if _git(repository, "rev-parse", "--show-prefix"):
@@ -124,8 +124,8 @@ class RunMetadata:
 def start_run(benchmark: str, command: str, seed: int) -> RunMetadata:
     """Return the metadata of a run that starts now.
 
-    Log a note if the result file will name no commit, if the machine is busy, or if it shares its
-    cores equally among process sessions.
+    Log a note if the result file will name no commit, if the machine is busy, or if the kernel
+    shares the cores equally among process sessions.
     """
     run = RunMetadata(benchmark=benchmark, command=command, seed=seed)
     if run.host.commit == UNKNOWN:

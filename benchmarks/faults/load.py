@@ -24,7 +24,7 @@ from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
 RIGHT = "right"
 WRONG = "wrong"
 CUT = "cut"
-TIMEOUT_S = 60.0  # s after which a client gives up
+TIMEOUT_S = 60.0  # timeout of each request in s
 MIN_COSINE = 0.999  # minimum cosine between embeddings of one text from different batches
 ANSWER_TOKENS = 8
 SENTENCES = tuple(f"A sentence of middling length, number {number}." for number in range(16))

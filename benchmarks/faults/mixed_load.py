@@ -1,4 +1,4 @@
-"""Requests with known right answers for a mixed load of hours: several tasks, lists, streams."""
+"""Requests with known right answers for a long mixed load: several tasks, lists, streams."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from benchmarks.generation.streams import (
 )
 from build_artifacts.types import Tokens
 
-_NO_TOKEN = -1  # matches no token, so that only the length ends an answer
+_NO_TOKEN = -1  # end-of-sequence id that no token has, so that only the length ends an answer
 _TIMEOUT_S = 120.0
 _PAGE_TOKENS = 256  # tokens per page of the paged KV cache
 _MAX_BATCH_TOKENS = 512  # tokens per forward pass; enough for eight prompts of 64 tokens
@@ -57,7 +57,7 @@ class TokenTimes:
 
 
 class GenaiSystem:
-    """Baseline over onnxruntime-genai's `Generator`. All prompts of a batch have equal lengths.
+    """Baseline that runs onnxruntime-genai. All prompts of a batch have equal lengths.
 
     `directory` is the output of onnxruntime-genai's model builder.
     """
@@ -93,7 +93,7 @@ class GenaiSystem:
 
 
 class TransformersSystem:
-    """Baseline over `generate` of transformers: eager mode, bf16, CPU."""
+    """Baseline that runs `generate` of transformers: eager mode, bf16, CPU."""
 
     name = TRANSFORMERS
     max_streams: int | None = None
@@ -141,9 +141,9 @@ class TransformersSystem:
 
 
 class PagedTransformersSystem(TransformersSystem):
-    """Baseline over continuous batching of transformers, with a paged KV cache: eager, bf16, CPU.
+    """Baseline that runs continuous batching of transformers: eager mode, bf16, CPU.
 
-    The KV cache has pages for `kv_slots` streams of `context` tokens. Without this limit,
+    The paged KV cache has pages for `kv_slots` streams of `context` tokens. Without this limit,
     transformers fills most of the memory with pages and attention masks.
     """
 
@@ -195,7 +195,7 @@ class PagedTransformersSystem(TransformersSystem):
 
 
 class _Streamer:
-    """Streamer for `generate` of transformers. It ignores the first `put`, which adds prompts."""
+    """Streamer for `generate` of transformers. The first `put`, with the prompts, is ignored."""
 
     def __init__(self) -> None:
         self.steps = TokenTimes()
@@ -225,7 +225,7 @@ class Llama(Protocol):
 
 
 class LlamaCppSystem:
-    """Baseline over llama.cpp through llama-cpp-python, which runs one stream at a time."""
+    """Baseline that runs llama.cpp through llama-cpp-python, one stream at a time."""
 
     name = LLAMA_CPP
     max_streams: int | None = 1

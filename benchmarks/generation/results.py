@@ -109,7 +109,8 @@ def name_streams(streams: int) -> str:
 def require_correct(results: GenerationResults) -> None:
     """Raise BenchmarkError if answers depend on the batch, or violate their schemas.
 
-    Also raise it if `churn` changes answers, or leaves requests running or waiting.
+    Also raise it if answers of `churn` differ from the unbatched answers, or if requests are still
+    running or waiting after `churn`.
     """
     invariance = results.batch_invariance
     if invariance is not None and invariance.same < invariance.compared:

@@ -1,4 +1,4 @@
-"""Load patterns that differ from a fixed number of equal streams.
+"""Scenarios: load patterns in addition to the fixed numbers of equal streams.
 
 A scenario samples its requests once per round. Every streaming system gets the same requests. Each
 run of a scenario yields a few metrics.
@@ -43,7 +43,7 @@ class PromptSampler:
 
     @classmethod
     def open(cls, model: LocalModel, seed: int) -> PromptSampler:
-        """Tokenize the passages of the accuracy gate for `model`. Prompts consist of them."""
+        """Build a sampler on the passages of the accuracy gate, tokenized for `model`."""
         tokenizer = open_tokenizer(model.directory)
         texts = tokenizer.encode_batch(list(GATE_PASSAGES), add_special_tokens=False)
         return cls([token for text in texts for token in text.ids], seed)
@@ -194,7 +194,7 @@ class Scenario(Protocol):
     async def run(
         self, generator: TextGenerator, requests: Sequence[StreamRequest]
     ) -> dict[str, float]:
-        """Send the requests and return the metrics by name. Raises ServeError if one fails."""
+        """Send the requests. Return the metrics by name. Raises ServeError if a request fails."""
         ...
 
 
@@ -209,7 +209,8 @@ class LongPromptScenario:
     joining_tokens: int = 1_500
     running_tokens: int = 16  # prompt tokens of each running stream
     # New tokens of each running stream. Each stream gets one token per prefill chunk of the long
-    # prompt. A chunk has at least 16 tokens, so the streams outlast that prefill.
+    # prompt. A chunk has at least 16 tokens, so the prefill has at most 94 chunks, and the streams
+    # outlast the prefill.
     written_tokens: int = 128
     name = "long-prompt"
 

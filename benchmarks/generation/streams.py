@@ -74,7 +74,7 @@ class StreamRequest(NamedTuple):
 
     prompt: Tokens
     new_tokens: int
-    disconnect_after: int | None = None  # number of tokens before the disconnect; not over HTTP
+    disconnect_after: int | None = None  # tokens before the disconnect; must be None over HTTP
     first_token: asyncio.Event | None = None  # set when the first token arrives
 
 

@@ -1,7 +1,7 @@
 """Check of structured output: answers of a running server against their JSON schemas.
 
 Requests use OpenAI's chat API, AT_ONCE at a time. The `jsonschema` package validates the answers,
-independently of the server's grammar. An answer that reaches its token limit is never valid.
+independently of the server's grammar. An answer that reaches its token limit counts as truncated.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class SystemFactory:
         return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:
-        """Open onnxruntime-genai on the graph in `--genai`, else on a graph that is built here."""
+        """Open the graph of `--genai` in onnxruntime-genai. Without `--genai`, build a graph."""
         named = self.arguments.genai
         if named is None:
             directory = self.checkpoint.genai_directory(self.arguments.genai_precision)
@@ -86,11 +86,11 @@ class SystemFactory:
         return GenaiSystem(directory, self.threads)
 
     def transformers(self) -> System:
-        """Open `generate` of transformers on the checkpoint."""
+        """Open the checkpoint in transformers, to run `generate`."""
         return TransformersSystem(self.checkpoint.weights, self._eos_token_ids, self.threads)
 
     def paged(self) -> System:
-        """Open the continuous batching of transformers on the checkpoint."""
+        """Open the checkpoint in transformers, to run continuous batching."""
         system = PagedTransformersSystem(
             self.checkpoint.weights,
             self._eos_token_ids,
@@ -109,7 +109,7 @@ class SystemFactory:
         return generation_config.eos_token_ids
 
     def llama(self) -> System:
-        """Open llama.cpp on `--gguf`."""
+        """Open the file of `--gguf` in llama.cpp."""
         if self.arguments.gguf is None:
             raise BenchmarkError("llama.cpp requires a GGUF file", hint="name one with --gguf FILE")
         return LlamaCppSystem.open(self.arguments.gguf, self.context, self.threads)
@@ -129,7 +129,10 @@ BASELINES: Mapping[str, tuple[str, Callable[[SystemFactory], System]]] = {
 def open_baselines(
     factory: SystemFactory, skip: Collection[str]
 ) -> tuple[list[System], dict[str, str]]:
-    """Open all baselines except `skip`. Return the opened baselines, and failures by name."""
+    """Open all baselines except `skip`.
+
+    Return the opened baselines, and the error message of each baseline that failed, by its name.
+    """
     opened: list[System] = []
     missing: dict[str, str] = {}
     for name, (label, open_system) in BASELINES.items():

@@ -71,7 +71,7 @@ class Bench:
     _built: dict[str, Any] = field(default_factory=dict)
 
     def once(self, name: str, build: Callable[[Path], T]) -> T:
-        """Return the result of `build`, called with an empty directory once per `name`."""
+        """Call `build` with an empty directory, once per `name`. Return its result."""
         if name not in self._built:
             directory = self.scratch / name.replace("/", "-")
             shutil.rmtree(directory, ignore_errors=True)  # left by a failed build

@@ -1,8 +1,8 @@
 """`hundredfold bench gpu`: measurements and parity checks on a GPU, or a dry run on the CPU.
 
-The command runs offline. It needs the project's environment, or an environment that has
-at least transformers and a torch for CUDA. It skips cases whose result in the output file is final,
-so that a repeated command continues where the previous one ended.
+The command runs offline. It needs the project's environment, or an environment that has at least
+transformers and a torch for CUDA. It skips the cases that the output file lists as passed, rejected
+or unsupported, so that a repeated command continues where the previous one ended.
 """
 
 from __future__ import annotations
@@ -173,10 +173,10 @@ def run_worker(
     """Run the cases `names` of `part` in a worker process, and yield their results.
 
     Append what the process prints to the file `log`: tracebacks, and warnings of libraries.
-    After `seconds`, kill the process. If the first case was running then, it counts as failed. A
-    later case gets no result and can run again. A case that was running when the process ended by
-    itself counts as failed. Cases that did not start get no result. Raises BenchmarkError if the
-    process fails while no case runs.
+    After `seconds`, kill the process. If its first case was still running, this case had all the
+    time and counts as failed. A later case gets no result, so that it can run again. A case that
+    was running when the process ended by itself counts as failed. Cases that did not start get no
+    result. Raises BenchmarkError if the process fails while no case runs.
     """
     request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
     command = [*_WORKER, part, request]

@@ -208,8 +208,8 @@ def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapp
 def stream_cases(target: Target) -> list[Case]:
     """Return cases of candidates and transformers baselines on SmolLM2 and on a Llama of 1B.
 
-    Compiled, flash, quantized and offloaded candidates run at few numbers of streams. The quantized
-    and offloaded candidates run on the Llama only.
+    Compiled, flash, quantized and offloaded candidates run at only one or two numbers of streams.
+    The quantized and offloaded candidates run on the Llama only.
     """
     systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
                *GENERATION_BASELINES]  # fmt: skip

@@ -18,7 +18,10 @@ _MAX_CALLS = 200
 
 
 def time_calls(call: Callable[[], object], target: Target, *, seconds: float) -> list[float]:
-    """Time three or more calls after a warm-up. Return the s of each call, device time included."""
+    """Time at least three calls after a warm-up. Return the seconds of each call.
+
+    The time of a call ends when the device has computed everything.
+    """
     for _ in range(_WARM_UPS):
         call()
     target.synchronize()

@@ -50,7 +50,7 @@ _LARGE_ITEMS = (1, 8, 32, 64, 128)
 _COMPILED_LARGE_ITEMS = (1, 32)
 _LARGE_TOKENS = 384
 # Samples/s of BERT-large on one H100: an eighth of the 70,690 samples/s that MLPerf Inference 3.1
-# (closed division, offline) lists for eight. These are for 8-bit engines with 99 % of the reference
+# (closed division, offline) lists for eight H100s with 8-bit engines, at 99 % of the reference
 # accuracy on SQuAD. Results are stated as a share of the rate below.
 KNOWN_LARGE_SAMPLES_PER_S = 8_836
 
@@ -81,7 +81,7 @@ class _EncoderModel:
 def _build(
     bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
 ) -> _EncoderModel:
-    """Write and prepare a checkpoint. `reference`: compute the outputs that parity checks need."""
+    """Write and prepare a checkpoint. With `reference`, compute the outputs for parity checks."""
     from build_artifacts.compaction.find import find
     from build_artifacts.encoders.candidates import CandidateGraphs
     from build_artifacts.encoders.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
@@ -182,7 +182,7 @@ def _time_candidate(
 def _time_transformers(
     bench: Bench, model: _EncoderModel, shapes: Sequence[Shape], *, is_compiled: bool
 ) -> list[dict[str, Any]]:
-    """Time transformers in FP16 with mean pooling, including copies of ids and vectors."""
+    """Time transformers in FP16 with mean pooling. Include copies to and from the device."""
     import torch
     from transformers import AutoModel
 
@@ -235,8 +235,8 @@ def _measure(
 def _measure_latency(bench: Bench, name: str) -> Mapping[str, Any]:
     target = bench.target
     sizes, shapes = target.choose(MINILM, TINY_BERT), _shapes(name, target)
-    # Compiled candidates compile these shapes only. The others have the buckets of their recipe,
-    # except in a dry run.
+    # Compiled candidates compile only these shapes. All other candidates keep the buckets of their
+    # recipe, except in a dry run.
     has_buckets = _is_compiled(name) or not target.is_cuda
     rows = _measure(bench, name, sizes, shapes, has_buckets=has_buckets)
     return {"shapes": rows}
@@ -245,8 +245,8 @@ def _measure_latency(bench: Bench, name: str) -> Mapping[str, Any]:
 def _measure_large(bench: Bench, name: str) -> Mapping[str, Any]:
     """Measure samples/s of BERT-large's shape.
 
-    State them also as shares of the card's matrix rate, by the count of operations, and of
-    KNOWN_LARGE_SAMPLES_PER_S.
+    Also state each rate as a share of KNOWN_LARGE_SAMPLES_PER_S, and its floating-point operations
+    per second as a share of the card's matrix rate.
     """
     target = bench.target
     sizes = target.choose(BERT_LARGE, TINY_BERT)

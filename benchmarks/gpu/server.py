@@ -47,8 +47,9 @@ ENCODER, GENERATOR, SMOLLM = "gpu/encoder", "gpu/generator", "gpu/smollm2"
 _TEXTS, _NEW_TOKENS = 32, 32
 _CONNECTIONS = {ENCODER: (1, 64, 256), GENERATOR: (1, 32), SMOLLM: (1, 32)}
 _MIN_COSINE = 0.999
-# Minimum share of texts that stay the same in a batch. Matrix products over different numbers of
-# slots round differently. If two tokens have nearly equal logits, the other token may win.
+# Minimum share of generated texts that are equal with and without batching. Matrix products over
+# different numbers of slots round differently, so the order of two tokens with nearly equal logits
+# may change.
 _MIN_SAME_ANSWERS = 0.9
 _START_S = 120.0  # time limit for a GPU replica, which starts at the first request
 
@@ -88,7 +89,10 @@ def _measure_throughput(bench: Bench) -> Mapping[str, Any]:
 
 
 def _fast_generator(target: Target) -> str:
-    """Return the generator whose throughput is measured; a dry run saves the build of another."""
+    """Return the generator whose throughput is measured.
+
+    A dry run uses GENERATOR, which the case `answers` also needs, to save the build of a model.
+    """
     return target.choose(SMOLLM, GENERATOR)
 
 

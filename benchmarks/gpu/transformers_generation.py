@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.gpu.cases import Target
 
 STATIC, CONTINUOUS = "transformers-static", "transformers-continuous"
-_NO_TOKEN = -1  # matches no token, so that only the length ends an answer
+_NO_TOKEN = -1  # end-of-sequence id that no token has, so that only the length ends an answer
 _PAGE_TOKENS = 256
 _TIMEOUT_S = 120.0
 _Prompts = Sequence[Sequence[int]]
@@ -66,13 +66,14 @@ def _run_continuous(model: Any, target: Target, prompts: _Prompts, new_tokens: i
         continuous_batching_config=_limit_pages(target, len(prompts), prompts, new_tokens),
     )
     if hasattr(manager, "warmup"):  # not in older versions of transformers
-        # In inference mode, the manager's thread could not write to the tensors of the warm-up.
+        # The manager's thread does not run in inference mode. It could not write to tensors that
+        # the warm-up creates in inference mode.
         with torch.inference_mode(mode=False), torch.no_grad():
             manager.warmup()
     manager.start()
     try:
-        # The first request creates everything else. Its reversed prompt shares no prefix with the
-        # timed prompts.
+        # The first request creates all state that is still missing. Its reversed prompt shares no
+        # prefix with the timed prompts.
         _answer(manager, [prompts[0][::-1]], new_tokens)
         started_s = time.perf_counter()
         _answer(manager, prompts, new_tokens)
@@ -82,7 +83,7 @@ def _run_continuous(model: Any, target: Target, prompts: _Prompts, new_tokens: i
 
 
 def _answer(manager: Any, prompts: _Prompts, new_tokens: int) -> None:
-    """Wait for the answers to all prompts. Raises RuntimeError if one fails or takes too long."""
+    """Wait for the answers to all prompts. Raises RuntimeError after an error or a timeout."""
     for _ in manager.add_requests([list(ids) for ids in prompts], max_new_tokens=new_tokens):
         result = manager.get_result(timeout=_TIMEOUT_S)
         if result is None or result.error is not None:
@@ -92,8 +93,8 @@ def _answer(manager: Any, prompts: _Prompts, new_tokens: int) -> None:
 def _limit_pages(target: Target, streams: int, prompts: _Prompts, new_tokens: int) -> Any:
     """Return a configuration whose KV cache has just enough pages for all streams.
 
-    It has at least 16 pages, or 2 in a dry run. By default, transformers fills the memory with
-    pages.
+    The KV cache has at least 16 pages, or 2 in a dry run. By default, transformers fills the memory
+    with pages.
     """
     from transformers import ContinuousBatchingConfig
 

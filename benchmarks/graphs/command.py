@@ -3,7 +3,7 @@
 Graphs are torch, ONNX fp32, two recipes of dynamic int8 (one is COMMON_RECIPE), OpenVINO and the
 candidates of the sealed artifact. There are two runs of several rounds. Every round measures all
 graphs in one process. The first run uses one forward pass on all threads. The second run splits
-each batch over one pass per core, as an idle encoder does. A host with one core skips this run.
+each batch over one pass per core, as an idle encoder does. A host with one core has no second run.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> GraphResults:
-    """Run the rounds of every core split. Compute task metrics with the engines of a single pass.
+    """Run the rounds of every core split. Compute task metrics in the run with a single pass.
 
     Raise BuildError if the source checkpoint is missing or has changed.
     """

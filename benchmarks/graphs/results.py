@@ -96,7 +96,7 @@ def compute_ratios(latencies: Sequence[ShapeLatency]) -> tuple[LatencyRatio, ...
 
 
 def speed_goals(ratios: Sequence[LatencyRatio], max_tokens: int) -> Iterator[Goal]:
-    """Yield the goals at COMPARED_SHAPE, limited to the model's maximum number of tokens."""
+    """Yield the goals at COMPARED_SHAPE. The tokens of the shape are limited to `max_tokens`."""
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
     medians = {(r.over, r.under): r.ratio.median for r in ratios if r.shape == shape}
     for over, under in COMPARISONS:

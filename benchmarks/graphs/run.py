@@ -82,7 +82,7 @@ def open_run(
 ) -> Iterator[CoreSplitRun]:
     """Open and warm up the candidates, and close them on exit.
 
-    Raises EngineFailed if a candidate fails that must pass the accuracy gate. Other candidates that
+    Raises EngineFailed if a candidate that must pass the accuracy gate fails. Other candidates that
     fail are skipped.
     """
     opener = _EngineOpener(split, inputs)

@@ -69,7 +69,7 @@ def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float
 
 
 TIMEOUT_S = 60.0
-LEAVE_S = 3.0  # s after which the client leaves a generation that may take minutes
+LEAVE_S = 3.0  # s after which the client disconnects from a generation that may take minutes
 BACKGROUND_PAUSE_S = 0.02  # pause between two valid requests
 DRAIN_TIMEOUT_S = 60.0  # maximum s to wait until memory is released
 MAX_MEMORY_RATIO = 1.10
@@ -226,7 +226,8 @@ async def mix_requests(
 ) -> list[HostileRequest]:
     """Return `count` requests, shuffled by `seed`: about half generated, the others attacks.
 
-    Attacks that do not stall are repeated to reach `count`. With a small `count`, some are missing.
+    Attacks that do not stall are repeated to reach `count`. With a small `count`, some requests are
+    left out.
     """
     document = await get_json(target, "/openapi.json")
     ids = sorted(set(models.values()))
@@ -242,9 +243,10 @@ async def mix_requests(
 
 
 def build_generated(raw: bytes, generator: str | None) -> HostileRequest:
-    """Name a request by its method and path. Expect any status below 500.
+    """Return a generated request, named by its method and path. Any status below 500 is expected.
 
-    The client leaves early if the route generates text, or if the path names the model `generator`.
+    The client disconnects early if the route generates text, or if the path names the model
+    `generator`.
     """
     name = raw.partition(b" HTTP/")[0][:100].decode("latin-1")
     generates = GENERATION_ROUTES.search(name) or (generator and generator in unquote(name))
@@ -260,7 +262,7 @@ async def run_attacks(
 ) -> HostileCounts:
     """Send all requests while the background client runs.
 
-    Each request has a connection of its own. At most `connections` of them are open at a time.
+    Each request has its own connection. At most `connections` connections are open at a time.
     """
     counts = HostileCounts()
     waiting = iter(chosen)

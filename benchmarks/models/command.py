@@ -2,8 +2,8 @@
 
 The replicas have room for few models. The command starts two servers to compare their start times:
 one with few models and one with all models. After the traffic, requests alternate between a pinned
-model and the most popular of the other models. Finally requests load models that were never
-requested: one alone, then two at a time.
+model and the most popular of the other models. Finally, the command requests models that no request
+has loaded before: one alone, then two at a time.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class RolloutAnswer:
 class VersionedLoad:
     """Load of requests to several model names in turn, at a fixed rate, until `stop`.
 
-    Each request has a new API key, so that the server takes it for a request of a new client. A
-    traffic split chooses the version by client.
+    A traffic split chooses the version by client. Each request therefore has a new API key, so that
+    the server treats it as a request of a new client.
     """
 
     def __init__(
@@ -143,7 +143,10 @@ async def ask(address: ServerAddress, name: str) -> HttpExchange:
 
 
 async def ask_version(address: ServerAddress, name: str) -> Any:
-    """Return the parsed answer to `name`. Raises BenchmarkError for a status other than 200."""
+    """Request the model `name`, and return the parsed answer.
+
+    Raises BenchmarkError if the request fails.
+    """
     answer = await ask(address, name)
     if answer.status != 200:
         raise BenchmarkError(

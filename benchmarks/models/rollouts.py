@@ -54,7 +54,7 @@ RECOVERY_S = 60.0  # maximum time until a killed replica is replaced
 PULL_S = 150.0  # maximum time until a pulled model is built
 PROMOTED_TIMEOUT_S = 30.0
 # Number of successive rounds that only the promoted version must answer. A round requests MODEL and
-# CANARY once. So many rounds most likely reach every ingress replica.
+# CANARY once. This number of rounds most likely reaches every ingress replica.
 PROMOTED_ANSWERS = 20
 TIMEOUT_S = 60.0
 
@@ -234,7 +234,7 @@ class Rollouts:
         )
 
     async def _pull(self) -> None:
-        """Let the server build a checkpoint, then request the model.
+        """Let the server build a model from a checkpoint, then request the model.
 
         Raises BenchmarkError if the build fails or takes longer than PULL_S.
         """

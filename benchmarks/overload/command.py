@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results.
 
     Raises BenchmarkError if a request of a closed loop fails, or if a sampled answer is wrong.
-    Failures of the open loops are results.
+    Failures in the open loops are only counted in the results.
     """
     metadata = start_run("overload", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)

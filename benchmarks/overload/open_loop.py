@@ -24,8 +24,9 @@ import uvloop
 
 from benchmarks.common.errors import BenchmarkError
 
-# Requests that are due within this time are sent together, up to this late. It is the resolution of
-# uvloop's timers. An iteration of the event loop per request would take cores from the server.
+# Requests that are due within this time are sent together, so a request may be this much late. The
+# value is the resolution of uvloop's timers. One iteration of the event loop per request would use
+# CPU time that the server needs.
 _TICK_S = 0.001
 
 

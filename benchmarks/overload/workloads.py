@@ -23,7 +23,7 @@ SENTENCES = 256
 
 @dataclass(frozen=True, slots=True)
 class OverloadWorkload:
-    """Requests of one kind, and settings of the loops that send them. `bodies` may repeat."""
+    """Requests of one kind, and settings of the loops that send `bodies` in an endless cycle."""
 
     name: str
     path: str
@@ -44,7 +44,7 @@ class OverloadWorkload:
     def answer_alone(self, address: ServerAddress) -> list[Any]:
         """Send one body after the other, so that none is batched. Return the answers.
 
-        Raises BenchmarkError for a status other than 200.
+        Raises BenchmarkError if a request fails.
         """
         with Client(address) as client:
             return [client.post(self.path, body).value for body in self.bodies]

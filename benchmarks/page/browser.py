@@ -79,7 +79,7 @@ class OpenStatus:
         """Return the bytes of live JavaScript objects when the tab has been open for `minutes`.
 
         Count the minutes by the page's requests, because the page's timers may run fast. Hold back
-        answers while the heap is read, because an answer would add objects.
+        the next request while the heap is read, because its answer would add objects.
         """
         while self._polls < minutes * POLLS_PER_MINUTE:
             self._page.wait_for_timeout(50)

@@ -77,7 +77,7 @@ class ReplayedDay:
 
 
 def split_by_deadline(day: Day, settings: FleetSettings, seed: int) -> Day:
-    """Split each model's requests into interactive and batch requests, as if of two models.
+    """Split each model into two models, one with interactive and one with batch requests.
 
     The rows of interactive requests come first, then the rows of batch requests.
     """

@@ -61,8 +61,8 @@ class ReferenceEmbeddings:
 def required_cosine(model: LocalModel, *, is_sealed: bool) -> float:
     """Return the minimum cosine between an answer and fp32 torch.
 
-    `is_sealed`: the server runs the artifact's graph, so the minimum is the limit of the accuracy
-    gate less COSINE_SLACK. For all other servers, it is FP32_MIN_COSINE.
+    If `is_sealed`, the server runs the artifact's graph. The minimum is then the limit of the
+    accuracy gate minus COSINE_SLACK. For all other servers, the minimum is FP32_MIN_COSINE.
     """
     if not is_sealed:
         return FP32_MIN_COSINE

@@ -74,7 +74,7 @@ def openai_api(path: str, model: str) -> EmbeddingApi:
 
 
 def open_inference_api(model: str) -> EmbeddingApi:
-    """Return the Open Inference Protocol in JSON with one input that holds all texts."""
+    """Return the API of the Open Inference Protocol in JSON. One input contains all texts."""
 
     def build(texts: Texts) -> bytes:
         tensor = {"name": "texts", "shape": [len(texts), 1], "datatype": "BYTES"}
@@ -88,7 +88,7 @@ def open_inference_api(model: str) -> EmbeddingApi:
 
 
 def completion_api(model: str) -> CompletionApi:
-    """Return OpenAI's `/v1/completions` without streaming."""
+    """Return the API `/v1/completions` of OpenAI, without streaming."""
 
     def build(texts: Texts) -> bytes:
         (prompt,) = texts

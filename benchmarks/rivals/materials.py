@@ -41,7 +41,7 @@ class Materials:
 
     @cached_property
     def servers(self) -> Path:
-        """Directory of the scripts of the servers that the benchmark itself provides."""
+        """Directory with the server scripts of this package."""
         return SERVERS
 
     @cached_property

@@ -49,7 +49,10 @@ class PairedLevel:
         ours: Sequence[LoadResult],
         work_ratio: float = 1.0,
     ) -> PairedLevel:
-        """Summarize all rounds. `work_ratio`: tokens per response, ours / rival; embeddings: 1."""
+        """Summarize all rounds.
+
+        `work_ratio` is the ratio ours / rival of the tokens per response; 1 for embeddings.
+        """
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
         p50s = [_divide(_p50_ms(b), _p50_ms(a)) for a, b in pairs]
@@ -219,7 +222,7 @@ def describe(results: RivalResults) -> str:
 
 
 def plot_rivals(out: Path, run: RunMetadata, results: RivalResults) -> list[Path]:
-    """Plot ratios: rates at the most connections, latencies at the fewest connections."""
+    """Plot ratios: rates at the highest, latencies at the lowest number of connections."""
     if not results.rivals:
         return []
     figure, (rates, latencies) = create_figure(

@@ -1,4 +1,4 @@
-"""Rounds of the benchmark: start each rival, measure it in turns with Hundredfold, end it.
+"""Rounds of the benchmark: start each rival, measure it and Hundredfold alternately, end it.
 
 A rival is a server of another project. Only two servers run at a time. The server that is not
 measured idles, and its CPU time is recorded.
@@ -132,7 +132,7 @@ class RivalRounds:
         return Contest(meter, server, requests, workload)
 
     def _probe(self, session: Contest) -> float:
-        """Send requests before the timing and check the answers. Return the seconds.
+        """Send one or more requests before the timing and check the answers. Return the seconds.
 
         Raises BenchmarkError if a request fails or an answer is wrong.
         """

@@ -18,7 +18,7 @@ Checks = Mapping[bool, AnswerCheck]  # key: whether the answers are completions
 
 
 def check_ours(rounds: RivalRounds) -> Checks:
-    """Check all answers of Hundredfold, per API. Raises BenchmarkError if one is malformed."""
+    """Check all answers of Hundredfold by API. Raises BenchmarkError for a malformed answer."""
     return {
         isinstance(api, CompletionApi): check_meter(rounds, rounds.ours, api)
         for api in rounds.ours.apis
@@ -39,7 +39,7 @@ def summarize_rivals(
 
 
 def check_meter(rounds: RivalRounds, meter: Meter, api: Api) -> AnswerCheck:
-    """Check the stored answers of one API. Raises BenchmarkError if one is malformed."""
+    """Check the stored answers of one API. Raises BenchmarkError for a malformed answer."""
     is_completion = isinstance(api, CompletionApi)
     answers = [
         answer

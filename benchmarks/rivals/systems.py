@@ -51,7 +51,7 @@ def build_rival_command(
 
 
 class _Places(dict[str, str]):
-    """Values of placeholders by name. Other names are attributes of `materials`, read on use."""
+    """Values of placeholders by name. A name that `own` lacks is an attribute of `materials`."""
 
     def __init__(self, own: Mapping[str, str], materials: Materials) -> None:
         super().__init__(own)

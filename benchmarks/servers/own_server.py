@@ -73,7 +73,8 @@ def build_serve_command(
     written = directory / CONFIG_NAME
     written.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     port = find_free_port(PREFERRED_PORT, 0)
-    # `run_server` drops PYTHONPATH, which may hold the packages of this environment. Keep it.
+    # `run_server` drops the PYTHONPATH of this process. Pass it to the server, because it may
+    # contain the packages of this environment.
     paths = (str(REPOSITORY), os.environ.get("PYTHONPATH", ""))
     return ServerCommand(
         name="hundredfold",

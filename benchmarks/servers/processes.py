@@ -138,7 +138,8 @@ def is_ready(port: int, path: str) -> bool:
 def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
     """End a server with SIGTERM. After its end, or STOP_TIMEOUT_S, kill its remaining processes.
 
-    These are its descendants, even in other sessions, and the other members of `session`.
+    The remaining processes are its descendants, even in other sessions, and the other members of
+    `session`.
     """
     descendants: list[psutil.Process] = []
     with suppress(psutil.Error):
@@ -148,7 +149,7 @@ def stop(process: subprocess.Popen[bytes], session: ProcessSession) -> None:
         process.wait(STOP_TIMEOUT_S)
     for descendant in descendants:
         with suppress(psutil.Error):
-            descendant.kill()  # psutil spares a later process with the same pid
+            descendant.kill()  # psutil checks that no other process reuses the pid
     kill_remaining(session)
     psutil.wait_procs(descendants, timeout=STOP_TIMEOUT_S)
     process.wait()

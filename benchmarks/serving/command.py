@@ -3,8 +3,8 @@
 A closed loop sends feature-extraction requests with one sentence each. Requests bypass the response
 cache; `--cached N` repeats N cached sentences instead. Every round measures all levels in order,
 for example 1, 16 and 64 connections. A change of the machine's speed then affects all levels
-equally. `--with-engine` measures the raw engine after the levels of each round, while the server is
-idle.
+equally. `--with-engine` also measures the engine in this process, without a server, after the
+levels of each round while the server is idle.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ def require_hits(responses: Iterable[Mapping[int, bytes]]) -> None:
 def open_served(arguments: argparse.Namespace, version: str) -> LocalModel | None:
     """Open the served version of the model from the store.
 
-    If the store lacks this version, `--with-engine` raises BenchmarkError. Without this option, the
-    function returns None.
+    If the store lacks this version, raise BenchmarkError with `--with-engine`, or return None
+    without this option.
     """
     try:
         return LocalModel.open(arguments.store, f"{arguments.model}{SEPARATOR}{version}")

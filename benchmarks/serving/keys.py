@@ -1,7 +1,7 @@
 """Benchmark of API keys: latency of refusals, cost under load, and precision of a rate limit.
 
-The command starts its own server. Phases with and without keys alternate. To switch, the command
-removes the key file from the configuration of the running server, or adds it again.
+The command starts its own server. Every round has a phase with keys and a phase without keys. To
+switch, the command adds the key file to the configuration of the running server, or removes it.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results. Missed goals are only reported.
 
     Raises BenchmarkError if a wrong key gets another status than 401, or if a request fails while
-    the cost of keys is measured. Failures in the phases of the noisy client are results.
+    the cost of keys is measured. Failures in the phases of the noisy client are only counted in the
+    results.
     """
     metadata = start_run("keys", arguments.command_line, arguments.seed)
     with tempfile.TemporaryDirectory(prefix="keys-") as directory:
@@ -278,7 +279,7 @@ def load(
 async def measure_noisy(
     address: ServerAddress, quiet: Sequence[bytes], noisy: Sequence[bytes], seconds: float
 ) -> dict[str, Any]:
-    """Measure a quiet client alone, then beside a noisy client that exceeds its rate limit."""
+    """Measure a quiet client alone, then with a noisy client that exceeds its own rate limit."""
     plan = LoadPlan(connections=1, seconds=seconds, warm_up_s=2.0)
     alone = await run_load(address, Workload(quiet), plan)
     loud = LoadPlan(connections=NOISY_CONNECTIONS, seconds=seconds, warm_up_s=SETTLE_S)

@@ -76,7 +76,7 @@ class Workload:
     def claim_sample(self, index: int) -> bool:
         """Return whether to store the next response to request `index`.
 
-        This is True for the first call with each index of the sample.
+        The result is True only for the first call with each index of the sample.
         """
         if index not in self._unclaimed:
             return False

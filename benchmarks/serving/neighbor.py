@@ -1,4 +1,4 @@
-"""Noisy neighbor: latency of a quiet client, first alone and then beside a loud client.
+"""Noisy neighbor: latency of a quiet client, first alone and then together with a loud client.
 
 The loud client has several times as many connections as the quiet client, and another API key. Both
 clients run closed loops of single sentences that bypass the response cache. Every round measures
@@ -26,7 +26,7 @@ from deployments.artifacts.types import TaskName
 from deployments.command_line import positive_count, positive_seconds
 
 TASK = TaskName.FEATURE_EXTRACTION
-MAX_SLOWDOWN = 2.0  # p99 of the quiet client beside the loud one, relative to its p99 alone
+MAX_SLOWDOWN = 2.0  # p99 of the quiet client with the loud client, relative to its p99 alone
 KEY_LENGTH = 32
 
 

@@ -74,7 +74,10 @@ class ServingResults:
 def served_over_engine(
     levels: Sequence[LoadLevel], engine: Sequence[EngineThroughput]
 ) -> float | None:
-    """Divide requests/s at the most connections by the sentences/s of the best core split."""
+    """Divide requests/s at the most connections by the sentences/s of the fastest core split.
+
+    Return None if the engine was not measured.
+    """
     if not engine:
         return None
     served = max(levels, key=lambda level: level.connections).requests_per_s.median

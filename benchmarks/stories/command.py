@@ -154,9 +154,9 @@ def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniqu
 def measure_stages(arguments: argparse.Namespace, scratch: Path) -> served_stages.StageResults:
     """Build, serve and measure all stages of a question-answering model.
 
-    Pruning uses the questions of the demo model. F1 is computed on the questions in `--data` if it
-    is given. Otherwise it is computed on those in the default directory, or, if they are missing
-    there, on the demo model's questions.
+    Pruning uses the questions of the demo model. F1 is computed on the SQuAD file in `--data`.
+    Without `--data`, F1 is computed on the file in the default directory or, if this file is
+    missing, on the questions of the demo model.
     """
     model = LocalModel.open(arguments.store, arguments.reader)
     if model.manifest.tasks[0] != TaskName.QUESTION_ANSWERING:

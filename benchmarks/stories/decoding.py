@@ -199,7 +199,7 @@ def open_decoder(shape: GptShape, threads: int, seed: int) -> Iterator[OnnxDecod
 def measure_decoding(
     shape: GptShape, contexts: Sequence[int], *, threads: int, rounds: int, seed: int, note: str
 ) -> DecodingResults:
-    """Measure all systems in turns in every round. Raise BenchmarkError for wrong logits."""
+    """Measure all systems at all contexts in every round. Raise BenchmarkError for wrong logits."""
     with open_decoder(shape, threads, seed) as decoder:
         systems: list[DecodingSystem] = [
             kind(decoder, kv_cache=kv_cache)

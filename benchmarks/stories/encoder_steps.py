@@ -89,7 +89,7 @@ class EncoderStep:
 def open_encoder_steps(
     model: LocalModel, store: Path, scratch: Path, texts: Sequence[str]
 ) -> Iterator[list[EncoderStep]]:
-    """Rebuild the stages of the build that precede the served graph. Open and yield all steps.
+    """Rebuild the graphs that a build makes before the served graph. Open and yield all steps.
 
     Leave out the steps `graph` and `fusion` if the model does not support their graphs. Raises
     ServeError if another stage cannot be built, or if the slow and the fast tokenizer disagree.

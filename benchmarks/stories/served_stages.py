@@ -1,8 +1,8 @@
 """Story b, "From PyTorch to int8" in docs/stories.md: a question-answering model, stage by stage.
 
 Every stage that passes the accuracy gate becomes a model of its own. One server serves all these
-stages over HTTP. The stages answer the same requests in turns. Each stage adds a technique to the
-previous stage, except the last CPU stage, which is int8 without pruning.
+stages over HTTP. The stages take turns to answer the same requests. Each stage adds a technique to
+the previous stage, except the last CPU stage, which is int8 without pruning.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def measure_stages(
     lengths: Sequence[int],
     out: Path,
 ) -> list[MeasuredStage]:
-    """Serve all stages, measure their latencies in turns, and score their answers.
+    """Serve all stages, measure their latencies alternately, and score their answers.
 
     Raises BenchmarkError if there is nothing to measure, or if the server or a request fails.
     """

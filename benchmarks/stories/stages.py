@@ -143,7 +143,7 @@ def write_questions(questions: Sequence[SquadQuestion], path: Path) -> Path:
 def _start(
     plan: StagePlan, workspace: Workspace, progress: BuildProgress, *, is_pruned: bool
 ) -> EncoderBuild:
-    """Prepare the original or the pruned model. Each needs its own workspace for its exports."""
+    """Prepare the original or the pruned model. The two models need separate workspaces."""
     workspace.root.mkdir(parents=True, exist_ok=True)
     steps = StepRunner(workspace, progress)
     sources = workspace.directory("sources")

@@ -1,7 +1,8 @@
 """Story a, "10 and 100 times" in docs/stories.md: each step adds a technique to the previous step.
 
 Embedding requests have one sentence each; some repeat. Generation requests have one prompt each.
-All steps run in this process, in turns. A server over HTTP is measured separately.
+All steps run in this process, one after the other in every round. A server over HTTP is measured
+separately.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _measure_rate(step: EncoderStep, texts: Sequence[str]) -> float:
 
 
 def run_rounds(measurements: Mapping[str, Measurement], rounds: int) -> dict[str, RoundSummary]:
-    """Run all measurements in turns, after a warm-up run of each."""
+    """Run every measurement once per round, after a warm-up run of each."""
     for measure in measurements.values():
         measure()
     values: dict[str, list[float]] = {name: [] for name in measurements}

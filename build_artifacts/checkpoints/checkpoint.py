@@ -227,7 +227,8 @@ def copy_without_weights(
 ) -> None:
     """Copy `hashed_files` to `into`, except the weights in `weights` and the names in `without`.
 
-    Weights of sentence-transformers modules such as Dense are in other directories and are copied.
+    Weights of sentence-transformers modules such as Dense are copied, because these modules have
+    directories of their own.
     Raises SourceUnreadable if a file cannot be read.
     """
     for name, path in hashed_files(directory):

@@ -95,8 +95,9 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
 def _is_native_decoder(checkpoint: Checkpoint) -> bool:
     """Return whether config.json names a class of transformers that only generates text.
 
-    Such a model needs no remote code: transformers ignores `auto_map` without `trust_remote_code`.
-    Embedding models are excluded, because their code may, for example, replace causal attention.
+    Such a model needs no remote code: without `trust_remote_code`, transformers ignores `auto_map`
+    and runs its own class. Embedding models are excluded, because their remote code may, for
+    example, replace causal attention.
     """
     from transformers.models.auto import modeling_auto as known
 

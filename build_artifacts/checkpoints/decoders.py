@@ -63,7 +63,8 @@ _TOKENIZER_FILES = (
 def check_decoder(config: TransformersConfig) -> int | None:
     """Raise UnsupportedModel, with the reason, for a model that cannot be built as a decoder.
 
-    Returns the context limit of the exported graph in tokens, or None if that of the config holds.
+    Returns the context limit of the exported graph in tokens, or None if the limit in the config
+    applies.
     """
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
@@ -125,7 +126,8 @@ def find_generation_config(weights: Path) -> Path:
 def _is_valid_default(name: str, value: dict[str, Json]) -> bool:
     """Return whether the config `value` has a valid sampling default `name`.
 
-    A `top_k` of 0, for example, is invalid. It disables the setting, and so does omitting it.
+    A `top_k` of 0, for example, is invalid here. In a config it disables the setting, as if the
+    field were missing.
     """
     try:
         GenerationDefaults.model_validate({name: value[name]}, strict=True)

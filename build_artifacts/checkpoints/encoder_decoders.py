@@ -152,9 +152,9 @@ def read_encoder_decoder_config(
 def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list[str]:
     """Return the sorted names of the checkpoint's settings that the server does not apply.
 
-    The names include `task_specific_params` if a task in this field has keys other than `prefix`:
-    the server reads only the prefix, and transformers 5 ignores the whole field. Raises the errors
-    of `load_generation_settings`.
+    The server reads only the key `prefix` of each task in `task_specific_params`. If a task has
+    further keys, the names therefore include this field. (transformers 5 ignores the whole field.)
+    Raises the errors of `load_generation_settings`.
     """
     generation = load_generation_settings(weights, config)
     found = [
@@ -173,8 +173,8 @@ def read_languages(weights: Path, config: TransformersConfig) -> dict[str, int]:
     """Read the ids of the tokenizer's language tokens by language code.
 
     A multilingual model learns the source language from one language token, which its tokenizer
-    adds to each text. The result is empty for model types outside MULTILINGUAL, and for tokenizers
-    that do not add this token: the source language of a request would have no effect.
+    adds to each text. The result is empty for model types outside MULTILINGUAL. It is also empty if
+    the tokenizer does not add this token, because the model then ignores the source language.
     """
     if config.model_type not in MULTILINGUAL or not is_plain_file(weights / TOKENIZER_NAME):
         return {}

@@ -32,7 +32,8 @@ def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) 
             f"{kind}",
             hint=_suggest_way(config, head, pooled=pooled),
         )
-    # Models of several modalities, such as CLIP, have a config per modality.
+    # Models of several modalities, such as CLIP, have a config per modality. Their top-level config
+    # lacks these fields.
     for name in ("hidden_size", "vocab_size"):
         if not hasattr(config, name):
             raise UnsupportedModel(

@@ -217,7 +217,7 @@ def read_labels(weights: Path, config: TransformersConfig) -> tuple[str, ...]:
 
 
 def _read_problem_type(config: TransformersConfig) -> ProblemType:
-    # A model with a single label is a regression model only if its config says so. Otherwise the
+    # A model with a single label is a regression model only if its config states so. Otherwise the
     # server applies a sigmoid to the logit, as the pipeline of transformers does.
     if config.problem_type == "regression":
         return "regression"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
 _WEIGHTS = "model"
-# Supported classes of torch.nn. `activation_function` in the config is the import path of one.
+# Supported classes of torch.nn. `activation_function` in the config is the import path of a class.
 _ACTIVATIONS = ("GELU", "Identity", "ReLU", "Sigmoid", "SiLU", "Tanh")
 _POOLED = "sentence_embedding"  # sentence-transformers' name for the pooled vector
 

@@ -42,7 +42,7 @@ _TRANSFORMER_CONFIG_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Prompts that every SentenceTransformer has. A prompt without a text in the config is empty.
+# Prompts that every SentenceTransformer has. If the config states no text for them, they are empty.
 _OWN_PROMPTS = ("query", "document")
 
 
@@ -61,8 +61,8 @@ class EmbeddingConfig:
 def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> EmbeddingConfig:
     """Read the embedding config of modules that passed `check_modules`.
 
-    The default pooling is the mean. Raises UnsupportedModel for a pooling or similarity that is
-    not supported, and the errors of `read_dense_layer` and `_read_prompts`.
+    Without a Pooling module, the pooling is the mean. Raises UnsupportedModel for a pooling or
+    similarity that is not supported, and the errors of `read_dense_layer` and `_read_prompts`.
     """
     modules = _read_modules(checkpoint)
     prompts, default_prompt = _read_prompts(checkpoint)

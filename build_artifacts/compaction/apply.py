@@ -18,7 +18,9 @@ class CompactionMismatch(BuildError):
 
 
 def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
-    """Remove the parts in `compaction` from `model`, in place. Outputs stay the same.
+    """Remove the heads and channels in `compaction` from `model`, in place.
+
+    The outputs stay the same, because only constant heads and channels are removed.
 
     `model` may have another precision than the model that `find` searched. The compacted model can
     run and be exported, but not saved, because its config has the old sizes.

@@ -8,10 +8,10 @@ from build_artifacts.compaction.plan import Compaction, LayerReduction
 
 
 def find(model: TorchModel) -> Compaction:
-    """Find the parts that `compact` may remove from `model`, an fp32 encoder for any task.
+    """Find what `compact` may remove from `model`, an fp32 encoder for any task.
 
-    Only weights of exactly zero make a part removable. Each layer retains at least one head and one
-    feed-forward channel. For unknown architectures, the compaction is empty.
+    Only weights of exactly zero make a head or channel removable. Each layer retains at least one
+    head and one feed-forward channel. For unknown architectures, the compaction is empty.
     """
     layers = encoder_layers(model)
     reductions = tuple(

@@ -3,8 +3,9 @@
 A group is an attention head or a single feed-forward channel, between the linear layers `source`
 and `sink`. A channel is constant when its row in `source` or its column in `sink` is zero.
 Attention weights sum to one, so a head with zero value weights always returns its value bias. A
-feed-forward channel with zero weights returns its activated bias. Removal adds this contribution to
-the bias of `sink`. A head with zero query or key weights averages its values and is not constant.
+feed-forward channel with zero weights returns its activated bias. Removal adds the effect of this
+constant to the bias of `sink`. A head with zero query or key weights averages its values and is not
+constant.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class ChannelGroups:
         return tuple(units.nonzero().flatten().tolist())
 
     def removable(self) -> tuple[int, ...]:
-        """Return the constant groups, without the first one if all groups are constant."""
+        """Return the constant groups. If all are constant, omit the first: a layer needs one."""
         constant = self.constant()
         return constant[1:] if len(constant) == self.count else constant
 

@@ -101,7 +101,7 @@ class DecoderGraphs:
         return CalibrationTexts(texts, self.metadata.required_generation_config)
 
     def _quantize_kv_cache(self, recipe: DecoderRecipe, directory: Path) -> None:
-        """Convert the KV cache to int8 for a recipe with `kv_cache_dtype`, if the graph allows."""
+        """Convert the KV cache to int8 if the recipe demands it and the graph is supported."""
         if recipe.kv_cache_dtype:
             quantize_kv_cache(directory / GRAPH_NAME, self._calibration())
 

@@ -125,7 +125,7 @@ _MAX_ANSWER_TOKENS = 32
 
 
 class GateInputs(NamedTuple):
-    """Inputs of the reference model and of every candidate."""
+    """Token ids of the texts that the reference model and every candidate run on."""
 
     passages: tuple[Tokens, ...]
     prompts: tuple[Tokens, ...]

@@ -10,7 +10,7 @@ branch for prefill. The input `is_prefill` selects the branch:
 
     decode:   query, key, value -> GroupQueryAttention over the int8 cache
     prefill:  apply RoPE to query and key, round key and value, write them to the cache
-              (TensorScatter), dequantize cached and new ones -> GroupQueryAttention in float
+              (TensorScatter), dequantize cached and new values -> GroupQueryAttention in float
 
 Prompt tokens attend to rounded keys and values, including those of their own chunk. The result
 therefore does not depend on the chunking. Both branches write to the buffer that `past` and
@@ -52,7 +52,8 @@ class ChannelScales:
     def update(self, cache: FloatArray) -> None:
         """Include the cache of one text, [heads, tokens, size].
 
-        A pair counts with its norm, because RoPE may rotate the pair into a single channel.
+        The size of a rotated channel is the norm of its pair, because RoPE may move the whole norm
+        into one of the two channels.
         """
         sizes = np.abs(cache)
         rotated = cache[..., : 2 * self._pairs]
@@ -254,7 +255,7 @@ class _Int8KvCacheWriter:
         return _subgraph(f"{name}/prefill", self._nodes, [out, updated_keys, updated_values])
 
     def _split_inputs(self, node: onnx.NodeProto, name: str, size: int) -> list[str]:
-        """Return query, key and value; split a packed input."""
+        """Return the names of query, key and value. Split them if the node reads them packed."""
         if node.input[_KEY]:
             return list(node.input[_QUERY : _KEY + 2])
         counts = [

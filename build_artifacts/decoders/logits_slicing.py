@@ -35,8 +35,8 @@ def slice_logits(graph: Path, architecture: str) -> None:
     A Slice before the head removes all earlier tokens; 0 keeps all tokens. Cast logits of lower
     precision to fp32. Weight files stay unchanged.
 
-    Raises UnsupportedModel for a graph that the server cannot feed or that has no MatMul for the
-    logits.
+    Raises UnsupportedModel if the graph requires inputs that the server does not provide, has
+    another attention than GroupQueryAttention, or computes the logits without a MatMul.
     """
     import onnx
 
@@ -96,7 +96,7 @@ def _find_head(model: onnx.ModelProto, architecture: str) -> onnx.NodeProto:
 
 
 def _walk_back(makers: dict[str, onnx.NodeProto], name: str) -> Iterator[onnx.NodeProto]:
-    """Yield the producers of `name`, nearest first, along the first computed input."""
+    """Yield the producer of `name`, then the producer of its first computed input, and so on."""
     while name in makers and makers[name].op_type != "Constant":
         node = makers[name]
         yield node

@@ -166,7 +166,6 @@ def compare_decoder(
     """
     texts, starts = reference.texts, np.array(reference.starts)
     prefilled, stepwise = LogitAccumulator(reference), LogitAccumulator(reference)
-    # The decoder of an encoder-decoder model runs decode steps only.
     for text, ids in enumerate(() if reference.sources else texts):
         logits = engine.prefill(0, ids, 0, all_logits=True)
         prefilled.add(starts[text] + np.arange(len(ids)), logits)

@@ -2,9 +2,10 @@
 
 ONNX Runtime's dynamic quantization uses one scale per tensor, so an output would depend on the
 other requests in the batch. Its blockwise int4 MatMuls are batch invariant, but take twice the time
-of int8 for several rows and three times for a prompt. This rewrite divides each row of activations,
-which is one token, by its largest absolute value and rounds to int8. It multiplies by int8 weights
-with one scale per column, and scales back. Integer sums are exact, so each row is batch invariant.
+of int8 for several tokens and three times for a prompt. This rewrite divides each row of
+activations, which is one token, by its largest absolute value and rounds to int8. The graph then
+multiplies the row by int8 weights with one scale per column, and scales back. Integer sums are
+exact, so each row is batch invariant.
 
     x [.., K] -> m = max|x| -> q = round(127 x / m) -> (q . W) [.., N] / 127 . column scales -> * m
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     import onnx
 
 _MAX_INT8 = 127
-_ZERO_POINT = 128  # uint8 zero point: ONNX Runtime's kernels take shifted int8 activations
+_ZERO_POINT = 128  # ONNX Runtime's kernels read activations as uint8: int8 plus this number
 _STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
 # Smaller tensors stay float: quantization saves nothing.
 _MIN_QUANTIZED_VALUES = 1 << 12
@@ -159,7 +160,7 @@ class _PerTokenRewriter:
         return weights
 
     def _transpose(self, node: onnx.NodeProto) -> None:
-        """Store the transposed embedding table as a tensor: a tied head multiplies by it."""
+        """Store a transposed embedding table as a tensor, because a tied head multiplies by it."""
         import onnx
 
         transposed = self._read_matrix(node.input[0]).T.copy()

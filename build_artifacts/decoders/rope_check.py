@@ -1,7 +1,7 @@
 """Comparison of the RoPE tables in a graph with those of transformers.
 
-The model builder implements some RoPE types differently or not at all. The gate's short texts do
-not reveal this; the error appears at the end of a long context.
+The model builder implements some RoPE types differently or not at all. The texts of the accuracy
+gate are too short to reveal such an error, which appears at the end of a long context.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class _RopeLayer(NamedTuple):
 def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None:
     """Compare the RoPE tables of `graph` with those of the checkpoint in `weights`.
 
-    Raises UnsupportedModel if they differ at a sampled position below `max_tokens`. Also raises
-    it if the graph stores no tables to compare, unless the RoPE type is longrope.
+    Raises UnsupportedModel if the tables differ at a sampled position below `max_tokens`, or if
+    the graph stores no tables. A longrope graph without tables is not checked (_SWITCHING_TYPE).
     """
     import onnx
 

@@ -1,6 +1,6 @@
 """Comparison of the sliding windows in a graph with those of the config.
 
-The gate's texts are shorter than most windows; an error appears only in longer texts.
+The texts of the accuracy gate are shorter than most windows. An error appears only in longer texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _ATTENTION = ("GroupQueryAttention", "MultiHeadAttention")  # MultiHeadAttention
 def check_windows(graph: Path, weights: Path, architecture: str) -> None:
     """Compare the window of each attention node of `graph` with the config in `weights`.
 
-    Raises UnsupportedModel if a window differs or the graph has another number of nodes.
+    Raises UnsupportedModel if a window differs, or if the number of attention nodes differs from
+    the number of layers.
     """
     import onnx
 

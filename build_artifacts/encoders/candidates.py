@@ -40,8 +40,8 @@ _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
 _MAX_MASK_ITEMS = 8  # maximum items per bucket of a fill-mask model on a GPU
-# Maximum change of an output by rewrites, as a share of the largest output. A rewritten graph runs
-# other kernels, which sum in another order.
+# Maximum change of an output by rewrites, as a share of the largest output. Small changes are
+# normal, because a rewritten graph runs other kernels, which sum in another order.
 _MAX_REWRITE_DIFFERENCE = 1e-3
 _PROGRAM_NAME = "program.safetensors"
 _RANKING_NAME = "ranking.json"
@@ -55,8 +55,9 @@ class CandidateGraphs:
         self._prepared = prepared
 
     def graph(self, recipe: CandidateRecipe, excluded_nodes: Sequence[str] = ()) -> Path:
-        """Build the graph of `recipe`. `excluded_nodes` stay outside its scheme; see `quantize`.
+        """Build the graph of `recipe`.
 
+        `excluded_nodes` stay outside its quantization scheme; see `quantize`.
         Raises UnsupportedModel if the model cannot be exported or quantized by this recipe.
         """
         if isinstance(recipe.source, TorchProgramRecipe):
@@ -168,12 +169,15 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
         options=_fit_buckets(recipe, prepared.metadata),
         head=prepared.metadata.head,
         mask_token=prepared.metadata.mask_token,
-        host_folder=graph.parent,  # caches engine files: a build opens a candidate several times
+        host_folder=graph.parent,  # stores compiled files: a build opens a graph several times
     )
 
 
 def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
-    """Limit the buckets of a recipe to the model's maximum length, and to few items for masks."""
+    """Limit the buckets (padded batch shapes) of a recipe to the model's maximum length.
+
+    For a fill-mask model on a GPU, also limit the number of items.
+    """
     # On a GPU, each bucket keeps its output in memory. The output of a fill-mask model has one row
     # per item, with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
     is_large = recipe.device is Device.GPU and metadata.head is ModelHead.MASKS

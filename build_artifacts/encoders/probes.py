@@ -21,9 +21,8 @@ from deployments.tasks.zero_shot import has_entailment_label
 from deployments.tokenization.tokenizer import CachingTokenizer
 
 # The reference stores one logit per mask and vocabulary entry. Probes with masks are therefore
-# truncated, and the total size of the logits limits the number of masks. A probe for BERT has at
-# most four masks. Each probe may have one mask, even if the logits then exceed the limit. With one
-# mask per probe, the logits of XLM-R take 64 MB.
+# truncated, and MASKED_REFERENCE_BYTES limits the number of masks: at most four per probe for BERT.
+# A probe has at least one mask, even if the logits then exceed the limit: 64 MB for XLM-R.
 MASKED_PROBE_TOKENS = 128
 MASKED_REFERENCE_BYTES = 32 << 20
 WORDS_PER_MASK = 7
@@ -44,7 +43,7 @@ def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[Toke
     special = _special_ids(directory)
     assert metadata.mask_token is not None, "bug: a head MASKS without a mask token"
     masked = [_mask_tokens(item, metadata.mask_token, special, max(1, per_probe)) for item in items]
-    # Drop texts of unknown characters: they have no token to mask.
+    # Drop texts of unknown characters: they consist of special tokens, which are not masked.
     return tuple(item for item in masked if metadata.mask_token in item.ids)
 
 

@@ -28,7 +28,8 @@ _SHAPES = (
 )
 _SECONDS = 25.0  # s, time budget of all graphs together
 # The search stops at a graph whose mean latency is more than this factor times that of the fastest
-# accepted graph. It never stops at a graph that is the fastest at some shape.
+# accepted graph. It does not stop at a graph that is the fastest at some shape, because the server
+# selects a graph per shape.
 _MAX_SLOWDOWN = 1.4
 
 
@@ -41,7 +42,10 @@ class SpeedScreening(BaseModel):
     unmeasured: dict[str, str] = {}  # reasons by name of the graphs without latencies
 
     def mean_ms(self, name: str) -> float:
-        """Return the geometric mean over the shapes: a slowdown counts equally at every shape."""
+        """Return the geometric mean of the latencies in milliseconds.
+
+        A slowdown in percent counts equally at every shape.
+        """
         times = self.times_ms[name]
         return exp(sum(map(log, times)) / len(times))
 

@@ -1,10 +1,10 @@
 """Evaluation of candidates and the reference model on labeled data, with the metrics of a task.
 
 `load_evaluation` reads a file into an Evaluation: the items for an engine and the scoring of its
-outputs. Files are UTF-8; empty lines are ignored. Tasks for which the table states no file format
-have two: files that end in .jsonl, .ndjson or .json hold one JSON object per line, and other files
-hold tab-separated columns without quoting. A header line is optional, and columns with unknown
-names are ignored. `text_pair` is optional.
+outputs. Files are UTF-8; empty lines are ignored. If the table states no file format for a task, a
+file that ends in .jsonl, .ndjson or .json holds one JSON object per line. Any other file then holds
+tab-separated columns without quoting; a header line is optional, and columns with unknown names are
+ignored. `text_pair` is optional.
 
     task                  columns or keys                         metrics; the gate uses the first
     feature-extraction    sentence1, sentence2, score             spearman of the similarity

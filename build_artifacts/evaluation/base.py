@@ -109,7 +109,10 @@ class Evaluation(ABC):
     def find_violations(
         self, reference: Mapping[str, float], scores: Mapping[str, float], *, max_drop: float
     ) -> tuple[str, ...]:
-        """Describe a loss above `max_drop`; empty otherwise. `metric_drop` defines the unit."""
+        """Return a description of a loss above `max_drop`, or an empty tuple.
+
+        `max_drop` has the unit of `metric_drop`.
+        """
         drop = self.metric_drop(reference, scores)
         if drop <= max_drop:
             return ()
@@ -141,7 +144,7 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
 
 
 def open_truncating_tokenizer(model: EvaluatedModel) -> Tokenizer:
-    """Open the tokenizer of the server, which truncates to `model.max_tokens` here.
+    """Open the tokenizer as the server does, and let it truncate to `model.max_tokens`.
 
     Its encodings state special tokens, words and offsets; the items of `tokenize_texts` do not.
     """

@@ -121,7 +121,7 @@ class FileLayout:
     def match_header(self, cells: Sequence[str]) -> dict[str, int]:
         """Map each field to its column by the names in `cells`.
 
-        Return an empty mapping if `cells` is no header: a required field has no column.
+        Return an empty mapping if `cells` is no header, that is, if it lacks a required field.
         """
         fields = {alias: name for name, aliases in self.names.items() for alias in aliases}
         positions = {cell.strip().lower(): i for i, cell in enumerate(cells)}

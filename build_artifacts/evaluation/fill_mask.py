@@ -31,9 +31,9 @@ MAX_MASKS = 16
 def load_fill_mask(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """Load one item per sentence with some tokens masked.
 
-    In sentence i every seventh token is masked, up to MAX_MASKS. The first masked token is i modulo
-    7, or i modulo the number of tokens in a shorter sentence. It varies so that the masks of
-    several sentences cover all positions. Special tokens do not count, and sentences without other
+    In sentence i, every seventh token is masked, up to MAX_MASKS. The first masked token is i
+    modulo 7, or i modulo the number of tokens in a shorter sentence, so that the masks of several
+    sentences cover all positions. Special tokens do not count. Sentences that consist of special
     tokens are skipped. Equal samples of a file have equal masks in every build.
 
     Raises BadEvaluationData for an unusable file, and for a sentence with a mask token of its own.

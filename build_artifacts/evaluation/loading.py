@@ -18,7 +18,6 @@ from deployments.artifacts.types import TaskName
 
 LoadEvaluation = Callable[[Path, EvaluatedModel, ExampleSampling], Evaluation]
 
-# Loader of the evaluation of each task.
 EVALUATIONS: dict[str, LoadEvaluation] = {
     TaskName.FEATURE_EXTRACTION: load_similarity,
     TaskName.SENTENCE_SIMILARITY: load_similarity,

@@ -19,7 +19,7 @@ MAX_BATCH_TOKENS = 8_192
 
 def run_items(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> list[Output]:
     """Return the outputs in the order of `items`. Raises EngineFailed if a forward pass fails."""
-    # Copy: an output may be a view, which would hold the memory of its whole batch.
+    # Copy each output: it may be a view, which would keep the memory of its whole batch allocated.
     outputs = {i: np.array(output) for i, output in _run(engine, items)}
     return [outputs[i] for i in range(len(items))]
 

@@ -114,7 +114,7 @@ class EvaluatedCandidate(Generic[R, S]):
 
     @property
     def parity(self) -> Parity:
-        """Parity of the graph with the reference. Only an accepted candidate has it."""
+        """Parity of the graph with the reference. Every accepted candidate has a parity."""
         if self.result.parity is None:
             raise AssertionError("bug: an accepted candidate has no parity")
         return self.result.parity
@@ -198,6 +198,6 @@ class ModelFamily(Protocol):
     def start(self, context: BuildContext) -> ModelBuild[Any, Any]:
         """Compute the reference outputs and return the build.
 
-        Raises BuildError for options that the family rejects, and for unusable data. Also raises
-        it if the model cannot be loaded, or if it fails the accuracy gate after pruning.
+        Raises BuildError for options that the family rejects, for unusable data, for a model that
+        cannot be loaded, and for a pruned model that fails the accuracy gate.
         """

@@ -242,7 +242,7 @@ def _rank(throughput: DecoderThroughput | None) -> float:
 
 
 def drop_slower_compiled(ranked: Sequence[DecoderCandidate]) -> list[DecoderCandidate]:
-    """Drop torch.compile candidates that are not the first of their device: they start slowly."""
+    """Drop torch.compile candidates, which start slowly, unless they rank first on their device."""
     devices: set[Device] = set()
     kept = []
     for candidate in ranked:

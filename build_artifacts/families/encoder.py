@@ -61,7 +61,7 @@ from deployments.tuning.tuner import (
 )
 
 # Numbers of MatMuls that successive accuracy fallbacks exclude from the quantization scheme. The
-# fallbacks skip numbers above the maximum share of the graph's MatMuls.
+# fallbacks skip numbers above _MAX_EXCLUDED_SHARE of the graph's MatMuls.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
 _SCREENING_NAME = "screening.json"
@@ -151,8 +151,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             return GateResult(parity=None, reasons=(exc.message,))
         try:
             found = check_engine(engine, self.prepared.reference, self._gate, spec.head)
-            # Skip the scores of GPU graphs on a CPU, which takes minutes in half precision. The
-            # scores would only confirm the parity, which is known to four digits.
+            # Skip the scores of a GPU graph on a host without a GPU: half precision takes minutes
+            # on a CPU, and the scores would only confirm the parity.
             is_scored = found.passed and has_device(spec.device)
             scores, reasons = self._score(engine) if is_scored else ({}, found.reasons)
         except EngineFailed as exc:

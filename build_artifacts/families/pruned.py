@@ -13,7 +13,7 @@ from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs
 
-# Sample of the calibration data: each example takes a forward and a backward pass.
+# Use a sample of the calibration data, because each example takes a forward and a backward pass.
 _SAMPLING = ExampleSampling(limit=256)
 
 
@@ -26,7 +26,7 @@ def prepare_pruned(
     """Return `original` after pruning.
 
     With labeled data, the gate limits the loss of the task's metric. Without labeled data, the gate
-    limits the difference of the outputs for the probe texts; hardly any pruned model passes then.
+    limits the difference of the outputs for the probe texts, which hardly any pruned model passes.
     Raises GateFailed if the pruned model does not pass, UnsupportedModel for an architecture whose
     layers are unknown, and BadEvaluationData for bad calibration data.
     """
@@ -42,7 +42,7 @@ def prepare_pruned(
 
 
 def load_calibration(original: PreparedModel, pruning: Pruning) -> Sequence[TokenizedItem]:
-    """Return at most 256 items of `pruning.data`, or all probes if there are no such data.
+    """Return the items of at most 256 examples of `pruning.data`, or all probes if it is None.
 
     Raises BadEvaluationData for bad data.
     """

@@ -81,7 +81,7 @@ def measure(
 
 
 class _Observer:
-    """Observer of the activations that enter `groups.sink`."""
+    """Collector of the statistics of `groups`: observes the inputs of the layer `groups.sink`."""
 
     def __init__(self, groups: ChannelGroups) -> None:
         import torch
@@ -118,8 +118,8 @@ def _draw_log_likelihood(
 
     A label, a token, and the start and end of a span are drawn from the softmax. Vectors, single
     scores and the logits of multi-label models are drawn from a normal distribution around the
-    output. For these, the function returns a random projection of the output, which has the
-    gradient of the log-likelihood.
+    output. Their log-likelihood has the same gradient as the sum of output x random noise, so the
+    function returns this sum.
     """
     import torch
 

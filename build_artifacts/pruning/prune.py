@@ -74,8 +74,8 @@ def prune(
     """Prune an fp32 `model` in place; each layer retains at least one head.
 
     The weight columns that read a removed head or channel become zero. The other columns and the
-    bias change to compensate for them. Raises UnsupportedModel if the layers of this architecture
-    are not known.
+    bias change to compensate for the zeros. Raises UnsupportedModel if the layers of this
+    architecture are not known.
     """
     layers = encoder_layers(model)
     if not layers:
@@ -95,7 +95,7 @@ def prune(
 def _select_heads(
     layers: Sequence[EncoderLayer], statistics: Sequence[LayerStatistics], fraction: float
 ) -> list[list[int]]:
-    """Return the heads to remove from each layer: the least important ones, but never all."""
+    """Return the least important heads, by layer. Every layer retains at least one head."""
     ranked = sorted(
         (importance, layer, head)
         for layer, seen in enumerate(statistics)
@@ -120,7 +120,7 @@ def _select_channels(groups: ChannelGroups, importance: TorchTensor, fraction: f
 def _remove(groups: ChannelGroups, removed: Sequence[int], moments: TorchTensor) -> None:
     """Move the contribution of `removed` groups to the other groups, then zero the removed columns.
 
-    `moments` has the sums of products of the channels and a constant 1, [C + 1, C + 1].
+    `moments` are those of `importance.GroupStatistics` for `groups`, [C + 1, C + 1].
     """
     import torch
 

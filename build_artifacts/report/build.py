@@ -1,4 +1,7 @@
-"""Creation of a report from an artifact: collection of stages, measurement and speed-ups."""
+"""Creation of a report from an artifact: collection of stages, measurement and speed-ups.
+
+A stage is one way to run the model: the torch model, or a graph that was exported from it.
+"""
 
 from __future__ import annotations
 

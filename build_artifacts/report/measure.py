@@ -149,7 +149,7 @@ class InterleavedTimer:
     def _time_round(
         self, pool: ThreadPoolExecutor, name: str, batch: Batch, passes: int, repeats: int
     ) -> float:
-        """Time `repeats` passes in each of `passes` threads. Return 0 if the engine fails."""
+        """Return the seconds of `repeats` passes in each of `passes` threads; 0 after a failure."""
         engine = self.engines[name]
 
         def run() -> None:

@@ -29,7 +29,7 @@ COMPARISON_MARK = "†"  # marks stages measured only for comparison
 
 
 def format_stages(report: Report) -> str:
-    """Format the report for the console. Short names and reasons fit in 120 columns.
+    """Format the report for the console, in 120 columns if names and reasons are short.
 
     If there is a baseline, a second table has the speed-ups by length.
     """
@@ -164,7 +164,7 @@ def _list_remarks(report: Report) -> list[str]:
 
 
 def _similarity_name(report: Report) -> str:
-    # The cosine says little about models with labels (see `deployments.tuning.parity`).
+    # Models with labels have an agreement, which shows whether a stage changes their answers.
     return "cosine" if report.stages[0].agreement is None else "top-1"
 
 

@@ -51,9 +51,9 @@ def rebuild_checkpoint(
 ) -> Checkpoint:
     """Resolve the source in the manifest again, convert its weights and merge its adapter.
 
-    Archives are unpacked under `sources`. `adapter` is the directory of the adapter, because the
-    manifest does not record it. Adapters of demo models are found without `adapter`. Raises
-    BuildError if a part is missing or has changed.
+    Archives are unpacked under `sources`. `adapter` is the directory of the adapter, which the
+    manifest does not record. It may be None for an adapter of a demo model. Raises BuildError if a
+    part is missing or has changed.
     """
     for package in _REQUIRED_PACKAGES:
         if find_spec(package) is None:
@@ -170,7 +170,7 @@ class Stage:
     throughput: EncoderSettings  # settings for the most items per second
     is_baseline_path: bool = True  # False: measured for comparison only
     scores: Mapping[str, float]  # metrics that the build measured, by name; may be empty
-    parities: tuple[Parity, ...] = ()  # one per sealed graph; empty for stages built again
+    parities: tuple[Parity, ...] = ()  # one per graph of the artifact; empty for stages built again
 
 
 def build_served_stage(served: ServedVariants, modes: TimingModes) -> Stage:

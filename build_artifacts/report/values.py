@@ -72,7 +72,10 @@ class ReportConditions(ReportModel):
 
 @dataclass(frozen=True, slots=True)
 class ServedVariants:
-    """Variants that an encoder deployment on this host serves, the one for most shapes first."""
+    """Variants that an encoder deployment on this host serves, the one for most shapes first.
+
+    A variant is a candidate graph with session options.
+    """
 
     target: TuningTarget
     variants: tuple[Variant, ...]
@@ -200,9 +203,9 @@ class StageResult(ReportModel):
     # True: a stage on the way from the original to the served graph. False: only for comparison.
     is_baseline_path: bool
     size_bytes: int = Field(ge=0)  # of the weights on disk
-    cosine: float  # mean cosine of unbatched probes to the sealed fp32 reference
+    cosine: float  # mean cosine of unbatched probes to the artifact's fp32 reference
     agreement: float | None  # top-1 agreement of models with labels (see `manifest.Parity`)
-    # Results of the accuracy gate; None for stages that are not sealed.
+    # Results of the accuracy gate in the build; None for stages whose graph is not in the artifact.
     batched_cosine_worst: float | None = None
     batched_top1_agreement: float | None = None
     scores: dict[str, float]  # metrics of the task; empty without labeled data

@@ -34,9 +34,9 @@ _RECTIFIERS: Mapping[str, Callable[[FloatArray], FloatArray]] = {
 
 
 class _NeuronLayer(NamedTuple):
-    """The MatMuls before and after a layer of neurons.
+    """The MatMuls before and after a rectifier, whose outputs are the neurons of the layer.
 
-    `width` is the number of neurons before `smooth` adds copies.
+    `width` is the number of neurons before `smooth` adds copies of some neurons.
     """
 
     neurons: Product
@@ -45,7 +45,7 @@ class _NeuronLayer(NamedTuple):
 
 
 class ActivationSmoother:
-    """Smoother of the activations that the `products` of one graph read."""
+    """Smoother of the activations that `products`, MatMuls with constant weights, read."""
 
     def __init__(self, editor: GraphEditor, products: Sequence[Product]) -> None:
         self._editor = editor

@@ -11,7 +11,8 @@ activations without outliers:
 - The linear half of a gated layer absorbs the division in the columns of its product.
 - The range of rectified neurons may end below their largest outputs. A neuron then returns at most
   the end of the range, and copies of it with a smaller bias return the excess.
-- Outputs of attention need no change, because they are means of values.
+- Outputs of attention need no change, because they are means of value vectors and therefore stay
+  within the range of these vectors.
 
 Products that read other activations stay float.
 """

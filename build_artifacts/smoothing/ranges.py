@@ -27,7 +27,7 @@ _MAX_COPIES = 1 / 48
 # Number of weight columns that kernels compute at once. Fewer copies would save no time, so a layer
 # may have this many copies even if `_MAX_COPIES` allows fewer.
 COLUMNS = 16
-# Byte ranges to try for other activations, relative to the range of all observed values.
+# Byte ranges to try for attention outputs, relative to the range of all observed values.
 _CLIPPED_RANGES = (1.0, 0.9, 0.8, 0.7)
 
 
@@ -140,10 +140,10 @@ def choose_saturation(
 ) -> Saturation:
     """Choose the saturation with the least error of (activations as bytes) @ `weights` [K, N].
 
-    For x well above 0, an `activation` such as GELU returns x. Its value is therefore about the sum
-    of min(activation(x), top), min(activation(x - top), top), ... With slope s, the second term is
-    min(activation(s (x - top)), top) / s. The third is min(activation(s (x - top - top / s)), top)
-    / s, and so on.
+    For x well above 0, an `activation` such as GELU returns x. Therefore activation(x) is about the
+    sum of min(activation(x), top), min(activation(x - top), top), ... With slope s, the second term
+    is min(activation(s (x - top)), top) / s. The third term is
+    min(activation(s (x - top - top / s)), top) / s, and so on.
     """
     low, high = float(observed.low.min()), float(observed.high.max())
     exact = observed.sample @ weights

@@ -79,7 +79,7 @@ def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
 
 
 def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
-    """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`."""
+    """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`. Return the values of `_locate_file`."""
     model_id, revision, path = split_hub_file(ref)
     if not is_model_id(model_id) or not path:
         raise SourceNotFound(

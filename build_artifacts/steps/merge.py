@@ -109,7 +109,10 @@ def _find_tied_table(model: TorchModel) -> Parameter | None:
 
 
 def _untie(model: TorchModel, table: Parameter) -> None:
-    """Give all but one module of `table` a copy: merging would add one module's update to all."""
+    """Give each module that shares `table`, except the first, a copy of its own.
+
+    With a shared table, the merge would add the update of one module to all modules.
+    """
     from torch.nn import Parameter
 
     modules: list[Module] = list(model.modules())

@@ -324,7 +324,7 @@ def _truncate_to_equal_length(items: Sequence[TokenizedItem]) -> list[TokenizedI
 
 
 def _truncate(item: TokenizedItem, length: int = CALIBRATION_TOKENS) -> TokenizedItem:
-    """Truncate to at most `length` tokens but keep the last token."""
+    """Truncate to at most `length` tokens, but keep the last token, such as [SEP]."""
     ids, second_segment_start = item
     length = min(length, len(ids))
     return TokenizedItem(np.append(ids[: length - 1], ids[-1]), min(second_segment_start, length))

@@ -45,7 +45,7 @@ def make_absolute(ref: str) -> str:
 
 
 def pin_to_revision(source: ModelSource) -> str:
-    """Return the ref of a hub model at the commit of `source`; the ref of any other source.
+    """Return the ref of `source`. For a hub model, the ref names the commit instead of a branch.
 
     The files of a branch such as `main` may change. The files of a commit never change.
     """

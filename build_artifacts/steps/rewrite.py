@@ -44,7 +44,7 @@ def rewrite(graph: Path, rewrites: GraphRewrites, into: Path) -> int:
 def largest_difference(
     before: Path, after: Path, batches: Sequence[Batch], mask_token: int | None
 ) -> float:
-    """Return the maximum difference of the first outputs, relative to a batch's largest value.
+    """Return the largest difference of the first outputs, as a share of the batch's largest value.
 
     Graph structure cannot distinguish a padding mask from a mask for sliding-window attention, so
     only equal outputs prove a rewrite correct. NaN in an output makes the result NaN.
@@ -59,7 +59,7 @@ def largest_difference(
         feeds = build_feeds(batch, [i.name for i in sessions[0].get_inputs()], mask_token)
         old, new = (np.asarray(s.run(None, feeds.arrays)[0], dtype=np.float64) for s in sessions)
         differences.append(np.abs(new - old).max() / max(np.abs(old).max(), 1e-12))
-    return float(np.max(differences))  # Python's max would drop NaN
+    return float(np.max(differences))  # Python's max may drop NaN
 
 
 def drop_empty_rows(model: ir.Model) -> int:
@@ -136,7 +136,7 @@ def pool_by_matmul(model: ir.Model) -> int:
     """Sum the token vectors of a text by a MatMul with its mask, instead of Mul and ReduceSum.
 
     The order in which ReduceSum adds tokens depends on the padded length. MatMul adds the tokens
-    one after the other, and padding adds zeros.
+    one after the other, and padding adds zeros. The result is therefore the same in every batch.
     """
     import onnx_ir as ir
 
@@ -265,7 +265,7 @@ def _build_subgraph(node: ir.Node) -> ir.Graph:
 
 
 def _rename_node(node: ir.Node, name: str) -> ir.Node:
-    """Rename a node and its output, because branches share the namespace of the graph."""
+    """Set the name of a node and of its output. A graph and its branches share one namespace."""
     node.name = node.outputs[0].name = name
     return node
 

@@ -43,7 +43,7 @@ class ArtifactContents:
 
     identity: ArtifactIdentity
     metadata: CheckpointMetadata
-    candidates: tuple[Candidate, ...]  # by rank within each device; the first is its default
+    candidates: tuple[Candidate, ...]  # by rank within each device, the default of the device first
     gate: Gate
     scores: Mapping[str, float]
     files: Mapping[str, Path]  # source files by their names in the artifact

@@ -1,7 +1,7 @@
 """Editor of HAProxy's configuration where Ray Serve runs HAProxy itself, as on Kubernetes.
 
-`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. It edits CONFIG
-and writes the error files next to it.
+`python -m cluster.edge.edit_file -db -f CONFIG ...` takes the arguments of HAProxy. The command
+edits CONFIG and writes HAProxy's error files next to CONFIG.
 """
 
 from __future__ import annotations

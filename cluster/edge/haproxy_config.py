@@ -1,8 +1,9 @@
 """Configurations of HAProxy: Ray Serve's with edits, and one for the time before Serve has routes.
 
 Ray Serve generates the whole file from a template without hooks. This module keeps the routes and
-servers in the file. It edits the lines that no setting of Ray Serve controls, found by pattern.
-A pattern without a match raises UnknownTemplate, because a new version of Ray may change the lines.
+servers in the file. It edits lines that no setting of Ray Serve controls, and finds them by
+pattern. A pattern without a match raises UnknownTemplate, because a new version of Ray may have
+changed the lines.
 """
 
 from __future__ import annotations
@@ -82,9 +83,9 @@ class ClientLimits:
     # POST requests in flight per ingress replica. A busy replica would not read further requests.
     # They would wait in its sockets without priorities, even if their clients have disconnected.
     requests: int = 512
-    # Refusals of similar requests per second above which HAProxy no longer lets single requests
-    # through to test whether the ingress accepts more. A refusal costs about 1 ms of CPU time in
-    # the ingress and nearly none in HAProxy. Not used on Kubernetes.
+    # Up to this many refusals of similar requests per second, HAProxy lets single requests through,
+    # to test whether the ingress accepts more. A refusal costs about 1 ms of CPU time in the
+    # ingress and nearly none in HAProxy. Not used on Kubernetes.
     refusals: int = 20
     head_s: float = 10.0  # time limit for a request's head, including the wait for its first byte
     # Time limit for a body up to 15 KB, or for the first 15 KB of a longer body. The ingress then
@@ -224,9 +225,10 @@ def _limit_requests(requests: int) -> str:
     """Build the limits of a backend on requests in flight: in total, and per client address.
 
     A full backend refuses all POST requests. A backend that is more than three quarters full
-    refuses POST requests of client addresses whose connections exceed three quarters of the total.
-    Each host counts its own connections only. On Kubernetes, HAProxy counts no connections per
-    address, so only the total applies. A backend without servers returns 503 instead of 429.
+    refuses POST requests of a client address that has more connections than three quarters of the
+    total limit. Each host counts its own connections only. On Kubernetes, HAProxy counts no
+    connections per address, so only the total limit applies. A backend without servers returns 503
+    instead of 429.
     """
     deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
     return (

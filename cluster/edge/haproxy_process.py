@@ -66,7 +66,7 @@ class HaproxyProcess:
         return self._process.pid
 
     def read_cpu_s(self) -> float:
-        """Return the CPU time of the process in s, 0 after its end."""
+        """Return the CPU time of the process in seconds; 0 after its end."""
         try:
             times = psutil.Process(self.pid).cpu_times()
         except psutil.NoSuchProcess:

@@ -1,9 +1,9 @@
 """Command of the preStop hook: `python -m cluster.kuberay.drain SECONDS` drains this Ray node.
 
 Ray Serve then starts replicas on other nodes. It stops the replicas of this node when their
-replacements run, or at the latest in time to end within SECONDS. The module reads the node id from
-the command line of the raylet. Ray's own search for the id would start a driver in the pod. Address
-and token are in the environment that KubeRay gives to the container.
+replacements run, or at the latest so early that they can end within SECONDS. The module reads the
+node id from the command line of the raylet. Ray's own search for the id would start a driver in the
+pod. KubeRay sets Ray's address and token in the environment of the container.
 """
 
 from __future__ import annotations

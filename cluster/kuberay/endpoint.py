@@ -43,7 +43,7 @@ class ServeEndpoint:
 
     port: int
     store: str  # mount point of the artifacts
-    drain_s: int  # time limit for a terminating worker to hand over its requests
+    drain_s: int  # seconds in which a terminating worker must finish or hand over its requests
 
 
 def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
@@ -82,8 +82,8 @@ def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
         )
     if errors := list(find_endpoint_errors(merged)):
         raise InvalidOverlay("\n".join(errors))
-    # Serve stops a replica of a draining node early enough for its shutdown to end at the deadline.
-    # The deadline leaves time for replacements to start before the slowest shutdown begins.
+    # Serve stops the replicas of a draining node so early that their shutdown ends at the deadline
+    # `drain_s`. Before the slowest shutdown begins, replacements have REPLACEMENT_S to start.
     timeouts = [
         entry.raw.get("graceful_shutdown_timeout_s", SERVE_SHUTDOWN_S)
         for application in find_applications(merged)

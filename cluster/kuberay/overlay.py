@@ -1,4 +1,4 @@
-"""Reader of production.yaml, which holds the settings for Kubernetes."""
+"""Reader of production.yaml, which contains the settings for Kubernetes."""
 
 from __future__ import annotations
 

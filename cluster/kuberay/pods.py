@@ -150,8 +150,8 @@ def _build_drain(drain_s: int) -> list[str]:
 
     Kubernetes removes a terminating pod from the Service at once. However, the HAProxies and
     handles of other pods would use its replicas until the replicas are killed. Serve therefore
-    replaces the replicas first. The pod's HAProxy serves until its last request ends. The Ray node,
-    then without replicas, ends the pod before `drain_s` seconds have passed.
+    replaces the replicas first. The pod's HAProxy serves until its last request ends. Without
+    replicas, the Ray node then ends, and the pod with it, before `drain_s` seconds have passed.
     """
     notice = f"python -m cluster.kuberay.drain {drain_s}"
     return ["/bin/bash", "-c", f"{notice} & exec sleep {drain_s}"]

@@ -1,4 +1,4 @@
-"""The names and settings of a Serve config's applications that this project reads."""
+"""Names and settings that this project reads in the applications of a Serve config."""
 
 from __future__ import annotations
 

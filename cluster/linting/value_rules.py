@@ -32,8 +32,8 @@ _PROVIDER_BY_LOWER = {name.lower(): name for name in sorted(PROVIDERS)}
 # decoding them, and characters that have a meaning in HAProxy's configuration.
 _ROUTE_PREFIX = re.compile(r"(/[A-Za-z0-9._~:@+=!-]+)+")
 # Value of the header `Origin`. A browser sends scheme and host in lower case, without a path. It
-# leaves out the default port, and encodes a host name with other letters in ASCII. For local files
-# it sends `null`.
+# leaves out the default port, and converts non-ASCII letters of a host name to ASCII. For local
+# files it sends `null`.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+|null")
 _DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
 

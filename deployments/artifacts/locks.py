@@ -55,7 +55,7 @@ def is_locked(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # A shared lock: of two checks at the same time, neither counts as a holder for the other.
+        # A shared lock, so that concurrent checks do not mistake each other for a holder.
         return not _try_lock(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)

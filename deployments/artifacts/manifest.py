@@ -76,20 +76,21 @@ class Gate(FrozenModel):
 class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
-    Cosines compare the whole output of an item. For vectors that are compared by dot product, they
-    also cover the norm. For a single score, they are the correlation over all items. Agreements are
-    the share of outputs (label, token label, span end, masked token) with the same best choice,
-    near-ties excluded. `logit_correlation` covers all logits of such outputs, centered per class.
-    Agreements and `logit_correlation` are None for heads that return vectors or scores.
+    Cosines compare the whole output of an item. For vectors that are compared by dot product, a
+    difference of the norms lowers the cosine. For a single score, the correlation over all items
+    replaces the cosine. Agreements are the share of outputs (label, token label, span end, masked
+    token) with the same best choice, near-ties excluded. `logit_correlation` covers all logits of
+    such outputs, centered per class. Agreements and `logit_correlation` are None for heads that
+    return vectors or scores.
 
     `cosine_*` compare the unbatched run with the reference. `top1_agreement` and
     `logit_correlation` compare the unbatched and the batched run with the reference; the lower
     value counts. `batched_*` compare the two runs with each other. The batched run pads items, and
     puts them into batches with long texts and outliers.
 
-    For a decoder, prefill and decode steps are compared with the reference. `cosine_*` cover both,
-    and `top1_agreement` is the lower share of equal next tokens. `batched_cosine_worst` compares
-    decode steps alone with decode steps in a batch.
+    For a decoder, prefill and decode steps are compared with the reference. `cosine_*` cover both.
+    `top1_agreement` is the share of equal next tokens, of prefill or of decode steps, whichever is
+    lower. `batched_cosine_worst` compares decode steps alone with decode steps in a batch.
     """
 
     cosine_mean: float
@@ -153,7 +154,7 @@ class PruningSource(FrozenModel):
     """How the build pruned the weights."""
 
     fraction: float  # removed share of attention heads and of feed-forward channels
-    data: str | None = None  # sha256 of the texts that rate heads and channels; None: probe texts
+    data: str | None = None  # sha256 of the texts that select what is removed; None: probe texts
 
 
 class ModelSource(FrozenModel):

@@ -6,7 +6,7 @@
 <store>/.building/<organization>--<name>--<version>[.lock|.log]   one build
 <store>/.building/.scratch-*[.log]                temporary directories
 
-`deployments/builds/queue.py` and `deployments/plan/plan_file.py` describe the other files.
+`deployments/builds/queue.py` and `deployments/plan/__init__.py` describe the other files.
 """
 
 from __future__ import annotations
@@ -145,10 +145,11 @@ def name_artifact(directory: Path) -> str:
 
 
 def read_aliased_versions(model: Path) -> frozenset[str] | None:
-    """Return the versions that a model's aliases name: files that contain only a version.
+    """Return the versions that the alias files in a model's directory name.
 
-    Hidden files do not count. Return None if this process lacks permission to read a file, or if
-    `latest` names no version. Raises OSError for any other failure to read the directory or a file.
+    An alias file, such as `latest`, contains only a version. Hidden files do not count. Return None
+    if this process lacks permission to read a file, or if `latest` names no version. Raises OSError
+    for any other failure to read the directory or a file.
     """
     aliased = set()
     for path in model.iterdir():

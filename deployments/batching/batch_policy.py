@@ -46,9 +46,9 @@ class _LengthWindow:
         return self.high - self.low
 
     def grow(self, settings: BatchSettings) -> bool:
-        """Add the adjacent item that causes less padding, or the other one if only that fits.
+        """Add the adjacent item that causes less padding. If it does not fit, add the other one.
 
-        Return False if neither item fits.
+        Return False if neither fits.
         """
         longest = self._lengths[self.high - 1]
         sides: list[tuple[int, int, int]] = []  # padding, low, high after growing

@@ -68,8 +68,8 @@ def run_checked_pass(
     """Run one forward pass. If every item fails, run a known good item.
 
     If the known good item fails too, the engine is at fault and `failure` is set. A lost engine is
-    at fault without this check. The check is needed because texts of a client whose output is NaN
-    must not lead to the quarantine of the model.
+    at fault without this check. The check is needed because texts of one client may cause NaN
+    outputs. Such texts must not lead to the quarantine of the model.
     """
     done = run_pass(engine, items, unpooled)
     failures = [result for result in done.results if isinstance(result, EngineFailed)]

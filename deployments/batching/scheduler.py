@@ -47,7 +47,7 @@ _USUAL = LonePass()
 # A call is dropped if its waiting items are predicted to take more than DROP_FACTOR * the time to
 # its deadline. The factor allows for errors of the prediction.
 DROP_FACTOR = 1.1
-# A pass is selected from the items of this many full passes, to find items of similar length.
+# For each pass, consider enough items for this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
 # Minimum seconds between two searches of the queue for cancelled calls. Clients may disconnect one
 # by one, and a search of a long queue takes milliseconds of the event loop. `submit` may search
@@ -103,8 +103,8 @@ class BatchScheduler:
     def load(self, backlog: int = 0) -> Load:
         """Return the share of engine threads in use, and the predicted time of all waiting items.
 
-        The share is the mean since the last call: each call starts a new mean. `backlog` is the
-        number of tokens, of any model, that wait outside this scheduler.
+        The share is the mean since the previous call of `load`. `backlog` is the number of tokens,
+        of any model, that wait outside this scheduler.
         """
         queued_s = self._queue.cost + self._token_rate.predict_s(backlog)
         return Load(self._meter.take(), queued_s)

@@ -154,7 +154,7 @@ class BuildQueue:
                 )
                 yield None
                 return
-            self._claimed = claim  # before it begins, so that no interruption of it is lost
+            self._claimed = claim  # before `begin`, so that `interrupt` works during `begin` too
             try:
                 claim.begin()
                 yield claim

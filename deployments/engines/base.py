@@ -34,7 +34,7 @@ def translate_errors(name: str) -> Iterator[None]:
 class GraphSpec:
     """Description of a graph for the engine that opens it.
 
-    A build also opens graphs that do not belong to a sealed artifact yet.
+    A build also opens graphs before it seals their artifact, when there is no manifest yet.
     """
 
     path: Path

@@ -38,7 +38,7 @@ Logits = NDArray[np.float32]  # [V] or [n, V], V: vocabulary; valid until the ne
 class DecoderSpec:
     """Description of a decoder for the engine that opens it.
 
-    A build also opens decoders that do not belong to a sealed artifact yet.
+    A build also opens decoders before it seals their artifact, when there is no manifest yet.
     """
 
     path: Path

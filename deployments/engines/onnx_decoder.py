@@ -170,7 +170,7 @@ class OnnxDecoder:
         if CUDA in self.session.get_providers():
             if self.layout.dtype != np.float16:
                 # ONNX Runtime would run the attention on the CPU. It would copy the KV cache to the
-                # CPU only once, when the cache is bound.
+                # CPU only once, when the cache is bound, so the attention would miss later tokens.
                 raise EngineFailed(
                     f"the graph has keys and values of {self.layout.dtype}; ONNX Runtime's "
                     "attention on a GPU needs float16. Build the model again"

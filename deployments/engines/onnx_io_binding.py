@@ -115,8 +115,8 @@ class IoBindingEngine:
             return Outputs([row for half in batch.halves() for row in self.run(half).items])
         with translate_errors(self.info.compute_type):
             if bucket is None or batch.unpooled:
-                # Unpooled outputs are rare and large, so they have no bound buffers. Their inputs
-                # are padded nevertheless: TensorRT spends seconds on every new shape, even on one
+                # Unpooled outputs are rare and large, so they have no bound buffers. The batch is
+                # padded nevertheless: TensorRT spends seconds on every new shape, even on a shape
                 # between two buckets.
                 arrays = pad(feeds, bucket) if bucket else feeds.arrays
                 raw = self._call(self._run_unbound, session, output, arrays)

@@ -81,7 +81,7 @@ class KvCache(Protocol):
     def bind_output(
         self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
     ) -> ReceiveOutput:
-        """Bind an output with the shape and type of `values`. It may use `values` as its buffer."""
+        """Bind an output with the shape and type of `values`, which may become its buffer."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:

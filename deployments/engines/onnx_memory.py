@@ -52,8 +52,8 @@ class ArenaTrimmer:
         if self._is_unused(tokens):
             self._largest = self._small = 0
             return self._options
-        # Passes in other threads may use part of the memory, which then remains. A large pass
-        # therefore does not reset the counters, and small passes later return the rest.
+        # A large pass returns only memory that no pass in another thread uses. It therefore does
+        # not reset `_largest`, and later small passes return the rest.
         is_large = tokens > MAX_RETAINED_TOKENS and not self._is_gpu
         return self._options if is_large else None
 

@@ -52,7 +52,7 @@ _CUDA_OPTIONS: Mapping[SessionMode, Mapping[str, str]] = {
 
 
 def output_names(session: ort.InferenceSession) -> OutputNames:
-    """Return the names of the outputs to use of a session's graph."""
+    """Return the names of the outputs that an encoder engine uses."""
     return OutputNames.of([output.name for output in session.get_outputs()])
 
 

@@ -39,8 +39,9 @@ def capture(
 
     `other` is another captured call of the same engine, if there is one. Both graphs then share a
     memory pool. This is safe, because the calls of an engine are sequential and leave at most their
-    outputs in the pool. Only captures on one stream can share a pool, so each engine has its own
-    stream. By default, torch would use the same stream for all engines.
+    outputs in the pool. Only captures on one stream can share a pool, so all captures of an engine
+    use one stream. No other engine uses this stream; by default, torch would capture all engines on
+    the same stream.
     """
     import torch
 
@@ -56,8 +57,8 @@ def capture(
     with lock.capture(waits=waits) as is_alone:
         if not is_alone:
             return None
-        # "thread_local": CUDA calls of other threads, such as a library's own, do not end the
-        # capture. Those threads do not take the lock.
+        # Some threads, such as those of a library, do not take the lock. With "thread_local", their
+        # CUDA calls do not end the capture.
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             call()
     return CapturedCall(graph, stream)
@@ -73,8 +74,8 @@ def can_capture(spec: DecoderSpec, hardware: HardwareSettings) -> bool:
 
 
 def count_staging_slots(spec: DecoderSpec, hardware: HardwareSettings) -> int:
-    """Return the KV slots that a decoder allocates beside those of its requests.
+    """Return the number of staging slots: KV slots of a decoder that no request occupies.
 
-    A decoder that captures prefills has one (torch_decoder.py).
+    A decoder that captures prefills has one staging slot (torch_decoder.py), others have none.
     """
     return int(spec.engine == "torch" and can_capture(spec, hardware))

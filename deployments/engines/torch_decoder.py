@@ -20,7 +20,7 @@ The prefill of up to 256 tokens is launch-bound too. A graph reads and writes fi
 prefill may be for any slot. Torch programs therefore have one more slot, the staging slot: a
 captured prefill runs there, and its keys and values are copied from and to the slot of the prompt.
 Chunks are padded to the sizes of `_CHUNK_SIZES`. Longer chunks, prompts that need logits of all
-tokens, and checkpoints of transformers, whose prefill may depend on data, run uncaptured.
+tokens, and checkpoints of transformers, whose prefill may branch on values, run uncaptured.
 
 Calls with a KV cache on the host or with tensor parallelism are not captured. While a model is
 being opened, nothing is captured. Prefill is not compiled.
@@ -182,7 +182,7 @@ class TorchDecoder:
     def _prefill_chunk(self, slot: int, ids: Sequence[int], start: int, size: int) -> Logits:
         """Prefill in the staging slot, with `size` - T tokens of padding after the T tokens.
 
-        Attention is causal, so that no token sees the padding. `prefill` describes the rest.
+        Attention is causal, so no token sees the padding. See also DecoderEngine.prefill.
         """
         import torch
 
@@ -205,7 +205,7 @@ class TorchDecoder:
     def _capture_prefills(self) -> None:
         """Capture the chunks of short prompts, and the longest chunk for slots of every length.
 
-        A capture takes about 0.15 s, and while requests are served, all streams would wait for it.
+        A capture takes about 0.15 s. A capture during requests would delay all running answers.
         """
         longest, context = _CHUNK_SIZES[-1], self.info.context
         chunks = [(size, 0) for size in _CHUNK_SIZES]

@@ -57,10 +57,10 @@ def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
 
 
 def release_modules(device: str, lock: CaptureLock) -> None:
-    """Free the memory of the modules that the caller has dropped, also for other libraries.
+    """Free the memory of the modules that the caller has dropped, for use by other libraries too.
 
-    Modules refer to themselves, so that only a garbage collection frees their weights. Replicas
-    collect rarely (garbage_collection.py). On a GPU, torch then still caches the memory.
+    Modules refer to themselves, so only a garbage collection frees their weights. Replicas collect
+    rarely (garbage_collection.py). On a GPU, torch then still caches the memory.
     """
     gc.collect()  # takes up to 0.15 s, so the caller does not hold the lock
     if device == "cuda":

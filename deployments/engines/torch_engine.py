@@ -78,10 +78,10 @@ class _CapturedShape:
         other: _CapturedShape | None,
         lock: CaptureLock,
     ) -> None:
-        """Capture the program for `bucket`. It shares the memory pool of `other`, if given.
+        """Capture the program for `bucket`.
 
-        `other` is a captured shape of the same engine. The warm-up calls before the capture compile
-        a module of torch.compile.
+        `other` is a captured shape of the same engine, with which the capture shares a memory pool.
+        The warm-up calls before the capture compile a module of torch.compile.
         """
         self._program = program
         with lock.open_model():

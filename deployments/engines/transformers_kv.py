@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 # Names under which transformers finds the attention functions. No name contains "flash", because
-# transformers treats such a name as its own kernel, which needs another cache.
+# transformers would then use its own flash kernel, which needs another cache.
 _ATTENTIONS: Mapping[Attention, str] = {
     "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
 }  # fmt: skip

@@ -123,7 +123,8 @@ class AdmissionQueue:
         """Remove expired jobs, and jobs at the head of the queue that cannot keep their deadline.
 
         Return them with their errors. The head has as many jobs as the decoder has slots. While no
-        slot is used, remove only expired jobs, because a retry of another job could not end sooner.
+        slot is used, remove only expired jobs: any other job can start now, and a retry of it could
+        not end sooner.
         """
         dropped = [
             DroppedJob(job, DeadlineExceeded("the deadline passed in the generation queue"))

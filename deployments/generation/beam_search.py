@@ -102,7 +102,8 @@ class BeamSearch:
     ) -> list[_Continuation]:
         """Return the best continuations of all beams, best first; with `is_last` all of them end.
 
-        Returns so many that `num_beams` beams can continue, even if all end tokens are among them.
+        Returns enough for `num_beams` beams to continue, even if the end tokens of all beams are
+        among the best.
         """
         count = max(2, 1 + len(self._eos_token_ids)) * self._params.num_beams
         before = np.array([beam.score for beam in self._beams], np.float32)

@@ -23,8 +23,9 @@ from deployments.errors import InputTooLong, InvalidField
 from deployments.messages import Chat
 
 MAX_CHARACTERS = 4_000_000  # per rendered conversation
-# Maximum loop iterations per rendering, about 0.5 s. A call counts as STEPS_PER_CALL iterations.
-# Templates need a few iterations per message, and some iterate over all messages for each message.
+# Maximum loop iterations per rendering, which take about 0.5 s. A call counts as STEPS_PER_CALL
+# iterations. Templates need a few iterations per message, and some iterate over all messages for
+# each message.
 MAX_STEPS = 500_000
 STEPS_PER_CALL = 10
 MAX_REASON_CHARACTERS = 300

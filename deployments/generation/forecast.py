@@ -15,8 +15,8 @@ from deployments.generation.job import Demand
 from deployments.generation.lengths import AnswerLengths
 from deployments.load import WorkRate
 
-# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps. As
-# these steps take some seconds, the mean includes prefills of several jobs.
+# Minimum weight of a new measurement in a mean. A mean thus covers about the last 100 steps, which
+# take some seconds and include prefills of several jobs.
 _MIN_WEIGHT = 0.01
 # Each new prefill multiplies the weight of earlier prefills by this, so the last fifty dominate.
 _PREFILL_DECAY = 0.98
@@ -65,8 +65,8 @@ class StepTimes:
     def record_step(self, sequences: int, decode_s: float, prefill_s: float) -> None:
         """Add a step over `sequences` sequences.
 
-        Both durations are in seconds, divided by the tokens that each sequence gained. A
-        verification adds several tokens to its sequence.
+        Both durations are in seconds, divided by the tokens that each sequence gained. A step that
+        verifies draft tokens may add several tokens to its sequence.
         """
         self._measured[sequences].add(decode_s)
         self._mean_decode.add(decode_s)
@@ -92,7 +92,7 @@ class StepTimes:
 
         The estimates for fewer slots bound each measured value: a step over twice as many slots
         takes at most twice as long. Without the bound, one slow measurement could keep the decoder
-        from ever using as many slots again.
+        from ever using that many slots again.
         """
         estimates = [average.value for average in self._measured]
         following = 0.0

@@ -1,8 +1,8 @@
 """Constrained decoding: the tokens that a JSON schema or a regular expression allows.
 
 llguidance computes the masks, with limits on time and memory. A grammar that is invalid or too
-complex is rejected as InvalidField with the error of llguidance. A trial in a child process first
-finds grammars that take too long to compile; see grammar_trials.py.
+complex is rejected as InvalidField with the error of llguidance. Some grammars take minutes or
+gigabytes to compile. A trial in a child process finds them first; see grammar_trials.py.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from deployments.messages import Grammar
 MAX_CHARACTERS = 65_536  # per schema or regular expression
 MAX_REASON_CHARACTERS = 300
 ANY_OBJECT = '{"type": "object"}'
-# At most one space where JSON allows any number. Models write no more, and unlimited whitespace
-# would let an answer continue forever.
+# At most one space where JSON allows any amount of whitespace. Unlimited whitespace would let an
+# answer continue forever.
 WHITESPACE = "[ ]?"
-# `\d` and `\s` match ASCII characters only, which is what programs parse.
+# `\d` and `\s` match ASCII characters only, because many programs parse no others.
 ASCII_CLASSES = "ds"
 # Maximum number of cached trial results. Most clients send the same few schemas.
 MAX_TRIALS = 1_024
-# Seconds after which a grammar that exceeded its limits is tried again. The kernel also kills a
-# trial if the host has no memory left, which looks like an exceeded limit.
+# Seconds after which a grammar that exceeded its limits is tried again. A second trial may succeed:
+# the kernel also kills a trial if the host has no memory left, which looks like an exceeded limit.
 RETRY_COSTLY_S = 60.0
 
 
@@ -93,7 +93,7 @@ class GrammarCompiler:
     def __init__(
         self, tokenizer_json: str, vocabulary: int, eos_token_ids: tuple[int, ...]
     ) -> None:
-        """Take `vocabulary` as the number of logits. The tokenizer may have fewer tokens."""
+        """Set `vocabulary` to the number of logits. The tokenizer may have fewer tokens."""
         self._tokenizer_json = tokenizer_json
         self._vocabulary = vocabulary
         self._eos_token_ids = eos_token_ids

@@ -6,9 +6,9 @@ compilation, and cannot send a compiled grammar to another process. A grammar is
 twice: first in a child with limited CPU time and memory, then in the replica if the child succeeds.
 
 One server process per tokenizer opens the tokenizer once, on the first grammar. It forks a child
-for every trial, which takes a few milliseconds. This module imports nothing that starts threads,
-because the server forks. The server ends when the replica ends or closes the control socket. The
-children end with the server.
+for every trial; a fork takes a few milliseconds. This module imports nothing that starts threads,
+because a forked child has the locks of other threads but not the threads. The server ends when the
+replica ends or closes the control socket. The children end with the server.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class _TrialProcess:
             self._control.sendall(len(tokenizer).to_bytes(LENGTH_BYTES) + tokenizer)
 
     def has_ended(self) -> bool:
-        """Return whether the server ended, and not only the child of the last trial."""
+        """Return whether the server ended; False if only the child of the last trial ended."""
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:

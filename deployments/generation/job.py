@@ -129,7 +129,7 @@ class Job(ABC):
     needs_prompt_logprobs: bool = False  # if True, prefill returns logits of every prompt token
     drafter: PromptLookupDrafter | None = None  # None: no speculative decoding
     client: str = ""  # identifies the client: the queue is fair between clients
-    priority: int = 0  # jobs with lower numbers run first
+    priority: int = 0  # index in PRIORITIES; 0 is the highest priority
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ class SamplingJob(Job):
         """Choose the next token from logits [1, V].
 
         Raises EngineFailed if the highest logit is NaN or infinite. Raises InvalidField if the
-        grammar became too complex, or if the other limits forbid every token that it allows.
+        grammar became too complex, or if the TokenConstraints forbid every token that it allows.
         """
         return JobStep((0,), self._build_chunk(logits[0]))
 

@@ -1,4 +1,4 @@
-"""Assignment of KV slots to jobs, and the prefixes cached in slots, without their tensors.
+"""Assignment of KV slots to jobs, and a record of the cached prefixes; the decoder has the tensors.
 
 Used slots come first without gaps, because a decoder computes slots 0 to n-1 in one call. A free
 slot keeps its last prompt as a cached prefix. The prompt of a used slot is a cached prefix too. A
@@ -99,8 +99,8 @@ class SlotTable:
 
         Return the length of the prefix and the moves that bring it to `slot`, one swap or at most
         two copies. The moves may also keep the former prompt of `slot` in a free slot. Call this
-        right before the prefill, not when the slot is assigned: other prompts are cached in
-        between.
+        right before the prefill, not when the slot is assigned: prompts that are prefilled in
+        between may share a longer prefix with `prompt`.
         """
         source, cached = None, 0
         if not skip_prefix_cache:
@@ -171,7 +171,7 @@ class SlotTable:
         Consider only prompts of the same scope. Return (None, 0) below MIN_PREFIX_TOKENS. Among
         equal prefixes prefer the shortest prompt, then a free slot.
         """
-        max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # the last chunk is computed, for its logits
+        max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # compute the last chunk, for its logits
         lengths = [
             min(_common_prefix_length(contents.prompt, prompt), max_tokens)
             if contents.scope == scope
@@ -187,10 +187,10 @@ class SlotTable:
     def _choose_evicted(self, slot: int, source: int | None, cached: int) -> int:
         """Return the slot whose prompt is evicted for a new prompt in `slot`: `slot` or a free one.
 
-        The new prompt contains the first `cached` tokens of slot `source`. Evict a prompt if fewer
-        than MIN_PREFIX_TOKENS of its tokens get lost. If there is none, evict the least recently
-        used prompt. Among prompts with small losses prefer that of `source`, so that no prefix is
-        stored twice. Then prefer that of `slot`, which needs no copy.
+        The new prompt contains the first `cached` tokens of slot `source`. Prefer a prompt of which
+        fewer than MIN_PREFIX_TOKENS tokens get lost, else take the least recently used prompt.
+        Among prompts with small losses prefer that of `source`, so that no prefix is stored twice.
+        Then prefer that of `slot`, which needs no copy.
         """
 
         def used_at(index: int) -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple, Self
 # The estimate uses at most this many answers, the last ones that finished.
 MAX_ANSWERS = 256
 # Tokens of an assumed first answer, which counts until MAX_ANSWERS real answers have finished.
-# `_Survival.estimate` also assumes at least this length for those of the longest answers that a
-# token limit cut.
+# `_Survival.estimate` also assumes at least this length for the longest answers, if a token limit
+# cut them.
 INITIAL_TOKENS = 256
 
 

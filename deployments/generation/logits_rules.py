@@ -14,7 +14,7 @@ from deployments.messages import SamplingParams
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenConstraints:
-    """Length limits, suppressed, forced and repeated tokens of one answer."""
+    """Rules for one answer: its length limits, and suppressed, forced and repeated tokens."""
 
     max_new_tokens: int
     min_new_tokens: int  # an end token is forbidden before this many tokens

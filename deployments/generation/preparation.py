@@ -66,10 +66,10 @@ class PromptTokenizer:
     ) -> list[int]:
         """Return the token ids of a prompt, at least one.
 
-        The tokenizer adds special tokens to text, also to truncated text. It adds none to token ids
-        and conversations, because a chat template contains its own special tokens. A special token
-        that is written out in a text is parsed as that token. `source_language` replaces the
-        language token that the tokenizer adds to text.
+        The tokenizer adds special tokens to text, also to truncated text. It adds none to token
+        ids. It adds none to conversations either, because a chat template contains its own special
+        tokens. A special token that is written out in a text is parsed as that token.
+        `source_language` replaces the language token that the tokenizer adds to text.
 
         Raises EmptyInput, or UnknownToken for token ids outside of the vocabulary. For a
         conversation also raises InputTooLong if its text is too long, and InvalidField if there is

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 _NGRAM_LENGTHS = (3, 2)
 _INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
 _WEIGHT = 0.12  # weight of a new observation in an estimate
-# Estimates return to their initial values, so that drafting resumes after a bad phase. This number
-# is the share of the distance per step. The acceptance rate returns at each step whose expected
-# gain is too small for a draft. The token cost returns at each decode step of a single slot.
+# Share of the distance to its initial value by which an estimate moves per step, so that drafting
+# resumes after a bad phase. The acceptance rate moves at each step whose expected gain is too small
+# for a draft. The token cost moves at each decode step of a single slot.
 _RECOVERY = 0.02
 # Assumed cost of an additional token, as a share of a decode step, before the first measurement.
 _INITIAL_TOKEN_SHARE = 0.1
@@ -29,20 +29,20 @@ class PromptLookupDrafter:
     """Source of draft tokens for one answer."""
 
     def __init__(self, prompt: Sequence[int], answer: Sequence[int], max_new_tokens: int) -> None:
-        """Read `prompt` and `answer`. The caller extends `answer` up to `max_new_tokens` tokens."""
+        """Keep references: the caller extends `answer` later, up to `max_new_tokens` tokens."""
         # Probability that a draft token is right if all draft tokens before it are right.
         self.acceptance_rate = _INITIAL_ACCEPTANCE_RATE
         self._prompt, self._answer, self._max_new_tokens = prompt, answer, max_new_tokens
         self._tokens: list[int] = []  # indexed tokens of prompt and answer
-        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> index after its last place
+        self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> index after its last match
 
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
         """Return up to `max_tokens` draft tokens.
 
-        Return none if no n-gram repeats or the expected gain is too small. The n-th draft token
-        saves a step only if the first n draft tokens are right. It is drafted if this has at least
-        the probability `token_share`: the cost of one more token, divided by the cost of a decode
-        step.
+        Return an empty list if no n-gram repeats or the expected gain is too small. The n-th draft
+        token saves a step only if the first n draft tokens are right. Draft it if the probability
+        that they are right is at least `token_share`. This is the cost of one more token, divided
+        by the cost of a decode step.
         """
         # Verification yields one token more than the draft.
         max_tokens = min(max_tokens, self._max_new_tokens - len(self._answer) - 1)

@@ -27,7 +27,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 # Rate assumed before the first measurement. It is low so that the first chunk has 32 tokens
 # (see prefill_budget): even a machine that computes 4 tokens per second needs less than
-# HANG_TIMEOUT_S (health.py) for it.
+# HANG_TIMEOUT_S (health.py) for this chunk.
 INITIAL_PREFILL_TOKENS_PER_S = 16.0
 # With `prompt_logprobs` a chunk has logits [tokens, V]. This limit bounds their memory, so it also
 # overrides a larger `min_prefill_chunk_tokens`.
@@ -237,9 +237,10 @@ class StepExecutor:
         return drafter.draft(max_tokens, self._verify_cost.token_share(used_tokens))
 
     def _verify(self, job: Job, drafter: PromptLookupDrafter, draft: Sequence[int]) -> StepOutput:
-        """Run the last token and the draft in one call. Accept the matching start of the draft.
+        """Run the last token and the draft in one call. Accept draft tokens until one is wrong.
 
-        The call yields one more token after this start. If the call fails, run a decode step.
+        A draft token is right if the job chooses the same token. The call yields one more token
+        after the accepted ones. If the call fails, run a decode step.
         """
         slot = self._slots.slot_of(job.slot_owners[0])
         ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)

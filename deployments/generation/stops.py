@@ -56,7 +56,7 @@ class _Matcher:
         self.matched = 0  # length of the longest prefix of the string that ends the text
 
     def step(self, character: str) -> int:
-        """Read a character. Return the length of the string if this completes it, else 0."""
+        """Read a character. Return the length of the string if it is now complete, else 0."""
         string, matched = self._string, self.matched
         while matched and string[matched] != character:
             matched = self._fallbacks[matched]

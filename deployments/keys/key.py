@@ -1,8 +1,9 @@
 """API keys: their text, their digest, and what a key permits.
 
-A key is `hk-<id>-<secret>`. The public id finds the entry, so that each request compares only one
-digest. The secret has 256 random bits. It cannot be guessed even with a fast hash, so SHA-256 is
-enough. A slow password hash would cost milliseconds per request, even for wrong keys.
+A key is `hk-<id>-<secret>`. The server looks up the entry of a key by the public id, so it compares
+only one digest per request. The secret has 256 random bits. It cannot be guessed even with a fast
+hash, so SHA-256 is enough. A slow password hash would cost milliseconds per request, even for wrong
+keys.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ANY_MODEL = "*"
 
 
 class Scope(StrEnum):
-    """A permission of a key. No permission includes another: a key lists each one that it has."""
+    """A permission of a key. No permission includes another, so a key lists all that it has."""
 
     INFER = "infer"  # run models on CPUs, and read their descriptions
     GPU = "gpu"  # run models on GPUs; the requests need `infer` as well

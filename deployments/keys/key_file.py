@@ -52,8 +52,8 @@ def read_key_file(path: Path) -> KeyFile:
 def change_key_file(path: Path, change: Callable[[KeyFile], KeyFile]) -> None:
     """Replace the contents of the file with `change(contents)`. A missing file counts as empty.
 
-    Concurrent changes take turns. A link is followed: servers watch the file behind it. Raises
-    BadSetting if the file is invalid or cannot be written.
+    Concurrent changes take turns. If `path` is a link, change the file that it points to, so that
+    the link stays. Raises BadSetting if the file is invalid or cannot be written.
     """
     try:
         path = Path(os.path.realpath(path))  # unlike `resolve`, accepts a circular link

@@ -49,7 +49,7 @@ class KeyRing:
         key = key if has_key_form(key) else ""  # prevents hashing a long text
         entry = self._entries.get(key_id(key))
         digest = NO_DIGEST if entry is None else entry.digest
-        # Unknown ids and wrong secrets get one message, so that it does not reveal which ids exist.
+        # Unknown ids and wrong secrets get the same message, which does not reveal which ids exist.
         if not matches_digest(key, digest) or entry is None:
             raise Unauthorized("the API key is not valid")
         if entry.key.is_expired():

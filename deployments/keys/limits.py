@@ -1,8 +1,8 @@
 """Limits of one key in one ingress replica: requests and tokens per minute, concurrent requests.
 
 Every replica enforces its share: the limit divided by the number of running replicas. HAProxy
-spreads the requests evenly, so the shares add up to the limit without a call between replicas. The
-share of concurrent requests is rounded up, so together they may exceed the limit slightly.
+spreads the requests evenly, so a key can use its whole limit without calls between replicas. The
+share of concurrent requests is rounded up, so the shares together may exceed the limit slightly.
 """
 
 from __future__ import annotations

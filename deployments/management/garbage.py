@@ -10,8 +10,8 @@ directory, such as `latest`, that contains only a version. A version stays in th
 - A build of its model runs.
 - A process holds an exclusive lock on one of its files.
 
-Links are neither followed nor removed. Replicas keep the models that they have loaded. `configured`
-maps model ids to the versions that the configuration names.
+Links are neither followed nor removed. Replicas keep the models that they have loaded. In this
+module, `configured` maps model ids to the versions that the configuration names.
 """
 
 from __future__ import annotations
@@ -163,7 +163,10 @@ def plain_files(directory: Path) -> Iterator[Path]:
 
 
 def measure(*roots: Path) -> DiskUsage:
-    """Sum up files and directory trees. If no root exists, `changed_s` is infinite: never old."""
+    """Sum up files and directory trees.
+
+    If no root exists, `changed_s` is infinite, so that the roots never count as old.
+    """
     size, changed_s = 0, -math.inf
     for root in roots:
         for path in (root, *(_below(root) if is_own_directory(root) else ())):
@@ -222,7 +225,7 @@ def find_garbage(
 
 
 def _resolve_kept(store: Path, plan: Plan, name: str) -> str:
-    """Return `id@version` for a name in `keep`. Its alias must exist, but its version need not."""
+    """Return `id@version` for a name in `keep`. An alias must exist, a version need not exist."""
     model_id, selector = split_name(name)
     if not selector:
         raise BadSetting(f"`{name}` names no version; write `ID@VERSION`")

@@ -70,7 +70,7 @@ def describe_model(
 ) -> ModelEntry:
     """Describe a model. `configured` maps model ids to the versions that the configuration names.
 
-    Raises UnknownModel if the store has no version and no build of it, or PlanUnusable.
+    Raises UnknownModel if the store has no version and no build of the model. Raises PlanUnusable.
     """
     try:
         entry = _describe(store, read_plan(store), model_id, configured)
@@ -112,7 +112,7 @@ def _describe(store: Path, plan: Plan, model_id: str, configured: Mapping[str, s
 def _shares(
     store: Path, plan: Plan, model_id: str, configured: Mapping[str, str]
 ) -> dict[str, float]:
-    """Return the percent of the requests without a version that each version answers."""
+    """Return the share of each version in the requests that name no version, in percent."""
     try:
         traffic = resolve_name(store, plan, model_id, configured)
     except UnknownModel:

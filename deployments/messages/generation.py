@@ -122,8 +122,8 @@ class GenerationCall(NamedTuple):
 class TopLogprob(NamedTuple):
     """One of the most likely tokens at a position.
 
-    The token at this position has the same text and bytes here as in `Token`. Other tokens have
-    their text in isolation, in which U+FFFD replaces parts of characters.
+    If the answer has this token at the position, text and bytes are those of its `Token`. Any other
+    token is decoded in isolation, and U+FFFD replaces incomplete characters in its text.
     """
 
     id: int

@@ -26,8 +26,8 @@ class Truncation(StrEnum):
     KEEP_END = "keep-end"
 
 
-# Interactive work runs first. While both kinds wait, batch work gets a small share of the time
-# (LOWER_SHARE in fair_queue.py).
+# Interactive work has the higher priority. While both kinds wait, batch work still gets a small
+# share of the time (LOWER_SHARE in fair_queue.py).
 # Messages between processes contain the index in PRIORITIES.
 Priority = Literal["interactive", "batch"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)

@@ -7,9 +7,9 @@ The plan is the file `plan.json` of the store, so all processes use the same pla
 
     {"number": 7, "models": {"org/name": {"aliases": {"stable": "0123456789ab"}, ...}}}
 
-Without the file, or without an entry for a model, the version that the configuration names for the
-model answers. If it names none, `latest` answers: the version that was built last, unless a build
-left `latest` unchanged. So every sealed model can be served, and a new store needs no plan.
+If the file is missing or has no entry for a model, the configured version of the model answers. If
+the configuration names no version, `latest` answers. By default, every build sets `latest` to its
+own version. So every sealed model can be served, and a new store needs no plan.
 
     changes.py      what operators do: promote, roll back, split, shadow, pin. Each function takes
                     the store, changes the plan under a lock and returns the new plan.

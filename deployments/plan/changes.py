@@ -2,9 +2,9 @@
 
 `selector` is a version or an alias of the model. Functions with a selector raise UnknownModel if
 the store has no such version. They raise BadSetting if the selector is an alias of a refused
-version that another version replaces in requests. A call that ends a split or the shadow does not
-raise this error, and the store may lack the version. All functions raise PlanUnusable if the plan
-cannot be read or written.
+version and requests get another version in its place. A call with `percent` 0 ends a split or the
+shadow. It accepts such an alias too, and a version that the store no longer has. All functions
+raise PlanUnusable if the plan cannot be read or written.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def rollback(store: Path, model_id: str, configured: Mapping[str, str] = NO_VERS
 
     The version that `stable` named before becomes stable again. If there is none, take the version
     that `configured` states for the model id, else the version sealed before the present one.
-    Raises BadSetting if there is no such version.
+    Refused versions are skipped. Raises BadSetting if none of these versions remains.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
@@ -162,7 +162,7 @@ def forget(store: Path, model_id: str) -> Plan:
 
 
 def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
-    """Resolve as for requests, but never to another version in place of a refused one.
+    """Resolve `selector` to a version. Raises BadSetting instead of replacing a refused version.
 
     An operator who promotes `latest` means the newest version, not the newest that works.
     """
@@ -179,7 +179,7 @@ def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str
 def _find_split(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version whose split ends. The store may lack a version that has a split.
 
-    Unlike `_resolve`, accept an alias of a refused version without a split: `refuse` ended it.
+    Unlike `_resolve`, accept an alias of a refused version: `refuse` has already ended its split.
     """
     named = entry.aliases.get(selector, selector)
     if named in entry.splits:

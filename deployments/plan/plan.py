@@ -29,8 +29,8 @@ class Refusal(FrozenModel):
     """Reason to refuse a version.
 
     Requests get another version, if the model has one that is not refused. But requests that name
-    the version itself, not an alias, still get it. If the configuration names it as the default
-    version and there is no alias `stable`, requests without a version get it too.
+    the refused version itself, not an alias, still get it. So do requests without a version, if the
+    configuration names the refused version as the default and there is no alias `stable`.
     """
 
     reason: str

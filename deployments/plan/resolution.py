@@ -1,8 +1,9 @@
 """Resolution of a model name to the versions that answer.
 
-A name is a model id, or `id@selector` with a version or an alias. The default version answers
-requests whose name has no selector: the alias `stable`, else the version in the configuration, else
-`latest`. Splits take their percentage of these requests first, always from the same clients.
+A name is a model id, or `id@selector` with a version or an alias. If the name has no selector, the
+default version answers: the version of the alias `stable`, else the version in the configuration,
+else `latest`. Each split takes its percentage of the requests without a selector. A client keeps
+its version until the splits change.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ def list_substitutes(
 ) -> list[str]:
     """Return the versions that may answer in place of `version`, to which `name` was resolved.
 
-    The versions that the alias named before come first, then the newest. The list is empty if the
-    name or the configuration states this exact version.
+    The versions that the alias named before come first, then all others, the newest first. The list
+    is empty if the name or the configuration states this exact version.
     """
     model_id, selector = split_name(name)
     entry = plan.find(model_id)
@@ -183,7 +184,10 @@ def _skip_refused(store: Path, entry: ModelPlan, model_id: str, alias: str, vers
 
 
 def _list_usable(store: Path, entry: ModelPlan, model_id: str, alias: str) -> list[str]:
-    """Return the versions that are not refused: first those that `alias` named, then the newest."""
+    """Return the versions that are not refused.
+
+    Those that `alias` named before come first, then all others, the newest first.
+    """
     refused = list_refused(store, model_id, entry)
     sealed = sealed_versions(store, model_id)
     former = [each for each in entry.former.get(alias, ()) if each in sealed]

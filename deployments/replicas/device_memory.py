@@ -105,7 +105,7 @@ def open_device_memory(
         )
         return None
     root = root or Path(tempfile.gettempdir(), _ROOT.format(user=os.getuid()))
-    # GPUs that nvidia-smi does not list, such as MIG instances, have the name that CUDA gets.
+    # nvidia-smi does not list some GPUs, such as MIG instances. CUDA_VISIBLE_DEVICES names these.
     names = [gpu.uuid for gpu in gpus] or [os.environ.get(VISIBLE_GPUS_VARIABLE, "")]
     name = re.sub(r"[^\w-]", "", "+".join(names)) or "unknown"
     return DeviceMemory(root / name, limit)

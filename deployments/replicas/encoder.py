@@ -348,7 +348,7 @@ class EncoderReplica:
         with self._changing:
             if ref in self._engines:
                 self._read_tables(ref, target)
-                self._scheduler.prices.forget(ref)  # its rates refer to the former tables
+                self._scheduler.prices.forget(ref)  # its rates are relative to the former tables
             if engine is not None:
                 self._swap_engine(ref, engine)
 

@@ -28,15 +28,15 @@ class FailedLoads:
         self._failures: OrderedDict[ModelRef, _Failure] = OrderedDict()
 
     def find(self, ref: ModelRef) -> ServeError | None:
-        """Return the error of the last load if it may not be tried again yet, else None."""
+        """Return the error of the model's last load while a new load must wait, else None."""
         failure = self._failures.get(ref)
         if failure is None or self._clock() >= failure.ends_s:
             return None
         return copy.copy(failure.error)  # a shared exception object collects tracebacks
 
     def add(self, ref: ModelRef, exception: Exception) -> ServeError:
-        """Store any error of a load but ModelUnavailable. Return the error for clients."""
-        error = copy.copy(hide_details(exception))  # without a traceback, which holds memory
+        """Store the error of a load, except a ModelUnavailable. Return the error for clients."""
+        error = copy.copy(hide_details(exception))  # no traceback, which would keep objects alive
         error.elsewhere = True
         if isinstance(exception, ModelUnavailable):
             return error  # not stored: memory may become free at any moment

@@ -243,8 +243,8 @@ class GeneratorReplica:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
         All models share the device, so their shares add up: two half-used models make the replica
-        busy. A call that has no job yet counts as a used slot: a new replica could serve the call.
-        The backlog is ignored, because all requests wait here and none in the ingress.
+        busy. A call that has no job yet also counts as a used slot, because autoscaling can add a
+        replica for it. The backlog is ignored, because all requests wait in this replica.
         """
         busy, queued_s = self._preparing / self._hardware.kv_slots, 0.0
         for model in self.pool.models():

@@ -1,4 +1,4 @@
-"""Limits of the output values that calls of an encoder keep in memory until they are decoded."""
+"""Limits of the output values that an encoder keeps in memory until it has decoded them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from deployments.messages import TokenizedItem
 # Limit of the float32 values in the token vectors of one call: 16 MB, or about 48 MB as JSON.
 MAX_TOKEN_VALUES = 1 << 22
 # Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
-# Each mask token has a score per vocabulary entry. Without a limit, one body could need 40 GB.
+# Each mask token has a score per vocabulary entry. Without a limit, the texts of one request could
+# need 40 GB.
 MAX_MASK_VALUES = 1 << 27
 # Limit of the token vector values and vocabulary scores of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27

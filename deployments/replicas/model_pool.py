@@ -62,9 +62,10 @@ class ModelPool(Generic[T]):
         clock: Callable[[], float] = time.monotonic,
         device_memory: DeviceMemory | None = None,
     ) -> None:
-        """Call `pinned` at each use; it returns the models that must not be evicted at present.
+        """Create an empty pool.
 
-        See PoolMemory for `max_bytes` and `device_memory`.
+        `pinned` returns the models that must not be evicted at present. The result changes over
+        time, so the pool does not store it. See PoolMemory for `max_bytes` and `device_memory`.
         """
         self._memory = PoolMemory(max_bytes, device_memory, loader.size_settings)
         self.on_change: Callable[[ModelRef, bool], None] = lambda _ref, _is_loaded: None
@@ -131,7 +132,7 @@ class ModelPool(Generic[T]):
             if not self._memory.take(size, is_pinned=True):
                 raise self._memory.build_refusal(ref, size)
             try:
-                # Use a pool thread: threads of the engine inherit the low priority of this thread.
+                # Load in a thread of the pool, because the engine's threads inherit its priority.
                 loaded = self._threads.submit(self._load_model, model).result()
             except BaseException:
                 self._memory.give_back(size)
@@ -152,8 +153,8 @@ class ModelPool(Generic[T]):
         """Evict models that are not pinned and not recently used, down to `max_bytes`.
 
         Pinned models may exceed the limit. Recently used models stay. When a pin moves to a new
-        version of a model, the former version still answers requests for a while: they use the new
-        version only after a test of it (ingress/version_prober.py).
+        version of a model, the former version still answers requests until the new version has
+        passed a test (ingress/version_prober.py).
         """
         async with self._room:
             for ref in self._list_idle(self._pinned()):

@@ -57,8 +57,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 S = TypeVar("S", bound=Sequence[Any])
 
-# Maximum characters of a slice that is tokenized on the event loop. This takes 0.1 ms, less than a
-# round trip to the thread.
+# Maximum characters of a slice that is tokenized on the event loop. A slice of this size takes
+# 0.1 ms, less than a round trip to the thread.
 INLINE_CHARACTERS = 4_000
 
 
@@ -71,7 +71,8 @@ class _SliceResult(NamedTuple):
     characters: int  # characters of the calls that have not expired
 
 
-# Memory of an open tokenizer: some bytes per byte of its file, plus a fixed number of bytes.
+# Estimate of the memory of an open tokenizer: the size of its file times BYTES_PER_FILE_BYTE, plus
+# MIN_TOKENIZER_BYTES.
 BYTES_PER_FILE_BYTE = 10
 MIN_TOKENIZER_BYTES = 1 << 16
 
@@ -139,9 +140,10 @@ class TokenizerReplica:
     async def tokenize_batch(self, batch: CallBatch) -> TokenizedBatch:
         """Replace the texts of each call with token ids, or a failed call with its error.
 
-        Long calls take several turns of the thread, one per slice. A slice with calls of several
-        clients counts for the client of its first call. A batch without calls only loads its
-        model. Raises the ServeError of a model that cannot be loaded.
+        The thread tokenizes a long call in slices, and serves other clients between two slices. A
+        slice with calls of several clients counts as work for the client of its first call. A
+        batch without calls only loads its model. Raises the ServeError of a model that cannot be
+        loaded.
         """
         async with self.pool.lease(batch.key.model) as loaded:
             if not batch.calls:
@@ -194,7 +196,7 @@ class TokenizerReplica:
         )
 
     def load(self, backlog: int = 0) -> Load:
-        """Return the share of time spent on tokenization, and the time for the waiting characters.
+        """Return the share of time spent on tokenization, and the predicted time of waiting work.
 
         `backlog` is the number of characters that wait for this replica in other processes.
         """
@@ -227,7 +229,7 @@ class TokenizerReplica:
         inputs: Sequence[S],
         call: Callable[[TokenInspector, Sequence[S]], tuple[T, ...]],
     ) -> tuple[T, ...] | ServeError:
-        """Inspect all inputs, in several turns of the thread if they are long.
+        """Apply `call` to all inputs, in several slices if they are long.
 
         This method has no deadline. The caller cancels it at the deadline of the request.
         """

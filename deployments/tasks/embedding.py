@@ -32,7 +32,7 @@ class SimilarityParameters(TruncatingParameters):
 class EmbeddingParameters(SimilarityParameters):
     normalize: bool | None = None
     dimensions: int | None = Field(None, ge=1)
-    # Ignored. Clients that cannot read base64 send it, but these routes always return floats.
+    # Ignored, because these routes return floats only. Clients that cannot read base64 send it.
     encoding_format: str | None = None
 
 
@@ -77,7 +77,7 @@ class FeatureExtraction(Task):
         )
 
     def decode(self, context: DecodeContext, options: EmbeddingOptions) -> NDArray[np.float32]:
-        """Return a list of vectors even for one text, because clients of all versions read a list.
+        """Return [items, dimensions] even for one text: clients of all versions read a list.
 
         Vectors are truncated to the requested dimensions before they are normalized.
         """

@@ -238,7 +238,8 @@ def extract_answers(
     null = 1.0
     for logits, layout in windows:
         probabilities = compute_span_probabilities(logits, layout)
-        # Windows without the answer have a high null score, so the lowest null score counts.
+        # A window without the answer has a high probability of no answer. The lowest of these
+        # probabilities counts.
         null = min(null, probabilities.null)
         count = 2 * options.top_k + 10 if options.align_to_words else options.top_k
         spans = find_best_spans(probabilities, options.max_answer_len, count)

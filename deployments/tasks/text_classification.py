@@ -36,7 +36,7 @@ class ClassificationOptions(NamedTuple):
 
 
 class TextAndPair(BaseModel):
-    """Two segments that are classified together. Only one of them may be empty."""
+    """Two segments that are classified together. At least one of them must have text."""
 
     text: str
     text_pair: str | None = None

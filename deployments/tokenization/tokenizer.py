@@ -56,7 +56,7 @@ class CachingTokenizer:
         return self._cache.lookups, self._cache.hits
 
     def is_open_for(self, calls: Sequence[Call]) -> bool:
-        """Return whether `tokenize` can start without a read of a file, which takes up to 1 s."""
+        """Return whether `tokenize` starts at once. Else it reads a file first, for up to 1 s."""
         return self._windowing is not None or all(call.windowing is None for call in calls)
 
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:

@@ -67,7 +67,7 @@ class TokenInspector:
 
     def __init__(self, directory: Path) -> None:
         self._tokenizer = open_tokenizer(directory)
-        # Vocabularies may have gaps, so the number of tokens does not give the largest id.
+        # Vocabularies may have gaps, so the largest id may exceed the number of tokens.
         self._end = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         # Special tokens that the tokenizer adds before and after a text.
         encoding = self._tokenizer.encode("a")

@@ -29,12 +29,12 @@ Deliver = Callable[[int, CallOutcome], None]
 
 
 class EncoderClient(Protocol):
-    """Client of the tokenizer and of one encoder deployment. One call uses both."""
+    """Client of the tokenizer and of one encoder deployment. `infer` uses both."""
 
     async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
         """Deliver the outcome of every call at least once, in any order, then return.
 
-        Raises a ServeError if calls fail together, perhaps after some outcomes: for example
+        Raises a ServeError if all calls fail, or all calls that have no outcome yet: for example
         Overloaded if a queue is full, ReplicasLost if several replicas were lost, ReplicasSilent if
         no replica answers.
         """
@@ -79,7 +79,7 @@ class PoolManager(Protocol):
         """Return whether a replica has the model in its memory.
 
         Over channels, the answer is about the replicas to which this process is connected. Ray
-        Serve handles do not know the models, so over handles the answer is always True.
+        Serve handles do not report models, so over handles the answer is always True.
         """
         ...
 

@@ -54,9 +54,9 @@ PICKLE_OPTIONS = {"request_serialization": "pickle", "response_serialization": "
 def bind_grpc_to_node() -> None:
     """Let the gRPC server of this replica listen only on its node's address.
 
-    The server unpickles the messages that it receives, so it must not be reachable from elsewhere.
-    Ray Serve binds the server to all interfaces after the deployment's constructor. It has no
-    setting for the address.
+    The server unpickles the messages that it receives, so other networks must not reach it. Ray
+    Serve has no setting for the address, and binds the server to all interfaces. Call this function
+    in the deployment's constructor, after which Ray Serve binds the server.
     """
     address = ray.util.get_node_ip_address()
     host = f"[{address}]" if ":" in address else address
@@ -70,7 +70,7 @@ def bind_grpc_to_node() -> None:
 
 
 def to_deadline(call: GenerationCall) -> GenerationCall:
-    """Replace the remaining seconds in a call that came through a handle with a deadline."""
+    """Convert the remaining seconds of a received call to a deadline of this process's clock."""
     return call._replace(deadline_s=deadline_after(call.deadline_s))
 
 
@@ -181,7 +181,7 @@ class ServeGeneratorClient:
 
 
 class ServePoolManager:
-    """A PoolManager over a handle. It knows no loaded models, so `has_model` is always True."""
+    """A PoolManager over a handle. Handles do not report models: `has_model` returns True."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         self._replicas = replicas

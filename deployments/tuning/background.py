@@ -137,8 +137,8 @@ class BackgroundTuner:
         """
         started_s, threads = time.monotonic(), target.settings.intra_op_threads
         while not self._stopping.is_set():
-            # Check the lock before the table: a tuning process writes the table, then releases the
-            # lock.
+            # Check the lock before the table. A tuning process writes the table before it releases
+            # the lock, so no lock and no table mean that the model still has to be measured.
             if is_tuning(target):
                 self._stopping.wait(self._poll_s)
                 continue

@@ -139,7 +139,8 @@ def write_costs(artifact: Path, table: CostTable) -> Path:
 def read_costs(target: TuningTarget) -> CostTable | None:
     """Return the cost table of `target`, or None if it is missing, unreadable or does not apply.
 
-    A table does not apply if the artifact, the host, its settings or an engine version differ.
+    A table does not apply to another artifact, host, number of threads, list of providers or engine
+    version.
     """
     path = target.costs_path
     try:

@@ -37,8 +37,8 @@ def free_bytes(device: Device) -> int:
 def _query_own_gpu(fields: str) -> str:
     """Return `fields` of the GPU that engines use: the first that CUDA shows to this process.
 
-    nvidia-smi does not list every such GPU, for example no MIG instance. Then return the fields of
-    the host's first GPU. Return "" if there is none.
+    nvidia-smi does not list some of these GPUs, such as MIG instances. In their place, return the
+    fields of the host's first GPU. Return "" if the host has no GPU.
     """
     lines = query_visible_gpus(fields).values() or query_gpus(fields)
     return next(iter(lines), "")

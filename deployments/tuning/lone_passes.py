@@ -1,10 +1,10 @@
 """Plans of lone passes: forward passes of a replica in which no other pass runs or waits.
 
 Under load, one thread per pass gives the highest throughput. A lone pass would leave the other
-cores idle. A model therefore gets a second session, which uses all cores. The cost tables of both
-sessions must show that it is not slower. A limit applies to the total size of the graph files of
-all second sessions. A second session is opened in the background when a pass could first use it.
-A brief lone pass runs on the event loop.
+cores idle. A model therefore gets a second session, which uses all cores, if the cost tables show
+that the second session is not slower than the usual one. A limit applies to the total size of the
+graph files of all second sessions. A second session is opened in the background when a pass could
+first use it. A brief lone pass runs on the event loop.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from deployments.tuning.similar_costs import find_selecting_costs
 log = logging.getLogger("ray.serve.hundredfold")
 
 # A lone pass runs on all cores if its lowest time there exceeds that of the usual session by at
-# most this share. The margin allows for the hypervisor: on two virtual cores, a pass of two threads
-# takes 5.6 ms for some minutes and 3.9 ms for others.
+# most this share. The margin is for changes by the hypervisor: on two virtual cores, a pass of two
+# threads takes 5.6 ms for some minutes and 3.9 ms for others.
 MAX_LOSS = 0.1
-# Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile.
-# Passing the work to a thread and the result back would take 0.3 ms.
+# Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile. In
+# a thread, a pass would take 0.3 ms more, to send its batch there and its result back.
 BRIEF_MS = 5.0
 # Passes use the usual session for this many seconds after two calls overlapped. With few clients a
 # pass often finds the replica idle, but the next call arrives during the pass and would wait for

@@ -199,7 +199,7 @@ class _ShapeMeasurement:
         }
 
     def _warm_up(self, name: str) -> float:
-        """Return seconds per pass after one pass per batch, which allocates memory."""
+        """Run one pass per batch, which allocates memory. Return the seconds of one more pass."""
         for batch in self.batches:
             self._time_passes(name, batch, 1)
         return self._time_passes(name, self.batches[0], 1)

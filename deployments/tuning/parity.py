@@ -32,9 +32,9 @@ ProbeOutputs: TypeAlias = Sequence[Floats]  # one array per probe, shaped as Mod
 
 # Probes per batch in the batched run, besides two items of `build_neighbors`.
 PARITY_BATCH_ITEMS = 6
-# The comparison of batched with unbatched outputs skips a choice between two classes whose
-# probabilities differ by less than this, because such a choice may change with the batch: kernels
-# for other batch shapes sum in another order, and bf16 and fp16 round the sums.
+# The comparison of batched with unbatched outputs skips a choice whose two best classes differ by
+# less than this in probability. Kernels for other batch shapes sum in another order, and bf16 and
+# fp16 round the sums, so the choice may change with the batch.
 _BATCHED_TIE_MARGIN = 0.01
 # Standard deviation that `logit_correlation` adds to the logits of both outputs. An error of 0.05
 # then passes a limit of 0.98 even if the reference hardly varies. The int8 graphs of the demo
@@ -54,7 +54,7 @@ class ReferenceOutputs:
     def write(self, path: Path) -> None:
         """Write one .npz file: concatenated arrays, and the index at which each array ends.
 
-        Outputs stay fp32: a reference in fp16 would differ as much as a good fp16 graph does.
+        Outputs stay fp32. In fp16, the reference itself would have the error of a good fp16 graph.
         """
         pooled = self.outputs[0].ndim == 1
         rows = [output[None] if pooled else output for output in self.outputs]
@@ -207,7 +207,7 @@ def compare_outputs(
       must have equal norms too.
     - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement and
       correlation of the logits. The lower value of the unbatched and the batched run counts. The
-      cosine of a few logits says little. Each label of a multi-label model is a choice.
+      cosine of a few logits is a weak measure. Each label of a multi-label model is a choice.
     - A single score: correlation over all probes. The cosine of one number is only its sign.
     """
     for outputs in (unbatched, batched):
@@ -250,7 +250,7 @@ def _find_invalid_output(actual: ProbeOutputs, expected: ProbeOutputs) -> str | 
 
 
 def _label_choices(output: Floats) -> Floats:
-    """Convert the logits of a multi-label model, [W], to decisions against and for each label."""
+    """Convert the logits of a multi-label model, [W], to a choice between no and yes per label."""
     return np.stack([np.zeros_like(output), output], axis=1)
 
 
@@ -293,9 +293,9 @@ def _top2_gaps(logits: Floats) -> NDArray[np.float64]:
 def logit_correlation(actual: ProbeOutputs, expected: ProbeOutputs) -> float:
     """Return the correlation of all logits, centered per class over all outputs.
 
-    `top1_agreement` says nothing if one class is the best everywhere, or if no choice is clear.
-    Both outputs count as if they shared a deviation of _LOGIT_NOISE. The result is therefore near 1
-    if both are constant except for noise.
+    `top1_agreement` finds no error if one class is the best everywhere, or if no choice is clear.
+    Both outputs count as if the same noise, with a deviation of _LOGIT_NOISE, were added to them.
+    The result is therefore near 1 if both outputs hardly vary.
     """
     actual_means, expected_means = _class_means(actual), _class_means(expected)
     products, count = np.zeros(3), 0

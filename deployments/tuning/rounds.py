@@ -21,8 +21,8 @@ ListUntuned = Callable[[], Sequence[tuple[LoadedModel, Untuned]]]
 def choose_models(loaded: Sequence[LoadedModel]) -> list[ModelRef]:
     """Return all pinned models, then the busiest of the other models that are in regular use.
 
-    A model in regular use is loaded for at least INTERVAL_S and was used within the last
-    INTERVAL_S. A model that is loaded for only a few requests is evicted before its tuning pays.
+    A model in regular use has been loaded for at least INTERVAL_S and was used within the last
+    INTERVAL_S. A model that gets only a few requests is not worth the tuning: it is evicted soon.
     """
     pinned = [model.ref for model in loaded if model.is_pinned]
     used = [

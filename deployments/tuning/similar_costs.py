@@ -22,8 +22,9 @@ log = logging.getLogger("ray.serve.hundredfold")
 def find_selecting_costs(target: TuningTarget) -> CostTable | None:
     """Return the cost table that selects the variants of `target`; None if there is none.
 
-    This is the table of this host, else of the most similar host whose variants compute the same
-    outputs here. That may be this host with another number of threads.
+    Prefer the table of this host. Otherwise use the table of the most similar host whose variants
+    compute the same outputs here. The most similar host may be this host, measured with another
+    number of threads.
     """
     return read_costs(target) or next(
         (one for one in read_similar_costs(target) if computes_alike(one, target)), None
@@ -38,8 +39,8 @@ def find_nearest_costs(target: TuningTarget) -> CostTable | None:
 def read_similar_costs(target: TuningTarget) -> list[CostTable]:
     """Return the model's tables for the device of `target`, the most similar host first.
 
-    Tables of one host are in the order of the difference in threads. Leaves out tables that are
-    unreadable or of another artifact.
+    For each host, the tables with the most similar number of threads come first. Leaves out tables
+    that are unreadable or of another artifact.
     """
     tables = []
     for path in list_host_files(target.artifact, f"{target.device}-*.json"):

@@ -156,7 +156,7 @@ def measure_variants(specs: Sequence[VariantSpec], plan: MeasurementPlan) -> lis
     """Measure the graphs, then other session options of the graph that is selected most often.
 
     A single graph is measured together with its other options. Raises EngineFailed if no graph
-    could be measured, or as `measure_fitting` does.
+    could be measured, or if the first graph does not fit in memory.
     """
     varied = {spec.variant: _vary_options(spec, plan.settings) for spec in specs}
     if len(specs) == 1:
@@ -290,11 +290,11 @@ def tune_exclusively(
 ) -> CostTable | None:
     """Return the cost table of this host. Measure it if `read_costs` finds none or `force` is set.
 
-    On all hosts of one kind that share the store, one process at a time tunes a model for a number
-    of threads. While another process tunes it, wait if `wait` is set, else return None. `shapes`
-    defaults to the default shapes within the model's `max_tokens`. Raises ArtifactError for missing
-    or damaged reference outputs, EngineFailed as `tune` does, and OSError if the store cannot be
-    written.
+    A lock in the store lets only one process at a time tune a model for one kind of host and one
+    number of threads. While another process has the lock, wait if `wait` is set, else return None.
+    `shapes` defaults to the default shapes within the model's `max_tokens`. Raises ArtifactError
+    for missing or damaged reference outputs, EngineFailed as `tune` does, and OSError if the store
+    cannot be written.
     """
     with _locked(_lock_path(target), wait=wait) as is_acquired:
         if not is_acquired:

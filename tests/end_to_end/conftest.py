@@ -26,9 +26,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in own:
         item.add_marker(pytest.mark.ray)
         item.add_marker(pytest.mark.slow)
-        # In seconds. The first test also builds the demo models and starts the cluster.
+        # Timeout in seconds. The first test also builds the demo models and starts the cluster.
         item.add_marker(pytest.mark.timeout(1_200))
-    # Tests with a store of their own come first, because `make test` still builds the models.
+    # Tests with a store of their own come first. `make test` builds the other models meanwhile.
     own.sort(key=lambda item: "store" in getattr(item, "fixturenames", ()))
     others = [item for item in items if item not in own]
     items[:] = [*others, *own]
@@ -64,7 +64,7 @@ def quick_config() -> dict[str, Any]:
         generator["providers"] = ["CPUExecutionProvider"]
     deployments = {d["name"]: d for d in application["deployments"]}
     for deployment in deployments.values():
-        deployment["health_check_period_s"] = 1  # the next check detects that a replica is dead
+        deployment["health_check_period_s"] = 1  # detects a dead replica within 1 s
         deployment["graceful_shutdown_wait_loop_s"] = 0.5  # minimum wait before a replica stops
     deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
@@ -75,7 +75,7 @@ def quick_config() -> dict[str, Any]:
         "upscale_delay_s": 0,
         "downscale_delay_s": 3,
     }
-    autoscaling["policy"]["policy_kwargs"]["cores_per_replica"] = 1  # for two replicas
+    autoscaling["policy"]["policy_kwargs"]["cores_per_replica"] = 1  # allows two replicas
     return config
 
 
@@ -97,7 +97,7 @@ def config() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelHub]:
-    """The hub of the cluster's builders. It has the models that tests write to its directory."""
+    """The hub from which the cluster builds models. Tests write models to its directory."""
     with serve_hub(tmp_path_factory.mktemp("hub")) as hub:
         yield hub
 
@@ -128,8 +128,9 @@ def tuning_cluster(
 ) -> Iterator[Cluster]:
     """A cluster with one tiny model, whose processes tests may kill.
 
-    The first test starts it, and it tunes the model in the background. It listens on all network
-    interfaces, without API keys, so that a test can check which ports other hosts reach.
+    The first test that uses the cluster starts it. The cluster tunes the model in the background.
+    It listens on all network interfaces, without API keys, so that a test can check which ports
+    other hosts reach.
     """
     tuning = encoder_config(config, [{"id": EMBEDDER, "version": LATEST_NAME}])
     tuning["http_options"]["host"] = "0.0.0.0"
@@ -145,7 +146,7 @@ def tuning_cluster(
 
 @pytest.fixture
 def own_cluster(tuning_cluster: Cluster) -> Cluster:
-    """The same cluster, running."""
+    """Start `tuning_cluster` if it does not run, and return it."""
     if not tuning_cluster.is_running:
         tuning_cluster.start()
     return tuning_cluster

@@ -2,7 +2,7 @@
 
     python -m tests.end_to_end.reference_answers
 
-`test_real_models.py` compares the answers of the served int8 graphs.
+`test_real_models.py` compares these answers with the answers of the served int8 graphs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def score_passages(model: ParityModel) -> list[list[float]]:
 
 
 def _open(model_id: str, task: TaskName, compute: Any) -> Any:
-    """Write a demo model's checkpoint as a build prepares it: dequantized, adapter merged."""
+    """Prepare a demo model as a build does: dequantize it, merge its adapter. Apply `compute`."""
     model = find_demo_model(model_id)
     with TemporaryDirectory() as directory:
         root = Path(directory)

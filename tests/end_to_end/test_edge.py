@@ -102,7 +102,7 @@ def final_items(cluster: Cluster) -> float:
 def test_client_that_leaves_drops_its_queued_texts(cluster: Cluster) -> None:
     texts = [f"{number} " + "a sentence of some length " * 30 for number in range(1_000)]
     body = {"inputs": texts, "options": {"use_cache": False}}
-    before = computed_items(cluster)  # the few texts of other tests may be missing
+    before = computed_items(cluster)  # may lack a few late texts of other tests
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=1)
     assert final_items(cluster) - before < len(texts)

@@ -173,7 +173,7 @@ def test_killed_ingress_cuts_only_requests_in_flight(
 
 
 def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """Requests in the suspended ingress end before the clients' timeout: the launcher kills it."""
+    """The launcher kills the suspended ingress, so its requests end before the clients' timeout."""
     assert doubled
     victim = cluster.replicas("Ingress")[0]
     clients = ClientCounts()
@@ -185,7 +185,7 @@ def test_stopped_ingress_is_replaced(cluster: Cluster, doubled: dict[str, Any]) 
 
 
 def test_scaling_down_loses_no_request(cluster: Cluster, doubled: dict[str, Any]) -> None:
-    """One of the two long streams runs in the removed generator, which first ends this stream."""
+    """The removed generator runs one of the two long streams, and finishes it before it stops."""
     pair = cluster.replicas("CpuGenerator")
     drained_s = math.inf
 
@@ -238,7 +238,7 @@ def test_stopped_lone_replicas_are_replaced(cluster: Cluster, doubled: dict[str,
 def test_rolling_update_loses_no_request_and_finishes_streams(
     cluster: Cluster, doubled: dict[str, Any]
 ) -> None:
-    """A running stream ends in the old generator. New requests go to the new generator.
+    """The old generator finishes its running stream. New requests go to the new generator.
 
     The test suspends the old generator, so that only the new one can answer.
     """

@@ -1,4 +1,4 @@
-"""The part `server` of `bench gpu`: a server of its own, whose GPU replicas run on the CPU here."""
+"""The part `server` of `bench gpu` starts a server, whose GPU replicas run on the CPU here."""
 
 from __future__ import annotations
 

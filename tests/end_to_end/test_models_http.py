@@ -29,7 +29,7 @@ def http(cluster: Cluster) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def pulling(cluster: Cluster, config: dict[str, Any]) -> Iterator[None]:
-    """Allow POST /models, which pulls a model, by `builds.allow_pull` in the cluster's config."""
+    """Set `builds.allow_pull` in the cluster's config, so that POST /models may pull a model."""
     allowing = copy.deepcopy(config)
     deployments = {d["name"]: d for d in allowing["applications"][0]["deployments"]}
     deployments["Ingress"]["user_config"]["builds"]["allow_pull"] = True

@@ -30,10 +30,10 @@ from tests.support.served_models import (
     RAMPART,
 )
 
-# Limits of resident memory. Measured with seven models: ingress 154 MiB, tokenizer 182 MiB. An
-# encoder took, besides its graphs, 199 MiB before its first forward pass. After two concurrent
-# passes of 2,048 long tokens it took 362 MiB, and 463 MiB on another CPU. A second copy of the
-# graphs, or PyTorch, exceeds these limits.
+# Limits of resident memory. Measured with seven models: ingress 154 MiB, tokenizer 182 MiB. In
+# addition to its graphs, an encoder took 199 MiB before its first forward pass. After two
+# concurrent passes of 2,048 tokens of long texts it took 362 MiB, and 463 MiB on another CPU. A
+# second copy of the graphs, or PyTorch, would exceed these limits.
 INGRESS_LIMIT_MIB = 250
 TOKENIZER_LIMIT_MIB = 250
 BESIDE_GRAPHS_LIMIT_MIB = 500

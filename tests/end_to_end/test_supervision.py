@@ -1,4 +1,4 @@
-"""Killed processes: a helper of Ray alone, a core process with the cluster, the launcher."""
+"""Killed processes: helpers of Ray, which restart alone, core processes, and the launcher."""
 
 from __future__ import annotations
 

@@ -42,8 +42,7 @@ def shared_exports() -> Iterator[SharedExports]:
 def _forked_model_builder() -> Iterator[None]:
     """Run onnxruntime-genai's model builder in forks that skip seconds of imports.
 
-    The models of the end-to-end tests do not use this: their builds start a new process, as for
-    users.
+    Builds for the end-to-end tests start a new process instead, as builds of users do.
     """
     with forked_programs.fork_model_builder():
         yield

@@ -44,8 +44,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """
     directory = tmp_path_factory.mktemp("environment")
     run([sys.executable, "-m", "venv", "--without-pip", directory], REPOSITORY)
-    # Python adds the directory in a .pth file to sys.path, but reads no .pth files in it. So
-    # the .pth file of the editable installation adds no path to this checkout.
+    # Python adds the directory named in a .pth file to sys.path, but reads no .pth files of that
+    # directory. So the .pth file of the editable installation adds no path to this checkout.
     dependencies = Path(pytest.__file__).parents[1]
     (directory / SITE_PACKAGES / "dependencies.pth").write_text(f"{dependencies}\n")
     into = ["--python", directory / "bin/python", "install", "--no-deps", "--no-index", wheel]

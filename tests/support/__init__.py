@@ -1,9 +1,9 @@
-"""Code that several tests share. Where to find a tiny model:
+"""Code that several tests share. Where to find tiny models, fakes and in-process servers:
 
 checkpoints   `tiny_encoders` (BERT and related models), `tiny_decoders` (Llama, GPT-2, T5, Marian),
               `tiny_checkpoints` (GPT-2 and encoder-decoders), `pruned_checkpoints`,
               `outlier_models`, `adapters`
-artifacts     written without a build and torch: `artifacts` (encoders), `decoder_artifacts`,
+artifacts     written without a build or torch: `artifacts` (encoders), `decoder_artifacts`,
               `encoder_decoder_artifacts`, `tuning_artifacts` (several candidates), `all_models`
               (one per task, in one store)
 builds        `prepared_build`, `shared_exports`; `served_models` (the store of the cluster tests)

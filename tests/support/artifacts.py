@@ -134,7 +134,7 @@ def tiny_candidate(device: Device) -> Candidate:
 
 
 def seal(directory: Path, manifest: ArtifactManifest) -> None:
-    """Write `manifest` to `directory`. Replace the digests by those of the files there."""
+    """Write `manifest` to `directory`, with the digests of the files in `directory`."""
     files = {
         name: FileDigest(
             sha256=file_sha256(directory / name), size=(directory / name).stat().st_size
@@ -161,8 +161,8 @@ def write_graph(
     """Write a graph that outputs the mean vector [B, WIDTH] of the unmasked tokens.
 
     With `labels` it outputs logits [B, labels] of this vector instead. With `unpooled` a second
-    output holds the token vectors. With `token_types` the graph also takes token_type_ids. It
-    adds their sum per item to the first output, so that a test sees nonzero ids.
+    output holds the token vectors. With `token_types` the graph also takes token_type_ids and
+    adds the sum of each item's ids to the first output. So nonzero ids change the output.
     """
     node = helper.make_node
     tables = {"vectors": vectors, "last": np.array([-1]), "axis": np.array([1])}

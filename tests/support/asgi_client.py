@@ -16,9 +16,9 @@ Message = MutableMapping[str, Any]
 
 
 class AsgiClient:
-    """Client of one request, with the messages of the response.
+    """Client that sends one request and records the messages of the response.
 
-    After `max_messages` messages it stops reading, so the application blocks.
+    After `max_messages` messages the client stops reading, so the application blocks.
     """
 
     def __init__(

@@ -22,8 +22,8 @@ from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_grap
 GraphChange = Callable[[onnx.GraphProto], None]
 
 _DRAW = np.random.default_rng(17)
-# Texts that determine the int8 scales, in token ids. Random embeddings share no structure, so only
-# many texts cover their range. Values beyond the scales are clipped.
+# Texts in token ids. SHOWN determines the int8 scales. It needs many texts to cover the range of
+# random embeddings, because values beyond the scales are clipped. OTHERS are inputs of the tests.
 SHOWN = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (24, 40)).tolist())
 OTHERS = tuple(tuple(each) for each in _DRAW.integers(0, VOCABULARY, (3, 40)).tolist())
 

@@ -23,7 +23,7 @@ class ReceivedRequest:
 
 @dataclass(frozen=True)
 class FakeAnswer:
-    """The response to a request."""
+    """A scripted response, or a failure in place of one."""
 
     status: int = 200
     body: bytes = b"[[1.0]]"

@@ -53,7 +53,7 @@ class ScriptedText:
 
 
 class DecodingGenerator:
-    """GeneratorClient of a real replica. The first call creates both on the caller's loop."""
+    """GeneratorClient of a real replica. The first call starts the replica on its event loop."""
 
     def __init__(self, store: Path, model_id: str, settings: GeneratorSettings) -> None:
         self._args = AppArgs(

@@ -37,11 +37,11 @@ TIMEOUT_MS = 10_000
 PHONE = {"width": 360, "height": 740}
 TRANSLATOR = "tiny/translator"
 PLAIN_TRANSLATOR = "tiny/plain-translator"  # has no language codes, as Marian models
-PRUNED_QA_MODEL = "tiny/pruned-reader"  # not pruned, but its manifest states a pruning
+PRUNED_QA_MODEL = "tiny/pruned-reader"  # not pruned, but its manifest has the field `pruning`
 QA_VARIANT = "00000000beef"  # version of QA_MODEL that is int8 in its manifest only
 PAGE_MODELS = (*ALL_MODELS, TRANSLATOR, PLAIN_TRANSLATOR, PRUNED_QA_MODEL)
-# Chromium prints a line with this start for each answer with a status of 400 or above. Such lines
-# are expected, because the page shows these answers to the user.
+# Chromium prints a line that starts with REFUSED for each response with a status of 400 or above.
+# The page shows these responses to the user, so such lines are not failures.
 REFUSED = "Failed to load resource: the server responded with a status of"
 # Inputs of at most 16 tokens, the limit of the tiny models, whose tokens are mostly single letters.
 INPUTS: dict[str, dict[str, str]] = {

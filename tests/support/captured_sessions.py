@@ -1,7 +1,7 @@
-"""ONNX Runtime sessions that stand for sessions of CUDA and compute on the CPU.
+"""ONNX Runtime sessions that act as CUDA sessions but compute on the CPU.
 
-Each session records its calls: the CUDA graph, the thread, and how the capture lock was held. With
-them, engines take the paths for GPUs on hosts without one.
+Each session records its calls: the CUDA graph, the thread, and how the capture lock was held.
+Engines with these sessions run their code for GPUs on hosts without a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class SessionCall(NamedTuple):
 
 
 class RecordedLock(CaptureLock):
-    """Capture lock that tells how the current thread holds it."""
+    """Capture lock that records for which use the current thread holds it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,12 +65,12 @@ class FakeCuda:
 
     lock: RecordedLock = field(default_factory=RecordedLock)
     refuses_captures: bool = False  # as CUDA does for graphs with an operator on the host
-    is_reported: bool = False  # whether sessions name the provider CUDA
-    has_memory: bool = True  # without memory all bound calls fail
-    modes: list[str] = field(default_factory=list)  # of the sessions that were asked for
+    is_reported: bool = False  # whether sessions list the provider CUDA
+    has_memory: bool = True  # without memory all calls with IO binding fail
+    modes: list[str] = field(default_factory=list)  # mode of each requested session
     openings: list[SessionCall] = field(default_factory=list)
     calls: list[SessionCall] = field(default_factory=list)
-    shrunk: list[str] = field(default_factory=list)  # the arenas, for each call that returns memory
+    shrunk: list[str] = field(default_factory=list)  # arenas of each call that shrinks arenas
 
     def open(self, session: ort.InferenceSession, mode: str) -> Any:
         """Wrap a session of the CPU. With `refuses_captures` raise EngineFailed for captures."""
@@ -101,7 +101,7 @@ class FakeCuda:
 
 
 def _read_entry(options: ort.RunOptions | None, name: str, default: str = "") -> str:
-    """Return an entry of run options. ONNX Runtime raises RuntimeError for a missing one."""
+    """Return an entry of run options, or `default` if ONNX Runtime raises for a missing entry."""
     with suppress(RuntimeError):
         return default if options is None else str(options.get_run_config_entry(name))
     return default

@@ -143,7 +143,7 @@ class EchoGenerator:
 
 
 class Fallback:
-    """Client with the methods of all clients of replicas. It records the calls."""
+    """Client without channels for every kind of replica. It records the calls."""
 
     def __init__(self) -> None:
         self.calls: list[object] = []

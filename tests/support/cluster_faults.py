@@ -125,8 +125,9 @@ class FaultLoad:
         """Start the load, cause the fault, and wait for the recovery.
 
         The fault starts when each client of short requests has had an answer and each stream has
-        text. The clients of short requests continue until `is_over` holds. Each then sends one more
-        request, which starts after the fault. A client of a long stream sends one request.
+        text. The clients of short requests continue until `is_over` returns True. Each client then
+        sends one more request, which starts after the fault. A client of a long stream sends one
+        request.
         """
         over = asyncio.Event()
         senders = {
@@ -258,7 +259,7 @@ def changed(config: dict[str, Any], **changes: Mapping[str, Any]) -> dict[str, A
 
 
 def count_sockets(replicas: Iterable[psutil.Process]) -> Counter[str]:
-    """Count the channel sockets by path. A replica has one that listens, and one per client."""
+    """Count the channel sockets by path. A replica has one listening socket, and one per client."""
     return Counter(
         str(connection.laddr)
         for replica in replicas
@@ -281,7 +282,7 @@ def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1
 def slowed(processes: Iterable[psutil.Process]) -> Iterator[None]:
     """Let the processes run about a tenth of the time within the block.
 
-    So the streams of a slowed generator last longer than the block waits for its events.
+    So the long streams of a slowed generator are still open at the end of the block.
     """
     ended = threading.Event()
 

@@ -1,7 +1,8 @@
 """Artifact of a tiny decoder, written without torch and without a build.
 
 The model is a Llama of two layers. Its graph has the layout of onnxruntime-genai's model builder
-and the input `logits_from`. Its tokenizer has single bytes and a few merged pairs.
+and the input `logits_from`, the index of the first token with logits. Its tokenizer has single
+bytes and a few merged pairs.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
 ) -> Path:
     """Write an artifact of a decoder with seeded random weights. Return its directory.
 
-    The decoder generates noise, and rarely an end token. With `says`, it answers a prompt that ends
-    with a line feed with this text, and then ends its turn. No token may occur twice in `says`.
+    The decoder generates noise, and rarely an end token. After a prompt that ends with a line feed,
+    it generates the text `says`, if given, and ends its turn. No token may occur twice in `says`.
     """
     version = version or hashlib.sha256(model_id.encode()).hexdigest()[:12]
     directory = model_directory(store, model_id) / version

@@ -31,7 +31,7 @@ def tiny_graph(
 
 
 def without_slicing(graph: Path, into: Path) -> Path:
-    """Copy a tiny graph and remove the slicing of logits. The model builder writes this form."""
+    """Copy a tiny graph without the slicing of logits, which the model builder does not write."""
     model = onnx.load(graph)
     (cut,) = (node for node in model.graph.node if node.op_type == "Slice")
     (head,) = (node for node in model.graph.node if cut.output[0] in node.input)

@@ -162,7 +162,7 @@ class EdgeHarness:
         self._run(self.manager.start())
 
     def route(self, *ports: int) -> None:
-        """Route to replicas at these ports, as Serve's controller tells the manager."""
+        """Route to replicas at these ports, in place of Serve's controller."""
         set_routes(self.manager, *ports)
         self._run(self.manager.reload())
 

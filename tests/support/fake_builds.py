@@ -72,7 +72,7 @@ class _Process:
 
 
 class _StandardInput:
-    """Interrupts the build when it is closed, as the builder of a server does."""
+    """Standard input of a builder. Closing it interrupts the build, as in the real builder."""
 
     def __init__(self, queue: BuildQueue, killed: threading.Event) -> None:
         self._queue = queue

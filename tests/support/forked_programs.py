@@ -1,7 +1,8 @@
 """Programs in forks of a process that has imported torch, because this import takes seconds.
 
 Each program runs in its own fork, so programs share nothing but imports. A test session has one
-fork server. The fork server computes nothing, so that it has no threads.
+fork server. The fork server computes nothing, because forks lack the threads that a
+computation starts.
 """
 
 from __future__ import annotations

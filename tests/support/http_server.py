@@ -17,8 +17,6 @@ from tests.support.in_process import InProcess
 
 @dataclass(frozen=True)
 class HttpServer:
-    """A running server."""
-
     port: int
     in_process: InProcess
 

@@ -59,7 +59,7 @@ ENCODERS = {Device.CPU: EncoderSettings(), Device.GPU: EncoderSettings(available
 
 
 async def no_metrics() -> str:
-    """Return one sample. This function is a `Scrape`."""
+    """Return metrics with one sample. This function is a `Scrape`."""
     return "hundredfold_requests_total 1\n"
 
 

@@ -1,8 +1,8 @@
 """Fork server of builds that kill themselves at a given point, and the client of this server.
 
 The server reads one request per line from stdin and writes one response per line. It has imported
-torch, so that a fork saves the seconds of this import. It computes nothing, so that forks start
-without threads.
+torch, so that a fork saves the seconds of this import. It computes nothing, because forks lack the
+threads that a computation starts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BuildForkServer:
     """Client of the process that forks builds."""
 
     def __init__(self, root: Path, exports: Path, *prefix: str) -> None:
-        """Builds share exported graphs with all tests in `exports`; `prefix` runs the server."""
+        """Let builds share exported graphs in `exports`. `prefix` precedes the server command."""
         self._root = root
         self._exports = exports
         self._count = 0
@@ -75,7 +75,7 @@ class BuildForkServer:
     def start(
         self, *arguments: str, die_after: int | None = None, die_in: str | None = None
     ) -> Build:
-        """Start a build that kills itself after `die_after` log lines, or stops at `die_in`."""
+        """Start a build that ends itself after `die_after` log lines, or at the point `die_in`."""
         self._count += 1
         output = self._root / f"output-{self._count}"
         request = {
@@ -108,8 +108,6 @@ class BuildForkServer:
 
 @dataclass(frozen=True)
 class Build:
-    """A running build."""
-
     fork_server: BuildForkServer
     pid: int
     output: Path

@@ -33,7 +33,8 @@ RECIPES: Mapping[ParityPrecision, BuildRecipe] = {
     "fp32": BuildRecipe(candidates=(CPU_FP32,)),
     "int8": BuildRecipe(candidates=(CPU_INT8,)),
 }
-# Settings of BERT's tokenizer. Without `model_input_names` it returns no segments.
+# Settings of BERT's tokenizer. Without `model_input_names`, the tokenizer returns no
+# token_type_ids.
 TOKENIZER = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],

@@ -59,7 +59,7 @@ class Cluster:
         assert not self.is_running, "the launcher would be lost"
         with self.output.open("wb") as log:
             self._launcher = subprocess.Popen(
-                # Tests under `nohup` ignore the signal, and the launcher would ignore it too.
+                # Tests under `nohup` ignore SIGHUP, and the launcher would inherit this.
                 ["env", "--default-signal=HUP", *self.command()],
                 cwd=REPOSITORY,
                 env=self._environment,
@@ -219,7 +219,6 @@ def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
 
 
 def free_port() -> int:
-    """Return an unused port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).parents[2]
 KEPT_EXPORTS = REPOSITORY / "build" / "test-exports"  # `make clean` removes it
 # Fields of the config that do not affect the graph.
 _UNUSED = ("_name_or_path", "id2label", "label2id")
-# What decides the graph of a model, besides the model: our code and the pinned packages.
+# Besides the model itself, these files decide its graph: code of builds and the pinned packages.
 _EXPORTER = ("build_artifacts/**/*.py", "deployments/engines/*.py", "constraints.txt")
 
 

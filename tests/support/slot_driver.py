@@ -18,7 +18,7 @@ def open_graph(path: Path) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    # As engines do on x86 without VNNI, where the fast int8 sums overflow. Others ignore it.
+    # Engines set this on x86 without VNNI, where the fast int8 sums overflow. Other CPUs ignore it.
     options.add_session_config_entry("session.x64quantprecision", "1")
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -37,7 +37,7 @@ class SlotDriver:
         names = [f"{i}.{part}" for i in range(written.layers) for part in ("key", "value")]
         self._own = {name: self._noise(context) for name in names}
         self._cross = {name: self._noise(_SOURCE_TOKENS) for name in names} if self._encoder else {}
-        # `cross_mask`, 1 at prompt tokens.
+        # Graph input `cross_mask`: 1 at prompt tokens.
         self._sources = np.zeros((_SLOTS, _SOURCE_TOKENS), np.int64)
         self.lengths = np.zeros(_SLOTS, np.int64)
 
@@ -105,7 +105,7 @@ def greedy(driver: SlotDriver, prompts: Sequence[Sequence[int]], steps: int) -> 
     """Decode greedy answers of `steps` tokens in one batch.
 
     An answer contains no token of its prompt, no token twice and no END, because random weights
-    would repeat one token.
+    would otherwise repeat one token.
     """
     sequences = [[END, *ids] for ids in prompts]
     logits = np.stack([driver.prefill(slot, ids) for slot, ids in enumerate(prompts)])

@@ -165,7 +165,8 @@ def write_dense(
 ) -> dict[str, NDArray[np.float32]]:
     """Insert a random Dense module of sentence-transformers before Normalize; return its weights.
 
-    `settings` replace fields of its config, whose activation is Tanh. `bias` False omits the bias.
+    `settings` replace fields of the module's config. The default activation is Tanh. `bias=False`
+    omits the bias.
     """
     from safetensors.numpy import save_file
 

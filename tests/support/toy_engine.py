@@ -1,4 +1,4 @@
-"""An engine in one file. The encoder has one output; decoders read their logits from a table."""
+"""An engine in one file. The encoder has a constant output; decoders look logits up in a table."""
 
 from __future__ import annotations
 

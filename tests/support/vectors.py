@@ -12,7 +12,6 @@ SAME_COSINE = 0.98
 
 
 def cosine(a: Any, b: Any) -> float:
-    """Return the cosine similarity."""
     return float(np.dot(a, b) / np.linalg.norm(a) / np.linalg.norm(b))
 
 

@@ -47,7 +47,7 @@ class VirtualClock:
 
 
 class TimedDecoder(FakeDecoder):
-    """Decoder whose calls take virtual time. Each token ends the answer with `end_probability`."""
+    """Decoder whose calls take virtual time. Tokens are END with probability `end_probability`."""
 
     def __init__(self, clock: VirtualClock, end_probability: float = 0.0) -> None:
         super().__init__(slots=SLOTS, context=4096)

@@ -1,4 +1,4 @@
-"""Embedding functions over the libraries of rivals, written as their documentation recommends.
+"""Functions that embed texts with the libraries of rivals, as their documentation recommends.
 
 This module runs in the environment of a rival and imports nothing of this project. Settings without
 a recommendation, such as the number of threads, keep the library's defaults.

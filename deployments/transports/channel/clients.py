@@ -40,8 +40,8 @@ T = TypeVar("T")
 # Up to this number of characters, an idle encoder tokenizes a batch itself. This takes less time
 # than a hop to the tokenizer.
 LONE_CALL_CHARACTERS = 1_000
-# Assumed tokens of an answer whose `max_new_tokens` is higher or missing. Few answers reach such
-# limits.
+# Assumed tokens of an answer whose `max_new_tokens` is higher or missing. Few answers have more
+# tokens.
 LONG_ANSWER_TOKENS = 512
 # Maximum number of beams in the cost of a call. A replica refuses a call with more beams than KV
 # slots. Without this maximum, such a call would use all the credit of its channel until it is

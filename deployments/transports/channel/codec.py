@@ -1,4 +1,4 @@
-"""Typed MessagePack encoding of messages. Decoding yields the expected types and runs no code.
+"""Typed MessagePack encoding of messages. Unlike unpickling, decoding runs no code of the sender.
 
 Deadlines are sent relative to the deadline of their frame, so that a message can be forwarded
 without decoding it. Arrays are an extension type with dtype and shape. Errors are sent as kind and
@@ -86,7 +86,7 @@ class _Chat(NamedTuple):
 class _GenerationCall(NamedTuple):
     model: ModelRef
     text: str | tuple[int, ...] | None  # None: a chat
-    chat: bytes | None  # JSON of a _Chat. MessagePack has no integers beyond 64 bits.
+    chat: bytes | None  # JSON of a _Chat, whose integers may exceed the 64 bits of MessagePack
     options: GenerationOptions
     deadline_s: float  # relative to the deadline of the frame
     client: str

@@ -22,7 +22,7 @@ from deployments.transports.channel.frames import (
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Milliseconds without acknowledgment of sent bytes after which the kernel ends a TCP connection.
+# The kernel ends a TCP connection if the peer does not acknowledge sent bytes for this time.
 TCP_USER_TIMEOUT_MS = 10_000
 KEEPALIVE_S = 5  # seconds between probes of an idle TCP connection
 _PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid

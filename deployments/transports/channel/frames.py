@@ -17,8 +17,8 @@ Buffer = bytes | memoryview
 # messages.
 WIRE_VERSION = 10
 MAX_HANDSHAKE_BYTES = 256
-# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. A micro-batch of 32 calls fits. A call with a
-# long document in windows takes up to 27 MB.
+# Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. A micro-batch of 32 calls fits, because a call
+# with a long document in windows takes up to 27 MB.
 MAX_BODY_BYTES = 1 << 30
 MAX_U32 = (1 << 32) - 1
 
@@ -77,7 +77,7 @@ class CallFrame(NamedTuple):
 
 
 class AnswerFrame(NamedTuple):
-    """Body of an ANSWER or an ERROR, whose message is the encoded error."""
+    """Body of an ANSWER or an ERROR. In an ERROR, `message` is the encoded error."""
 
     other_load: int  # cost of the calls in progress on other connections
     window: int  # limit of the cost in progress on this connection

@@ -24,8 +24,8 @@ MAX_COMPARED = 4
 # Maximum number of replicas on which a call is tried: three, because two replicas can fail at the
 # same time by chance. The limit keeps a call that crashes its replica from crashing all.
 MAX_TRIES = 3
-# Maximum number of replicas that may refuse a call as Overloaded. The second try finds room if
-# another replica has room. While all replicas are full, more tries would only add refusals.
+# Maximum number of replicas that may refuse a call as Overloaded. The second try prefers the least
+# loaded of the other replicas. If that replica is full too, further tries would rarely succeed.
 MAX_REFUSALS = 2
 # Seconds between attempts to connect. Each failure doubles the time, up to MAX_BACKOFF_S.
 MIN_BACKOFF_S = 0.1
@@ -33,8 +33,8 @@ MAX_BACKOFF_S = 5.0
 
 
 # Seconds that a call waits for a new replica while Serve lists only lost replicas. A Serve handle
-# is no alternative: it would send the call to a lost replica. Together with LOST_S of client.py, a
-# stopped replica costs its callers up to 10 s.
+# is no alternative: it would send the call to a lost replica. Together with LOST_S and CHECK_S of
+# client.py, the callers of a stopped replica wait up to 10 s.
 SUCCESSOR_S = 4.0
 
 
@@ -112,7 +112,7 @@ class _Tries:
         self._full = 0  # refusals by full replicas
 
     def note_lost(self) -> None:
-        """Count a lost replica. Raises ReplicasLost after MAX_TRIES, refusals included."""
+        """Count a lost replica. Raises ReplicasLost after MAX_TRIES losses and refusals."""
         log.warning("%s: a replica was lost during a call", self._name)
         self._count += 1
         if self._count >= MAX_TRIES:
@@ -178,7 +178,7 @@ class ReplicaPool:
         return sum(connection.is_usable for connection in self.connections())
 
     def has_idle_replica(self, model: str) -> bool:
-        """Return whether a replica with the model is idle, or any replica if none has the model."""
+        """Return whether a replica with the model is idle; if none has it, whether any is idle."""
         usable = [one for one in self.connections() if one.is_usable]
         holders = [one for one in usable if model in one.models]
         return any(one.load == 0 for one in holders or usable)
@@ -192,8 +192,8 @@ class ReplicaPool:
         """Return the answer; if the replica is lost, try another replica.
 
         Raises the replica's ServeError, or ReplicasLost after MAX_TRIES. If no replica is usable,
-        raises ReplicasSilent where a lost one may return, otherwise NoChannel. A refusal counts as
-        one try if another replica may answer (`ServeError.elsewhere`).
+        raises ReplicasSilent if a lost replica may return, else NoChannel. A refusal counts as one
+        try if another replica may answer (`ServeError.elsewhere`).
         """
         tries = _Tries(self._name)
         while True:
@@ -225,8 +225,8 @@ class ReplicaPool:
     async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
         """Yield the events. If a replica is lost before the first event, try another; see `call`.
 
-        After the first event, a repeatable stream starts again on another replica, so that events
-        may repeat. For other streams, the loss then raises EngineFailed.
+        If a replica is lost after the first event, a repeatable stream starts again on another
+        replica and may repeat events. Any other stream raises EngineFailed.
         """
         has_started = False
         tries = _Tries(self._name)

@@ -43,8 +43,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 # Seconds for which a client's report of its backlog is valid. Each call carries a new report. If
 # all waiting calls of a client are cancelled, no call follows that could correct the last report.
 BACKLOG_S = 5.0
-# Maximum events of one stream that are sent but that the client has not read. Further events wait
-# in the replica's StreamBuffer, which merges them.
+# Maximum events of one stream that are sent and not yet read by the client. Further events wait in
+# the replica's StreamBuffer, which merges them.
 STREAM_WINDOW = 64
 
 

@@ -18,14 +18,14 @@ from deployments.transports.channel.frames import MAX_U32, Method
 from deployments.transports.channel.server import Reply, Service, StreamHandler, UnaryHandler
 
 # Maximum characters in a tokenizer replica and tokens in an encoder replica. The limits are high
-# and only bound memory. With lower limits, calls would wait in the clients instead of the replicas'
-# queues, which are fair.
+# and only bound memory. With lower limits, calls would wait in the ingress instead of in the fair
+# queues of the replicas.
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
 TOKEN_BYTES = 4
-# Calls prefer replicas that have the model. Another replica loads the model when each of these has
-# more load than the least loaded replica plus this cost (characters or tokens). Loading a model
-# takes about as long as work of this cost.
+# Calls prefer replicas that have the model. Another replica loads the model when all replicas with
+# the model have more load than the least loaded replica plus this cost (characters or tokens).
+# Loading a model takes about as long as work of this cost.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
 GENERATOR_SPREAD = 2_048  # four answers of LONG_ANSWER_TOKENS (clients.py)
@@ -117,9 +117,10 @@ def generator_service(replica: GeneratorReplica) -> Service:
 
 
 def _raise_refusal(outcomes: Iterable[object], calls: int) -> None:
-    """Raise a refusal if every one of `calls` is refused; the client then tries another replica.
+    """Raise a refusal if all calls are refused; the client then tries another replica.
 
-    The calls share the error, so raise the refusal that predicts the shortest time.
+    `calls` is the number of calls. One error answers all of them, so raise the refusal that
+    predicts the shortest time.
     """
     refusals = [one for one in outcomes if isinstance(one, ServeError) and one.elsewhere]
     if refusals and len(refusals) == calls:

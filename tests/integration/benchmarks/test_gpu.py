@@ -33,8 +33,8 @@ CASES = {
 }
 
 # One case for each code path that CASES leaves out: ONNX exports, IO binding, quantized weights, a
-# run of pytest. Compiled engines run in the parts that measure times. Tests of
-# the engines compare their outputs.
+# run of pytest. Compiled engines have cases only in the parts that measure times. The tests of the
+# engines compare outputs of compiled engines.
 SLOW_CASES = {
     "encoder-parity": tuple(
         f"feature-extraction/gpu-fp16{kind}" for kind in ("", "-bound", "-tensorrt")
@@ -90,7 +90,7 @@ def test_candidate_that_no_gpu_runs_is_unsupported(bench: Bench, name: str) -> N
 
 
 class SlowManager:
-    """A fake of transformers' manager with a clock: its set-up takes long, an answer one second."""
+    """A fake of transformers' batching manager with a clock. Start and first answer are slow."""
 
     def __init__(self) -> None:
         self.now_s = 0.0

@@ -86,7 +86,7 @@ def test_pull_is_followed_until_the_model_can_be_used(
     percent = progress.get_by_role("progressbar")
     expect(percent).to_have_attribute("aria-valuenow", re.compile(r"^\d+$"))
     operator.snap("pull-progress")
-    # The rest of the build takes nothing from a view that was opened meanwhile.
+    # The end of the build does not reset a view that was opened during the build.
     page.locator("article").get_by_role("link", name="Embeddings", exact=True).first.click()
     operator.fill({"Texts": "A cat.\nA film."})
     operator.run()

@@ -232,7 +232,7 @@ def test_task_of_the_address_is_opened_once_a_model_can_do_it(visitor: Visitor) 
 
 
 def test_page_works_below_a_prefix(browser: Browser, server: HttpServer) -> None:
-    """The route stands for a proxy that removes the prefix. Other requests fail the test."""
+    """Playwright's route acts as a proxy that removes the prefix. Other requests fail the test."""
     prefix = f"{server.url}/below/it"
     visitor = Visitor.arrive(browser, prefix)
     visitor.page.route(

@@ -26,7 +26,7 @@ from tests.support.pruned_checkpoints import (
 )
 from tests.support.tiny_encoders import tiny_checkpoint
 
-# For outputs of order 1. The summation order changes their last digits.
+# For outputs of magnitude 1. The summation order changes their last digits.
 TOLERANCE = 1e-5
 HALF_TOLERANCE = 1e-2  # float16 has three digits
 
@@ -104,7 +104,7 @@ def test_every_model_head_compacts(model_type: str, kind: str) -> None:
     compaction = find(model)
     assert compaction.reductions == PRUNED
     compact(model, compaction)
-    # The absolute tolerance is ten times higher, because logits are of order 10.
+    # The absolute tolerance is ten times higher, because logits have magnitude 10.
     np.testing.assert_allclose(answers(model), before, rtol=TOLERANCE, atol=10 * TOLERANCE)
 
 

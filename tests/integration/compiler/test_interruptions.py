@@ -27,7 +27,7 @@ from tests.support.tiny_encoders import tiny_checkpoint
 # First steps of every build of these tests. A second `verify` follows if both candidates are
 # similarly fast.
 ALWAYS = ["resolve", "reference", "export", "rewrite", "quantize", "quantize", "screen", "verify"]
-# Large enough for the export, too small for the graphs derived from it.
+# The disk has room for the export, but not for the graphs derived from it.
 SMALL_DISK = "500k"
 
 

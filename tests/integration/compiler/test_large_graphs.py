@@ -28,7 +28,7 @@ UNTUNED = BuildBudget(tune_seconds=0)
 def low_limit() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_files, "MAX_GRAPH_BYTES", 4_000)
-        # Graphs of other tests have their weights inside.
+        # Use the real `export`: the cached exports of other tests contain their weights.
         patch.setattr("build_artifacts.encoders.candidates.export", export)
         yield
 
@@ -63,7 +63,7 @@ def test_other_steps_read_weight_files_or_refuse_them(source: Path, tmp_path: Pa
     assert len(list_files(shop.graphs.float_graph(CPU_FP32))) == 2
     ranked = shop.graphs.sensitive_nodes(CPU_FP32)
     assert len(set(ranked)) == 6, "query, key, value, output and two of the feed-forward layer"
-    # Its quantizer serializes the whole model.
+    # Static int8 needs a quantizer that serializes the whole model in one message.
     static = replace(CPU_FP32, precision="int8", quantization=CPU_INT8_STATIC.quantization)
     with pytest.raises(UnsupportedModel, match=r"the float graph exceeds the .* GiB of this quan"):
         shop.graphs.graph(static)

@@ -50,7 +50,7 @@ from tests.support.pruned_checkpoints import (
 from tests.support.tiny_encoders import tiny_tokenizer, write_pooling
 
 TOLERANCE = 1e-5
-FITTED_TOLERANCE = 2e-2  # for outputs of order 1, because the least-squares fit has a ridge
+FITTED_TOLERANCE = 2e-2  # for outputs of magnitude 1; the ridge of the fit changes them
 QUARTER = 0.25
 COLUMNS = tuple(range(8, 24))  # a quarter of ROWS
 RECIPE = BuildRecipe(candidates=(CPU_INT8, CPU_FP32), gate=ANYTHING)
@@ -227,7 +227,7 @@ def test_graphs_are_smaller_and_exact(built: BuildResult, source: Path, tmp_path
         gone = 4 * (4 * 8 * HIDDEN) + 64 * 2 * HIDDEN  # removed weights of heads and channels
         assert saved > 0.8 * gone * (4 if small.precision == "fp32" else 1)
         operators = op_counts(built.directory / small.graph)
-        # The rewrite `packed-heads` applies to every layer, even to that with one head.
+        # The rewrite `packed-heads` applies to every layer, even to the layer with one head.
         assert operators["Attention"] == LAYERS
         assert not operators["Reshape"]
         engine = open_engine(

@@ -1,4 +1,4 @@
-"""Checkpoints with remote code: models of transformers that generate text are built without it."""
+"""Checkpoints with remote code. A decoder that transformers includes is built without the code."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_families_have_constant_ranges(case: SmoothingCase, tmp_path: Path) -> N
 
 
 def test_outlier_neuron_is_copied(prepared_build: PreparedBuild, tmp_path: Path) -> None:
-    """The planted neuron is 1000 times as large as all others, which dynamic int8 rounds away."""
+    """Dynamic int8 rounds other neurons away, because the planted one is 1000 times as large."""
     expected = prepared_build.prepared.reference.outputs
 
     def mean_cosine(graph: Path) -> float:
@@ -139,7 +139,7 @@ def test_openvino_passes_the_gate(case: SmoothingCase, tmp_path: Path) -> None:
 
 
 def test_layers_of_neurons_keep_one_width(tmp_path: Path) -> None:
-    """The planted neuron gets copies. The other layer gets as many empty neurons as padding."""
+    """The planted neuron is copied. The other layer is padded with as many empty neurons."""
     source = plant_outlier(tiny_checkpoint(tmp_path / "model"), layer=0, factor=30.0)
     build = PreparedBuild.of(source, tmp_path / "work")
     graph = onnx.load(build.graphs.graph(CPU_INT8))

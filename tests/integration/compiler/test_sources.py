@@ -202,7 +202,7 @@ def test_report_reads_a_hub_model_at_the_commit_of_the_build(
     ("ref", "revision"),
     [
         ("/models/tiny", "f" * 64),
-        ("org/tiny", "f" * 64),  # a directory
+        ("org/tiny", "f" * 64),  # a directory, not a model id
         ("pypi:tiny==1.0/model", f"1.0+{'f' * 64}"),
         ("org/tiny/model.gguf", "f" * 64),
     ],
@@ -302,7 +302,7 @@ def test_hub_errors_are_translated() -> None:
         httpx2.ConnectError("no route"),
         OfflineModeIsEnabled("offline"),
         LocalEntryNotFoundError("not cached"),
-        RuntimeError("Network error: no route"),  # of hf_xet
+        RuntimeError("Network error: no route"),  # raised by hf_xet
     ):
         with pytest.raises(SourceNotFound, match="from the hub"), hub_errors("org/tiny"):
             raise foreign

@@ -249,7 +249,7 @@ def test_stopped_edge_closes_the_port(directory: Path) -> None:
 def test_edge_that_stops_while_haproxy_starts_leaves_no_process(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel kills HAProxy when its parent thread ends, but only a HAProxy that has started."""
+    """The kernel kills HAProxy when its parent thread ends, but only after HAProxy has started."""
     setpriv = directory / "setpriv"
     setpriv.write_text(f'#!/bin/sh\nsleep 0.3\nexec {shutil.which("setpriv")} "$@"\n')
     setpriv.chmod(0o700)

@@ -182,9 +182,9 @@ def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> 
 
 
 def test_limit_of_refused_requests_rises_with_answers() -> None:
-    """A second without refusals lets one more request through, not all that wait.
+    """After a second without refusals, HAProxy passes one more request, not all that wait.
 
-    Every fourth answer raises the limit by one, at random.
+    Each answer raises the limit by one with a probability of 1/4.
     """
     with run_edge(ClientLimits(refusals=5)) as edge, ThreadPoolExecutor(20) as pool:
         answers = edge.backend.answers
@@ -232,7 +232,7 @@ def test_refusals_for_other_reasons_are_not_counted() -> None:
 
 
 def test_replica_gets_the_time_of_arrival(edge: EdgeHarness) -> None:
-    """The time in the sockets of a busy replica counts against deadlines. Clients cannot set it."""
+    """Deadlines include the wait in sockets of a replica. Clients cannot set the arrival time."""
     before_s = time.time()
     edge.post(headers={ARRIVAL_HEADER: "1"})
     (arrived_ms,) = edge.backend.arrivals_ms[-1]

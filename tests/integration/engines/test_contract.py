@@ -104,7 +104,7 @@ def test_pooling_model_supports_unpooled_batches(kind: ContractEngine, open_tiny
 
 
 def test_unpooled_batch_without_support_fails(open_tiny: OpenTiny) -> None:
-    # Embedding models of older builds lack support, too.
+    # Embedding models of older builds do not support unpooled batches either.
     engine = open_tiny(ModelHead.LABELS)
     assert not engine.info.supports_unpooled
     with pytest.raises(EngineFailed):

@@ -63,7 +63,7 @@ class Uncaptured(TorchDecoder):
 def decoded(decoder: DecoderEngine) -> list[np.ndarray]:
     """Return logits of prefills and of steps with different numbers of slots.
 
-    Repeated calls replay a graph.
+    Repeated calls replay a CUDA graph.
     """
     lengths = np.array([30, 7, 30, 0])
     chunks = (

@@ -59,7 +59,10 @@ def calling(name: str) -> Callable[[Nodes], None]:
 
 
 def test_close_frees_the_weights(written: Written) -> None:
-    """The garbage collector rarely runs in a replica, and modules refer to themselves."""
+    """Modules refer to themselves, so only garbage collection or `close` frees their weights.
+
+    The garbage collector rarely runs in a replica.
+    """
     engine = open_engine(
         spec_of(TORCH, written(TORCH, ModelHead.VECTOR), ModelHead.VECTOR), SETTINGS
     )

@@ -162,7 +162,7 @@ def test_staging_slot_counts_towards_the_kv_cache(spec: DecoderSpec) -> None:
 def test_steps_run_uncaptured_while_a_model_is_opened(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A capture waits for the opening, which may take a minute, and the answers must go on."""
+    """A capture waits until a model is opened, up to a minute. Generation must not wait for it."""
     lock = CaptureLock()
     monkeypatch.setattr(torch_decoder, "find_capture_lock", lambda *, is_gpu: lock)
     monkeypatch.setattr(torch_decoder, "capture", Replayed)

@@ -33,7 +33,8 @@ MODELS = {
     "text-generation": DECODER,
 }
 ATTACKS = list(build_attacks(MODELS))
-# Attacks with grammars are left out, because in these tests the HTTP process compiles grammars.
+# Attacks with grammars are left out. In these tests the HTTP process compiles grammars itself,
+# which delays all other requests.
 CONCURRENT_ATTACKS = [a for a in ATTACKS if not a.name.endswith(tuple([*EXPRESSIONS, *SCHEMAS]))]
 # Grammars of the maximum size are compiled one after the other, in a second each.
 WAIT_S = 120.0

@@ -23,7 +23,7 @@ INPUTS = 220
 TOLERANCE = 2e-6
 # For vectors before normalization, which have values of up to 3.
 RAW_TOLERANCE = 1e-5
-# Minimum cosines of the worst text. The accuracy gate of builds requires for int8 a mean of 0.985
+# Minimum cosines of the worst text. For int8, the accuracy gate of builds requires a mean of 0.985
 # and a minimum of 0.93.
 LEAST_INT8_COSINE = 0.98
 LEAST_BATCHED_COSINE = 0.9999

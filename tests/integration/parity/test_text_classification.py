@@ -12,7 +12,8 @@ from tests.support.parity_models import ParityModel, ServedModel, agreement, dec
 from tests.support.parity_texts import pair_texts, varied_texts
 
 INPUTS = 300
-# TOLERANCE is for scores. The two sides add float32 numbers in different orders. Logits reach 10.
+# TOLERANCE is for scores, because the two sides add float32 numbers in different orders. For logits
+# the tolerance is ten times higher, because logits reach 10.
 TOLERANCE = 2e-6
 LOGIT_TOLERANCE = 2e-5
 

@@ -20,8 +20,8 @@ READS = 64  # maximum tokens of the model, two of them special
 TOLERANCE = 1e-5  # for probabilities
 INT8_AGREEMENT = 0.98  # minimum share of equal labels, among tokens with a score above DECIDED
 LOGIT_FACTOR = 4  # scales the logits to about those of a trained model
-# Score of the best label. Above it, the label leads by more than 0.1, the accuracy gate's limit for
-# near ties.
+# A label with a score above DECIDED leads all other labels by more than 0.1, the accuracy gate's
+# limit for near ties.
 DECIDED = 0.55
 
 

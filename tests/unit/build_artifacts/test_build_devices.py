@@ -1,4 +1,4 @@
-"""The GPU of a build host, faked: packages for CUDA with and without a GPU."""
+"""Devices that a build can use, on a host with faked GPUs and ONNX Runtime providers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linter reports values that the schemas accept and with which no server becomes ready."""
+"""The linter reports values that pass the schemas but keep a server from becoming ready."""
 
 import math
 from typing import Any

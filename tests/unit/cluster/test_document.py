@@ -1,4 +1,4 @@
-"""Tests of YAML documents that know the line of every key and item."""
+"""Tests of YAML documents that record the line of every key and item."""
 
 import pytest
 

@@ -39,7 +39,7 @@ def test_own_node_is_drained_with_a_deadline(monkeypatch: pytest.MonkeyPatch) ->
     drain_node(245)
     ((node_id, reason, _message, deadline_ms),) = gcs.requests
     assert node_id == NODE_ID
-    # Ray may refuse to drain a busy node for any other reason.
+    # If a request states any other reason, Ray may refuse to drain a busy node.
     assert reason == scripts.autoscaler_pb2.DRAIN_NODE_REASON_PREEMPTION
     assert before_ms + 244_000 < deadline_ms < time.time() * 1_000 + 246_000
     assert not ray.is_initialized()  # no driver was started

@@ -59,7 +59,7 @@ def test_image_installs_its_extra_without_torch(image: str) -> None:
 
 
 def test_cuda_base_fits_the_pinned_onnxruntime() -> None:
-    # A new onnxruntime-gpu may need another CUDA version: read it from the wheel, change both pins.
+    # A new onnxruntime-gpu may need another CUDA version, which its wheel names. Change both pins.
     assert "onnxruntime-gpu==1.31.1" in (REPOSITORY / "constraints.txt").read_text().splitlines()
     assert find_arguments("gpu", "FROM")[-1].startswith("nvidia/cuda:13.0.")
     assert "-cudnn-runtime-" in find_arguments("gpu", "FROM")[-1]
@@ -79,7 +79,10 @@ def test_image_has_the_programs_of_kuberay_and_the_probes(image: str) -> None:
 
 
 def test_gpu_image_has_the_headers_of_python_and_takes_a_compiler() -> None:
-    """torch.compile builds C code on a GPU. The image has no torch, unless EXTRAS name it."""
+    """torch.compile builds C code, which requires a compiler and the headers of Python.
+
+    The image has torch only if EXTRAS name it, and a compiler only if PACKAGES name it.
+    """
     assert 'PACKAGES=""' in find_arguments("gpu", "ARG")
     (packages,) = (run for run in find_arguments("gpu", "RUN") if "apt-get install" in run)
     assert "${PACKAGES}" in packages.split()

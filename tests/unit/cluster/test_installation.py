@@ -140,7 +140,7 @@ def test_runs_before_anything_is_installed() -> None:
             ("onnxruntime-gpu", "torch"),
             1,
         ),
-        # The build of torch on PyPI is for CUDA, without saying so in its version.
+        # The torch of PyPI is built for CUDA, although its version has no suffix for CUDA.
         ({"onnxruntime": "1", "torch": "2.13.0", "transformers": "5"}, ("torch",), 0),
         ({"onnxruntime": "1", "torch": "2.13.0+cpu", "transformers": "5"}, (), 0),
         ({"onnxruntime": "1", "onnxruntime-gpu": "1"}, ("onnxruntime-gpu",), 0),

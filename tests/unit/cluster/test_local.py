@@ -34,7 +34,7 @@ def test_sockets_of_a_node_are_short_enough() -> None:
 
 
 def test_long_temporary_directory_is_replaced_for_ray() -> None:
-    """Ray puts its sockets there, whose paths have at most 107 bytes."""
+    """Ray puts sockets into the temporary directory. Their paths have at most 107 bytes."""
     session = "ray/session_2026-11-27_18-47-29_123456_4194304/sockets/dash_TaskEventsHead"
     fits = "/" + "t" * (107 - len(session) - 2)
     assert len(f"{fits}/{session}") == 107

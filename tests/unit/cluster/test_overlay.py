@@ -156,7 +156,7 @@ def test_secret_of_keys_is_mounted_and_named_to_every_replica(tmp_path: Path) ->
         (container,) = pod["containers"]
         mount = {"name": "keys", "mountPath": str(key_file.parent), "readOnly": True}
         assert mount in container["volumeMounts"]
-        # Of an Ingress that the config does not list, or without its key file.
+        # An Ingress reads this variable if the config does not list its deployment or key file.
         assert {"name": "HUNDREDFOLD_KEYS", "value": str(key_file)} in container["env"]
 
 

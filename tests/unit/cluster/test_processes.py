@@ -51,8 +51,8 @@ for line in sys.stdin:
         print(*children.stop(), flush=True)
 """
 
-# A program in place of `serve run` that goes on after its controller has ended. The launcher gives
-# it ten minutes, so a launcher that waits for it exceeds the time limit of the test.
+# A launcher with a fake `serve run`, which runs on after its controller has ended. `serve run` has
+# ten minutes to end, so a launcher that waits for this end exceeds the time limit of the test.
 STOP_WITH_CONTROLLER = """
 import os, sys
 from pathlib import Path
@@ -187,7 +187,7 @@ def test_run_directory_that_cannot_be_written_is_named(
 def test_next_start_kills_the_rest_of_a_killed_launcher(launcher: Launcher, tmp_path: Path) -> None:
     launcher.process.send_signal(signal.SIGKILL)
     launcher.process.wait()
-    wait_for(lambda: not launcher.ray.is_running(), 5)  # the kernel ends it with its parent
+    wait_for(lambda: not launcher.ray.is_running(), 5)  # the kernel ends Ray with the launcher
     rest = launcher.members()
     assert rest
     assert kill_previous_run(tmp_path) == len(rest)
@@ -208,7 +208,8 @@ def test_session_keeps_its_members_when_the_clock_is_set(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = ProcessSession.of(launcher.process.pid)
-    # The kernel adds the time of the boot to start times, which then moves.
+    # `create_time` is the time of the boot plus the clock ticks since the boot. If the clock of the
+    # host is set, the kernel moves the time of the boot.
     before = psutil.Process.create_time
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: before(process) + 5)
     assert {process.pid for process in session.members()} == {
@@ -229,7 +230,7 @@ def test_start_is_found_behind_a_name_with_parentheses() -> None:
 def test_private_directory_has_a_short_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The path of Ray Serve's admin socket below it must not exceed that of a socket."""
+    """The path of Ray Serve's admin socket below the directory has at most 107 bytes."""
     monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/{'x' * 40}")
     with private_directory(tmp_path) as directory:
         assert directory.parent == Path("/tmp")
@@ -242,7 +243,7 @@ def test_private_directory_is_locked_against_cleaners_and_removed(tmp_path: Path
     with private_directory(tmp_path) as directory:
         descriptor = os.open(directory, os.O_DIRECTORY)
         try:
-            with pytest.raises(BlockingIOError):  # as systemd-tmpfiles tries
+            with pytest.raises(BlockingIOError):  # systemd-tmpfiles requests this lock
                 fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         finally:
             os.close(descriptor)

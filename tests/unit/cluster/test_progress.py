@@ -43,7 +43,7 @@ def test_progress_is_plain_lines_on_stderr_of_a_pipe(
 
 
 def test_progress_goes_on_after_its_reader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start must not end, and its server stay unwatched, because `2>&1 | head` has ended."""
+    """With `2>&1 | head`, the reader of stderr ends early. The start must go on without it."""
     monkeypatch.setattr("cluster.progress.POLL_S", 0)
     reader, writer = os.pipe()
     os.close(reader)

@@ -225,7 +225,7 @@ def test_drained_worker_tells_ray_and_waits_for_the_slowest_shutdown(tmp_path: P
     for group in WORKERS.values():
         pod = group["template"]
         command = find_container(pod)["lifecycle"]["preStop"]["exec"]["command"]
-        # The shell waits for the output of both, so the order does not matter.
+        # The hook runs both programs at once, so their lines may come in any order.
         done = subprocess.run(
             command, env={"PATH": str(tmp_path)}, capture_output=True, text=True, check=True
         )
@@ -268,7 +268,7 @@ def test_network_policy_covers_every_pod_and_opens_one_port() -> None:
     assert select_pods(policy["spec"]["podSelector"]["matchLabels"]) == set(PODS)
     rules = policy["spec"]["ingress"]
     open_to_all = [rule["ports"] for rule in rules if "from" not in rule]
-    # By its name, which every pod gives to `http_options.port`.
+    # Every pod gives the name `serve` to the port `http_options.port`.
     assert open_to_all == [[{"port": "serve", "protocol": "TCP"}]]
     (unlimited,) = (rule for rule in rules if "ports" not in rule)
     (peer,) = unlimited["from"]
@@ -278,7 +278,7 @@ def test_network_policy_covers_every_pod_and_opens_one_port() -> None:
 
 def test_disruption_budgets_let_one_worker_go_and_keep_the_head() -> None:
     selectors = [budget["spec"]["selector"]["matchLabels"] for budget in BUDGETS]
-    # GPU workers may be none, so a budget could block every drain.
+    # GPU workers have no budget: with few of them, a budget could block every drain.
     assert [select_pods(selector) for selector in selectors] == [{"cpu"}, {"head"}]
     assert [budget["spec"]["minAvailable"] for budget in BUDGETS] == [
         WORKERS["cpu"]["minReplicas"] - 1,

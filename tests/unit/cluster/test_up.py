@@ -123,7 +123,7 @@ def test_numbers_out_of_range_are_refused(
 
 
 class FakeEdge:
-    """An edge without HAProxy, which keeps its limits."""
+    """An edge that starts no HAProxy and records the limits that it receives."""
 
     limits: ClientLimits
 
@@ -224,7 +224,10 @@ def test_full_disk_of_the_edge_is_named(tmp_path: Path) -> None:
 def test_unusable_config_has_an_exit_code_of_its_own(
     text: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The systemd unit does not start the server again after 78. A missing file may come later."""
+    """After exit code 78, the systemd unit does not start the server again.
+
+    A missing file has another code, because it may appear later.
+    """
     monkeypatch.setattr("cluster.up.leads_own_session", lambda: True)
     file = tmp_path / "config.yaml"
     if text is not None:
@@ -250,7 +253,7 @@ def test_other_failed_start_may_be_tried_again(
 def test_no_gpu_hides_the_gpus_from_every_process(
     options: list[str], visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray gives actors without GPUs none, but lets them see all."""
+    """By default, an actor to which Ray assigns no GPU still sees all GPUs of the host."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     parser = argparse.ArgumentParser()
     add_arguments(parser)

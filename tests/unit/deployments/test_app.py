@@ -58,7 +58,7 @@ class UnopenedTokenizer:
 
 
 async def test_tokenizer_returns_errors_to_calls_and_raises_those_of_loads() -> None:
-    """The probe of a new version sends an empty batch, which has no call for an error."""
+    """The probe of a new version sends an empty batch, so no call can return its error."""
     deployment: Any = SimpleNamespace(_replica=UnopenedTokenizer())
     key = BatchKey(ModelRef("org/model", ""), task="", device=Device.CPU, long=False)
     call = Call(("a text",), ("inputs",), None, Truncation.REFUSE, deadline_after(60))

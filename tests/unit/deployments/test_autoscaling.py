@@ -81,7 +81,7 @@ def test_one_hot_model_reaches_the_maximum_with_a_hidden_queue() -> None:
         ({}, 4.0, 1, 1),
         ({}, 64.0, 1, 1),  # the only replica crashed
         ({}, 64.0, 0, 1),  # a start from zero
-        ({BUSY: {"a": 1.0}, QUEUED_S: {"a": 10.0}}, 64.0, 2, 5),  # the other one starts
+        ({BUSY: {"a": 1.0}, QUEUED_S: {"a": 10.0}}, 64.0, 2, 5),  # the other replica still starts
         ({BUSY: {"a": 0.1}, QUEUED_S: {"a": 0.0}}, 64.0, 2, 2),
         ({BUSY: {"a": 0.1, "b": 0.1}, QUEUED_S: {}}, 64.0, 2, 24),
         (None, 0.0, 1, 0),

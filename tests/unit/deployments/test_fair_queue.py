@@ -221,7 +221,7 @@ def test_lower_priority_pays_for_the_items_that_share_a_turn_of_the_highest() ->
 
 
 def test_lower_priority_owes_for_its_turn_until_others_had_theirs() -> None:
-    """Its client empties the queue and comes back while the highest priority still waits."""
+    """A client empties the lower priority and refills it while the highest one still waits."""
     queue: FairQueue[int] = FairQueue()
     served: Counter[int] = Counter()
     for _ in range(2_000):

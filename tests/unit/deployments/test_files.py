@@ -21,7 +21,7 @@ def test_replaced_file_keeps_owner_group_and_mode(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     path.write_bytes(b"old")
     path.chmod(0o640)
-    if os.geteuid() == 0:  # others cannot give files away
+    if os.geteuid() == 0:  # only root can change the owner of a file
         os.chown(path, NOBODY, NOBODY)
     before = path.stat()
     write_atomically(path, b"new", mode=0o600)

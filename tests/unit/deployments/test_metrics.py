@@ -29,7 +29,7 @@ PASS = {"model": "org/name", "compute": "cpu-int8"}
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
-    """Record what is written to Ray's metrics. They still check labels and increments."""
+    """Record what is written to Ray's metrics, which still check labels and increments."""
     values: Recorded = defaultdict(list)
 
     def record_writes(kind: type[Metric], method: str) -> None:

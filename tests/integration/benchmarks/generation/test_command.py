@@ -75,7 +75,7 @@ def test_generation_measures_process_and_server(
         assert part(results["scenarios"], "mixed-load", system)["tokens_per_s"]["median"] > 0
         prefix = part(results["scenarios"], "shared-prefix", system)
         assert prefix["cached_tokens"]["low"] > 200, "the system prompt has 238 tokens"
-    # Checked for IN_PROCESS only, because a server may send several tokens in one event.
+    # The time between tokens needs IN_PROCESS, because a server may send several tokens per event.
     alone = part(results["streams"], "1 stream", IN_PROCESS)
     assert 0 < alone["inter_token_ms_p50"]["median"] <= alone["inter_token_ms_max"]["median"]
     assert results["churn"]["requests"] == 40

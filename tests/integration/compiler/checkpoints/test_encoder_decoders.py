@@ -47,7 +47,7 @@ def read_generation_config(weights: Path) -> GenerationConfig:
     "is_separate", [True, False], ids=["generation_config.json", "config.json"]
 )
 def test_generation_settings_are_read_from_either_file(tmp_path: Path, is_separate: bool) -> None:
-    """Older versions of transformers saved them in config.json."""
+    """Older versions of transformers saved generation settings in config.json."""
     tokens = {"eos_token_id": 0, "decoder_start_token_id": 58100}
     write_json(tmp_path / "config.json", MARIAN | ({} if is_separate else SETTINGS))
     if is_separate:

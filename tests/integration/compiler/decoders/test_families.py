@@ -90,7 +90,7 @@ def test_gpu_graph_with_qk_norms_runs_without_a_gpu(architecture: str, tmp_path:
 
 
 def test_every_sliding_window_has_known_layers() -> None:
-    """A config with a window names its layers, or transformers applies it to all of them."""
+    """A config lists the layers with a sliding window, or transformers applies it to all layers."""
     for architecture in BUILT:
         config_class = getattr(transformers, architecture).config_class
         if hasattr(config_class, "sliding_window"):
@@ -99,7 +99,7 @@ def test_every_sliding_window_has_known_layers() -> None:
 
 
 def export_graph(directory: Path, recipe: DecoderRecipe) -> DecoderSpec:
-    """Export the checkpoint in `directory`. The spec opens its graph on the CPU."""
+    """Export the checkpoint in `directory`. Return the spec of the exported graph."""
     source, graph_dir = directory / "checkpoint", directory / "graph"
     graph_dir.mkdir()
     checkpoint = Checkpoint(source, ModelSource(ref="here", revision="1"), "tiny/model")

@@ -57,7 +57,7 @@ def build_metadata(tokens: int = POSITIONS) -> CheckpointMetadata:
 def tables_of(module: Any, layer_type: str | None = None) -> ExpectedTables:
     """Return cosines and sines [positions, rotated channels / 2] of a transformers module.
 
-    The module repeats each of them in a second half, which graphs leave out.
+    The module repeats each table in a second half, which graphs leave out.
     """
     how = {} if layer_type is None else {"layer_type": layer_type}
     with torch.inference_mode():

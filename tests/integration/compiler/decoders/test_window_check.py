@@ -51,7 +51,7 @@ def write_graph(path: Path, windows: list[int | None]) -> Path:
         (LlamaConfig(**SIZES, sliding_window=32), [-1, None]),
         (MistralConfig(**SIZES, sliding_window=None), [-1, -1]),
         (MistralConfig(**SIZES, sliding_window=32), [32, 32]),
-        # transformers reads it as Ministral, whose windows follow the layer types.
+        # transformers reads this config as Ministral, whose windows follow the layer types.
         (MistralConfig(**SIZES, sliding_window=32, layer_types=[LOCAL, GLOBAL]), [32, -1]),
         (Phi3Config(**SIZES, sliding_window=32), [32, 32]),
         (Qwen2Config(**SIZES, sliding_window=32), [-1, -1]),

@@ -83,7 +83,7 @@ def test_fallbacks_exclude_at_most_a_quarter_of_matmuls(
 ) -> None:
     assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8_DYNAMIC) is None
     candidates = [line.partition(" against")[0] for line in runner.lines("verify")]
-    # Two of twelve MatMuls. The next step would exclude four, more than a quarter.
+    # Two of twelve MatMuls are excluded. Four would exceed the limit, a quarter of all MatMuls.
     assert candidates == ["cpu-int8-dynamic", "cpu-int8-dynamic, 2 MatMuls excluded"]
 
 

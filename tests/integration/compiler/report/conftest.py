@@ -83,7 +83,7 @@ def report_run(tmp_path_factory: pytest.TempPathFactory, pruned_build: BuildResu
     lines += [f"{text}\tthe lovely train\t{i}" for i, text in enumerate(texts)]
     data.write_text("\n".join(lines), encoding="utf-8")
     report_run = ReportRun(pruned_build, data, "")
-    # Run a separate process, because its stdout includes the output of libraries.
+    # Run a separate process, so that the captured stdout includes the output of libraries.
     command = [sys.executable, "-m", "build_artifacts", *report_run.command()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return ReportRun(pruned_build, data, done.stdout)

@@ -42,7 +42,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a GPT-2, whose head is the table of its tokens."""
+    """Return a GPT-2, whose output layer is tied to its token embeddings."""
     return tiny_gpt2(tmp_path_factory.mktemp("merge") / "gpt2")
 
 
@@ -178,7 +178,7 @@ def test_adapter_replaces_head_of_another_size(head: ModelHead, tmp_path: Path) 
 
 
 def test_random_weights_beside_the_adapter_are_rejected(tmp_path: Path) -> None:
-    """Neither the base nor the adapter has the head: it would be random."""
+    """Neither the base nor the adapter has weights of the head, so they would be random."""
     base = tiny_checkpoint(tmp_path / "base", layers=1)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(base, num_labels=2)
     get_peft_model(model, LoraConfig(target_modules=["query"])).save_pretrained(

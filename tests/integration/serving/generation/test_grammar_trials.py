@@ -16,8 +16,8 @@ from deployments.generation.grammar_trials import FULL, QUICK, GrammarTrials, Tr
 from tests.support.fakes import wait_until
 from tests.support.small_tokenizers import byte_level
 
-# Without limits, the compilation of COSTLY takes minutes and gigabytes. llguidance's own limit, its
-# fuel, does not stop it in time.
+# Without limits, the compilation of COSTLY takes minutes and gigabytes. The limit of llguidance,
+# called fuel, does not stop the compilation in time.
 COSTLY = LLMatcher.grammar_from_json_schema('{"type": "integer", "multipleOf": 9999991}')
 SIMPLE = LLMatcher.grammar_from_json_schema('{"type": "boolean"}')
 ENDLESS = TrialLimits(cpu_s=100.0, memory_bytes=16 << 30, nice=19)
@@ -69,7 +69,7 @@ def test_trial_beyond_its_limits_is_killed(
     limits: TrialLimits,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A trial of low priority waits for tests that run on the same core.
+    # Allow more time: a trial of low priority waits for tests that run on the same core.
     monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 120.0)
     assert trials.run(COSTLY, limits) is None
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "the next one runs"

@@ -13,7 +13,7 @@ ADDRESS = ServerAddress("127.0.0.1", 1)
 
 
 class FakeClient:
-    """A client whose server answers with the path, on the requested device or always on `gpu`."""
+    """A client whose server returns the path. `gpu` is the compute type of GPU requests."""
 
     gpu = "gpu-fp16"
     calls: ClassVar[list[str]] = []
@@ -45,7 +45,7 @@ def test_each_text_is_asked_alone_batched_and_on_the_cpu(
     monkeypatch.setattr(FakeClient, "calls", [])
     rounds = server._ask(ADDRESS, server._EMBED, ["one", "two"])
     assert rounds == [["/models/gpu/encoder"] * 2] * 3
-    # One request more than texts: it is repeated until a GPU replica has started.
+    # One request waits for a GPU replica. Then each text is sent to the GPU twice, to the CPU once.
     assert FakeClient.calls == ["gpu"] * 5 + ["cpu"] * 2
 
 

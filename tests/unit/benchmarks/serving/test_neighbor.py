@@ -25,7 +25,7 @@ def figures(connections: int, latency_ms: float, failures: int = 0) -> LoadLevel
     ("quiet_ms", "loud_ms", "reached"),
     [
         (20, 200, [True, True]),  # both get 200 requests/s
-        (30, 50, [False, False]),  # 133 requests/s beside 800; the fair share is 200
+        (30, 50, [False, False]),  # 133 requests/s, `loud` gets 800; the fair share is 200
         (40, 400, [False, True]),
     ],
 )

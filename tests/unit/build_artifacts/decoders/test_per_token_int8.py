@@ -76,7 +76,7 @@ def quantized(graph: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def scores(path: Path, ids: NDArray[np.int64]) -> FloatArray:
     options = ort.SessionOptions()
-    # The engine sets this on CPUs without VNNI; the entry changes nothing on other CPUs.
+    # The engine sets this option on CPUs without VNNI. The option has no effect on other CPUs.
     options.add_session_config_entry("session.x64quantprecision", "1")
     session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     result: FloatArray = session.run(["scores"], {"ids": ids})[0]

@@ -1,4 +1,4 @@
-"""Buckets of GPU graphs: what a recipe lists, and what of it a model gets."""
+"""Buckets of a graph: the input shapes of its recipe, limited by the head and texts of a model."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])
 
 @dataclass
 class PassLog:
-    """Clock that only batches advance, and the order of the engines that ran."""
+    """Clock that advances only in forward passes, and the names of the engines in run order."""
 
     now_s: float = 0.0
     order: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Edits of an HAProxy configuration in the form that Ray Serve writes it."""
+"""Edits of an HAProxy configuration that has the form of Ray Serve's configuration."""
 
 from __future__ import annotations
 

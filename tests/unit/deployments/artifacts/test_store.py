@@ -45,7 +45,7 @@ NO_MODEL_IDS = [
     "a..b",
     "../a",
     "a/",
-    f"org/{'x' * 197}",  # the directory's name would leave no room for those of temporary files
+    f"org/{'x' * 197}",  # leaves no room for the longer names of temporary files
     "plan.json",
     "plan.json.lock",
 ]

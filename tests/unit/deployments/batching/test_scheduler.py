@@ -172,7 +172,7 @@ async def test_two_passes_run_concurrently() -> None:
     both = threading.Barrier(2, timeout=TIMEOUT_S)
 
     def wait_for_both(batch: Batch) -> Outputs:
-        both.wait()  # raises unless both passes run at once
+        both.wait()  # raises BrokenBarrierError if only one pass runs
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
     scheduler = BatchScheduler(

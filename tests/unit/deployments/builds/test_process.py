@@ -11,7 +11,7 @@ from deployments.builds import process
 def test_builder_may_connect_to_a_hub_unless_the_operator_forbids_it(
     is_offline: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replicas may not connect."""
+    """Replicas run with HF_HUB_OFFLINE=1, which a builder must not inherit from them."""
     if is_offline:
         monkeypatch.setenv(process.HUB_OFFLINE_VARIABLE, "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -10,7 +10,7 @@ import pytest
 from deployments.engines.capture_lock import CaptureLock, find_capture_lock
 
 TIMEOUT_S = 10.0
-SHORT_S = 0.05  # in which a thread that may continue would have done so
+SHORT_S = 0.05  # long enough for a thread to enter its context if nothing blocks it
 
 
 class Holder:

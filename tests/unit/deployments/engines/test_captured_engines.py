@@ -203,7 +203,7 @@ def test_failed_capture_is_repeated_alone(open_decoder: Callable[[], Any], cuda:
 
 
 def test_decoder_with_fp32_keys_is_refused(open_decoder: Callable[[], Any], cuda: FakeCuda) -> None:
-    """CUDA has no attention for them: it would run on the host, with a stale KV cache."""
+    """CUDA has no kernel for fp32 attention, which would run on the host with a stale KV cache."""
     cuda.is_reported = True
     with pytest.raises(EngineFailed, match=r"float32; .* on a GPU needs float16"):
         open_decoder()

@@ -136,7 +136,7 @@ def test_missing_provider_and_package_are_told_in_one_line(
 def test_package_of_another_major_version_is_missing(
     version: str, is_missing: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ONNX Runtime links one major version, and pip installs the latest one."""
+    """ONNX Runtime links one major version of TensorRT, but pip installs the latest version."""
     package = tmp_path / "tensorrt_libs"
     package.mkdir()
     (package / "__init__.py").touch()

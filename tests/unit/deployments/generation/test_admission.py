@@ -107,7 +107,7 @@ def test_low_load_rejects_nothing(monkeypatch) -> None:
 
 
 def test_chat_is_admitted_beside_answers_that_are_cut(monkeypatch) -> None:
-    """Completions of 16 tokens never stop running. The context is the only limit of the chats."""
+    """Completions cut at 16 tokens run all the time. Only the context limits the chats."""
     completions = [Arrival(0.1 * n, 32, 16, timeout_s=120.0) for n in range(500)]
     chats = [Arrival(30.01 + 5 * n, 32, 4_000, timeout_s=120.0, seed=n) for n in range(3)]
     arrivals = sorted((*completions, *chats), key=lambda each: each.at_s)

@@ -60,7 +60,10 @@ def test_limits_do_not_bias_the_distribution() -> None:
 
 @pytest.mark.parametrize(("cut_at", "assumed"), [(16, INITIAL_TOKENS), (300, 600)])
 def test_answers_that_were_all_cut_do_not_predict_the_limit(cut_at: int, assumed: int) -> None:
-    """No answer tells how long one without a limit is. Then assume as many tokens again."""
+    """If all answers were cut, their full length is unknown: assume as many tokens again.
+
+    The assumed length is at least INITIAL_TOKENS.
+    """
     lengths = AnswerLengths()
     for _ in range(MAX_ANSWERS):
         lengths.record(cut_at, is_cut=True)

@@ -271,7 +271,7 @@ def test_growing_grammar_is_rejected(grammar: Grammar, compiler: GrammarCompiler
 def test_grammar_whose_trial_was_killed_is_tried_again_after_a_while(
     age_s: float, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel may have killed the trial for lack of memory, not for its limits."""
+    """The kernel may have killed the trial because the host lacked memory, not for its cost."""
     trials: list[Trial | None] = [None, Trial(None, 1)]
     monkeypatch.setattr(GrammarTrials, "run", lambda *_: trials.pop(0))
     compiler = GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)

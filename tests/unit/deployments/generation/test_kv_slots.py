@@ -109,7 +109,7 @@ def test_longer_prompt_with_the_same_start_is_kept() -> None:
     first, second = [*SYSTEM, *[1] * 50], [*SYSTEM, *[2] * 50]
     read_whole(slots, 1, first)
     slots.release(1)
-    # The new prompt is computed in the same slot, from the same start.
+    # The first prompt is copied to slot 1. The second prompt continues from SYSTEM in slot 0.
     assert read_whole(slots, 2, second) == (len(SYSTEM), [CopySlot(0, 1, len(first))])
     slots.release(2)
     # The second prompt is swapped out of slot 0, and nothing is lost.

@@ -92,7 +92,7 @@ def test_short_chunk_does_not_change_the_rate() -> None:
 def test_chunks_of_a_lone_prompt_do_not_count_as_hangs(
     monkeypatch: pytest.MonkeyPatch, tokens_per_s: float, later_chunks: set[int]
 ) -> None:
-    """On a normal host only the first chunk of a decoder is small."""
+    """On a normal host, only the first chunk is small. On a slow host, all chunks are small."""
     monkeypatch.setattr(virtual_time, "PREFILL_TOKEN_S", 1 / tokens_per_s)
     virtual = VirtualScheduler(monkeypatch)
     prefill, chunks = TimedDecoder.prefill, []

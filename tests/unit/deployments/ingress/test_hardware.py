@@ -175,7 +175,7 @@ async def test_bodies_of_other_servers_take_options(
         required = await http.post(path, json={**body, "options": {"require_gpu": True}})
         unknown = await http.post(path, json={**body, "options": {"gpu": True}})
     assert default.status_code == 200
-    assert required.status_code in (400, 422)  # text-embeddings-inference knows only 422
+    assert required.status_code in (400, 422)  # text-embeddings-inference has only 422
     assert "this cluster runs no model on `gpu`" in required.text
     assert "options.gpu" in unknown.text
 

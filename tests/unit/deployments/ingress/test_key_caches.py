@@ -1,6 +1,6 @@
 """Tests of caches that are separate for each API key.
 
-The speed of a shared cache would reveal the requests of other keys.
+Fast answers from a shared cache would reveal the requests of other keys.
 """
 
 from __future__ import annotations

@@ -269,7 +269,7 @@ async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered(
 async def test_model_header_of_clients_splits_no_micro_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Disable a check of @serve.batch that reads the options of the current replica: there is none.
+    # Disable a check of @serve.batch that needs a current replica, which this test does not have.
     warning = "_warn_if_max_batch_size_exceeds_max_ongoing_requests"
     monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
     encoder, release = EchoEncoder(), asyncio.Event()

@@ -81,7 +81,7 @@ async def test_models_that_nobody_configured_are_loaded_in_turns(harness: PoolHa
 async def test_each_model_on_a_gpu_counts_the_arena_of_its_session(
     device: Device, arena_bytes: int, tmp_path: Path
 ) -> None:
-    """On the CPU all sessions share one arena, which `pool_bytes` leaves room for."""
+    """On the CPU, all sessions share one arena, for which a part of `pool_bytes` is reserved."""
     refs = [ModelRef(name, seal_tiny(tmp_path, name).name) for name in NAMES]
     args = AppArgs(store=tmp_path, encoders={device: EncoderSettings(concurrent_passes=2)})
     replica = EncoderReplica(args, device, ListRecorder())

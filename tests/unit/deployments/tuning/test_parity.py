@@ -23,7 +23,7 @@ from tests.support.fakes import ScriptedEngine, build_item, item
 from tests.support.tiny_encoders import ENCODER_HEADS
 
 GATE = Gate()
-# Rows of logits in the output of each probe, for heads with an output per token or mask.
+# Number of logit rows in the output of each probe, for heads with a row per token or mask.
 RAGGED = (3, 1, 7, 2, 12, 4, 4, 9, 2, 6)
 
 

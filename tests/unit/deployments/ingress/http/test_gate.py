@@ -97,7 +97,7 @@ async def test_web_pages_of_others_cannot_manage_a_server_without_keys(
 @pytest.mark.parametrize(
     ("host", "headers", "status"),
     [
-        # A page reads from the server of its own name, without an origin.
+        # Browsers send no `origin` when a page reads from its own host.
         ("evil.example:8000", {"accept-language": "en"}, 403),
         ("evil.example:8000", {"accept-language": ""}, 403),  # as a script may set it
         ("127.0.0.1.evil.example", {"accept-language": "en"}, 403),
@@ -106,7 +106,7 @@ async def test_web_pages_of_others_cannot_manage_a_server_without_keys(
         ("[::1]", {"accept-language": "en"}, 200),
         ("hundredfold-serve-svc:8000", {}, 200),  # Prometheus, curl
         ("hundredfold-serve-svc", {"accept-language": "*", "sec-fetch-mode": "cors"}, 200),  # Node
-        # A browser at a gateway with a certificate.
+        # Browsers send `sec-fetch-mode` if a certificate proves the name of the server.
         ("models.example", {"accept-language": "en", "sec-fetch-mode": "cors"}, 200),
     ],
 )
@@ -230,7 +230,7 @@ async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_fi
         assert (await http.get(f"/models/{CLASSIFIER}")).status_code == 403
         listed = (await http.get("/v1/models")).json()["data"]
         assert [model["id"] for model in listed] == [EMBEDDER]
-        # The requests of all keys, but not the names of their models.
+        # Another key used CLASSIFIER, but `/stats` lists only the models that this key permits.
         stats = (await http.get("/stats")).json()
         assert [model["id"] for model in stats["models"]] == [EMBEDDER]
         # /predict defaults to the first classifier that the key permits, but this key permits none.

@@ -21,7 +21,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_live_directory_is_kept_and_one_that_was_left_is_removed(root: Path) -> None:
     live = SocketDirectory.create()
-    # A pid would mean nothing: a container that shares the directory has process ids of its own.
+    # The live pid in the name must not count: containers that share a directory have own pids.
     left = root / f"hundredfold-socket-{os.getpid()}-left"
     left.mkdir()
     second = SocketDirectory.create()
