@@ -1,4 +1,4 @@
-"""The ASGI application: the table of APIs, their routes and their error responses."""
+"""The table of all APIs, and the assembly of the ASGI application that serves them."""
 
 from __future__ import annotations
 

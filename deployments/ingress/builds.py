@@ -103,7 +103,9 @@ class BuildService:
         return status
 
     async def status(self, model_id: str) -> BuildStatus | None:
-        """Return the status of a model's last build; None without one, or if the model was removed.
+        """Return the status of a model's last build.
+
+        Return None if the model has no build, or if the model was removed after its build.
 
         Raises Forbidden if the API key does not permit the model.
         """
@@ -209,7 +211,7 @@ class BuildService:
             except Exception as error:  # noqa: BLE001  later builds need this loop
                 log.warning("no builder can be started: %r", error)
                 code = 1
-            if code != BUSY:  # a builder that leaves the builds to another has not failed
+            if code != BUSY:  # BUSY: another builder runs the builds, so this one has not failed
                 pause_s = POLL_S if code == 0 else min(2 * pause_s, MAX_RESTART_S)
             await asyncio.sleep(pause_s)
 

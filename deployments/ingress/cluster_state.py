@@ -26,7 +26,7 @@ REFRESH_STARTING_S = 1.0
 REFRESH_S = 10.0
 STATUS_TIMEOUT_S = 1.0  # maximum seconds that a request waits for a read
 # Age in seconds above which the state makes the server unready. By then about three reads in a row
-# have failed, or one hangs.
+# have failed, or a read hangs.
 MAX_AGE_S = 3 * REFRESH_S
 INGRESS = "Ingress"
 TOKENIZER = "Tokenizer"
@@ -96,8 +96,8 @@ class ClusterMonitor:
         """List the reasons why the cluster is not ready. A ready cluster has none.
 
         A configured deployment without a running replica is a reason if requests without `options`
-        need it. GPU deployments may have no replica, since the CPU answers in their place or their
-        first request starts one. A state older than MAX_AGE_S is a reason too.
+        need it. A GPU deployment without a replica is no reason: the CPU answers in its place, or
+        the first request starts a replica. A state older than MAX_AGE_S is a reason too.
         """
         required = {"tokenizer": TOKENIZER}
         if Device.CPU in self._encoders:
@@ -224,7 +224,7 @@ def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
     scaling = details["deployment_config"].get("autoscaling_config")
     if not scaling:
         return ReplicaTarget(target, target, target)
-    # The document omits values that equal Serve's default, which is 1 for both bounds.
+    # `get_serve_details` omits values that equal Serve's default, which is 1 for both bounds.
     return ReplicaTarget(target, scaling.get("min_replicas", 1), scaling.get("max_replicas", 1))
 
 

@@ -31,8 +31,8 @@ from deployments.tuning.similar_costs import find_nearest_costs
 T = TypeVar("T")
 K = TypeVar("K")
 
-# Speed of loading a model, from 23.8 MB in 0.17 s. While requests share the cores, the same load
-# takes about twice as long.
+# Speed of loading a model: 23.8 MB were measured to take 0.17 s. While requests share the cores,
+# the same load takes about twice as long.
 LOAD_BYTES_PER_S = 140e6
 # Tokens (special tokens included) of the text for which the first rates are estimated.
 USUAL_TOKENS = 32
@@ -57,7 +57,10 @@ class _Rates:
     """Seconds per pass and per token of a model on a device: first estimated, then measured."""
 
     def __init__(self, pass_s: float, token_s: float) -> None:
-        """`pass_s`: seconds of a forward pass. `token_s`: replica seconds per token."""
+        """`pass_s`: seconds of a forward pass. `token_s`: seconds of a replica's time per token.
+
+        Calls that a replica runs at the same time share its time.
+        """
         self.passes, self.work = WorkRate(), WorkRate()
         self.passes.record(1, pass_s)
         self.work.record(USUAL_TOKENS, USUAL_TOKENS * token_s)
@@ -82,7 +85,8 @@ class DeviceForecasts:
         self._pools = pools
         self._rates: OrderedDict[tuple[ModelRef, Device], _Rates] = OrderedDict()
         self._lengths: OrderedDict[ModelRef, WorkRate] = OrderedDict()  # mean tokens per answer
-        self._sent_s: dict[str, float] = {}  # replica seconds of unfinished work, by deployment
+        # Unfinished work in seconds of a replica's time, by deployment.
+        self._sent_s: dict[str, float] = {}
 
     def forecast(self, work: RequestWork, device: Device) -> DeviceForecast:
         rates, name = self._find_rates(work.model, device), name_deployment(work.model, device)
@@ -132,7 +136,7 @@ class DeviceForecasts:
         rates = self._rates.get((work.model.ref, device))
         if rates is None:
             return
-        passes = items / max(timings.batch_items, 1)  # forward passes; below 1 if shared
+        passes = items / max(timings.batch_items, 1)  # below 1 if other requests shared the pass
         concurrent = self._args.encoders[device].concurrent_passes
         rates.passes.record(1, timings.forward_s)
         rates.work.record(work.tokens, timings.forward_s * passes / concurrent)

@@ -60,7 +60,7 @@ class EncoderExecutor:
         return result, False
 
     async def load(self, model: ModelRef, device: Device) -> None:
-        """Let a replica load and probe a model. Raises ServeError."""
+        """Let a replica load a model and run a test input. Raises ServeError."""
         await self._router.load(model, device)
 
     async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:

@@ -1,4 +1,4 @@
-"""Execution of generation requests on the generators, with deadline and cold start limit."""
+"""Execution of generation requests on the generators, with a deadline and a cold start limit."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class GenerationExecutor:
 
     @asynccontextmanager
     async def _with_timeout(self, plan: GenerationPlan, number: int) -> AsyncIterator[None]:
-        """Apply deadline and cold start limit to a call; rename the fields of its errors.
+        """Apply the deadline and the cold start limit to a call; rename fields in its errors.
 
         Raises Overloaded without calling a replica if a replica has just refused a similar call.
         """

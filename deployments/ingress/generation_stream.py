@@ -71,11 +71,11 @@ class GenerationStream:
         self._changed = asyncio.Event()
 
     async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
-        """Read all `sources`, source i inside `with_timeout(i)`, until every prompt has started.
+        """Start to read all `sources`, source i inside `with_timeout(i)`.
 
-        A prompt has started when one of its choices has started. Its other choices may still wait
-        for a KV slot. If a source raises before every prompt has started, close all sources and
-        raise its exception.
+        Return when every prompt has started, which means that one of its choices has started. Its
+        other choices may still wait for a KV slot. If a source raises earlier, close all sources
+        and raise its exception.
         """
         self._running = len(sources)
         self.texts = [""] * len(sources)

@@ -227,11 +227,11 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
 
 
 class BatchSlots:
-    """Queue before @serve.batch, with `max_concurrent_batches` slots per sender.
+    """Queue in front of @serve.batch, with `max_concurrent_batches` slots per sender.
 
     A sender is a client with one priority. Until a micro-batch is answered, it takes one slot of
-    every sender that has a call in it. A client therefore does not wait for the slots of another
-    client. An interactive call does not wait for the slots of a batch job.
+    each sender of its calls. A client therefore does not wait for the slots of another client. An
+    interactive call does not wait for the slots of a batch job.
 
     @serve.batch forms a batch before it waits for a slot. Calls that arrive one by one while all
     slots of their sender are taken would become batches of one call. They wait in this queue

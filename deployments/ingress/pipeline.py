@@ -163,7 +163,7 @@ class RequestPipeline:
         )
 
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
-        """Tokenize each text of `inputs`, with a prompt of the model, such as `query: `, prepended.
+        """Prepend a prompt of the model, such as `query: `, to each text of `inputs`; tokenize it.
 
         `TokenizationService.read_texts` selects the prompt. Raises ServeError.
         """

@@ -1,4 +1,4 @@
-"""Choice of the device for requests that leave it to the server (`auto`). Pure functions."""
+"""Choice of the device for requests with `auto`, which lets the server choose. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class DeviceForecast(NamedTuple):
     queue_s: float  # seconds until the work ahead of the request is done
     load_s: float  # seconds until a running replica has the model; 0 if the model is loaded
     run_s: float  # seconds from the end of `queue_s` and `load_s` to the answer
-    work_s: float  # seconds of a replica that the request uses
+    work_s: float  # seconds of a replica's time that the request uses
     price: float  # relative price of one second of a replica (`placement.prices`)
 
     @property

@@ -47,7 +47,10 @@ class RecentRefusals:
         )
 
     def note(self, queue: Hashable, size: int, error: Overloaded) -> None:
-        """Store the refusal of a request of `size`, if `error` has the request's predicted time."""
+        """Store the refusal of a request of `size`.
+
+        Do nothing if `error.needed_s`, the predicted time of the request, is unknown.
+        """
         if error.needed_s is None:
             return
         if len(self._refusals) >= MAX_KEPT:

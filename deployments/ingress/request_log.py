@@ -26,7 +26,7 @@ SLOW_REQUEST_S = 1.0
 MAX_LINES_PER_S = 20
 # Recorded status of a request whose client disconnects before the end. It is never sent.
 CLIENT_CLOSED_REQUEST = 499
-# Statuses of requests that end without an answer. A replica may have worked on them.
+# Statuses of requests that end without an answer, although a replica may have worked on them.
 UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
 
 
@@ -55,7 +55,7 @@ class RequestContext:
 class record_request:
     """Context manager that records a request when its block ends.
 
-    `RequestSpan.close_after` says which exceptions are recorded.
+    `RequestSpan.close_after` decides whether an exception of the block is recorded.
     """
 
     __slots__ = ("_cache", "_span")

@@ -75,7 +75,7 @@ class ResponseCache(Generic[V]):
         return entry.value
 
     def put(self, key: Hashable, value: V) -> None:
-        """Cache `value`, unless this entry alone exceeds `max_bytes`. Drop a former value."""
+        """Drop the former value of `key`. Cache `value` if its entry fits into `max_bytes`."""
         if key in self._entries:
             self._remove(key)
         size = self._size_of(key, value) + ENTRY_OVERHEAD_BYTES

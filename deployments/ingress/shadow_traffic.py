@@ -149,7 +149,7 @@ def agree(first: Any, second: Any) -> bool:
 
 
 def _index_scores(value: Any) -> Any:
-    """Map each scored entry, such as a label or a span, to its score; return others unchanged."""
+    """Map each scored entry, such as a label or a span, to its score; keep other values."""
     if isinstance(value, Mapping) and "labels" in value:  # zero-shot classification
         scores = zip(value["labels"], value["scores"], strict=True)
         # The key of the text is a tuple, because any string may be a label.

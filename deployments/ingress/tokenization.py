@@ -123,10 +123,10 @@ class TokenizationService:
     def read_texts(
         self, inputs: str | Sequence[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> tuple[str, ...]:
-        """Return the texts with a prompt of the model, such as `query: `, prepended.
+        """Prepend a prompt of the model, such as `query: `, to each text. Return the texts.
 
-        The parameter `prompt_name` selects the prompt; the default is the model's default prompt,
-        if it has one. Raises InvalidField for a prompt that the model does not have.
+        The parameter `prompt_name` selects the prompt. Without the parameter, the default prompt of
+        the model is used, if it has one. Raises InvalidField for a prompt that the model lacks.
         """
         texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
         return add_prompt(texts, parameters.get("prompt_name"), manifest)
@@ -153,7 +153,10 @@ class TokenizationService:
     async def decode(
         self, request: DecodeRequest, limits: LimitSettings, *, deadline_s: float, path: str
     ) -> tuple[str, ...]:
-        """Return the text of each sequence. Raises InputTooLong or UnknownToken for `path`."""
+        """Return the text of each sequence. Errors name the field `path`.
+
+        Raises InputTooLong or UnknownToken.
+        """
         _check_lengths(request.sequences, path, limits)
         try:
             async with enforce_deadline(deadline_s, LATE):

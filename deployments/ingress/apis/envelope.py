@@ -48,7 +48,7 @@ def parse_envelope(body: Any) -> Mapping[str, Any]:
 
 
 def find_task_inputs(body: Mapping[str, Any]) -> Any:
-    """Return `inputs`, else an object of the legacy keys in the body, {} if there are none."""
+    """Return `inputs`. Without `inputs`, return the legacy keys of the body, {} if it has none."""
     inputs = body.get("inputs")
     if inputs is not None:
         return inputs
@@ -75,10 +75,10 @@ def check_task_keys(body: Mapping[str, Any]) -> None:
 
 
 def merge_parameters(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `parameters` and the top-level keys outside ENVELOPE_KEYS; `parameters` wins.
+    """Merge `parameters` and the top-level keys outside ENVELOPE_KEYS.
 
-    A null in `parameters` means "not set", so it overrides no value at the top level.
-    Raises InvalidField if `parameters` is not an object.
+    A value in `parameters` overrides the value at the top level. A null does not, because it means
+    "not set". Raises InvalidField if `parameters` is not an object.
     """
     nested = body.get("parameters")
     if nested is not None and not isinstance(nested, dict):

@@ -23,10 +23,10 @@ MAX_PAGE_MODELS = 1_000
 async def build_model_list(
     pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Build a page of OpenAI's list object, of the models that the caller may use.
+    """Build one page of the models that the caller may use, as OpenAI's list object.
 
     Usable models of the configuration come first, then its rejected models, then the other models
-    of the store by id. Manifests of these other models are read only if they are on the page.
+    of the store by id. Of this last part, only the manifests of models on the page are read.
 
     In the query, `limit` is the length of the page. `after` is the last model id of the previous
     page. Raises InvalidField for an invalid `limit`.
@@ -87,8 +87,8 @@ async def build_short_path_list(
 ) -> dict[str, Any]:
     """Build the list for `GET /models`, which Infinity's client also reads.
 
-    Infinity's client requires `stats`, and rejects an `owned_by` other than its own. This list
-    therefore has no `owned_by`.
+    Infinity's client requires `stats`. It rejects every value of `owned_by` except Infinity's own.
+    This list therefore has no `owned_by`.
     """
     model_list = await build_model_list(pipeline, store, query)
     models = [
@@ -152,7 +152,10 @@ def is_loaded(model: RegisteredModel, monitor: ClusterMonitor) -> bool:
 
 
 def running_devices(model: RegisteredModel, monitor: ClusterMonitor) -> list[Device]:
-    """Return the devices with a running replica that can run the model, loaded or not."""
+    """Return the devices that have a running replica and a graph of the model.
+
+    The replica may not have loaded the model yet.
+    """
     return [
         device
         for device, state in monitor.states_for(model).items()

@@ -1,4 +1,4 @@
-"""Types by which an API declares its operations, the access they need, and its error format."""
+"""Types with which an API declares its operations, their permissions and its error format."""
 
 from __future__ import annotations
 

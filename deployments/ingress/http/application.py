@@ -169,7 +169,7 @@ class HttpApplication:
             return self._respond(scope, ServeError("unexpected failure; see the log of the server"))
 
     def _build_unknown_route(self, path: str, scope: Scope) -> UnknownRoute:
-        """Build an error that lists similar routes. Set the most common error format of these."""
+        """Build an error that lists similar routes. Use their most common error format."""
         family = self.table.find_family(path)
         if not family:
             return UnknownRoute(f"no route matches {path}; see /docs")

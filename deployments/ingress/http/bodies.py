@@ -23,7 +23,7 @@ RAW_WINDOW = -zlib.MAX_WBITS
 
 
 class ContentDecoder(Protocol):
-    """Decoder of a request body that has one certain `content-encoding`."""
+    """Decoder of request bodies for one `content-encoding`."""
 
     def feed(self, chunk: bytes, max_bytes: int) -> bytes:
         """Decode `chunk`; output beyond `max_bytes` may be omitted. Raises MalformedBody."""
@@ -127,8 +127,8 @@ class BodyReservation:
 # Maximum levels of nesting, so that recursion over a value does not overflow the stack. Real bodies
 # have a few levels.
 MAX_DEPTH = 32
-# Maximum number of objects and lists. Two megabytes can have a million of them. Parsing so many
-# blocks the interpreter for seconds.
+# Maximum number of objects and lists. Two megabytes can have a million of them. The parser then
+# takes seconds, in which no other request makes progress.
 MAX_CONTAINERS = 20_000
 # JSON strings. The search takes linear time: possessive quantifiers do not backtrack. The closing
 # quote is optional, so that an unterminated string matches too. Otherwise the search would restart

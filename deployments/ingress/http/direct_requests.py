@@ -20,7 +20,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 
 class DirectRequests:
-    """Dispatch of requests: those below the prefix of `app` to `app`, all others to the wrapper.
+    """Dispatcher that sends requests below the prefix of `app` to `app`, others to the wrapper.
 
     Requests for SERVE_PATHS always go to the wrapper. So does the first request, usually a health
     check: the prefix is known only from the scope of a request that has passed the wrapper.

@@ -23,7 +23,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 
-# Body keys that set deadline or priority: in `options`, or in `parameters` of the /v2 API.
+# Body keys that set a deadline or a priority, in `options` or in `parameters` of the /v2 API.
 QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
@@ -40,10 +40,10 @@ def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> N
     A 429 of another limit, such as the bytes of large answers, gets no mark, because the next
     request may succeed.
 
-    A body that sets deadline or priority prevents the mark. HAProxy does not read bodies, so it
+    A body that sets a deadline or a priority prevents the mark. HAProxy does not read bodies, so it
     would also refuse requests with later deadlines. Searching the body costs less than parsing it
-    again, and happens only for refused requests. The search also finds a text that equals such a
-    key. The 429 then lacks the mark, which does no harm.
+    again. The search also finds an input text that equals a key of QUEUE_KEYS. The 429 then lacks
+    the mark, and HAProxy passes on more requests than necessary.
     """
     if not (isinstance(error, Overloaded) and error.from_queue):
         return

@@ -106,8 +106,8 @@ class RouteTable:
                 return match
         if matches:
             allowed = frozenset().union(*(match.route.methods for match in matches))
-            # The longest route is the most specific: `DELETE /models/{id:path}` also matches paths
-            # of other APIs.
+            # Report the longest route, which is the most specific. A shorter route, such as
+            # `DELETE /models/{id:path}`, also matches paths of other APIs.
             longest = max(matches, key=lambda match: len(match.route.path))
             raise WrongMethod(longest.route, allowed)
         return None

@@ -19,8 +19,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 # Without these headers, proxies buffer the whole response and caches store it.
 HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 # Seconds between comments, which clients ignore. Proxies close a connection that has been silent
-# for a minute. By default, `cold_start_wait_s` is shorter, so a request without a running replica
-# fails with a status that clients retry, before the response starts.
+# for a minute. By default, `cold_start_wait_s` is shorter. A request without a running replica
+# therefore fails before the response starts, with a status that clients retry.
 KEEP_ALIVE_S = 30.0
 COMMENT = b": waiting for the first token\n\n"
 

@@ -16,7 +16,8 @@ class Components:
 
     def __init__(self) -> None:
         self.schemas: dict[str, JsonSchema] = {}
-        # Each schema with all definitions that it references, by name. Equal schemas share a name.
+        # By component name: the schema, with all definitions that it references. Equal schemas
+        # share a name.
         self._definitions: dict[str, Mapping[str, JsonSchema]] = {}
 
     def add_schema(self, name: str, schema: JsonSchema) -> JsonSchema:
@@ -32,8 +33,8 @@ class Components:
     def _assign_name(self, definition: Mapping[str, JsonSchema], name: str) -> tuple[str, bool]:
         """Return the component name of a definition, and whether the definition is new.
 
-        `definition` has the schema under the empty name, and under their own names the definitions
-        that the schema references.
+        `definition` maps "" to the schema. It also maps the name of each definition that the schema
+        references to this definition.
         """
         for known_name, known in self._definitions.items():
             if known == definition:
@@ -59,14 +60,14 @@ class Components:
         }
 
     def _hoist_value(self, node: Any, names: Mapping[str, str]) -> Any:
-        """Return `node` with a reference for each schema that has a title and properties."""
+        """Replace each schema in `node` that has a title and properties by a reference."""
         if isinstance(node, list):
             return [self._hoist_value(child, names) for child in node]
         if not isinstance(node, dict):
             return node
         title = node.get("title")
         if isinstance(title, str) and title.isidentifier() and "properties" in node:
-            # A default belongs to the field, not to its type.
+            # The default belongs to one field, but other fields may reference the same schema.
             return self.add_schema(title, {k: v for k, v in node.items() if k != "default"})
         return self._hoist(node, names)
 

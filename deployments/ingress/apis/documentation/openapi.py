@@ -176,7 +176,7 @@ def describe_operation(
         "x-access": operation.access.value,
     }
     if operation.access is not Access.PUBLIC:
-        documented["security"] = [{KEY_SCHEME: []}, {}]  # a server without keys needs none
+        documented["security"] = [{KEY_SCHEME: []}, {}]  # {}: a server without keys
     if operation.body is not None:
         schema = components.add_schema(f"{to_pascal_case(operation.summary)}Body", operation.body)
         content: dict[str, Any] = {"schema": schema}

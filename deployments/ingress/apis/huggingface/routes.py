@@ -313,7 +313,8 @@ def envelope_schema(name: str) -> JsonSchema:
 def format_for_client(response: InferenceResponse, options: RequestOptions, user_agent: str) -> Any:
     """Return the value in the form that the client reads. Only zero-shot values have two forms."""
     value = response.result.value
-    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:  # `!=`: tasks from paths are plain str
+    # Compare with `!=`: a task that was read from a path is a plain str.
+    if response.task != TaskName.ZERO_SHOT_CLASSIFICATION:
         return value
     client = HUB_CLIENT.search(user_agent)
     old_client = client is not None and (int(client[1]), int(client[2])) < LIST_SINCE_VERSION

@@ -143,7 +143,7 @@ def repository_index(
 
     Rejected models come last, with the reason. `stored` maps model ids to default versions.
     `loaded` has the id and version of each model in the memory of a replica. With `only_ready`,
-    omit models in another state than READY.
+    omit models whose state is not READY.
     """
     entries: list[IndexEntry] = []
     for model in pipeline.registry.open_models():

@@ -24,8 +24,8 @@ from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 
 # Parameters of the protocol, Triton and MLServer, which are not parameters of a task. message.py
-# uses `binary_data_output`. The other parameters have no effect: this server has no stateful
-# sequences, for instance. Names that start with TRITON_PREFIX have no effect either.
+# uses `binary_data_output`. The other parameters have no effect, because this server lacks their
+# features, such as stateful sequences. Names that start with TRITON_PREFIX have no effect either.
 PROTOCOL_PARAMETERS = frozenset(
     {
         "binary_data_output",

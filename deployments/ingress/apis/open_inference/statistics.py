@@ -26,7 +26,7 @@ class Durations(TypedDict):
 
 
 class InferenceStatistics(TypedDict):
-    """Requests by outcome, and phases of the successful requests without cache hit."""
+    """Requests by outcome, and phases of the successful requests without a cache hit."""
 
     success: Durations  # including cache hits
     fail: Durations
@@ -44,7 +44,7 @@ class ModelStats(TypedDict):
     version: str
     last_inference: int  # milliseconds since the epoch, failures included; 0: never
     inference_count: int  # items of successful requests
-    execution_count: int  # successful requests without cache hit; /metrics counts forward passes
+    execution_count: int  # successful requests without a cache hit; /metrics counts forward passes
     inference_stats: InferenceStatistics
     batch_stats: list[Durations]  # always empty: encoders build the batches, not the ingress
 
@@ -81,7 +81,7 @@ class _ModelCounts:
 
 
 class ModelStatistics:
-    """RequestRecorder that counts the requests of this ingress replica, of all APIs, by version.
+    """RequestRecorder that counts this ingress replica's requests of all APIs, by model version.
 
     `clock` returns seconds since the epoch.
     """

@@ -80,7 +80,7 @@ def build_choices(
 
 
 def drop_text(completion: Completion) -> Completion:
-    """Remove the only generated token, because the request has `max_tokens` 0."""
+    """Remove the generated text of a request with `max_tokens` 0, which generates one token."""
     finished = completion.finished._replace(reason=FinishReason.LENGTH)
     return completion._replace(text="", tokens=(), finished=finished)
 
@@ -150,7 +150,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
     # Several tokens may have the same text. Keep the most likely of them, which comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
-        # Use the same text as `tokens` has, which is empty for a special token.
+        # Name the chosen token as the field `tokens` does: a special token has an empty text there.
         is_chosen = alternative.id == token.id
         text = token.text if is_chosen else name_alternative(alternative)
         top.setdefault(text, clamp_logprob(alternative.logprob))
@@ -159,7 +159,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
 
 
 def name_alternative(alternative: TopLogprob) -> str:
-    """Return the token's text, or its bytes if it is a part of a character, as OpenAI does."""
+    """Return a token's text; `bytes:...` for a part of a character, as in OpenAI's API."""
     if alternative.raw_bytes is None:
         return alternative.text
     return f"bytes:{alternative.raw_bytes.decode('ascii', 'backslashreplace')}"

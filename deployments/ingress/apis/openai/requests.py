@@ -147,7 +147,8 @@ def parse_chat_request(
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
     options = build_options(body, model.generation_config.defaults)
     if forced := forced_tools(body):
-        # As in vLLM, the grammar of the call replaces `response_format`, which describes a text.
+        # The model must call a tool. As in vLLM, the grammar of the call replaces
+        # `response_format`, which describes an answer in text.
         options = options._replace(grammar=call_grammar(forced))
     newer, older = body.max_completion_tokens, body.max_tokens
     return GenerationRequest(

@@ -40,13 +40,13 @@ MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
 
 def build_openai_error(error: ServeError) -> ErrorObject:
-    """Build the error object. A prompt that is too long gets LONG_PROMPT_CODE, known to clients."""
+    """Build the error object. Clients recognize too long prompts by LONG_PROMPT_CODE."""
     error_type = ERROR_TYPES.get(error.status, "invalid_request_error")
     if error.status >= 500:
         error_type = "server_error"
     message, code = error.message, error.code
     if isinstance(error, InputTooLong) and (error.field or "").startswith(PROMPT_FIELDS):
-        # Generation has no parameter for truncation in this API.
+        # Remove the advice to truncate: in this API, generation has no parameter for truncation.
         message, code = message.replace(TRUNCATION_ADVICE, ""), LONG_PROMPT_CODE
     return {"message": message, "type": error_type, "param": error.field, "code": code}
 

@@ -79,7 +79,8 @@ def openai_error(error: ServeError) -> Response:
 
 
 def generation_error(error: ServeError) -> Response:
-    # A retry would exceed the same deadline again, and late generations cost the most.
+    # Tell clients not to retry after a missed deadline. A retry would exceed the same deadline, and
+    # generations that run until their deadline cost the most.
     is_late = isinstance(error, DeadlineExceeded)
     return build_error_response(error, should_retry=error.retryable and not is_late)
 
@@ -232,7 +233,7 @@ class OpenAIRoutes:
     ) -> tuple[dict[str, Any], RegisteredModel]:
         """Return the body, not validated yet, and the model.
 
-        The model is found first, so that its errors take precedence over those of the validation.
+        An error about the model therefore takes precedence over an error of the validation.
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = model_in_path(request) or model_in_body(raw.get("model"))

@@ -19,7 +19,7 @@ DONE = build_event(b"[DONE]")
 
 
 class StreamChoice(Protocol):
-    """Builder of the objects of one choice for the list `choices` in the chunks of a stream."""
+    """One choice of a stream. Each object that it yields fills `choices` of one chunk."""
 
     def open(self) -> Iterator[Mapping[str, Any]]:
         """Yield the objects that precede the first token."""

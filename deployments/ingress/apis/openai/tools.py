@@ -56,7 +56,8 @@ class ToolCallParser:
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
     objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
     calls between marks count. Calls before other text are content. A stream holds text back while
-    it may be a call. Its first MAX_PREFIX_CHARS characters decide this (`may_start_tool_call`).
+    the text may be a call. The first MAX_PREFIX_CHARS characters of the text decide this
+    (`may_start_tool_call`).
     """
 
     names: frozenset[str]
@@ -91,9 +92,9 @@ class ToolCallParser:
         return 0 if self.may_start_tool_call(text) else self.find_marked_call(text)
 
     def find_marked_call(self, text: str) -> int:
-        """Return the position where a marked call, or a part of OPEN at the end, starts.
+        """Return the start of a marked call, or of an incomplete OPEN at the end of `text`.
 
-        Without either, return the length of `text`.
+        If `text` has neither, return its length.
         """
         if (found := self._find_mark(text, 0)) < len(text):
             return found
@@ -121,7 +122,10 @@ class ToolCallParser:
         return end, tuple(calls if self.is_parallel else calls[:1])
 
     def _find_mark(self, text: str, start: int) -> int:
-        """Return the first position from `start` where a marked call may begin; else the length."""
+        """Return the first position from `start` where a marked call may begin.
+
+        If there is none, return the length of `text`.
+        """
         while (start := text.find(OPEN, start)) >= 0:
             if self.may_start_tool_call(text[start : start + MAX_PREFIX_CHARS]):
                 return start

@@ -1,4 +1,4 @@
-"""Live figures of GET /stats: requests of this ingress replica, replicas and load of the cluster.
+"""Live figures of GET /stats: requests of this ingress replica, and replicas of the whole cluster.
 
 Records of requests are kept for WINDOW_S. The load of the replicas comes from Ray's metrics agents,
 which collect metrics every few seconds.
@@ -51,7 +51,7 @@ class RequestFigures(TypedDict):
 
     requests_per_s: float
     tokens_per_s: float  # tokens in prompts and answers; status 200 only, no cache hits
-    failed_ratio: float | None  # share of requests with a status other than 200
+    failed_ratio: float | None  # share of requests whose status is not 200
     latency_ms: Percentiles  # requests with status 200 only
 
 
@@ -157,13 +157,13 @@ class LiveStatisticsReader:
     async def _read_load(self) -> None:
         """Read the load again.
 
-        The next read is MAX_LOAD_AGE_S later, even if this one fails. Until then the load is
-        unknown. After a cancelled read, the next request reads the load.
+        The next read is MAX_LOAD_AGE_S later. If this read fails, the load is unknown until then.
+        If this read is cancelled, the next request reads the load.
         """
         self._load_expires_s = self._clock() + MAX_LOAD_AGE_S
         try:
             self._load = read_load(await self._scrape())
-        except asyncio.CancelledError:  # the client has left; the next request reads the load
+        except asyncio.CancelledError:  # the client has left
             self._load_expires_s = 0.0
             raise
         except Exception:

@@ -24,7 +24,7 @@ EXPOSITION_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class OperationsRoutes:
-    """The API group of these routes; it records recent requests for `GET /stats`."""
+    """Handlers for operators. The constructor adds a recorder of requests for `GET /stats`."""
 
     name: ClassVar = "Operations"
     error_format: ClassVar = DEFAULT_ERROR_FORMAT

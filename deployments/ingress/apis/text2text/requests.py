@@ -70,7 +70,7 @@ class TextToTextRequest:
 
     @property
     def options(self) -> GenerationOptions:
-        """The options from the parameters, by default from the model.
+        """The options of the generation. Unset parameters have the defaults of the model.
 
         Raises InvalidField for an invalid grammar or conflicting lengths.
         """

@@ -337,9 +337,9 @@ class TextEmbeddingsRoutes:
 
 
 def select_model_id(request: Request, named: str | None) -> str | None:
-    """Return the model id in the path, else `named`, the `model` of the body.
+    """Return the model id in the path, else `named`, which is the `model` of the body.
 
-    None if neither names a model (`model_in_body`). Raises InvalidField.
+    Return None if neither names a model. `model_in_body` ignores placeholders and URLs in `named`.
     """
     return model_in_path(request) or model_in_body(named)
 

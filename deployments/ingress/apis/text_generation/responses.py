@@ -50,7 +50,8 @@ from deployments.ingress.http.errors import status_and_type
 from deployments.ingress.requests import GenerationResponse
 from deployments.messages import Completion, FinishReason, Token, TopLogprob
 
-# Headers of `tgi_response_headers`. Streams have only headers that are known at the first token.
+# Descriptions of the headers of `tgi_response_headers`, for the OpenAPI document. Streams have only
+# headers that are known at the first token.
 TGI_HEADERS: Mapping[str, str] = {
     **GENERATION_HEADERS,
     "x-compute-characters": "Characters of all prompts.",

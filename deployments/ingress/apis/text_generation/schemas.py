@@ -92,7 +92,7 @@ class GenerateParameters(BaseModel):
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The strings of `stop` and `stop_sequences`, each once. Some clients send them in both."""
+        """The strings of `stop` and `stop_sequences`, each once. Some clients send both lists."""
         return tuple(dict.fromkeys([*(self.stop or ()), *(self.stop_sequences or ())]))
 
     @property

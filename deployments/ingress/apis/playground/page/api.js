@@ -47,7 +47,7 @@ async function send(path, { body, method, headers, signal } = {}) {
   return response;
 }
 
-/** Return the value of a JSON answer, and what its headers say about the cost. */
+/** Return the value of a JSON answer, and its cost, which `readCost` reads from the headers. */
 export async function request(path, options = {}) {
   const startedAt = performance.now();
   const response = await send(path, options);
@@ -55,7 +55,7 @@ export async function request(path, options = {}) {
   return { value, cost: readCost(response.headers, elapsedOf(response.url, startedAt)) };
 }
 
-/** Milliseconds of the last request by the browser's network timing, without delays by scripts. */
+/** Milliseconds of the last request. The browser's network timing excludes delays by scripts. */
 function elapsedOf(url, startedAt) {
   const elapsed = performance.now() - startedAt;
   const entry = performance.getEntriesByName(url).at(-1);
@@ -101,7 +101,7 @@ function readCost(headers, elapsed) {
   };
 }
 
-/** Split `elapsed` into phases. `wait` is other time of the server: HTTP, micro-batches, hops. */
+/** Split `elapsed` into phases. `wait` is the remaining time of the server. */
 export function phasesOf(server, elapsed) {
   const known = {
     queue: server.queue ?? 0,

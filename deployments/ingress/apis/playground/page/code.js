@@ -130,7 +130,7 @@ export class CodePanel {
       await navigator.clipboard.writeText(this.code.textContent);
       announce("Copied");
     } catch {
-      getSelection().selectAllChildren(this.code); // browsers deny pages without TLS the clipboard
+      getSelection().selectAllChildren(this.code); // the clipboard needs a page with TLS
       announce("Selected: copy with the keyboard");
     }
   }

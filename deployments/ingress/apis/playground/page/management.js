@@ -1,5 +1,5 @@
 // Model management for operators: pull, load, unload, versions. A part is shown if /openapi.json
-// has its route. If the API key does not permit the route, the part says so.
+// has its route. If the API key does not permit the route, the part shows a message.
 
 import { explain, get, request, stream } from "./api.js";
 import { announce, bar, bytes, el, fillBar, percent } from "./dom.js";

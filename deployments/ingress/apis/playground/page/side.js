@@ -121,7 +121,7 @@ export class ChatSide extends Side {
     this.mode = mode;
     this.output.classList.add("transcript");
     this.output.setAttribute("role", "log");
-    this.output.setAttribute("aria-live", "off"); // pieces of words; only the end is announced
+    this.output.setAttribute("aria-live", "off"); // announce the end, not pieces of words
     this.output.setAttribute("aria-label", "Conversation");
     this.output.tabIndex = 0;
     this.clear();
