@@ -1,4 +1,4 @@
-"""ONNX Runtime with memory bound at the start; on CUDA, passes are captured as CUDA graphs.
+"""ONNX Runtime with memory that is bound at the start; on CUDA, passes are captured as CUDA graphs.
 
 A bucket is a shape to which batches are padded. Each bucket has bound memory for every concurrent
 pass. A pass in a bucket copies the batch to this memory, and the outputs from it. On CUDA, the

@@ -70,7 +70,8 @@ def describe_model(
 ) -> ModelEntry:
     """Describe a model. `configured` maps model ids to the versions that the configuration names.
 
-    Raises UnknownModel if the store has no version and no build of the model. Raises PlanUnusable.
+    Raises UnknownModel for an invalid id, or if the store has no version and no build of the model.
+    Raises PlanUnusable.
     """
     try:
         entry = _describe(store, read_plan(store), model_id, configured)

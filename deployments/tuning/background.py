@@ -37,11 +37,11 @@ StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Untuned:
-    """Engine of a loaded model, and the targets without a cost table for this kind of host."""
+    """A loaded model that lacks cost tables for this kind of host."""
 
     usual: TuningTarget  # target of the engine that serves the model now
     serving: Variant | None  # the engine's only variant; None: the engine runs several variants
-    unmeasured: tuple[TuningTarget, ...]  # in the order of measuring
+    unmeasured: tuple[TuningTarget, ...]  # targets without a cost table, in the order of measuring
 
 
 class BackgroundTuner:

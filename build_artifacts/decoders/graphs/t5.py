@@ -74,9 +74,9 @@ class _T5Stack:
     def _bias(self, queries: Value, keys: Value, ahead: int) -> Value:
         """Return the relative position bias of the scores, [heads, X, Y, Z].
 
-        `queries` [X, Y, 1] and `keys` [Z] are positions. `ahead` is the maximum distance of a key
-        after its query. The table has one column per distance from `-farthest` to `ahead`, where
-        `farthest` is `relative_attention_max_distance`. Beyond these limits, the bias is constant.
+        `queries` [X, Y, 1] and `keys` [Z] are positions. The table has one column per distance, key
+        minus query, from `-farthest` to `ahead`; `farthest` is `relative_attention_max_distance`.
+        Greater distances use the outermost column. `ahead` is 0 where later keys are masked.
         """
         config, graph = self._config, self.graph
         farthest = config.relative_attention_max_distance

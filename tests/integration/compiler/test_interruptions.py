@@ -170,7 +170,8 @@ def test_concurrent_builds_publish_one_identical_artifact(
     assert f"{waiting}(process {first.pid} on " in other.output
     assert other.steps == ["resolve"]
 
-    # The graphs of this uninterrupted build equal those of the killed build.
+    # These builds were not killed, but sealed the same version as the killed build, and only graphs
+    # that its steps wrote too.
     (killed,) = versions(interrupted_build.store)
     assert isinstance(killed, ArtifactManifest)
     assert manifest.version == killed.version

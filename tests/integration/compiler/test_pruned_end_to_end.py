@@ -23,8 +23,8 @@ from tests.support.pruned_checkpoints import pruned_encoder
 from tests.support.tiny_encoders import tiny_tokenizer, write_pooling
 
 TEXTS = ("good", "the lovely river and the city at night", "it was a bad film " * 4)
-# For embeddings with values above 0.6. In fp32, only the summation order differs. int8 rounds in
-# each of the two layers.
+# Absolute tolerances for embeddings whose largest value is above 0.6. In fp32, only the summation
+# order differs from torch. int8 rounds in each of the two layers.
 FP32_TOLERANCE = 1e-5
 INT8_TOLERANCE = 0.03
 EXACT = BuildRecipe(candidates=(CPU_FP32,))

@@ -163,7 +163,7 @@ def test_measure_graphs_counts_the_first_candidate_that_can_run(tmp_path: Path) 
 
 
 async def test_lowest_times_tell_whether_all_cores_gain(tmp_path: Path) -> None:
-    """Waits for cores while requests run raise the median of a pass, but hardly its lowest time."""
+    """A pass that waits for cores has a higher median, but hardly a higher lowest time."""
     target = seal_tunable(tmp_path, names=["plain"])
     write_times(target, {"1x128": 8.0})
     (costs,) = row("plain", {"1x128": 4.0}, "fp32").costs
