@@ -31,6 +31,17 @@ class WatchedFile:
         previous, self._state = self._state, _read_state(self.path)
         return self._state != previous
 
+    def recheck_after(self, error: BaseException) -> None:
+        """Let the next check report a change, if the file may become readable without a change.
+
+        `error` was raised from the OSError of a failed read, such as too many open files. A missing
+        file or right is excluded: its correction is a change.
+        """
+        cause = error.__cause__
+        corrected = isinstance(cause, FileNotFoundError | PermissionError)
+        if isinstance(cause, OSError) and not corrected:
+            self._state = ()  # no file has this state
+
 
 def _read_state(path: Path) -> tuple[int, ...] | None:
     """Return values that change with the contents, owner or mode; None if the file is missing.

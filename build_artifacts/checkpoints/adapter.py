@@ -8,6 +8,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import parse_task_class
 from build_artifacts.checkpoints.checkpoint import (
+    ADAPTER_CONFIG_NAME,
     Json,
     content_digest,
     read_field,
@@ -18,7 +19,6 @@ from build_artifacts.checkpoints.checks import check_weights
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.types import TaskName
 
-ADAPTER_CONFIG_NAME = "adapter_config.json"
 ADAPTER_STEM = "adapter_model"
 # Labels of a classifier in id order, as a JSON list of strings. peft itself does not store them.
 LABELS_NAME = "labels.json"

@@ -86,10 +86,32 @@ def read_architecture(config: TransformersConfig) -> str:
 
 
 def read_max_positions(config: TransformersConfig) -> int | None:
-    """Return the maximum number of input tokens, or None if the config states no maximum."""
+    """Return the maximum number of input tokens, or None if the config states no maximum.
+
+    Raises UnsupportedModel if the maximum depends on a padding id that the config does not state.
+    """
     positions = getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
-    return positions - skipped(config) if positions and skipped else positions
+    if positions and skipped:
+        positions -= skipped(config)
+    limits = (positions, _read_rope_limit(config))
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _read_rope_limit(config: TransformersConfig) -> int | None:
+    """Return the reach of the shorter RoPE table of longrope, or None for other RoPE types.
+
+    A longrope model has two tables. An encoder selects one by the longest text of a batch, and the
+    graph of a decoder by the capacity of its cache, instead of the length of each text. Texts must
+    therefore stay within the range of the shorter table.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = [rope, *(own for own in rope.values() if isinstance(own, dict))]  # by layer type
+    name = "original_max_position_embeddings"
+    split = [layer for layer in layers if layer.get("rope_type") == "longrope"]
+    # The config class may ignore a field beside the settings, but the model builder reads it.
+    owners = [*split, vars(config)] if split else []
+    return min((owner[name] for owner in owners if owner.get(name)), default=None)
 
 
 def min_trace_tokens(config: TransformersConfig) -> int:
@@ -101,13 +123,24 @@ def min_trace_tokens(config: TransformersConfig) -> int:
 # tokens. The resulting graph is also correct for two tokens.
 _MIN_TRACE_TOKENS: Mapping[str, int] = {"mobilebert": 3}
 
+
+def _count_padding_positions(config: TransformersConfig) -> int:
+    if not isinstance(config.pad_token_id, int):
+        raise UnsupportedModel(
+            f"`{CONFIG_NAME}` states no `pad_token_id`, after which the positions of "
+            f"`{config.model_type}` start",
+            hint=f"set `pad_token_id` in {CONFIG_NAME} to the id of the padding token, such as 1",
+        )
+    return config.pad_token_id + 1
+
+
 # Number of unused position embeddings, for models whose positions start after the padding id.
 _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
     "mpnet": lambda _: 2,  # fixed in the model code; the config has no effect
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",
          "data2vec-text", "xmod", "esm", "ibert", "luke", "markuplm"),
-        lambda config: int(config.pad_token_id) + 1,
+        _count_padding_positions,
     ),
 }  # fmt: skip
 

@@ -28,6 +28,7 @@ _UNREAD_WEIGHTS = re.compile(
     r"((.*/)?consolidated[^/]*|(original|checkpoint-\d+)/.*)\.safetensors", re.DOTALL
 )
 CONFIG_NAME = "config.json"
+ADAPTER_CONFIG_NAME = "adapter_config.json"
 MODULES_NAME = "modules.json"
 # Module types of sentence-transformers that the build supports, in the order of their use.
 MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")

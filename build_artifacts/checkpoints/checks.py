@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import (
+    ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
@@ -22,7 +23,7 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source,
 )
 from build_artifacts.checkpoints.foreign import foreign_weights
-from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
+from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 
 _MODULE_PACKAGE = "sentence_transformers."
 
@@ -31,20 +32,38 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
     Raises UnsafeSource for remote code. If no GGUF or ONNX file holds the weights, raises the
-    errors of `check_weights`. Without config.json, raises the errors of `check_modules`, the error
-    for pickled or GGUF weights, or SourceNotFound.
+    errors of `check_weights`. Raises UnsupportedModel if the files of a LoRA adapter are beside the
+    weights or in place of a model. Without config.json, raises the errors of `check_modules`, the
+    error for pickled or GGUF weights, or SourceNotFound.
     """
     weights = checkpoint.weights
+    is_adapter = is_plain_file(weights / ADAPTER_CONFIG_NAME)
     if not is_plain_file(weights / CONFIG_NAME):
         # A model of the module StaticEmbedding, for example, has no config.json. The error of
         # `check_modules` names the unsupported module, which explains more than a missing file.
         check_modules(checkpoint.directory)
+        if is_adapter:
+            raise _adapter_without_model(weights)
         raise _find_foreign_weights(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )
     _check_remote_code(checkpoint)
+    if is_adapter:  # transformers would load the adapter too, and add a merged one a second time
+        raise UnsupportedModel(
+            f"the checkpoint also has a LoRA adapter (`{ADAPTER_CONFIG_NAME}`)",
+            hint=f"remove its `{ADAPTER_CONFIG_NAME}` if it is merged, or move it to another "
+            "directory and pass that with `--adapter`",
+        )
     if checkpoint.packed is None:
         check_weights(weights, "model")
+
+
+def _adapter_without_model(directory: Path) -> UnsupportedModel:
+    base = read_field(directory / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
+    return UnsupportedModel(
+        f"{directory} has a LoRA adapter of `{base or 'another model'}`, and no model",
+        hint="pass the base model, and the directory of the adapter with `--adapter`",
+    )
 
 
 def _check_remote_code(checkpoint: Checkpoint) -> None:

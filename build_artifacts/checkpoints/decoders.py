@@ -60,12 +60,8 @@ _TOKENIZER_FILES = (
 )  # later files override earlier ones
 
 
-def check_decoder(config: TransformersConfig) -> int | None:
-    """Raise UnsupportedModel, with the reason, for a model that cannot be built as a decoder.
-
-    Returns the context limit of the exported graph in tokens, or None if the limit in the config
-    applies.
-    """
+def check_decoder(config: TransformersConfig) -> None:
+    """Raise UnsupportedModel, with the reason, for a model that cannot be built as a decoder."""
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
         raise UnsupportedModel(
@@ -74,11 +70,6 @@ def check_decoder(config: TransformersConfig) -> int | None:
             hint=f"supported: {', '.join(SUPPORTED)}",
         )
     check_unquantized(config)
-    # A longrope graph has two RoPE tables and selects one by the capacity of the cache instead of
-    # the text length. The limit keeps texts within the range of the shorter table.
-    rope = getattr(config, "rope_parameters", None) or {}
-    is_split = rope.get("rope_type") == "longrope"
-    return int(config.original_max_position_embeddings) if is_split else None
 
 
 def suggest_text_generation(config: TransformersConfig) -> str | None:

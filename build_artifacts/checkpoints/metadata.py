@@ -231,11 +231,11 @@ def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
     """
     config = load_config(checkpoint.weights)
-    reach = check_decoder(config)
+    check_decoder(config)
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config, reach),
+        max_tokens=_read_max_tokens(checkpoint, config),
         output_width=config.vocab_size,
         generation_config=read_generation_config(checkpoint.weights, config),
     )

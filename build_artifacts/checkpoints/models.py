@@ -17,6 +17,10 @@ _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
 }
 
+# Errors of `from_pretrained` for a checkpoint that does not fit its config or its class, such as
+# KeyError for an unknown activation.
+LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError)
+
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
 
 
@@ -62,7 +66,7 @@ def load_model(
             output_loading_info=True,
             **how,
         )
-    except (OSError, ValueError, RuntimeError, ImportError) as exc:
+    except LOAD_ERRORS as exc:
         raise UnsupportedModel(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
             hint="load it with transformers in a Python shell for details",
@@ -75,12 +79,16 @@ def load_model(
     return model.eval()
 
 
-def check_token_ids(model: TorchModel, highest: int) -> None:
-    """Raise UnsupportedModel if the model has no vector for `highest`, the highest id in texts."""
+def check_token_ids(model: TorchModel, highest: int, token: str | None = None) -> None:
+    """Raise UnsupportedModel if the model has no vector for `highest`, the highest token id.
+
+    `token` is the text of that token, if known.
+    """
     known = len(model.get_input_embeddings().weight)
     if highest >= known:
         raise UnsupportedModel(
-            f"the tokenizer returns the id {highest}; the model has vectors for {known} tokens",
+            f"the tokenizer returns the id {highest}{'' if token is None else f' for `{token}`'}; "
+            f"the model has vectors for {known} tokens",
             hint="the tokenizer is that of another model: download or save the checkpoint again",
         )
 
@@ -92,4 +100,6 @@ def find_required(keys: Iterable[str], head: ModelHead) -> list[str]:
 
 def first_line(exc: BaseException) -> str:
     """Return the first line of the message, or the exception type if there is no message."""
+    if isinstance(exc, KeyError):  # its message is only the key
+        return f"unknown key {exc}"
     return (str(exc).strip() or type(exc).__name__).splitlines()[0]

@@ -38,7 +38,7 @@ _POOLINGS: Mapping[str, Pooling] = {
 }
 _POOLING_FLAG = "pooling_mode_"
 # File names of the Transformer module's config. The build reads the first file that has content.
-_TRANSFORMER_CONFIG_NAMES = tuple(
+TRANSFORMER_CONFIG_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
@@ -88,7 +88,7 @@ def read_max_seq_length(weights: Path) -> Json:
 
     Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them.
     """
-    configs = (read_object(weights / name) for name in _TRANSFORMER_CONFIG_NAMES)
+    configs = (read_object(weights / name) for name in TRANSFORMER_CONFIG_NAMES)
     config = next(filter(None, configs), {})
     if config.get("do_lower_case"):
         _check_lowercases(weights)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from build_artifacts.checkpoints.decoders import read_chat_templates
-from build_artifacts.checkpoints.models import first_line
+from build_artifacts.checkpoints.decoders import read_chat_templates, special_tokens
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import Tokens
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
+from deployments.errors import InputTooLong, InvalidField
+from deployments.generation.chat_template import ChatTemplate
+from deployments.messages import Chat
 from deployments.tokenization.encodings import open_tokenizer
 
 GATE_PASSAGES: tuple[str, ...] = (
@@ -186,18 +188,12 @@ def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str
     template = read_chat_templates(weights).get(CHAT_TEMPLATE_NAME)
     if template is None:
         return prompts, False
-    from transformers import AutoTokenizer
-
-    chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    chats = [Chat(({"role": "user", "content": prompt},)) for prompt in prompts]
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            weights, trust_remote_code=False, local_files_only=True
-        )
-        return tokenizer.apply_chat_template(
-            chats, chat_template=template, tokenize=False, add_generation_prompt=True
-        ), True
-    except Exception as exc:  # templates are programs and may raise any exception
+        served = ChatTemplate(template, special_tokens(weights))
+        return [served.render(chat) for chat in chats], True
+    except (InvalidField, InputTooLong) as exc:
         raise UnsupportedModel(
-            f"the chat template cannot be used: {first_line(exc)}",
+            f"the accuracy gate cannot format its prompts: {exc}",
             hint="correct the template, or remove it from the checkpoint",
         ) from exc

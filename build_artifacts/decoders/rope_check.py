@@ -34,7 +34,7 @@ _ANGLE_ROUNDING = 2.0**-22  # allowed difference per position, added to _TOLERAN
 _DENSE_POSITIONS, _SPARSE_POSITIONS = 256, 256
 _COSINES, _SINES = 7, 8  # input indices of GroupQueryAttention
 # RoPE type whose graph selects one of two tables at run time. The check skips such a graph, because
-# `check_decoder` limits texts to the range of the shorter table.
+# `read_max_positions` limits texts to the range of the shorter table.
 _SWITCHING_TYPE = "longrope"
 
 

@@ -14,7 +14,7 @@ from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, check_token_ids, load_model
+from build_artifacts.checkpoints.models import TorchModel, check_token_ids, first_line, load_model
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
@@ -39,6 +39,7 @@ from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.engines.graph_io import build_feeds, split
 from deployments.messages import TokenizedItem
+from deployments.tokenization.encodings import open_tokenizer
 from deployments.tuning.parity import ReferenceOutputs, run_probes
 
 
@@ -210,14 +211,23 @@ def prepare(
     """Write reference outputs, scores and the compaction plan to `into`.
 
     The outputs are those of the model before compaction, so the gate detects a compaction that
-    changes them. Raises UnsupportedModel if the model cannot be loaded, a token id has no vector in
-    the model, or an output is not finite.
+    changes them. Raises UnsupportedModel if the model cannot be loaded, it requires other
+    inputs, a token id has no vector in the model, or an output is not finite.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)
     items = tokenize_probes(weights, metadata)
+    vocabulary = open_tokenizer(weights).get_vocab(with_added_tokens=True)
+    token = max(vocabulary, key=vocabulary.__getitem__)  # any client may send it
+    check_token_ids(model, vocabulary[token], token)
     check_token_ids(model, max(int(item.ids.max()) for item in items))
-    outputs = tuple(run_probes(reference, items, 1))
+    try:
+        outputs = tuple(run_probes(reference, items, 1))
+    except (ValueError, TypeError) as exc:
+        raise UnsupportedModel(
+            f"`{metadata.architecture}` does not run on token ids alone: {first_line(exc)}",
+            hint="use a model without other inputs, or set their default in config.json",
+        ) from exc
     if not all(np.isfinite(output).all() for output in outputs):
         raise UnsupportedModel(
             f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",

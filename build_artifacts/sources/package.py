@@ -127,8 +127,11 @@ def pip_download(requirement: str, into: Path) -> Path:
     Raises SourceNotFound if pip fails.
     """
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    command += ["--no-deps", "--only-binary=:all:", "--dest", str(into), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command += ["--no-deps", "--only-binary=:all:", "--no-input", "--dest", str(into), requirement]
+    # Without input: an index that asks for a password would block the builder.
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     wheels = sorted(into.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         lines = done.stderr.strip().splitlines() or ["no error message"]

@@ -6,8 +6,9 @@ special tokens. The conversion is therefore valid only if its tokens and ids equ
 files.
 
 Tokenizer classes replace settings in tokenizer.json, such as lowercasing, by those in
-tokenizer_config.json or by their defaults. This module copies these settings to tokenizer.json. It
-copies nothing else: the classes of transformers 5 drop parts of tokenizer.json that models need.
+tokenizer_config.json or by their defaults, and add the tokens that only tokenizer_config.json
+states. This module copies these settings and tokens to tokenizer.json. It copies nothing else: the
+classes of transformers 5 drop parts of tokenizer.json that models need.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 
@@ -26,6 +27,7 @@ from build_artifacts.checkpoints.checkpoint import (
     corrupt_file,
     hashed_files,
     is_plain_file,
+    read_field,
     read_object,
     unreadable_source,
 )
@@ -120,19 +122,58 @@ def _no_tokenizer_error(where: str, why: str) -> SourceNotFound:
 def correct_settings(weights: Path, into: Path) -> Path:
     """Return the path of tokenizer.json, or write a copy with the settings of its class to `into`.
 
-    If transformers cannot load the tokenizer, tokenizer.json stays as it is. Raises
-    UnsupportedModel for a corrupt file, or if the class lowercases texts and tokenizer.json has no
+    The copy also has the tokens that only tokenizer_config.json states. If transformers cannot load
+    the tokenizer, the settings stay as they are. Raises UnsupportedModel for a corrupt file, for a
+    token that cannot get its stated id, or if the class lowercases texts and tokenizer.json has no
     setting for that.
     """
     path = weights / TOKENIZER_NAME
     config, tokenizer = read_object(weights / _CONFIG_NAME), _open(path)
-    if _has_settings_of(config, tokenizer):
-        return path  # avoid loading transformers, which takes seconds
+    before = tokenizer.to_str()
+    _add_stated_tokens(weights / _CONFIG_NAME, tokenizer)
+    if not _has_settings_of(config, tokenizer):  # loading transformers takes seconds
+        _copy_settings_of_class(weights, tokenizer)
+    if tokenizer.to_str() == before:
+        return path
+    into.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(into / TOKENIZER_NAME))
+    return into / TOKENIZER_NAME
+
+
+def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
+    """Add the tokens of `added_tokens_decoder` in `config` that `tokenizer` does not add to texts.
+
+    Raises UnsupportedModel if a token would get another id than the stated one.
+    """
+    name = "added_tokens_decoder"
+    stated = read_field(config, name, dict) or {}
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    try:
+        tokens = {int(number): _read_token(fields) for number, fields in stated.items()}
+    except (TypeError, ValueError, LookupError) as exc:
+        raise corrupt_file(config, f"`{name}` does not name tokens by their ids") from exc
+    for number, token in sorted(tokens.items()):
+        if token.content in known:
+            continue
+        (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
+        if (own := tokenizer.token_to_id(token.content)) != number:
+            raise UnsupportedModel(
+                f"`{config.name}` states the id {number} for the token `{token.content}`, and "
+                f"`{TOKENIZER_NAME}` would give it the id {own}",
+                hint=f"save the tokenizer again where its tokens can be compared: {_SAVE_HINT}",
+            )
+
+
+def _read_token(fields: Mapping[str, Json]) -> AddedToken:
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(fields["content"], **{flag: fields[flag] for flag in flags if flag in fields})
+
+
+def _copy_settings_of_class(weights: Path, tokenizer: Tokenizer) -> None:
     try:
         other = _convert(weights)
     except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
-        return path
-    before = tokenizer.to_str()
+        return
     _copy_settings(other, tokenizer)
     if is_lowercasing(other) and not is_lowercasing(tokenizer):
         raise UnsupportedModel(
@@ -140,11 +181,6 @@ def correct_settings(weights: Path, into: Path) -> Path:
             "`do_lower_case`",
             hint=f"save the tokenizer again where its tokens can be compared: {_SAVE_HINT}",
         )
-    if tokenizer.to_str() == before:
-        return path
-    into.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(into / TOKENIZER_NAME))
-    return into / TOKENIZER_NAME
 
 
 def _has_settings_of(config: Mapping[str, Json], tokenizer: Tokenizer) -> bool:

@@ -1,17 +1,29 @@
-"""Tokenizer and chat template that an adapter was trained with."""
+"""Tokenizer, chat template and sentence-transformers config that an adapter was trained with."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.checkpoint import corrupt_file, is_plain_file, read_object
+from build_artifacts.checkpoints.checkpoint import (
+    MODULES_NAME,
+    corrupt_file,
+    hashed_files,
+    is_plain_file,
+    read_modules,
+    read_object,
+)
 from build_artifacts.checkpoints.decoders import (
     TEMPLATES,
     TOKENIZER_CONFIG_NAME,
     read_chat_templates,
     special_tokens,
+)
+from build_artifacts.checkpoints.sentences import (
+    SENTENCE_CONFIG_NAME,
+    TRANSFORMER_CONFIG_NAMES,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
@@ -63,3 +75,16 @@ def copy_chat_format(adapter: Adapter, into: Path) -> None:
     if tokens := special_tokens(adapter.directory):
         path = into / TOKENIZER_CONFIG_NAME
         path.write_text(json.dumps(read_object(path) | tokens, indent=2), encoding="utf-8")
+
+
+def copy_sentence_config(adapter: Adapter, into: Path) -> None:
+    """Replace pooling, prompts and length in the checkpoint `into` by those of the adapter.
+
+    The adapter has a modules.json. Raises the errors of `read_modules` and `hashed_files`.
+    """
+    folders = tuple(f"{module.path}/" for module in read_modules(adapter.directory) if module.path)
+    names = (MODULES_NAME, SENTENCE_CONFIG_NAME, *TRANSFORMER_CONFIG_NAMES)
+    for name, path in hashed_files(adapter.directory):
+        if name in names or name.startswith(folders):
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, into / name)

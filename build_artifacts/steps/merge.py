@@ -14,11 +14,22 @@ from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     copy_without_weights,
     read_field,
+    read_modules,
 )
 from build_artifacts.checkpoints.metadata import read_labels
-from build_artifacts.checkpoints.models import LOADERS, TorchModel, find_required, first_line
+from build_artifacts.checkpoints.models import (
+    LOAD_ERRORS,
+    LOADERS,
+    TorchModel,
+    find_required,
+    first_line,
+)
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.steps.adapter_texts import check_vocabulary, copy_chat_format
+from build_artifacts.steps.adapter_texts import (
+    check_vocabulary,
+    copy_chat_format,
+    copy_sentence_config,
+)
 from deployments.artifacts.types import ModelHead
 from deployments.tasks import find_head
 
@@ -34,13 +45,18 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
     check_vocabulary(adapter, checkpoint.weights)
     head = find_head(adapter.task)
     is_vector = head is ModelHead.VECTOR
-    # A head replaces pooling, so the sentence-transformers config no longer applies.
-    root = checkpoint.directory if is_vector else checkpoint.weights
-    outdated = () if is_vector else (MODULES_NAME,)
+    is_retrained = is_vector and bool(read_modules(adapter.directory))
+    # A head replaces pooling, so the sentence-transformers config no longer applies. An adapter
+    # trained with sentence-transformers has a config of its own.
+    keeps_config = is_vector and not is_retrained
+    root = checkpoint.directory if keeps_config else checkpoint.weights
+    outdated = () if keeps_config else (MODULES_NAME,)
     copy_without_weights(root, into, weights=checkpoint.weights, without=outdated)
     target = into / checkpoint.weights.relative_to(root)
     if head is ModelHead.NEXT_TOKEN:
         copy_chat_format(adapter, target)
+    if is_retrained:
+        copy_sentence_config(adapter, target)
     _merged_model(checkpoint.weights, adapter).save_pretrained(target)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
@@ -90,7 +106,7 @@ def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]
             output_loading_info=True,
             **options,
         )
-    except (OSError, ValueError, RuntimeError, ImportError) as exc:
+    except LOAD_ERRORS as exc:
         raise UnsupportedModel(
             f"transformers cannot load the base model of the adapter `{adapter.name}`: "
             f"{first_line(exc)}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -82,8 +82,10 @@ def _acquire(path: Path, on_wait: Callable[[str], None]) -> int:
             # If the previous holder removed this file before this process locked it, try again:
             # another process may already have locked a new file at `path`.
             if _is_at(descriptor, path):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}".encode(), 0)
+                with suppress(OSError):  # a full disk: the commands that free space need locks too
+                    holder = f"process {os.getpid()} on {os.uname().nodename}"
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, holder.encode(), 0)
                 return descriptor
         except BaseException:
             os.close(descriptor)

@@ -9,6 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+import tokenizers
+
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
@@ -90,7 +92,7 @@ class PromptTokenizer:
     ) -> list[int]:
         if not text:
             return []
-        encoding = self.tokenizer.encode(text)
+        encoding = self._encode(text)
         ids: list[int] = encoding.ids
         if (
             truncation is not None
@@ -130,11 +132,18 @@ class PromptTokenizer:
                 )
         return list(ids)
 
+    def _encode(self, text: str, *, add_special_tokens: bool = True) -> tokenizers.Encoding:
+        """Encode one text. `encode` would hold the GIL, and so stop the decode steps meanwhile."""
+        (encoding,) = self.tokenizer.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )
+        return encoding
+
     def _tokenize_chat(self, chat: Chat) -> list[int]:
         template = self._tool_template if chat.tools else self._template
         text = template.render(chat) if chat.messages else ""
         try:
-            ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._encode(text, add_special_tokens=False).ids
         except TypeError as exc:  # a template may split a surrogate pair
             raise InvalidField(
                 "`messages` render to a prompt that is not valid UTF-8", field="messages"

@@ -109,8 +109,8 @@ class GenerationScheduler:
 
     @property
     def load(self) -> tuple[int, int]:
-        """The numbers of active and of waiting jobs."""
-        return len(self._executor.active), len(self._waiting)
+        """The numbers of used KV slots and of waiting jobs. A beam search uses several slots."""
+        return self._executor.used_slots, len(self._waiting)
 
     @property
     def queued_s(self) -> float:

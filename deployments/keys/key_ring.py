@@ -63,6 +63,7 @@ class KeyRing:
             self._load()
             log.info("read %d keys from %s", len(self._entries), self.path)
         except BadSetting as error:
+            self._file.recheck_after(error)
             log.error("the previous keys stay in use: %s", error.message)
 
     def _load(self) -> None:

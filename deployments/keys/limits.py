@@ -81,6 +81,11 @@ class KeyMeter:
         limited = self._limited_buckets()
         for bucket, limit in limited:
             bucket.refill(limit / replicas, now_s)
+        # Usage without a limit must not count against a limit that is set later.
+        if self.limits.requests_per_minute is None:
+            self._requests.level = math.inf
+        if self.limits.tokens_per_minute is None:
+            self._tokens.level = math.inf
         error = self._find_exceeded(limited, replicas)
         if error is not None:
             known = {

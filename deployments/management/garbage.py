@@ -51,10 +51,11 @@ from deployments.console import format_table
 from deployments.errors import BadSetting, StoreNotWritable, UnknownModel
 from deployments.files import TEMPORARY_FILE
 from deployments.plan.plan import Plan
-from deployments.plan.plan_file import read_plan
+from deployments.plan.plan_file import plan_lock, read_plan
 from deployments.plan.resolution import (
     NO_VERSIONS,
     SEPARATOR,
+    list_answering,
     list_rollback_versions,
     resolve_selector,
     split_name,
@@ -279,19 +280,21 @@ def _store_errors(store: Path, doing: str) -> Iterator[None]:
 
 
 def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) -> frozenset[str]:
-    """Return the versions that the plan or the configuration names.
+    """Return the versions that answer requests, or that the plan or the configuration names.
 
-    The result includes the version to which `rollback` would return.
+    The result includes the version to which `rollback` would return. If the store lacks the default
+    version, the result includes all versions: an operator must decide which of them answers.
     """
     model_id = read_model_id(model)
     entry = plan.find(model_id)
     try:
+        answering = list_answering(model.parent, plan, model_id, configured)
         former = list_rollback_versions(model.parent, model_id, entry, configured)
-    except UnknownModel:  # the store lacks the default version
-        former = []
+    except UnknownModel:
+        return frozenset(path.name for path in list_version_directories(model))
     sealed = (version for version in former if sealed_ns(model / version))
     named = {configured[model_id]} if model_id in configured else set()
-    return entry.versions().union(named, itertools.islice(sealed, 1))
+    return entry.versions().union(answering, named, itertools.islice(sealed, 1))
 
 
 def _versions(model: Path, keep: frozenset[str], planned: frozenset[str]) -> Iterator[GarbageItem]:
@@ -315,7 +318,8 @@ def _remove_version(garbage: Garbage, item: GarbageItem) -> bool:
     store, model = garbage.store, item.path.parent
     build = build_path(store, read_model_id(model), item.path.name)
     # With the lock held, no build of this version can set an alias to it.
-    with try_exclusive_lock(lock_path(build)) as free:
+    # With the lock on the plan, no operator can promote it.
+    with try_exclusive_lock(lock_path(build)) as free, plan_lock(store):
         planned = _planned_versions(read_plan(store), model, garbage.configured)
         aliased = None if item.path.name in planned else read_aliased_versions(model)
         has_no_alias = aliased is not None and item.path.name not in aliased

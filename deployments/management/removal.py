@@ -27,11 +27,11 @@ from deployments.errors import (
     UnknownModel,
 )
 from deployments.plan.changes import forget
-from deployments.plan.plan_file import read_plan
+from deployments.plan.plan_file import plan_lock, read_plan
 from deployments.plan.resolution import (
     NO_VERSIONS,
-    resolve_name,
-    resolve_selector,
+    list_answering,
+    resolve_named,
     sealed_versions,
     split_name,
 )
@@ -68,10 +68,14 @@ def remove(
         if selector is None:  # before the files: if the plan cannot be written, no file is removed
             forget(store, model_id)
         try:
-            if versions:
-                remove_atomically(directory, building_directory(store))
-            if selector is not None:
-                _update_latest(store, model_id)
+            if selector is None:
+                if versions:
+                    remove_atomically(directory, building_directory(store))
+            else:
+                with plan_lock(store):
+                    _find_removable(store, model_id, versions[0], configured, keep)
+                    remove_atomically(directory, building_directory(store))
+                    _update_latest(store, model_id)
         except OSError as exc:
             raise _not_removable(store, model_id, exc) from exc
     return versions
@@ -150,11 +154,11 @@ def _find_removable(
     """
     plan = read_plan(store)
     entry = plan.find(model_id)
-    version = resolve_selector(store, entry, model_id, selector)
+    version = resolve_named(store, entry, model_id, selector)
     uses = [f"the alias `{alias}`" for alias, named in entry.aliases.items() if named == version]
-    if version == resolve_name(store, plan, model_id, configured).version:
+    if version in list_answering(store, plan, model_id, configured):
         uses.append("requests that name no version")
-    if f"{model_id}@{version}" in keep:
+    if f"{model_id}@{version}" in keep or configured.get(model_id) == version:
         uses.append("the configuration")
     if version in entry.splits:
         uses.append("a split")

@@ -15,7 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from deployments.artifacts.manifest import sealed_ns
-from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version
+from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.errors import BadSetting
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
 from deployments.plan.plan_file import change_model_plan
@@ -23,6 +23,7 @@ from deployments.plan.resolution import (
     NO_VERSIONS,
     list_rollback_versions,
     resolve_name,
+    resolve_named,
     resolve_selector,
 )
 
@@ -167,7 +168,7 @@ def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str
     An operator who promotes `latest` means the newest version, not the newest that works.
     """
     version = resolve_selector(store, entry, model_id, selector)
-    named = resolve_version(store, model_id, entry.aliases.get(selector, selector))
+    named = resolve_named(store, entry, model_id, selector)
     if named != version:
         raise BadSetting(
             f"`{selector}` of {model_id} is {named}, which is refused: "
@@ -184,9 +185,8 @@ def _find_split(store: Path, entry: ModelPlan, model_id: str, selector: str) -> 
     named = entry.aliases.get(selector, selector)
     if named in entry.splits:
         return named
-    resolve_selector(store, entry, model_id, selector)  # raises UnknownModel
     # Not the version that replaces a refused one in requests: it may have a split of its own.
-    return resolve_version(store, model_id, named)
+    return resolve_named(store, entry, model_id, selector)
 
 
 def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -37,6 +38,14 @@ def read_plan(store: Path) -> Plan:
         raise PlanUnusable(f"the plan `{path}` is invalid: `{where}`: {first['msg']}") from exc
 
 
+def plan_lock(store: Path) -> AbstractContextManager[None]:
+    """Return a context that holds the lock on the plan. Its start raises OSError if it fails.
+
+    While it is held, the plan and what it names cannot change.
+    """
+    return exclusive_lock(store / f"{PLAN_NAME}.lock", lambda _: None)
+
+
 def change_model_plan(
     store: Path, model_id: str, change: Callable[[ModelPlan], ModelPlan | None]
 ) -> Plan:
@@ -48,7 +57,7 @@ def change_model_plan(
     """
     path = store / PLAN_NAME
     try:
-        with exclusive_lock(store / f"{PLAN_NAME}.lock", lambda _: None):
+        with plan_lock(store):
             plan = read_plan(store)
             changed = change(plan.find(model_id)) or ModelPlan()
             if changed == plan.find(model_id):
@@ -86,6 +95,7 @@ class PlanWatch:
         try:
             plan = read_plan(self._store)
         except PlanUnusable as error:
+            self._file.recheck_after(error)
             log.error("plan %d stays in use: %s", self._plan.number, error.message)
             return
         if plan.number == 0 and self._plan.number:

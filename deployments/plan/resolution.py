@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
-from deployments.artifacts.manifest import sealed_ns
+from deployments.artifacts.manifest import ArtifactManifest, sealed_ns
 from deployments.artifacts.store import (
     LATEST_NAME,
     find_artifact,
@@ -23,7 +24,7 @@ from deployments.artifacts.store import (
     model_directory,
     resolve_version,
 )
-from deployments.errors import ArtifactMissing, ManifestInvalid, UnknownModel
+from deployments.errors import ArtifactError, ArtifactMissing, ManifestInvalid, UnknownModel
 from deployments.plan.plan import STABLE, ModelPlan, Plan, Shadow
 
 SEPARATOR = "@"
@@ -74,12 +75,19 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
     that is not refused. If there is none, return the newest version that is not refused, else the
     refused version. Raises UnknownModel if the store has no such model or version.
     """
+    version = resolve_named(store, entry, model_id, selector)
+    if selector == version:
+        return version
+    return _skip_refused(store, entry, model_id, selector, version)
+
+
+def resolve_named(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+    """Return the version that `selector` names, even if it is refused.
+
+    Raises UnknownModel if the store has no such model or version.
+    """
     try:
-        named = entry.aliases.get(selector, selector)
-        version = resolve_version(store, model_id, named)
-        if selector == version:
-            return version
-        return _skip_refused(store, entry, model_id, selector, version)
+        return resolve_version(store, model_id, entry.aliases.get(selector, selector))
     except (ArtifactMissing, ManifestInvalid) as exc:
         raise UnknownModel(
             _explain_missing(store, entry, model_id, selector), field="model"
@@ -112,13 +120,31 @@ def list_rollback_versions(
     lacks and refused versions are left out. Raises UnknownModel if the store lacks the present
     version.
     """
-    present = resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
+    default = resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
+    # If `stable` names a refused version, another one answers. A rollback may return to that one.
+    present = entry.aliases.get(STABLE, default)
     sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
     usable = [v for v in sealed if v not in refused and v != present]
     former = [v for v in entry.former.get(STABLE, ()) if v in usable]
     replaced = [v for v in usable if v == configured.get(model_id)]
     older = sealed[sealed.index(present) + 1 :] if present in sealed else []
     return former or replaced or [v for v in older if v in usable]
+
+
+def list_answering(
+    store: Path, plan: Plan, model_id: str, configured: Mapping[str, str] = NO_VERSIONS
+) -> frozenset[str]:
+    """Return the versions that answer requests without a version, splits excluded.
+
+    This is the default version and, while its manifest is damaged, the first substitute with a
+    valid one. Raises UnknownModel if there is no default version.
+    """
+    default = resolve_name(store, plan, model_id, configured).version
+    for version in (default, *list_substitutes(store, plan, model_id, default, configured)):
+        with suppress(ArtifactError):
+            ArtifactManifest.parse(model_directory(store, model_id) / version)
+            return frozenset((default, version))
+    return frozenset((default,))
 
 
 def find_named(store: Path, plan: Plan, name: str) -> Path:

@@ -248,8 +248,8 @@ class GeneratorReplica:
         """
         busy, queued_s = self._preparing / self._hardware.kv_slots, 0.0
         for model in self.pool.models():
-            active, _ = model.scheduler.load
-            busy += active / model.decoder.info.slots
+            used, _ = model.scheduler.load
+            busy += used / model.decoder.info.slots
             queued_s += model.scheduler.queued_s
         return Load(min(busy, 1.0), queued_s)
 

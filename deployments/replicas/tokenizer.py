@@ -44,10 +44,10 @@ from deployments.replicas.pinned_models import PinnedModels
 from deployments.tokenization.encodings import translate_panics
 from deployments.tokenization.slices import (
     SLICE_CHARACTERS,
+    CallMerger,
     CallPart,
     cut_calls,
     cut_sequences,
-    merge_parts,
 )
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenCache, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenInspector
@@ -60,9 +60,6 @@ S = TypeVar("S", bound=Sequence[Any])
 # Maximum characters of a slice that is tokenized on the event loop. A slice of this size takes
 # 0.1 ms, less than a round trip to the thread.
 INLINE_CHARACTERS = 4_000
-
-
-_PartOutcome = tuple[CallPart, TokenizedTexts | ServeError]
 
 
 class _SliceResult(NamedTuple):
@@ -153,7 +150,7 @@ class TokenizerReplica:
     async def _tokenize_batch(
         self, batch: CallBatch, tokenizer: CachingTokenizer
     ) -> TokenizedBatch:
-        outcomes: list[list[_PartOutcome]] = [[] for _ in batch.calls]
+        mergers = [CallMerger(call) for call in batch.calls]
         waiting = _count_characters(batch.calls)
         # Only a call that is alone in its batch can be refused. A batch of several calls has only
         # short calls, and no call may be refused because of the others.
@@ -165,18 +162,20 @@ class TokenizerReplica:
         try:
             for parts in cut_calls(batch.calls):
                 characters = _count_characters([part.call for part in parts])
-                done = await self._take_turn(tokenizer, batch.key.model, parts, characters)
-                tokenize_s += done.elapsed_s
-                for part, outcome in zip(parts, done.outcomes, strict=True):
-                    outcomes[part.call_index].append((part, outcome))
+                needed = [part for part in parts if mergers[part.call_index].error is None]
+                if needed:
+                    done = await self._take_turn(tokenizer, batch.key.model, needed, characters)
+                    tokenize_s += done.elapsed_s
+                    for part, outcome in zip(needed, done.outcomes, strict=True):
+                        mergers[part.call_index].add(part, outcome)
                 self._characters[client] -= characters
                 waiting -= characters
         finally:
             self._characters[client] -= waiting
             if not self._characters[client]:
                 del self._characters[client]
-        merged = map(merge_parts, batch.calls, outcomes)
-        return _build_batch(batch, list(merged), tokenize_s)
+        merged = [merger.merge() for merger in mergers]
+        return _build_batch(batch, merged, tokenize_s)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...] | ServeError:
         return await self._inspect(

@@ -14,8 +14,12 @@ def softmax(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def sigmoid(rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Apply the logistic function to each element. Use tanh to avoid overflow."""
-    probabilities: NDArray[np.float32] = np.float32(0.5) * (1 + np.tanh(rows / 2))
+    """Apply the logistic function to each element, with full precision near 0 too.
+
+    Powers of negative numbers do not overflow.
+    """
+    powers = np.exp(-np.abs(rows))
+    probabilities: NDArray[np.float32] = np.where(rows >= 0, 1, powers) / (1 + powers)
     return probabilities
 
 

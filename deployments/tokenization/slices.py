@@ -53,32 +53,43 @@ def cut_sequences(sequences: Sequence[S]) -> Iterator[Sequence[S]]:
             start, size = end, 0
 
 
-def merge_parts(
-    call: Call, parts: Sequence[tuple[CallPart, TokenizedTexts | ServeError]]
-) -> TokenizedTexts | ServeError:
-    """Merge the outcomes of all parts of one call.
+class CallMerger:
+    """Merger of the outcomes of all parts of one call.
 
-    If parts failed, return the first error. Also return an error if the parts together have more
-    than MAX_CALL_WINDOWS windows (tokenizer.py).
+    After the first error it has only that error, and the call needs no further parts.
     """
-    if len(parts) == 1:
-        return parts[0][1]
-    error = next((outcome for _, outcome in parts if isinstance(outcome, ServeError)), None)
-    if error is not None:
-        return error
-    whole = [(part, texts) for part, texts in parts if isinstance(texts, TokenizedTexts)]
-    items = [item for _, texts in whole for item in texts.items]
-    offsets = tuple(
-        one._replace(text=part.first_text + one.text)
-        for part, texts in whole
-        for one in texts.token_offsets
-    )
-    if call.windowing is not None:
+
+    def __init__(self, call: Call) -> None:
+        self.error: ServeError | None = None
+        self._call = call
+        self._parts: list[tuple[CallPart, TokenizedTexts]] = []
+        self._items = 0
+
+    def add(self, part: CallPart, outcome: TokenizedTexts | ServeError) -> None:
+        """Add the next outcome. More than MAX_CALL_WINDOWS windows (tokenizer.py) are an error."""
         try:
-            check_windows(len(items), call.fields[-1])
-        except ServeError as too_many:
-            return too_many
-    return TokenizedTexts(items, sum(texts.truncated for _, texts in whole), offsets)
+            if isinstance(outcome, ServeError):
+                raise outcome
+            self._items += len(outcome.items)
+            if self._call.windowing is not None:
+                check_windows(self._items, part.call.fields[-1])
+            self._parts.append((part, outcome))
+        except ServeError as error:
+            self.error, self._parts = error, []
+
+    def merge(self) -> TokenizedTexts | ServeError:
+        if self.error is not None:
+            return self.error
+        if len(self._parts) == 1:
+            return self._parts[0][1]
+        items = [item for _, texts in self._parts for item in texts.items]
+        offsets = tuple(
+            one._replace(text=part.first_text + one.text)
+            for part, texts in self._parts
+            for one in texts.token_offsets
+        )
+        truncated = sum(texts.truncated for _, texts in self._parts)
+        return TokenizedTexts(items, truncated, offsets)
 
 
 def _take_texts(call: Call, start: int, end: int) -> Call:

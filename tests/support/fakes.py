@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -111,6 +112,15 @@ class ScriptedEngine:
 
 class PanicException(BaseException):
     """Stand-in for the PanicException of Rust libraries, a class that cannot be imported."""
+
+
+def fail_with(code: int) -> Callable[..., NoReturn]:
+    """Return a function for the place of a system call. It raises the OSError of an errno."""
+
+    def fail(*_: object) -> NoReturn:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 class FakeClock:

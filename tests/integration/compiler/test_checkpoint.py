@@ -79,6 +79,16 @@ def no_config(directory: Path) -> None:
     (directory / "config.json").unlink()
 
 
+def adapter_beside_the_weights(directory: Path) -> None:
+    write_json(directory / "adapter_config.json", {"peft_type": "LORA"})
+
+
+def adapter_alone(directory: Path) -> None:
+    (directory / "config.json").unlink()
+    (directory / "model.safetensors").rename(directory / "adapter_model.safetensors")
+    write_json(directory / "adapter_config.json", {"base_model_name_or_path": "org/base"})
+
+
 def cut_config(directory: Path) -> None:
     (directory / "config.json").write_text('{"model_type": ')
 
@@ -189,6 +199,8 @@ def module_elsewhere(directory: Path) -> None:
         (cut_tokenizer, UnsupportedModel, "`tokenizer.json` is corrupt"),
         (directory_for("tokenizer.json"), SourceUnreadable, "tokenizer.json.*a directory, not"),
         (no_config, SourceNotFound, "no `config.json`"),
+        (adapter_beside_the_weights, UnsupportedModel, "the checkpoint also has a LoRA adapter"),
+        (adapter_alone, UnsupportedModel, "a LoRA adapter of `org/base`, and no model"),
         (cut_config, UnsupportedModel, "`config.json` is corrupt"),
         (deep_config, UnsupportedModel, "`config.json` is corrupt"),
         (list_config, UnsupportedModel, "`config.json` is corrupt: not a JSON object"),

@@ -160,7 +160,7 @@ def test_tokenizer_with_more_tokens_than_the_model_is_rejected(tmp_path: Path) -
     config = json.loads((source / "config.json").read_text())
     write_json(source / "config.json", config | {"vocab_size": 20})
     request = BuildRequest(ref=str(source), store=tmp_path / "store", recipe=SMALL, budget=UNTUNED)
-    with pytest.raises(UnsupportedModel, match=r"returns the id \d+; .* vectors for 20 tokens"):
+    with pytest.raises(UnsupportedModel, match=r"returns the id \d+ .* vectors for 20 tokens"):
         build(request, BuildProgress(io.StringIO()))
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import shutil
 import stat
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -152,6 +153,23 @@ def test_failed_download_contains_pip_message(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(SourceNotFound, match=r"cannot download `gt-tiny==9`: .*gt-tiny==9"):
         pip_download("gt-tiny==9", tmp_path)
+
+
+def test_download_never_waits_for_a_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        commands.append((command, options))
+        return subprocess.CompletedProcess(command, 1, "", "401")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    with pytest.raises(SourceNotFound, match="401"):
+        pip_download("gt-tiny==9", tmp_path)
+    ((command, options),) = commands
+    assert "--no-input" in command
+    assert options["stdin"] == subprocess.DEVNULL
 
 
 class FakeHub:

@@ -248,6 +248,42 @@ def test_tokenizer_without_other_settings_is_unchanged(
     assert correct_settings(directory, tmp_path / "made") == directory / "tokenizer.json"
 
 
+def with_stated_token(directory: Path, **stated: object) -> Path:
+    normalizer = bert_normalizer(lowercase=True)
+    return with_normalizer(directory, normalizer, added_tokens_decoder=stated)
+
+
+def test_token_that_only_the_config_states_is_added(tmp_path: Path) -> None:
+    number = str(len(read_words(with_stated_token(tmp_path / "other") / "tokenizer.json")))
+    token = {"content": "<|Tool|>", "special": True, "normalized": False, "lstrip": True}
+    directory = with_stated_token(tmp_path / "model", **{number: token})
+    made = Tokenizer.from_file(str(correct_settings(directory, tmp_path / "made")))
+    tokens = made.encode("good <|Tool|>film", add_special_tokens=False).tokens
+    assert tokens == ["good", " <|Tool|>", "film"]  # `lstrip` takes the space
+    assert made.token_to_id("<|Tool|>") == int(number)
+    assert made.get_added_tokens_decoder()[int(number)].special
+
+
+def test_token_of_the_vocabulary_that_the_config_states_is_kept_whole(tmp_path: Path) -> None:
+    words = read_words(with_stated_token(tmp_path / "other") / "tokenizer.json")
+    number = words.index("##a")
+    directory = with_stated_token(tmp_path / "model", **{str(number): {"content": "##a"}})
+    made = Tokenizer.from_file(str(correct_settings(directory, tmp_path / "made")))
+    assert made.encode("##a", add_special_tokens=False).ids == [number]
+
+
+def test_token_that_would_get_another_id_is_rejected(tmp_path: Path) -> None:
+    directory = with_stated_token(tmp_path / "model", **{"999": {"content": "<|tool|>"}})
+    with pytest.raises(UnsupportedModel, match=r"the id 999 for the token `<\|tool\|>`"):
+        correct_settings(directory, tmp_path / "made")
+
+
+def test_stated_tokens_without_content_are_rejected(tmp_path: Path) -> None:
+    directory = with_stated_token(tmp_path / "model", first={"content": "<|tool|>"})
+    with pytest.raises(UnsupportedModel, match="`added_tokens_decoder` does not name tokens"):
+        correct_settings(directory, tmp_path / "made")
+
+
 def test_tokenizer_that_cannot_lowercase_is_rejected(tmp_path: Path) -> None:
     directory = with_normalizer(tmp_path / "model", None, do_lower_case=True)
     with pytest.raises(UnsupportedModel, match="does not lowercase") as caught:

@@ -81,6 +81,30 @@ def test_head_shape_defaults_are_derived(directory: Path) -> None:
     assert (generation_config.kv_heads, generation_config.head_dim) == (4, 32)
 
 
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0} | {
+    name: [1.0] * 8 for name in ("short_factor", "long_factor")
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 128},
+        {"rope_parameters": LONGROPE | {"original_max_position_embeddings": 128}},
+        {"rope_scaling": LONGROPE | {"original_max_position_embeddings": 128}},
+    ],
+    ids=["beside the settings", "in the settings", "in settings of the older name"],
+)
+@pytest.mark.parametrize("embeds", [False, True])
+def test_texts_stay_in_the_shorter_table_of_longrope(
+    directory: Path, change: dict[str, object], embeds: bool
+) -> None:
+    if embeds:
+        write_pooling(directory)
+    write_json(directory / "config.json", LLAMA | change)
+    assert read_checkpoint_metadata(directory).max_tokens == 128
+
+
 def test_eos_token_ids_merge_all_files(directory: Path) -> None:
     write_json(directory / "generation_config.json", {"eos_token_id": [5, 7]})
     write_json(directory / "tokenizer_config.json", {"eos_token": {"content": END}})

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import transformers
+from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
+from build_artifacts.encoders.preparation import prepare
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import ModelHead
-from tests.support.tiny_encoders import write_json, write_pooling
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.tiny_encoders import tiny_checkpoint, write_json, write_pooling
 
 USE_ENCODER = "use an encoder of text, such as BERT, XLM-RoBERTa or ModernBERT"
 GENERATE = "pass `--task text-generation`"
@@ -109,6 +113,39 @@ def test_quantized_checkpoint_is_refused(
     quantization = {"quant_method": "gptq", "bits": 4}
     refusal = refuse(tmp_path, model_type, architecture, quantization_config=quantization)
     assert "the checkpoint is quantized" in refusal.message
+
+
+def test_positions_after_an_unknown_padding_id_are_refused(tmp_path: Path) -> None:
+    architecture = "RobertaForSequenceClassification"
+    refusal = refuse(tmp_path, "roberta", architecture, pad_token_id=None)
+    assert "`config.json` states no `pad_token_id`" in refusal.message
+
+
+def test_unknown_activation_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "bert", labels=("NO", "YES"))
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    write_json(checkpoint / "config.json", config | {"hidden_act": "geglu"})
+    with pytest.raises(UnsupportedModel, match="cannot load the checkpoint: unknown key 'geglu'"):
+        load_model(checkpoint, head=ModelHead.LABELS, dtype="float32")
+
+
+def test_model_that_requires_other_inputs_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "xmod", model_type="xmod", labels=("NO", "YES"))
+    metadata = read_checkpoint_metadata(checkpoint)
+    with pytest.raises(UnsupportedModel, match=r"not run on token ids alone: .* language"):
+        prepare(checkpoint, metadata, None, tmp_path)
+
+
+def test_token_without_a_vector_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "bert")
+    tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
+    known = tokenizer.get_vocab_size()
+    tokenizer.add_special_tokens(["<|user|>"])  # in none of the probes
+    tokenizer.save(str(checkpoint / "tokenizer.json"))
+    metadata = read_checkpoint_metadata(checkpoint)
+    reason = rf"returns the id {known} for `<\|user\|>`; the model has vectors for {known} tokens"
+    with pytest.raises(UnsupportedModel, match=reason):
+        prepare(checkpoint, metadata, None, tmp_path)
 
 
 def test_checkpoint_that_requires_a_missing_package_is_refused(

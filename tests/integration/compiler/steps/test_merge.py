@@ -32,7 +32,7 @@ from deployments.artifacts.types import ModelHead
 from tests.support.adapters import tiny_adapter
 from tests.support.decoder_artifacts import END, TURN, TURN_END
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
-from tests.support.tiny_encoders import tiny_checkpoint, write_json
+from tests.support.tiny_encoders import tiny_checkpoint, write_json, write_pooling
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +131,26 @@ def test_chat_template_of_base_stays_without_one_of_adapter(
 ) -> None:
     checkpoint = merged(llama, adapter, tmp_path / "merged")
     assert read_chat_templates(checkpoint.weights) == read_chat_templates(llama)
+
+
+@pytest.mark.parametrize("pooled", [False, True], ids=["plain base", "base with a pooling"])
+def test_sentence_config_of_adapter_replaces_that_of_base(tmp_path: Path, pooled: bool) -> None:
+    base = tiny_checkpoint(tmp_path / "base")
+    if not pooled:
+        (base / "modules.json").unlink()
+        shutil.rmtree(base / "1_Pooling")
+    model = transformers.AutoModel.from_pretrained(base)
+    lora = LoraConfig(task_type="FEATURE_EXTRACTION", r=2, target_modules=["query"])
+    adapter = tmp_path / "adapter"
+    get_peft_model(model, lora).save_pretrained(adapter)
+    write_pooling(adapter, pooling="cls", normalize=False)
+    prompts = {"prompts": {"query": "Q: "}, "default_prompt_name": "query"}
+    write_json(adapter / "config_sentence_transformers.json", prompts)
+    write_json(adapter / "sentence_bert_config.json", {"max_seq_length": 32})
+    checkpoint = merged(base, adapter, tmp_path / "merged")
+    metadata = read_metadata(checkpoint, select_tasks(checkpoint, None, None))
+    assert (metadata.pooling, metadata.normalize, metadata.max_tokens) == ("cls", False, 32)
+    assert (dict(metadata.prompts)["query"], metadata.default_prompt) == ("Q: ", "query")
 
 
 def test_adapter_with_other_vocabulary_is_rejected(

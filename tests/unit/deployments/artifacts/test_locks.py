@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ from deployments.artifacts.locks import (
     is_locked,
     try_exclusive_lock,
 )
+from tests.support.fakes import fail_with
 
 
 def fail_on_wait(holder: str) -> None:
@@ -34,6 +36,12 @@ def test_lock_has_one_holder_and_is_removed_on_release(tmp_path: Path) -> None:
         assert acquired
         assert is_locked(path)
     assert not path.exists()
+
+
+def test_lock_needs_no_space_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", fail_with(errno.ENOSPC))
+    with exclusive_lock(tmp_path / "lock", fail_on_wait):
+        assert is_locked(tmp_path / "lock")
 
 
 def test_lock_is_released_on_an_error(tmp_path: Path) -> None:

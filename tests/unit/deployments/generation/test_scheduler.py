@@ -143,6 +143,20 @@ def test_beam_search_job_waits_for_all_its_slots_in_order(make_harness) -> None:
     assert list(harness.collector.events) == [first.number, wide.number, last.number]
 
 
+def test_load_counts_every_slot_of_a_beam_search(make_harness) -> None:
+    harness = make_harness(FakeDecoder(slots=4, held=threading.Event()))
+    options = GenerationOptions(beam_search=BeamSearchParams(3), max_new_tokens=4)
+    job = BeamSearchJob(
+        [3, 4], options, BeamSearchParams(3), build_model_context(96), far_deadline()
+    )
+    harness.scheduler.submit(job)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while harness.scheduler.load != (3, 0):
+        assert time.monotonic() < deadline_s
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(job)
+
+
 def test_full_queue_rejects_at_once(make_harness) -> None:
     harness = make_harness(FakeDecoder(slots=1, held=threading.Event()), max_waiting_requests=2)
     first = harness.job([1, 2])

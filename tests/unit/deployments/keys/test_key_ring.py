@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ from deployments.keys.key import KeyLimits, Scope, generate_key, key_id
 from deployments.keys.key_file import read_key_file
 from deployments.keys.key_ring import KeyRing
 from deployments.watched_file import CHECK_INTERVAL_S
-from tests.support.fakes import FakeClock
+from tests.support.fakes import FakeClock, fail_with
 from tests.support.keys import add_key, remove_key
 
 
@@ -144,6 +145,22 @@ def test_revoked_key_is_refused_once_the_file_is_readable_again(
         assert ring.authenticate(key).name == "alice"
     time.sleep(0.02)  # s; file systems count time in steps of a few milliseconds
     path.chmod(0o640)
+    clock.now_s += CHECK_INTERVAL_S
+    with pytest.raises(Unauthorized):
+        ring.authenticate(key)
+
+
+def test_revoked_key_is_refused_after_a_failed_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    key = add_key(path, "alice")
+    ring = KeyRing(path, clock)
+    remove_key(path, "alice")
+    clock.now_s += CHECK_INTERVAL_S
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "read_bytes", fail_with(errno.EMFILE))
+        assert ring.authenticate(key).name == "alice"
     clock.now_s += CHECK_INTERVAL_S
     with pytest.raises(Unauthorized):
         ring.authenticate(key)

@@ -60,6 +60,19 @@ def test_noisy_key_gets_its_tokens_and_no_more(replicas: int) -> None:
     assert 0.9 * 60_000 <= sum(tokens for _, tokens in used) / 5 <= 1.1 * 60_000
 
 
+def test_usage_without_a_limit_does_not_count_against_a_later_limit() -> None:
+    limits = KeyLimits(requests_per_minute=60, tokens_per_minute=1_000)
+    meter = KeyMeter("alice", limits, FakeClock())
+    meter.enter(1).release()
+    meter.limits = KeyLimits(concurrent_requests=2)
+    for _ in range(500):
+        request = meter.enter(1)
+        meter.use_tokens(100)
+        request.release()
+    meter.limits = limits
+    meter.enter(1)
+
+
 def test_concurrent_requests_are_bounded_and_freed() -> None:
     meter = KeyMeter("alice", KeyLimits(concurrent_requests=2), FakeClock())
     metered = [meter.enter(1), meter.enter(1)]

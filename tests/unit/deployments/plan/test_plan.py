@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections import Counter
@@ -28,7 +29,7 @@ from deployments.plan.resolution import (
     split_name,
 )
 from deployments.watched_file import CHECK_INTERVAL_S
-from tests.support.fakes import FakeClock
+from tests.support.fakes import FakeClock, fail_with
 
 MODEL = "org/model"
 OLD, NEW, NEWEST = "aaaaaaaaaaa1", "bbbbbbbbbbb2", "ccccccccccc3"
@@ -124,6 +125,15 @@ def test_rollback_undoes_promotions_one_by_one(store: Path) -> None:
     ]
     with pytest.raises(BadSetting, match="no version before"):
         changes.rollback(store, MODEL)
+
+
+def test_rollback_of_a_refused_promotion_returns_to_the_version_that_answers(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    for version in (OLD, NEW, NEWEST):
+        changes.promote(store, MODEL, version)
+    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
+    assert default_version(store) == NEW
+    assert changes.rollback(store, MODEL).find(MODEL).aliases[STABLE] == NEW
 
 
 def test_rollback_without_a_promotion_takes_the_version_before(store: Path) -> None:
@@ -369,6 +379,20 @@ def test_invalid_plan_is_refused_at_the_start_and_ignored_later(
     assert watch.current().number == 1
     with pytest.raises(PlanUnusable, match=PLAN_NAME):
         PlanWatch(store)
+
+
+def test_watch_reads_again_after_a_failed_read(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    watch = PlanWatch(store, clock)
+    changes.promote(store, MODEL)
+    clock.now_s += CHECK_INTERVAL_S
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "read_bytes", fail_with(errno.EMFILE))
+        assert watch.current().number == 0
+    clock.now_s += CHECK_INTERVAL_S
+    assert watch.current().number == 1
 
 
 def test_watch_follows_the_file_and_survives_its_removal(store: Path) -> None:

@@ -32,6 +32,7 @@ from deployments.messages import (
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
+from deployments.tokenization import tokenizer
 from deployments.tokenization.slices import SLICE_CHARACTERS
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.windows import WindowTokenizer
@@ -338,6 +339,18 @@ async def test_long_text_does_not_hold_the_tokenizer(make_replica, tiny_store: P
     assert whole.calls[0].lengths == (MAX_TOKENS,) * 20
     assert whole.calls[0].truncated == 20
     assert [record.texts for record in log.records if record.model == EMBEDDER] == [1] * 20
+
+
+async def test_call_beyond_a_limit_stops_its_slices(
+    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "MAX_CALL_WINDOWS", 5)
+    log = TokenizeLog()
+    text = "good film " * (SLICE_CHARACTERS // 10)
+    long = call(*(f"{n} {text}" for n in range(20)))._replace(windowing=Windowing(4_000, 0))
+    answer = await make_replica(log).tokenize_batch(batch(tiny_store, long))
+    assert isinstance(answer.calls[0], InputTooLong)
+    assert len(log.records) < 10
 
 
 async def test_caller_that_leaves_a_long_text_stops_its_slices(

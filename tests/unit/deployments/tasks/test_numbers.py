@@ -33,6 +33,12 @@ def test_score_functions_are_exact_and_do_not_overflow(
     assert computed.dtype == np.float32
 
 
+def test_sigmoid_keeps_its_precision_near_zero() -> None:
+    logits = np.array([-11, -17, -20, -80], dtype=np.float32)
+    expected = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert sigmoid(logits) == pytest.approx(expected, rel=1e-5)
+
+
 def test_softmax_is_over_the_last_axis() -> None:
     logits = np.random.default_rng(0).standard_normal((2, 3, 4), dtype=np.float32)
     scores = softmax(logits)

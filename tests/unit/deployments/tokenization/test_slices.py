@@ -7,7 +7,7 @@ import pytest
 from deployments.errors import InputTooLong
 from deployments.messages import Call, Truncation, Windowing
 from deployments.tokenization import slices, tokenizer
-from deployments.tokenization.slices import cut_calls, cut_sequences, merge_parts
+from deployments.tokenization.slices import CallMerger, cut_calls, cut_sequences
 from deployments.tokenization.tokenizer import CachingTokenizer
 from tests.support.fakes import far_deadline
 from tests.support.tiny_encoders import tiny_tokenizer
@@ -53,9 +53,11 @@ def test_sequences_are_cut_between_two(short_slices: None) -> None:
 
 
 def tokenize(tiny: CachingTokenizer, whole: Call) -> object:
-    parts = [part for cut in cut_calls([whole]) for part in cut]
-    outcomes = [tiny.tokenize([part.call])[0] for part in parts]
-    return merge_parts(whole, list(zip(parts, outcomes, strict=True)))
+    merger = CallMerger(whole)
+    for part in (part for cut in cut_calls([whole]) for part in cut):
+        if merger.error is None:
+            merger.add(part, tiny.tokenize([part.call])[0])
+    return merger.merge()
 
 
 @pytest.mark.parametrize("windowing", [None, Windowing(tokens=8, stride=2)])
