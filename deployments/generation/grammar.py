@@ -8,6 +8,7 @@ gigabytes to compile. A trial in a child process finds them first; see grammar_t
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections import OrderedDict
@@ -27,6 +28,7 @@ from deployments.generation.grammar_trials import (
     TrialLimits,
     build_matcher,
 )
+from deployments.generation.json_schema import state_objects
 from deployments.messages import Grammar
 
 MAX_CHARACTERS = 65_536  # per schema or regular expression
@@ -181,13 +183,21 @@ def _build_source(grammar: Grammar) -> str:
         if not grammar.value:
             raise _invalid_grammar("the regular expression is empty")
         return f"start: /{regex_to_lark(grammar.value, ASCII_CLASSES)}/"
-    schema = ANY_OBJECT if grammar.kind == "json_object" else grammar.value
+    schema = ANY_OBJECT if grammar.kind == "json_object" else _read_schema(grammar.value)
     try:
         return LLMatcher.grammar_from_json_schema(
             schema, overrides={"whitespace_pattern": WHITESPACE}
         )
     except ValueError as exc:
         raise _invalid_grammar(f"not a JSON schema: {exc}") from exc
+
+
+def _read_schema(text: str) -> str:
+    """Return the schema with the types that it implies. llguidance reports what is not JSON."""
+    try:
+        return json.dumps(state_objects(json.loads(text)))
+    except (ValueError, RecursionError):
+        return text
 
 
 def _invalid_grammar(reason: str) -> InvalidField:

@@ -103,6 +103,15 @@ def test_random_allowed_tokens_match_the_json_schema(
         jsonschema.validate(json.loads(text), wanted)
 
 
+def test_schema_with_properties_yields_an_object(compiler: GrammarCompiler) -> None:
+    """As in the examples of huggingface_hub and text-generation-inference, which omit the type."""
+    inner = {"properties": {"properties": {"type": "integer"}}, "required": ["properties"]}
+    wanted = {"properties": {"where": inner}, "required": ["where"], "additionalProperties": False}
+    for seed in range(10):
+        found = json.loads(written(compiler.compile(schema(wanted)), seed))
+        assert isinstance(found["where"]["properties"], int)
+
+
 def test_json_object_grammar_yields_an_object(compiler: GrammarCompiler) -> None:
     values = [
         json.loads(written(compiler.compile(Grammar("json_object")), seed)) for seed in range(25)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import processors
+from tokenizers import Encoding, processors
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import (
@@ -25,7 +25,7 @@ from deployments.errors import (
 )
 from deployments.generation.chat_template import MAX_CHARACTERS
 from deployments.generation.preparation import PromptTokenizer
-from deployments.messages import Chat
+from deployments.messages import Chat, Prompt
 from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
@@ -76,6 +76,21 @@ def build_chat(*contents: str) -> Chat:
 def test_text_gets_special_tokens(tmp_path: Path) -> None:
     own = TOKENIZER.encode("the river").ids
     assert reader(tmp_path).tokenize("the river") == [START_ID, *own]
+
+
+class BatchTokenizer:
+    """Tokenizer without `encode`, which holds the GIL during the whole text."""
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> list[Encoding]:
+        found: list[Encoding] = TOKENIZER.encode_batch_fast(texts, **options)
+        return found
+
+
+@pytest.mark.parametrize("prompt", ["the river", HELLO])
+def test_prompts_are_tokenized_without_the_gil(prompt: Prompt, tmp_path: Path) -> None:
+    prompts = reader(tmp_path, "{{ messages[0].content }}")
+    prompts.tokenizer = BatchTokenizer()
+    assert prompts.tokenize(prompt)
 
 
 def test_token_ids_are_unchanged(tmp_path: Path) -> None:

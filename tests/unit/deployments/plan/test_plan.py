@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from collections import Counter
@@ -29,7 +28,7 @@ from deployments.plan.resolution import (
     split_name,
 )
 from deployments.watched_file import CHECK_INTERVAL_S
-from tests.support.fakes import FakeClock, fail_with
+from tests.support.fakes import FakeClock
 
 MODEL = "org/model"
 OLD, NEW, NEWEST = "aaaaaaaaaaa1", "bbbbbbbbbbb2", "ccccccccccc3"
@@ -379,20 +378,6 @@ def test_invalid_plan_is_refused_at_the_start_and_ignored_later(
     assert watch.current().number == 1
     with pytest.raises(PlanUnusable, match=PLAN_NAME):
         PlanWatch(store)
-
-
-def test_watch_reads_again_after_a_failed_read(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = FakeClock()
-    watch = PlanWatch(store, clock)
-    changes.promote(store, MODEL)
-    clock.now_s += CHECK_INTERVAL_S
-    with monkeypatch.context() as failing:
-        failing.setattr(Path, "read_bytes", fail_with(errno.EMFILE))
-        assert watch.current().number == 0
-    clock.now_s += CHECK_INTERVAL_S
-    assert watch.current().number == 1
 
 
 def test_watch_follows_the_file_and_survives_its_removal(store: Path) -> None:

@@ -32,13 +32,13 @@ from deployments.messages import (
 from deployments.records import TokenizeRecord, TokenizeRecorder
 from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import INLINE_CHARACTERS, TokenizerReplica
-from deployments.tokenization import tokenizer
 from deployments.tokenization.slices import SLICE_CHARACTERS
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.windows import WindowTokenizer
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, MAX_TOKENS
 from tests.support.fakes import TIMEOUT_S, PanicException, TokenizeLog, far_deadline, wait_until
 
+SLICE = "good film " * (SLICE_CHARACTERS // 10)
 LONG = "a " * INLINE_CHARACTERS  # tokenized in the thread, not on the event loop
 
 
@@ -325,8 +325,7 @@ async def test_long_text_does_not_hold_the_tokenizer(make_replica, tiny_store: P
     """A paragraph of another client waits for one slice of a body of 400 KB, not for all of it."""
     log = TokenizeLog()
     replica = make_replica(log)
-    text = "good film " * (SLICE_CHARACTERS // 10)
-    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)._replace(client="big")
+    big = call(*(f"{n} {SLICE}" for n in range(20)), truncate=True)._replace(client="big")
     small = call("the night " * 500, truncate=True)._replace(client="small")
     slow = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
     await wait_until(lambda: len(log.records) >= 1)
@@ -341,16 +340,11 @@ async def test_long_text_does_not_hold_the_tokenizer(make_replica, tiny_store: P
     assert [record.texts for record in log.records if record.model == EMBEDDER] == [1] * 20
 
 
-async def test_call_beyond_a_limit_stops_its_slices(
-    make_replica, tiny_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tokenizer, "MAX_CALL_WINDOWS", 5)
-    log = TokenizeLog()
-    text = "good film " * (SLICE_CHARACTERS // 10)
-    long = call(*(f"{n} {text}" for n in range(20)))._replace(windowing=Windowing(4_000, 0))
-    answer = await make_replica(log).tokenize_batch(batch(tiny_store, long))
+async def test_call_beyond_a_limit_stops_its_slices(make_replica, tiny_store: Path) -> None:
+    big = call(*[SLICE] * 20)
+    answer = await make_replica(log := TokenizeLog()).tokenize_batch(batch(tiny_store, big))
     assert isinstance(answer.calls[0], InputTooLong)
-    assert len(log.records) < 10
+    assert len(log.records) == 1
 
 
 async def test_caller_that_leaves_a_long_text_stops_its_slices(
@@ -358,8 +352,7 @@ async def test_caller_that_leaves_a_long_text_stops_its_slices(
 ) -> None:
     log = TokenizeLog()
     replica = make_replica(log)
-    text = "good film " * (SLICE_CHARACTERS // 10)
-    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)
+    big = call(*(f"{n} {SLICE}" for n in range(20)), truncate=True)
     task = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
     await wait_until(lambda: len(log.records) >= 1)
     task.cancel()
@@ -375,8 +368,7 @@ async def test_long_call_that_cannot_be_tokenized_in_time_is_refused(
 ) -> None:
     log = TokenizeLog()
     replica = make_replica(log)
-    text = "good film " * (SLICE_CHARACTERS // 10)
-    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)
+    big = call(*(f"{n} {SLICE}" for n in range(20)), truncate=True)
     hasty = big._replace(deadline_s=deadline_after(1e-3))
     slow = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
     await wait_until(lambda: len(log.records) >= 2)
@@ -394,8 +386,7 @@ async def test_short_calls_are_not_refused_for_the_deadline_of_another(
 ) -> None:
     log = TokenizeLog()
     replica = make_replica(log)
-    text = "good film " * (SLICE_CHARACTERS // 10)
-    big = call(*(f"{n} {text}" for n in range(20)), truncate=True)
+    big = call(*(f"{n} {SLICE}" for n in range(20)), truncate=True)
     slow = asyncio.ensure_future(replica.tokenize_batch(batch(tiny_store, big)))
     await wait_until(lambda: len(log.records) >= 2)
     short = call("good film " * 90, truncate=True)

@@ -1,0 +1,43 @@
+"""Garbage collection while the default version is refused, damaged or missing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.store import model_directory
+from deployments.management.garbage import find_garbage
+from deployments.plan import changes
+from tests.support.artifacts import seal_tiny_version
+
+MODEL = "acme/tiny"
+OLD, OTHER, NEW = "000000000001", "000000000002", "000000000003"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """Create a store of one model with three versions."""
+    for version in (OLD, OTHER, NEW):
+        seal_tiny_version(tmp_path, MODEL, version)
+    return tmp_path
+
+
+def test_version_that_answers_in_place_of_refused_ones_stays(store: Path) -> None:
+    assert [item.path.name for item in find_garbage(store).items] == [OLD]
+    for version in (OTHER, NEW):
+        changes.refuse(store, MODEL, version, "its graph does not open")
+    assert [item.path.name for item in find_garbage(store).items] == [OTHER]
+
+
+def test_version_that_answers_in_place_of_damaged_ones_stays(store: Path) -> None:
+    for version in (OTHER, NEW):
+        (model_directory(store, MODEL) / version / MANIFEST_NAME).write_text("{")
+    assert find_garbage(store).items == ()
+
+
+def test_all_versions_stay_while_latest_names_a_missing_one(store: Path) -> None:
+    shutil.rmtree(model_directory(store, MODEL) / NEW)
+    assert find_garbage(store).items == ()
