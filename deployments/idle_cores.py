@@ -24,8 +24,8 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 LATENCY_DEVICE = Path("/dev/cpu_dma_latency")
 IDLE_DRIVER = Path("/sys/devices/system/cpu/cpuidle/current_driver")
-# Idle driver that Linux loads in virtual machines. With any other driver, cores may become idle:
-# they wake fast, and their idle states cost less than a polling loop.
+# Idle driver that Linux loads in virtual machines. With any other driver, this module lets idle
+# cores sleep: they wake fast, and their idle states cost less than a polling loop.
 _HALTING_DRIVER = "haltpoll"
 # Seconds that cores stay awake after a request. A client in a loop sends the next request sooner.
 LINGER_S = 0.01

@@ -184,7 +184,10 @@ def _copy_settings_of_class(weights: Path, tokenizer: Tokenizer) -> None:
 
 
 def _has_settings_of(config: Mapping[str, Json], tokenizer: Tokenizer) -> bool:
-    """Return whether `tokenizer` already has the settings that any class takes from `config`."""
+    """Return whether `tokenizer` already has what its transformers class would take from `config`.
+
+    If so, transformers need not be loaded.
+    """
     stated = {name: value for name, value in config.items() if value is not None}
     normalizer, pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
     if isinstance(pre_tokenizer, ByteLevel):

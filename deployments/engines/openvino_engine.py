@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle infer requests of one model
 
 DEVICE = "CPU"
-# Bounds of the kernel cache. OpenVINO caches kernels per shape, some with a copy of the weights.
-# With OpenVINO's default of 5,000 kernels per stream, the kernels of a MiniLM int8 graph took 3 GB
-# after 400 shapes. One shape needs about 15 kernels.
+# The kernel cache holds _KERNELS_PER_SHAPE kernels per bucket, at least _MIN_CACHED_KERNELS. One
+# shape of MiniLM needs about 15. OpenVINO caches kernels per shape, some with a copy of the weights:
+# with its default of 5,000 per stream, those of a MiniLM int8 graph took 3 GB after 400 shapes.
 _MIN_CACHED_KERNELS = 500
 _KERNELS_PER_SHAPE = 32
 

@@ -45,7 +45,7 @@ class SharedExports:
 
 
 def digest_exporter() -> str:
-    """Digest everything besides the model that a graph depends on."""
+    """Digest the files that decide how a model is exported: code of builds, pinned packages."""
     digest = hashlib.sha256()
     for pattern in _EXPORTER:
         for path in sorted(REPOSITORY.glob(pattern)):

@@ -38,7 +38,10 @@ def vocabulary(directory: Path) -> TokenVocabulary:
 
 @pytest.fixture(scope="module")
 def manifest(vocabulary: TokenVocabulary) -> ArtifactManifest:
-    """Return the manifest of a model with outputs up to `night`, but none for single letters."""
+    """Return the manifest of a model whose logits end at the id of `night`.
+
+    Single letters have higher ids, so the model has no output for them.
+    """
     update = {
         "mask_token": vocabulary.first_token_id("[MASK]"),
         "output_width": find_id(vocabulary, "night") + 1,
