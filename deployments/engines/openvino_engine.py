@@ -42,8 +42,8 @@ Requests: TypeAlias = "SimpleQueue[openvino.InferRequest]"  # idle infer request
 
 DEVICE = "CPU"
 # The kernel cache holds _KERNELS_PER_SHAPE kernels per bucket, at least _MIN_CACHED_KERNELS. One
-# shape of MiniLM needs about 15. OpenVINO caches kernels per shape, some with a copy of the weights:
-# with its default of 5,000 per stream, those of a MiniLM int8 graph took 3 GB after 400 shapes.
+# shape of MiniLM needs about 15. OpenVINO caches kernels per shape, some with a copy of weights.
+# With its default of 5,000 per stream, those of a MiniLM int8 graph took 3 GB after 400 shapes.
 _MIN_CACHED_KERNELS = 500
 _KERNELS_PER_SHAPE = 32
 
