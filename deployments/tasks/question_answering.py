@@ -33,6 +33,8 @@ _MAX_ANSWERS = 100
 # Limit of the total length of all answers to one call. By default an answer is extended to whole
 # words, and a word may be as long as its text, so that each of many answers may be that long.
 MAX_ANSWER_CHARACTERS = 4_000_000
+# Seconds of `decode` per window and per span of a window, on a core of an AMD EPYC.
+_WINDOW_S, _SPAN_S = 1e-4, 1e-6
 
 
 class QuestionParameters(TextParameters):
@@ -157,6 +159,10 @@ class QuestionAnswering(Task):
             answers.append(_one_or_list(question_answers))
         return answers[0] if options.single else answers
 
+    def predict_decode_s(self, context: DecodeContext, options: QuestionOptions) -> float:
+        window_s = _WINDOW_S + _SPAN_S * _count_spans(options.span_options)
+        return super().predict_decode_s(context, options) + window_s * len(context.rows)
+
 
 def _check_answer_size(count: int) -> None:
     if count > MAX_ANSWER_CHARACTERS:
@@ -226,6 +232,14 @@ def build_question_windowing(
 _SpanWindow = tuple[NDArray[np.float32], TokenOffsets]  # logits [T, 2] and character offsets
 
 
+def _count_spans(options: SpanOptions) -> int:
+    """Return how many spans of each window may become answers.
+
+    Extended to whole words, several spans become one answer.
+    """
+    return 2 * options.top_k + 10 if options.align_to_words else options.top_k
+
+
 def extract_answers(
     context: str, windows: Sequence[_SpanWindow], options: SpanOptions
 ) -> list[AnswerSpan]:
@@ -241,8 +255,7 @@ def extract_answers(
         # A window without the answer has a high probability of no answer. The lowest of these
         # probabilities counts.
         null = min(null, probabilities.null)
-        count = 2 * options.top_k + 10 if options.align_to_words else options.top_k
-        spans = find_best_spans(probabilities, options.max_answer_len, count)
+        spans = find_best_spans(probabilities, options.max_answer_len, _count_spans(options))
         bounds = find_character_bounds(layout, whole_words=options.align_to_words)
         starts, ends = bounds[spans.first, 0].tolist(), bounds[spans.last, 1].tolist()
         for score, start, end in zip(spans.score.tolist(), starts, ends, strict=True):

@@ -8,6 +8,7 @@ import pytest
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.messages import Truncation
+from deployments.replicas.encoder import INLINE_DECODE_S
 from deployments.tasks import question_answering
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
@@ -240,3 +241,14 @@ def test_long_question_is_truncated_and_answered(
     pair = (request_body["question"], request_body["context"])
     windows, truncated = encoder.windows(pair, 0, build_question_windowing(64), Truncation.REFUSE)
     assert (len(windows), truncated) == (1, True)
+
+
+def test_many_windows_are_predicted_to_take_long() -> None:
+    def predict_s(windows: int, **parameters: Any) -> float:
+        options = TASK.parse(REQUEST, parameters, MANIFEST).options
+        rows = [np.zeros((40, 2), np.float32)] * windows
+        context = DecodeContext(rows=rows, items=(), token_offsets=(), manifest=MANIFEST)
+        return TASK.predict_decode_s(context, options)
+
+    assert predict_s(1) < predict_s(10) < INLINE_DECODE_S < predict_s(100)
+    assert predict_s(10, top_k=100) > INLINE_DECODE_S

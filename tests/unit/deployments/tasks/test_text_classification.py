@@ -7,6 +7,7 @@ import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
+from deployments.replicas.encoder import INLINE_DECODE_S
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.text_classification import ClassificationOptions, TextClassification
 from tests.support.artifacts import tiny_manifest
@@ -139,3 +140,18 @@ def test_scores_are_python_floats() -> None:
     ((best, *_),) = TextClassification().decode(decode_context([0, np.log(3), -1000]), options)
     assert type(best["score"]) is float
     assert best == {"label": "NEUTRAL", "score": pytest.approx(0.75, abs=1e-6)}
+
+
+def test_many_labels_are_predicted_to_take_long() -> None:
+    labels = tuple(f"label {n}" for n in range(28))
+
+    def predict_s(texts: int, top_k: int) -> float:
+        rows = np.zeros((texts, len(labels)), np.float32)
+        context = DecodeContext(
+            rows=rows, items=(), token_offsets=(), manifest=manifest(None, labels)
+        )
+        return TextClassification().predict_decode_s(
+            context, ClassificationOptions(top_k, "softmax")
+        )
+
+    assert predict_s(1, 28) < predict_s(1_024, 1) < INLINE_DECODE_S < predict_s(1_024, 28)
