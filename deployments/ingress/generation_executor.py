@@ -26,7 +26,7 @@ from deployments.messages import (
     GenerationCall,
     GenerationOptions,
     ModelRef,
-    count_prompt,
+    estimate_prompt_tokens,
 )
 from deployments.registry import RegisteredModel
 from deployments.transports.base import GeneratorClient
@@ -45,7 +45,7 @@ class GenerationPlan:
     fallback: Device | None
     calls: tuple[GenerationCall, ...]  # `candidates` calls per prompt, in prompt order
     candidates: int
-    prompt_sizes: tuple[int, ...]  # number of characters or token ids, by prompt
+    prompt_sizes: tuple[int, ...]  # estimated tokens, by prompt
     deadline_s: float  # on the monotonic clock
     waits_for_model: bool  # True: no cold start limit; the calls wait until `deadline_s`
 
@@ -135,7 +135,7 @@ class GenerationExecutor:
                 for candidate in range(request.candidates)
             ),
             candidates=request.candidates,
-            prompt_sizes=tuple(map(count_prompt, request.prompts)),
+            prompt_sizes=tuple(map(estimate_prompt_tokens, request.prompts)),
             deadline_s=deadline_s,
             waits_for_model=bool(request.request_options.wait_for_model),
         )
@@ -184,8 +184,10 @@ class GenerationExecutor:
         Raises Overloaded without calling a replica if a replica has just refused a similar call.
         """
         call = plan.calls[number]
-        limits = (call.options.min_new_tokens, call.options.max_new_tokens)
-        queue = (plan.device, call.model, call.client, call.priority, limits)
+        options = call.options
+        beams = 1 if options.beam_search is None else options.beam_search.num_beams
+        work = (options.min_new_tokens, options.max_new_tokens, beams)
+        queue = (plan.device, call.model, call.client, call.priority, work)
         size = plan.prompt_sizes[number // plan.candidates]
         if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, size, call.deadline_s)

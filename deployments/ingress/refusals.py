@@ -27,8 +27,8 @@ class RecentRefusals:
     that are at least as large as the stored one, if their deadline is not after the predicted end.
 
     The key of a queue contains everything that determines the order of service and the cost, such
-    as model, device, priority and client. It does not contain the size of a request, which is a
-    number of characters or token ids.
+    as model, device, priority and client. It does not contain the size of a request, which is its
+    number of characters or its estimated tokens.
     """
 
     def __init__(self) -> None:

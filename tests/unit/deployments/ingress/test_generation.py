@@ -27,7 +27,7 @@ from deployments.ingress.http.request_options import RequestOptions
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter
-from deployments.messages import GenerationCall, GenerationOptions, ModelRef
+from deployments.messages import BeamSearchParams, GenerationCall, GenerationOptions, ModelRef
 from deployments.plan import changes
 from deployments.request_headers import ADDRESS_HEADER
 from tests.support.artifacts import EMBEDDER
@@ -245,6 +245,29 @@ async def test_refusal_of_a_replica_is_repeated_without_asking(writing_store: Pa
     with pytest.raises(Overloaded):
         await harness.pipeline.complete(other)
     assert len(harness.generator.calls) == 3
+    await running.aclose()
+
+
+async def test_refusal_of_a_beam_search_or_of_token_ids_applies_only_to_its_like(
+    writing_store: Path,
+) -> None:
+    def refuse_large_calls(call: GenerationCall) -> ScriptedReply:
+        if call.options.beam_search is not None or isinstance(call.prompt, tuple):
+            return refuse_long_prompts(call)
+        return ScriptedReply(hangs=call.prompt == "first")
+
+    harness = GenerationHarness(writing_store, refuse_large_calls)
+    running = await harness.pipeline.stream(build_request(prompt="first"))
+    text = "a prompt of 33 characters for once"
+    beams = GenerationOptions(beam_search=BeamSearchParams(2))
+    for refused in (
+        build_request(prompt=text, options=beams),
+        build_request(prompt=tuple(range(20))),
+    ):
+        with pytest.raises(Overloaded):
+            await harness.pipeline.complete(refused)
+        await harness.pipeline.complete(build_request(prompt=text))
+    assert len(harness.generator.calls) == 5, "the replica is asked each time"
     await running.aclose()
 
 
