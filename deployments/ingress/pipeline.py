@@ -131,7 +131,8 @@ class RequestPipeline:
             resolved = await self._resolve(request, selection, context)
             items = len(resolved.inputs.texts)
             work = RequestWork.of_texts(resolved.model, resolved.characters, items)
-            with self.admission.items.hold(items, resolved.client):
+            # As `limit_texts` counts, so that every permitted request fits an idle server.
+            with self.admission.items.hold(items - resolved.inputs.extra, resolved.client):
                 context.sent_tokens = work.tokens
                 try:
                     result, from_cache = await self._execute(resolved, work)

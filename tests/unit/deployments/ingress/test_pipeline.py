@@ -82,6 +82,15 @@ async def test_failure_is_not_cached(tiny_store: Path) -> None:
     assert [(r.status_code, r.json()["code"]) for r in responses] == [(500, "engine_failed")] * 2
 
 
+async def test_request_with_all_permitted_items_fits_an_idle_server(tiny_store: Path) -> None:
+    settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
+    inputs = {"source_sentence": "night", "sentences": ["a", "b", "c"]}
+    async with InProcess(tiny_store, settings=settings).client() as http:
+        path = f"/models/{EMBEDDER}/pipeline/sentence-similarity"
+        response = await http.post(path, json={"inputs": inputs})
+    assert response.status_code == 200, response.text
+
+
 async def test_full_item_limit_answers_429_until_items_are_released(tiny_store: Path) -> None:
     settings = IngressUserConfig(limits=LimitSettings(items=3, inflight_items=3))
     server = InProcess(tiny_store, settings=settings, batched=batch_by(2))
