@@ -34,13 +34,12 @@ test-fast: .venv/dev-ready$(VARIANT)
 # Everything. Integration tests share builds per file. Their models are tiny, so that a second thread
 # of torch only waits for the first: one thread takes a third less time. The cluster tests have the
 # machine alone. Their models are built before, on what the other tests leave of the cores. The
-# cluster tests start after these builds, and build what is missing.
+# cluster tests wait for these builds and build what is missing.
 test: .venv/dev-ready$(VARIANT) .venv-clients/ready
 	@mkdir -p build; nice -n 19 $(BIN)/python -m tests.support.served_models >build/models.log 2>&1 &
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration -n $(INTEGRATION_WORKERS) \
 		--dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m tests.support.served_models >>build/models.log 2>&1
 	$(BIN)/python -m pytest tests/end_to_end
 
 lint: .venv/dev-ready$(VARIANT)

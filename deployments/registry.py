@@ -315,10 +315,13 @@ class ModelRegistry:
         return list_substitutes(self._store, plan, name, version, self._configured)
 
     def _open(self, ref: ModelRef) -> RegisteredModel:
-        """Return the model. Its manifest is read again only after the version is sealed again."""
+        """Return the model. Its manifest is read again only after the version is sealed again.
+
+        A manifest whose file could not be read is also read again by the next call.
+        """
         sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
         opened = self._models.get(ref)
-        if opened is None or opened.sealed_ns != sealed:
+        if opened is None or opened.sealed_ns != sealed or _is_unread(opened.model):
             opened = self._models[ref] = _Opened(sealed, _try_open(self._store, ref))
         self._models.move_to_end(ref)
         if len(self._models) > MAX_MANIFESTS:
@@ -376,6 +379,11 @@ def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
         return open_model(store, ref)
     except ArtifactError as error:
         return error
+
+
+def _is_unread(model: RegisteredModel | ArtifactError) -> bool:
+    """Return whether a read failed that may succeed later, as with too many open files."""
+    return isinstance(model, ArtifactError) and isinstance(model.__cause__, OSError)
 
 
 def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:

@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def measure(arguments: argparse.Namespace) -> GraphResults:
-    """Run the rounds of every core split. Compute task metrics in the run with a single pass.
+    """Measure every core split. Compute the task metrics only once, with the split of one pass.
 
     Raise BuildError if the source checkpoint is missing or has changed.
     """

@@ -211,16 +211,16 @@ def prepare(
     """Write reference outputs, scores and the compaction plan to `into`.
 
     The outputs are those of the model before compaction, so the gate detects a compaction that
-    changes them. Raises UnsupportedModel if the model cannot be loaded, it requires other
-    inputs, a token id has no vector in the model, or an output is not finite.
+    changes them. Raises UnsupportedModel if the model cannot be loaded, it requires other inputs, a
+    token id has no vector in the model, or an output is not finite.
     """
     model = load_model(weights, head=metadata.head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)
     items = tokenize_probes(weights, metadata)
-    vocabulary = open_tokenizer(weights).get_vocab(with_added_tokens=True)
-    token = max(vocabulary, key=vocabulary.__getitem__)  # any client may send it
-    check_token_ids(model, vocabulary[token], token)
-    check_token_ids(model, max(int(item.ids.max()) for item in items))
+    tokenizer = open_tokenizer(weights)
+    known = tokenizer.get_vocab(with_added_tokens=True).values()  # any client may send each token
+    highest = max(max(known), *(int(item.ids.max()) for item in items))
+    check_token_ids(model, highest, tokenizer.id_to_token(highest))
     try:
         outputs = tuple(run_probes(reference, items, 1))
     except (ValueError, TypeError) as exc:

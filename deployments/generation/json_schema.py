@@ -15,7 +15,7 @@ SCHEMA_KEYWORDS = (
 )
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 # Keywords that state the type of a value themselves.
-TYPING_KEYWORDS = {"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "not", "if"}
+TYPING_KEYWORDS = {"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"}
 
 
 def state_objects(schema: Any) -> Any:

@@ -78,14 +78,16 @@ class KeyMeter:
         Each of the `replicas` of the ingress admits an equal share of the limits.
         """
         now_s = self._clock()
-        limited = self._limited_buckets()
-        for bucket, limit in limited:
-            bucket.refill(limit / replicas, now_s)
-        # Usage without a limit must not count against a limit that is set later.
-        if self.limits.requests_per_minute is None:
-            self._requests.level = math.inf
-        if self.limits.tokens_per_minute is None:
-            self._tokens.level = math.inf
+        limited = []
+        for bucket, limit in (
+            (self._requests, self.limits.requests_per_minute),
+            (self._tokens, self.limits.tokens_per_minute),
+        ):
+            if limit is None:
+                bucket.level = math.inf  # this use must not count against a limit that is set later
+            else:
+                bucket.refill(limit / replicas, now_s)
+                limited.append((bucket, limit))
         error = self._find_exceeded(limited, replicas)
         if error is not None:
             known = {
@@ -109,19 +111,13 @@ class KeyMeter:
         self._tokens.level += expected_tokens
         self._in_flight -= 1
 
-    def _limited_buckets(self) -> list[tuple[TokenBucket, int]]:
-        """Return each bucket that has a limit, with this limit for the whole cluster."""
-        found = []
-        if (requests := self.limits.requests_per_minute) is not None:
-            found.append((self._requests, requests))
-        if (tokens := self.limits.tokens_per_minute) is not None:
-            found.append((self._tokens, tokens))
-        return found
-
     def _find_exceeded(
         self, limited: Sequence[tuple[TokenBucket, int]], replicas: int
     ) -> RateLimited | None:
-        """Build the error for the limit that a new request would exceed, or return None."""
+        """Build the error for the limit that a new request would exceed, or return None.
+
+        `limited` has each bucket with a limit, and this limit for the whole cluster.
+        """
         concurrent = self.limits.concurrent_requests
         if concurrent is not None and self._in_flight >= math.ceil(concurrent / replicas):
             return build_rate_limited(

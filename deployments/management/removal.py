@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -54,31 +54,29 @@ def remove(
     """
     model_id, selector = split_name(name)
     versions = _find_versions(store, model_id)
-    directory = model_directory(store, model_id)
-    if selector is not None:
-        versions = [_find_removable(store, model_id, selector, configured, keep)]
-        directory /= versions[0]
+    if selector is None:
+        _remove_model(store, model_id, versions)
+        return versions
+    # With the lock on the plan, no operator can promote the version meanwhile.
+    with _removal_errors(store, model_id), plan_lock(store):
+        version = _find_removable(store, model_id, selector, configured, keep)
+        with _without_builds(store, model_id, [version]):
+            remove_atomically(model_directory(store, model_id) / version, building_directory(store))
+            _update_latest(store, model_id)
+    return [version]
+
+
+def _remove_model(store: Path, model_id: str, versions: Sequence[str]) -> None:
     # `_without_builds` blocks builds of the stored versions only. The build of another version
     # would bring the removed model back.
-    if selector is None and _is_being_built(store, model_id):
+    if _is_being_built(store, model_id):
         raise _being_built(model_id)
-    with _without_builds(store, model_id, versions):
-        if selector is None and not BuildQueue(store).forget(model_id):
+    with _removal_errors(store, model_id), _without_builds(store, model_id, versions):
+        if not BuildQueue(store).forget(model_id):
             raise _being_built(model_id)
-        if selector is None:  # before the files: if the plan cannot be written, no file is removed
-            forget(store, model_id)
-        try:
-            if selector is None:
-                if versions:
-                    remove_atomically(directory, building_directory(store))
-            else:
-                with plan_lock(store):
-                    _find_removable(store, model_id, versions[0], configured, keep)
-                    remove_atomically(directory, building_directory(store))
-                    _update_latest(store, model_id)
-        except OSError as exc:
-            raise _not_removable(store, model_id, exc) from exc
-    return versions
+        forget(store, model_id)  # before the files: if the plan cannot be written, no file is lost
+        if versions:
+            remove_atomically(model_directory(store, model_id), building_directory(store))
 
 
 def _is_being_built(store: Path, model_id: str) -> bool:
@@ -111,12 +109,8 @@ def _without_builds(store: Path, model_id: str, versions: Iterable[str]) -> Iter
     with ExitStack() as stack:
         for version in versions:
             lock = lock_path(build_path(store, model_id, version))
-            try:
-                lock.parent.mkdir(exist_ok=True)
-                is_free = stack.enter_context(try_exclusive_lock(lock))
-            except OSError as exc:
-                raise _not_removable(store, model_id, exc) from exc
-            if not is_free:
+            lock.parent.mkdir(exist_ok=True)
+            if not stack.enter_context(try_exclusive_lock(lock)):
                 raise _being_built(model_id)
         yield
 
@@ -130,10 +124,14 @@ def _update_latest(store: Path, model_id: str) -> None:
             set_latest(store, model_id, versions[0])
 
 
-def _not_removable(store: Path, model_id: str, error: OSError) -> StoreNotWritable:
-    return StoreNotWritable(
-        f"cannot remove {model_id} from the store {store}: {error.strerror or error}"
-    )
+@contextmanager
+def _removal_errors(store: Path, model_id: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StoreNotWritable(
+            f"cannot remove {model_id} from the store {store}: {exc.strerror or exc}"
+        ) from exc
 
 
 def _being_built(model_id: str) -> ModelInUse:

@@ -56,7 +56,7 @@ def cut_sequences(sequences: Sequence[S]) -> Iterator[Sequence[S]]:
 class CallMerger:
     """Merger of the outcomes of all parts of one call.
 
-    After the first error it has only that error, and the call needs no further parts.
+    After the first error, the call needs no further parts.
     """
 
     def __init__(self, call: Call) -> None:
@@ -67,15 +67,16 @@ class CallMerger:
 
     def add(self, part: CallPart, outcome: TokenizedTexts | ServeError) -> None:
         """Add the next outcome. More than MAX_CALL_WINDOWS windows (tokenizer.py) are an error."""
-        try:
-            if isinstance(outcome, ServeError):
-                raise outcome
-            self._items += len(outcome.items)
-            if self._call.windowing is not None:
+        if isinstance(outcome, ServeError):
+            self.error = outcome
+            return
+        self._parts.append((part, outcome))
+        self._items += len(outcome.items)
+        if self._call.windowing is not None:
+            try:
                 check_windows(self._items, part.call.fields[-1])
-            self._parts.append((part, outcome))
-        except ServeError as error:
-            self.error, self._parts = error, []
+            except ServeError as too_many:
+                self.error = too_many
 
     def merge(self) -> TokenizedTexts | ServeError:
         if self.error is not None:

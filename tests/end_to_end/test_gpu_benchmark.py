@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu.cases import Bench, Target
 from benchmarks.gpu.server import (
     ENCODER,
@@ -15,6 +17,7 @@ from benchmarks.gpu.server import (
 from tests.support.forked_programs import fork_model_builder
 
 
+@pytest.mark.usefixtures("store")  # after the builds of its models, which would slow this server
 def test_served_answers_are_the_same_alone_and_batched(tmp_path: Path) -> None:
     bench = Bench(Target(is_cuda=False), tmp_path)
     with fork_model_builder(), serve_models(bench, (ENCODER, GENERATOR)) as address:

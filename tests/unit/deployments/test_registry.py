@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from deployments.errors import (
 from deployments.plan import changes
 from deployments.registry import REFRESH_S, ModelRegistry
 from tests.support.artifacts import GRAPH_NAME, seal, seal_tiny, seal_tiny_version
-from tests.support.fakes import FakeClock
+from tests.support.fakes import FakeClock, fail_with
 
 NEW = "bbbbbbbbbbb2"
 
@@ -87,6 +88,17 @@ def test_find_reads_no_manifest_but_the_one_it_needs(tmp_path: Path) -> None:
     assert registry.find("tiny/whole").ref.id == "tiny/whole"
     with pytest.raises(ManifestInvalid):
         registry.find("tiny/other")
+
+
+def test_manifest_is_read_again_after_a_failed_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seal_tiny(tmp_path, "tiny/model")
+    registry = ModelRegistry(tmp_path, [])
+    with monkeypatch.context() as failing, pytest.raises(ManifestInvalid):
+        failing.setattr(Path, "read_bytes", fail_with(errno.EIO))
+        registry.find("tiny/model")
+    assert registry.find("tiny/model").ref.id == "tiny/model"
 
 
 def test_rebuild_and_plan_are_followed_without_restart(tmp_path: Path) -> None:

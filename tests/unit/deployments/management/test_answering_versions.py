@@ -1,4 +1,4 @@
-"""Garbage collection while the default version is refused, damaged or missing."""
+"""The version that answers stays: substitutes of the default one, and promotions meanwhile."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.locks import is_locked
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import model_directory
+from deployments.management import garbage, removal
 from deployments.management.garbage import find_garbage
 from deployments.plan import changes
+from deployments.plan.plan_file import PLAN_NAME
 from tests.support.artifacts import seal_tiny_version
 
 MODEL = "acme/tiny"
@@ -41,3 +44,18 @@ def test_version_that_answers_in_place_of_damaged_ones_stays(store: Path) -> Non
 def test_all_versions_stay_while_latest_names_a_missing_one(store: Path) -> None:
     shutil.rmtree(model_directory(store, MODEL) / NEW)
     assert find_garbage(store).items == ()
+
+
+def test_plan_is_locked_while_a_version_is_removed(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = []
+
+    def record(directory: Path, _building: Path) -> None:
+        locked.append((directory.name, is_locked(store / f"{PLAN_NAME}.lock")))
+
+    monkeypatch.setattr(removal, "remove_atomically", record)
+    monkeypatch.setattr(garbage, "remove_atomically", record)
+    garbage.remove(find_garbage(store))
+    removal.remove(store, f"{MODEL}@{OTHER}")
+    assert locked == [(OLD, True), (OTHER, True)]

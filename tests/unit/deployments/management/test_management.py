@@ -24,7 +24,6 @@ from deployments.errors import (
     StoreNotWritable,
     UnknownModel,
 )
-from deployments.management import removal
 from deployments.management.actions import ACTIONS
 from deployments.management.listing import ModelEntry, describe_model
 from deployments.management.removal import remove
@@ -202,21 +201,6 @@ def test_refused_version_is_removed_itself(store: Path) -> None:
     seal_tiny_version(store, MODEL, newest)
     changes.refuse(store, MODEL, newest, "its graph does not open")
     assert remove(store, f"{MODEL}@latest") == [newest]
-
-
-def test_version_that_is_promoted_during_its_removal_stays(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The operator promotes between the first check and the removal."""
-
-    def promote_and_lock(path: Path) -> Path:
-        act(store, "promote", f"{MODEL}@{OLD}")
-        return lock_path(path)
-
-    monkeypatch.setattr(removal, "lock_path", promote_and_lock)
-    with pytest.raises(ModelInUse, match="the alias `stable`"):
-        remove(store, f"{MODEL}@{OLD}")
-    assert resolve_version(store, MODEL, OLD) == OLD
 
 
 def test_promoted_model_keeps_the_version_of_the_configuration(store: Path) -> None:
