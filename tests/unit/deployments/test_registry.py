@@ -95,9 +95,10 @@ def test_manifest_is_read_again_after_a_failed_read(
 ) -> None:
     seal_tiny(tmp_path, "tiny/model")
     registry = ModelRegistry(tmp_path, [])
-    with monkeypatch.context() as failing, pytest.raises(ManifestInvalid):
+    with monkeypatch.context() as failing:
         failing.setattr(Path, "read_bytes", fail_with(errno.EIO))
-        registry.find("tiny/model")
+        with pytest.raises(ManifestInvalid):
+            registry.find("tiny/model")
     assert registry.find("tiny/model").ref.id == "tiny/model"
 
 
