@@ -121,7 +121,12 @@ def pull_model(arguments: argparse.Namespace) -> int:
     source = make_absolute(arguments.source)
     queue = BuildQueue(arguments.store)
     model_id = arguments.id or default_model_id(source)
-    _, is_new = queue.submit(model_id, source)
+    record, is_new = queue.submit(model_id, source)
+    if record.source != source:
+        raise BuildError(
+            f"{model_id} is queued or runs as a build of `{record.source}`, not of `{source}`",
+            hint="wait for the end of that build, or choose another --id",
+        )
     try:
         with copy_stderr() as stream:
             pull_or_follow(queue, model_id, stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -34,6 +35,9 @@ from deployments.transports.base import GeneratorClient
 LATE = "the generation exceeded the deadline of the request"
 REPEAT_TIMEOUT_S = 120.0  # limit for shadow requests; no client waits for them
 PROBE_PROMPT = "a"  # prompt of the single-token probe of a new version
+# Maximum number of calls of one request that are in flight. A request may have more calls than the
+# queue of a generator holds (`max_waiting_requests`).
+MAX_CALLS_IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +154,9 @@ class GenerationExecutor:
 
     async def complete(self, plan: GenerationPlan) -> list[Completion]:
         """Run all calls; if one fails, cancel the others. Raises ServeError."""
+        places = asyncio.Semaphore(MAX_CALLS_IN_FLIGHT)
         return await gather_or_cancel(
-            [self._complete(plan, number) for number in range(len(plan.calls))]
+            [self._complete(plan, number, places) for number in range(len(plan.calls))]
         )
 
     async def stream(
@@ -162,6 +167,7 @@ class GenerationExecutor:
         `on_end` is called once, with the stream and the final HTTP status of the request.
         """
         client = self._clients[plan.device]
+        places = asyncio.Semaphore(MAX_CALLS_IN_FLIGHT)
         sources = [client.stream(call) for call in plan.calls]
         stream = GenerationStream(
             plan.model,
@@ -170,16 +176,20 @@ class GenerationExecutor:
             choices_per_prompt=plan.candidates,
             fallback=plan.fallback,
         )
-        await stream.start(sources, lambda number: self._with_timeout(plan, number))
+        await stream.start(sources, lambda number: self._with_timeout(plan, number, places))
         return stream
 
-    async def _complete(self, plan: GenerationPlan, number: int) -> Completion:
-        async with self._with_timeout(plan, number):
+    async def _complete(
+        self, plan: GenerationPlan, number: int, places: asyncio.Semaphore
+    ) -> Completion:
+        async with self._with_timeout(plan, number, places):
             return await self._clients[plan.device].complete(plan.calls[number])
 
     @asynccontextmanager
-    async def _with_timeout(self, plan: GenerationPlan, number: int) -> AsyncIterator[None]:
-        """Apply the deadline and the cold start limit to a call; rename fields in its errors.
+    async def _with_timeout(
+        self, plan: GenerationPlan, number: int, places: asyncio.Semaphore
+    ) -> AsyncIterator[None]:
+        """Wait for one of `places`, apply time limits to this and the call, rename error fields.
 
         Raises Overloaded without calling a replica if a replica has just refused a similar call.
         """
@@ -197,6 +207,7 @@ class GenerationExecutor:
             async with (
                 limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
                 enforce_deadline(plan.deadline_s, LATE),
+                places,
             ):
                 with rename_error_fields(plan.call_field_names(number)):
                     yield

@@ -44,6 +44,7 @@ class ScriptedGeneratorClient:
     def __init__(self, reply_to: Callable[[GenerationCall], ScriptedReply] | None = None) -> None:
         self.calls: list[GenerationCall] = []
         self.open = 0  # running streams
+        self.most_open = 0
         self.events_read = 0  # events read by clients
         self._reply_to = reply_to or (lambda call: ScriptedReply())
 
@@ -66,6 +67,7 @@ class ScriptedGeneratorClient:
         """Yield the events of a scripted reply. Let other tasks run before each event."""
         self.calls.append(call)
         self.open += 1
+        self.most_open = max(self.most_open, self.open)
         try:
             async for event in _stream_reply(call, self._reply_to(call)):
                 await asyncio.sleep(0)

@@ -126,6 +126,16 @@ def test_pull_waits_for_the_process_that_builds(
     assert len(looks) == 1
 
 
+def test_pull_does_not_follow_the_build_of_another_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, "acme/other")
+    assert main(["pull", "acme/mine", "--id", MODEL, "--store", str(tmp_path)]) == 1
+    assert "a build of `acme/other`, not of `acme/mine`" in capsys.readouterr().err
+    assert [one.source for one in queue.pending()] == ["acme/other"]
+
+
 def test_second_drain_leaves_the_queue_to_the_first(tmp_path: Path) -> None:
     queue = BuildQueue(tmp_path)
     queue.submit(MODEL, "/nowhere")

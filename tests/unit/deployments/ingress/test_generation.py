@@ -22,6 +22,7 @@ from deployments.errors import (
     WrongTask,
     build_overloaded,
 )
+from deployments.ingress.generation_executor import MAX_CALLS_IN_FLIGHT
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.keys.caller import Caller, set_current_caller
@@ -73,6 +74,19 @@ async def test_several_prompts_are_answered_in_order_and_recorded_once(writing_s
     assert record.items == 3
     # Three prompts of one token count once each. Six answers have one token and an end token.
     assert record.timings.tokens == 3 + 6 * 2
+
+
+async def test_many_calls_of_one_request_do_not_fill_the_queue(writing_store: Path) -> None:
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply((str(call.prompt),)))
+    prompts = [str(number) for number in range(2 * MAX_CALLS_IN_FLIGHT + 1)]
+    request = build_request(prompt=prompts[0], further_prompts=tuple(prompts[1:]))
+    response = await harness.pipeline.complete(request)
+    assert [one.text for one in response.completions] == prompts
+    stream = await harness.pipeline.stream(request)
+    assert len([part async for part in stream]) == 2 * len(prompts)
+    assert stream.texts == prompts
+    assert harness.generator.most_open == MAX_CALLS_IN_FLIGHT
+    assert harness.is_idle()
 
 
 async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -> None:
