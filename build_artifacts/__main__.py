@@ -36,11 +36,6 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "compact": CommandSpec(
         "build_artifacts.options:COMPACT", "Show what pruning left to remove", "build,cpu"
     ),
-    "migrate": CommandSpec(
-        "build_artifacts.options:MIGRATE",
-        "Write manifests of the previous schema in the present one",
-        "build,cpu",
-    ),
 }
 
 

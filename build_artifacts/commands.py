@@ -22,7 +22,6 @@ from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
-from build_artifacts.migration import migrate_manifests
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
 from build_artifacts.progress import BuildProgress, copy_stderr
 from build_artifacts.pruning.prune import Pruning
@@ -42,14 +41,13 @@ from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace
 from build_artifacts.verification import CandidateCheck, verify_candidates
 from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest
-from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.types import Device, ModelHead
 from deployments.background_process import end_with_standard_input, limit_memory, lower_priority
 from deployments.builds.process import BUSY
 from deployments.builds.queue import BuildQueue
 from deployments.builds.record import BuildState
 from deployments.builds.sources import default_model_id
-from deployments.command_line import FAILED, OK
+from deployments.command_line import FAILED, OK, print_error
 from deployments.console import format_table, print_json, print_text
 from deployments.machine import usable_cores
 from deployments.plan.plan_file import read_plan
@@ -105,14 +103,6 @@ def _print_result(result: BuildResult) -> None:
     print(f"{manifest.id} {manifest.version} {state}: {result.directory}", flush=True)
 
 
-def migrate(arguments: argparse.Namespace) -> int:
-    migrated = 0
-    for directory in migrate_manifests(arguments.store):
-        print(f"{directory}: schema {PREVIOUS} -> {SCHEMA}", flush=True)
-        migrated += 1
-    return print_text(f"{migrated} manifests migrated")
-
-
 def pull_model(arguments: argparse.Namespace) -> int:
     """Build the model here, or wait for the process that builds it.
 
@@ -153,7 +143,12 @@ def drain_queue(arguments: argparse.Namespace) -> int:
     if arguments.max_memory_bytes:
         limit_memory(arguments.max_memory_bytes)
     with copy_stderr() as stream:
-        return OK if drain(queue, stream) else BUSY
+        failed = drain(queue, stream)
+    if arguments.for_server:  # the records tell the server which builds failed
+        return BUSY if failed is None else OK
+    if failed is None:
+        return print_error(f"another process already runs the queued builds of {arguments.store}")
+    return FAILED if failed else OK
 
 
 def demo(arguments: argparse.Namespace) -> int:

@@ -17,7 +17,7 @@ from deployments.artifacts.types import Attention, Device
 from deployments.command_line import INTERRUPTED, print_error
 from deployments.config import default_store
 from deployments.console import add_json_option
-from deployments.errors import ServeError
+from deployments.errors import ArtifactError
 from deployments.tasks import list_task_names
 
 _STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -42,16 +42,14 @@ class StoreCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the handler and return its exit code, or INTERRUPTED after Ctrl-C.
 
-        Raises BuildError with a hint for every foreseen failure.
+        Raises ServeError, mostly a BuildError with a hint, for every foreseen failure.
         """
         from build_artifacts import commands  # imports the compiler; parsing does not need it
 
         try:
             handler: Callable[[argparse.Namespace], int] = getattr(commands, self.handler)
             return handler(arguments)
-        except BuildError:
-            raise
-        except ServeError as error:
+        except ArtifactError as error:
             hint = "list the store with `hundredfold models ls`"
             raise BuildError(error.message, hint=hint) from error
         except KeyboardInterrupt:
@@ -309,4 +307,3 @@ TUNE = StoreCommand("tune", _add_tune)
 VERIFY = StoreCommand("verify", _add_verify)
 REPORT = StoreCommand("report", _add_report)
 COMPACT = StoreCommand("compact", _add_compact)
-MIGRATE = StoreCommand("migrate", lambda _parser: None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,19 +52,26 @@ class RecordedProgress(BuildProgress):
         self._claim.set_size(size)
 
 
-def drain(queue: BuildQueue, stream: TextIO) -> bool:
-    """Run all waiting builds in order. Return False if another process already runs them.
+def drain(queue: BuildQueue, stream: TextIO) -> int | None:
+    """Run all waiting builds in order, and print the reasons of failures.
 
-    A BuildError ends one build only. Any other exception is raised at once, and the waiting
-    builds stay in the queue.
+    Return the number of failed builds; None if another process already runs the waiting builds. A
+    BuildError ends one build only. Any other exception is raised at once, and the waiting builds
+    stay in the queue.
     """
+    failed = 0
     with queue.drain_lock() as free:
-        while free and (waiting := [one for one in queue.pending() if not one.is_running]):
-            try:
-                pull(queue, waiting[0].id, stream)
-            except BuildError as error:
-                print(f"error: {error.message}", file=stream, flush=True)
-        return free
+        if not free:
+            return None
+        while waiting := [one for one in queue.pending() if not one.is_running]:
+            model_id = waiting[0].id
+            with suppress(BuildError):  # the record has the reason
+                pull(queue, model_id, stream)
+            record = queue.read(model_id)
+            if record is not None and record.state is BuildState.FAILED:
+                print(f"error: {model_id} is not built: {record.reason}", file=stream, flush=True)
+                failed += 1
+        return failed
 
 
 def pull(

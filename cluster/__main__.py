@@ -43,6 +43,9 @@ COMMANDS: Mapping[str, CommandSpec] = {
     ),
     "models-rm": CommandSpec("cluster.models:REMOVE", "Remove a model, or one version of it"),
     "models-gc": CommandSpec("cluster.models:COLLECT", "Remove versions that nothing names"),
+    "models-migrate": CommandSpec(
+        "cluster.store_migration", "Write manifests of the previous schema in the present one"
+    ),
     "doctor": CommandSpec(
         "cluster.doctor", "Describe this host: what was found, what it means, what to do"
     ),

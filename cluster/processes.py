@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 c
 # Ray Serve adds 68: a slash, the id of the node with 56 characters, and `/admin.sock`.
 MAX_PRIVATE_PATH = 107 - 68
 MAX_PRIVATE_NAMES = 10  # number of names that a run tries for its private directory
+HAPROXY_SPECIAL = frozenset(" \t\n#\"'\\")  # Ray Serve writes paths for HAProxy without quotes
 TAIL_LINES = 5  # number of last log lines to show of a child that has ended
 BACKLOG = 4096  # maximum waiting connections; the kernel caps it at net.core.somaxconn
 PORTS = range(1, 1 << 16)
@@ -56,8 +58,8 @@ def kill_previous_run(run_dir: Path) -> int:
 def private_directory(run_dir: Path) -> Iterator[Path]:
     """Create an empty, private directory for the sockets of a run. Remove it afterwards.
 
-    The path of a socket has at most 107 bytes. The directory is therefore in the temporary
-    directory, or in /tmp if that path is too long. Raises StartError if it cannot be created.
+    The directory is in the temporary directory, or in /tmp if that path is too long for a socket or
+    cannot be in a configuration of HAProxy. Raises StartError if it cannot be created.
     """
     path, lock = _claim_private_directory(run_dir)
     try:
@@ -74,7 +76,8 @@ def _claim_private_directory(run_dir: Path) -> tuple[Path, int]:
     # have the same path.
     names = [name, *(f"{name}-{number}" for number in range(1, MAX_PRIVATE_NAMES))]
     root = Path(tempfile.gettempdir())
-    if len(os.fsencode(root / names[-1])) > MAX_PRIVATE_PATH:
+    is_long = len(os.fsencode(root / names[-1])) > MAX_PRIVATE_PATH
+    if is_long or HAPROXY_SPECIAL.intersection(str(root)):
         root = Path("/tmp")
     with file_errors(root):
         for path in (root / each for each in names):
@@ -230,10 +233,19 @@ def _start(
 def end_with_parent(number: signal.Signals) -> list[str]:
     """Return arguments to put before a command, so that it gets a signal when its parent ends.
 
-    The kernel sends the signal. Return no arguments if setpriv of util-linux is not installed.
+    The kernel sends the signal. Return no arguments without setpriv of util-linux 2.33 or later.
     """
     setpriv = shutil.which("setpriv")
-    return [] if setpriv is None else [setpriv, "--pdeathsig", number.name.removeprefix("SIG")]
+    if setpriv is None or not _has_parent_signal(setpriv):
+        return []
+    return [setpriv, "--pdeathsig", number.name.removeprefix("SIG")]
+
+
+@cache
+def _has_parent_signal(setpriv: str) -> bool:
+    """Return whether `setpriv` knows --pdeathsig. Older ones, and that of BusyBox, do not."""
+    command = [setpriv, "--pdeathsig", "TERM", "true"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,15 +315,27 @@ def kill_remaining(session: ProcessSession) -> int:
 
 def save_session(path: Path, session: ProcessSession) -> None:
     """Write the session of a run, which `kill_previous_run` reads at the next start."""
-    write_atomically(path, json.dumps(asdict(session)).encode())
+    content = {**asdict(session), "directory": _identify(path.parent)}
+    write_atomically(path, json.dumps(content).encode())
 
 
 def load_session(path: Path) -> ProcessSession | None:
-    """Read the session of the previous run; None if the file is missing or invalid."""
+    """Read the session of the previous run; None if the file is missing, invalid or a copy.
+
+    The processes in a copy belong to the run directory that was copied, whose server may still run.
+    """
     try:
-        return ProcessSession(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        is_copy = content.pop("directory") != _identify(path.parent)
+        return None if is_copy else ProcessSession(**content)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _identify(directory: Path) -> list[int]:
+    """Return the device and inode of a directory, which no copy of it has."""
+    state = directory.stat()
+    return [state.st_dev, state.st_ino]
 
 
 def is_port_free(host: str, port: int) -> bool:

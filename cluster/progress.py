@@ -142,15 +142,15 @@ def check_ready(url: str) -> StatusCheck:
             with DIRECT.open(f"{url}/ready", timeout=PROBE_TIMEOUT_S):
                 return None
         except urllib.error.HTTPError as error:
-            return f"starting: {_reasons(error.read())}"
+            return f"starting: {_read_reasons(error)}"
         except (OSError, http.client.HTTPException):
             return "starting: the ingress"
 
     return missing
 
 
-def _reasons(body: bytes) -> str:
+def _read_reasons(error: urllib.error.HTTPError) -> str:
     try:
-        return ", ".join(json.loads(body)["missing"])
-    except (ValueError, KeyError, TypeError):
+        return ", ".join(json.loads(error.read())["missing"])
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return "the ingress"

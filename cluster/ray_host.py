@@ -42,6 +42,7 @@ class RayHost:
 
     children: ChildProcesses
     read_config: Callable[[], dict[str, Any]]  # called at each start of Serve
+    find_url: Callable[[], str]  # URL for clients, as in the config that was read last
     ports: LocalPorts
     metrics_address: str
     environment: dict[str, str]
@@ -61,7 +62,7 @@ class RayHost:
         self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
         self._start_serve()
 
-    def wait_until_ready(self, url: str, edge: Edge) -> None:
+    def wait_until_ready(self, edge: Edge) -> None:
         """Wait until `GET /ready` succeeds, HAProxy is attached and the dashboard runs.
 
         Without HAProxy, Serve would silently use its slow Python proxy. Raises StartError if a
@@ -71,7 +72,7 @@ class RayHost:
         def missing() -> str | None:
             return None if edge.is_attached else "starting: HAProxy"
 
-        self._wait_for(check_ready(url))
+        self._wait_for(check_ready(self.find_url()))
         self._wait_for(missing)
         self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
@@ -95,7 +96,7 @@ class RayHost:
         if "ray" not in self.children.find_ended():  # if Ray has ended, both are restarted anyway
             time.sleep(SETTLE_S)
 
-    def restart(self, url: str, edge: Edge) -> None:
+    def restart(self, edge: Edge) -> None:
         """Restart Serve if only Serve has ended, else Ray and Serve.
 
         After an attempt that timed out, restart both, because Ray may hang. An attempt also fails
@@ -111,7 +112,7 @@ class RayHost:
                 else:
                     self.children.kill()
                     self.start()
-                self.wait_until_ready(url, edge)
+                self.wait_until_ready(edge)
             except StartError as error:
                 failure, reason = error, error.message
             else:
@@ -126,10 +127,12 @@ class RayHost:
         effective = self.children.run_dir / CONFIG_NAME
         content = yaml.safe_dump(self.read_config(), sort_keys=False).encode()
         with file_errors(effective):
+            if effective.exists():  # earlier versions let all users read it
+                effective.chmod(0o600)
             # Do not write an unchanged file, so that a restart needs no space on a full disk.
             if not effective.exists() or effective.read_bytes() != content:
                 effective.parent.mkdir(exist_ok=True)
-                write_atomically(effective, content)
+                write_atomically(effective, content, mode=0o600)  # it may contain secrets
         self.progress.report("serve run")
         environment = self.environment | {"RAY_ADDRESS": f"127.0.0.1:{self.ports.gcs}"}
         self.children.start("serve", [bin_path("serve"), "run", str(effective)], environment)
@@ -169,7 +172,7 @@ def bin_path(name: str) -> str:
 
 
 def ensure_token(environment: dict[str, str]) -> None:
-    """Create the token file of Ray's control ports if it is missing, and set its mode to 0600.
+    """Create the token file of Ray's control ports if it has no token. Make the file private.
 
     Do nothing if `environment` contains the token. A file that `environment` names must exist, and
     keeps its mode. Raises StartError if there is no token.
@@ -182,15 +185,17 @@ def ensure_token(environment: dict[str, str]) -> None:
         return
     try:
         token = Path.home() / ".ray" / "auth_token"
-        if not token.exists():
+        # A full disk or a power failure can leave an empty file.
+        if not token.exists() or not token.read_bytes().strip():
             command = [bin_path("ray"), "get-auth-token", "--generate"]
             subprocess.run(
                 command, env=environment, check=True, capture_output=True, text=True, umask=0o077
             )
-        token.chmod(0o600)
+        if token.stat().st_mode & 0o077:  # a private file may be on a file system that is read-only
+            token.chmod(0o600)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as exc:  # RuntimeError: no home
         reason = (getattr(exc, "stderr", "") or "").strip() or str(exc)
         raise StartError(
-            f"cannot create the token of Ray's control ports: {reason.splitlines()[-1]}",
+            f"cannot create or read the token of Ray's control ports: {reason.splitlines()[-1]}",
             hint="set $HOME to a directory that you may write to, or $RAY_AUTH_TOKEN_PATH",
         ) from exc

@@ -11,10 +11,12 @@ import yaml
 
 from cluster.access import check_access, use_key_file
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
+from cluster.processes import format_address
 from cluster.progress import StartError, UnusableConfig
 from cluster.serve_config import find_applications
 
 DEFAULT_LIMITS = ClientLimits()
+LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of all interfaces -> loopback address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +45,17 @@ class ServedConfig:
         self._text = ""
         self._last: dict[str, Any] = {}
 
+    @property
+    def last(self) -> dict[str, Any]:
+        """The config of the last read that succeeded; empty before the first one."""
+        return self._last
+
     def read(self) -> dict[str, Any]:
         """Lint and read the file. Later reads keep the host and port of the first read.
 
-        Raises UnusableConfig if the file has problems, or if it opens the server to other hosts
-        without keys. Raises StartError for an unusable key file, or if the config cannot be read.
+        Raises UnusableConfig if the file has problems, if no client could reach the application, or
+        if it opens the server to other hosts without keys. Raises StartError for an unusable key
+        file, or if the config cannot be read.
         """
         settings = self._settings
         reject_problems(settings.config)
@@ -62,6 +70,7 @@ class ServedConfig:
             use_key_file(config, settings.key_file)
         for opened in (http["host"], settings.metrics_host):
             check_access(config, opened, no_auth=settings.no_auth)
+        find_prefix(config)
         self._text, self._last = text, config
         return config
 
@@ -78,6 +87,12 @@ class ServedConfig:
         except (OSError, UnicodeDecodeError, StartError) as error:
             report(f"{error}\nserving the config that was read before")
         return self._last
+
+    def find_url(self) -> str:
+        """Return the URL for clients on this host, as in the config of the last read."""
+        http = self._last["http_options"]
+        address = format_address(LOOPBACK.get(http["host"], http["host"]), http["port"])
+        return f"http://{address}{find_prefix(self._last)}"
 
 
 def find_prefix(config: dict[str, Any]) -> str:

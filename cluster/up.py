@@ -18,7 +18,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -57,7 +57,6 @@ from cluster.served_config import (
     DEFAULT_LIMITS,
     ServedConfig,
     UpSettings,
-    find_prefix,
     move_behind_edge,
 )
 from deployments.builds.process import HUB_OFFLINE_VARIABLE
@@ -73,7 +72,6 @@ from deployments.config import KEY_FILE_VARIABLE
 
 RUN_DIR = ".run"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of all interfaces -> loopback address
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,10 +139,11 @@ def run(arguments: argparse.Namespace) -> int:
     given: Path | None = arguments.config
     settings = UpSettings(
         config=find_config(given),
-        run_dir=(given.resolve().parent if given else Path.cwd()) / RUN_DIR,
+        run_dir=(given.absolute().parent if given else Path.cwd()) / RUN_DIR,
         host=arguments.host,
         port=arguments.port,
-        key_file=arguments.keys and arguments.keys.resolve(),
+        # Keep a symbolic link: replicas follow it when it names another file.
+        key_file=arguments.keys and arguments.keys.absolute(),
         no_auth=arguments.no_auth,
         metrics_host=arguments.metrics_host,
         metrics_port=arguments.metrics_port,
@@ -202,10 +201,10 @@ def serve_until_stopped(settings: UpSettings) -> int:
     served = ServedConfig(settings)
     http = served.read()["http_options"]
     host, port = http["host"], http["port"]
-    with lock_run_directory(run_dir):
+    with lock_run_directory(run_dir), ExitStack() as claims:
         if killed := kill_previous_run(run_dir):
             progress.report(f"killed {killed} remaining processes of the previous run")
-        ports = choose_ports(host, port, settings.metrics_host, settings.metrics_port)
+        ports = choose_ports(host, port, settings.metrics_host, settings.metrics_port, claims)
         with run_edge(settings, (host, port), progress) as edge:
             return serve_at_edge(edge, ports, served, settings, progress)
 
@@ -224,6 +223,7 @@ def serve_at_edge(
     host = RayHost(
         children=ChildProcesses(settings.run_dir),
         read_config=lambda: move_behind_edge(served.refresh(progress.report)),
+        find_url=served.find_url,
         ports=ports,
         metrics_address=format_address(settings.metrics_host, ports.metrics),
         environment=build_environment(settings, ports, edge.directory),
@@ -231,17 +231,14 @@ def serve_at_edge(
         start_timeout_s=settings.start_timeout_s,
         progress=progress,
     )
-    config = served.refresh(progress.report)
-    http = config["http_options"]
-    url = client_url(http["host"], http["port"]) + find_prefix(config)
     try:
         host.start()
-        host.wait_until_ready(url, edge)
-        progress.report(build_startup_message(url, config))
+        host.wait_until_ready(edge)
+        progress.report(build_startup_message(served.find_url(), served.last))
         notify_systemd("READY=1")
         while True:
             host.wait()
-            host.restart(url, edge)
+            host.restart(edge)
     except StopSignal:
         progress.report("stopping")
         return 0
@@ -329,14 +326,19 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def choose_ports(host: str, port: int, metrics_host: str, metrics: int | None) -> LocalPorts:
-    """Choose all ports but `port`. Raises StartError if `port` or `metrics` cannot be used."""
+def choose_ports(
+    host: str, port: int, metrics_host: str, metrics: int | None, claims: ExitStack
+) -> LocalPorts:
+    """Choose and claim all ports but `port`, until `claims` is closed.
+
+    Raises StartError if `port` or `metrics` cannot be used.
+    """
     check_port(host, port, "--port")
     if metrics == port:
         raise StartError(
             f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
         )
-    ports = LocalPorts.choose(reserved=port, metrics=metrics)
+    ports = LocalPorts.choose(claims, reserved=port, metrics=metrics)
     check_port(metrics_host, ports.metrics, "--metrics-port")
     return ports
 
@@ -359,11 +361,6 @@ def check_port(host: str, port: int, option: str) -> None:
             f"port {port} on {host} is in use by {describe_port_owner(port)}",
             hint=f"stop it, or choose another port: `hundredfold serve {option} {port + 1}`",
         )
-
-
-def client_url(host: str, port: int) -> str:
-    """Return the URL for clients on this host."""
-    return f"http://{format_address(LOOPBACK.get(host, host), port)}"
 
 
 def build_startup_message(url: str, config: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from benchmarks.common.report import REPOSITORY
 from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import ServerCommand, is_ready, run_server
 from cluster.default_config import CONFIG_NAME
+from cluster.local import find_ray_directory
 from cluster.processes import find_free_port
 
 PREFERRED_PORT = 8600
@@ -50,7 +51,8 @@ class Server:
                 raise BenchmarkError(
                     f"the server has not recovered after {READY_TIMEOUT_S:g} s: ready {ready}, "
                     f"missing processes {missing}",
-                    hint="look at the logs of Ray, usually in /tmp/ray/session_latest/logs",
+                    hint="look at the logs of Ray, usually in "
+                    f"{find_ray_directory()}/ray/session_latest/logs",
                 )
             await asyncio.sleep(POLL_S)
 

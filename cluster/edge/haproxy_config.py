@@ -115,6 +115,11 @@ def _write_error(directory: Path, status: int) -> Path:
         "content-type: application/json",
         f"content-length: {len(body)}",
         "cache-control: no-cache",
+        # Web pages of any origin may read these answers, or `fetch` would report a lost connection
+        # in place of the status. HAProxy does not know `cors.origins`, which changes live in the
+        # ingress. The answers are constant, so they tell a page nothing about a client or a model.
+        "access-control-allow-origin: *",
+        "access-control-expose-headers: *",
         *([f"retry-after: {RETRY_AFTER_S}"] if status in RETRYABLE else []),
     ]
     path = directory / f"{status}.http"

@@ -15,7 +15,7 @@ from cluster.ray_host import OBJECT_STORE_BYTES
 
 Manifest = dict[str, Any]
 
-# network-policy.yaml and the disruption budgets select pods by this label.
+# network-policy.yaml selects the pods of all clusters in a namespace by this label.
 PART_OF = {"app.kubernetes.io/part-of": "hundredfold"}
 USER_ID = 1000  # id of the user in the images
 GPU_RESOURCE = "nvidia.com/gpu"
@@ -23,6 +23,15 @@ KEY_FILE = Path("/keys/keys.json")  # file in the mounted secret `keys_secret`
 STOP_S = 55  # seconds for Ray to stop after the drain
 # Ray's default of 30 % of a pod's memory would leave less for models.
 OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
+
+
+def build_labels(production: Production) -> dict[str, str]:
+    """Build the labels of the pods of one RayService.
+
+    Another RayService in the namespace must not share them: Kubernetes evicts no pod that the
+    disruption budgets of both select.
+    """
+    return {**PART_OF, "app.kubernetes.io/instance": production.name}
 
 
 def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:
@@ -50,7 +59,7 @@ def build_worker_group(
     # Workers need no token, because only the autoscaler on the head calls the Kubernetes API.
     template["spec"]["automountServiceAccountToken"] = False
     template["spec"]["terminationGracePeriodSeconds"] = endpoint.drain_s + STOP_S
-    template["spec"]["topologySpreadConstraints"] = [_build_spread_constraint(group)]
+    template["spec"]["topologySpreadConstraints"] = [_build_spread_constraint(group, production)]
     if group.gpus:
         for kind in ("requests", "limits"):
             container["resources"][kind][GPU_RESOURCE] = str(group.gpus)
@@ -84,13 +93,13 @@ def build_disruption_budgets(production: Production) -> list[Manifest]:
         {
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",
-            "metadata": {"name": f"{production.name}-{name}", "labels": dict(PART_OF)},
+            "metadata": {"name": f"{production.name}-{name}", "labels": build_labels(production)},
             "spec": {
                 # Kubernetes cannot query the size of a RayCluster, so percentages do not work.
                 "minAvailable": pods,
                 # A worker without a replica is unready by design; it must not block a drain.
                 "unhealthyPodEvictionPolicy": "AlwaysAllow",
-                "selector": {"matchLabels": {**PART_OF, **labels}},
+                "selector": {"matchLabels": {**build_labels(production), **labels}},
             },
         }
         for name, pods, labels in budgets
@@ -128,7 +137,7 @@ def _build_template(production: Production, container: Manifest) -> Manifest:
         container["volumeMounts"].append(mount)
         container["env"] += _build_variables(key_file_environment(KEY_FILE))
     return {
-        "metadata": {"labels": dict(PART_OF)},
+        "metadata": {"labels": build_labels(production)},
         "spec": {
             "enableServiceLinks": False,
             "securityContext": {
@@ -180,10 +189,11 @@ def _build_readiness_probe(port: int) -> Manifest:
     }
 
 
-def _build_spread_constraint(group: WorkerGroup) -> Manifest:
+def _build_spread_constraint(group: WorkerGroup, production: Production) -> Manifest:
+    labels = {**build_labels(production), "ray.io/group": group.name}
     return {
         "maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname",
         "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": {**PART_OF, "ray.io/group": group.name}},
+        "labelSelector": {"matchLabels": labels},
     }

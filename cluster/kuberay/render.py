@@ -24,10 +24,10 @@ from cluster.kuberay.overlay import (
 )
 from cluster.kuberay.pods import (
     KEY_FILE,
-    PART_OF,
     Manifest,
     build_disruption_budgets,
     build_head_group,
+    build_labels,
     build_security_context,
     build_worker_group,
 )
@@ -145,7 +145,7 @@ def _build_rayservice(production: Production, endpoint: ServeEndpoint, embedded:
         "kind": "RayService",
         "metadata": {
             "name": production.name,
-            "labels": dict(PART_OF),
+            "labels": build_labels(production),
             # Keeps the command of the pods, which starts KubeRay's `ray start` under tini.
             "annotations": {"ray.io/overwrite-container-cmd": "true"},
         },

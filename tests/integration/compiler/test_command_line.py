@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -23,15 +22,14 @@ from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import FULL, QUICK, SEARCH_PRESETS
-from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Gate
-from deployments.artifacts.migration import SCHEMA
+from deployments.artifacts.manifest import MANIFEST_NAME, Gate
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings
 from deployments.tuning.costs import TuningTarget, read_costs
 from hundredfold.__main__ import main as hundredfold
 from tests.integration.compiler.conftest import BOTH_DEVICES
-from tests.support.artifacts import GRAPH_NAME, make_previous, seal_tiny
+from tests.support.artifacts import GRAPH_NAME, seal_tiny
 from tests.support.fakes import FakeTerminal
 from tests.support.pruned_checkpoints import PRUNED, pruned_encoder
 from tests.support.tiny_encoders import tiny_tokenizer
@@ -328,20 +326,3 @@ def test_progress_shows_current_step_on_terminal() -> None:
         assert "step 0, 0:00:00" in screen.getvalue()
     progress.end()
     assert "  export      0.0 s  cpu-int8\n" in screen.getvalue()
-
-
-def test_migrate_writes_manifests_of_the_previous_schema_anew(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    old, new = seal_tiny(tmp_path, "tiny/old"), seal_tiny(tmp_path, "tiny/new")
-    make_previous(old)
-    untouched = (new / MANIFEST_NAME).read_bytes()
-    os.utime(old / MANIFEST_NAME, (1_000, 1_000))
-    loaded = ArtifactManifest.read(old)
-    for expected in ("1 manifests migrated", "0 manifests migrated"):
-        assert main(["migrate", "--store", str(tmp_path)]) == 0
-        assert expected in capsys.readouterr().out
-    assert json.loads((old / MANIFEST_NAME).read_bytes())["schema_version"] == SCHEMA
-    assert ArtifactManifest.read(old) == loaded
-    assert (old / MANIFEST_NAME).stat().st_mtime == 1_000, "the time of the seal"
-    assert (new / MANIFEST_NAME).read_bytes() == untouched

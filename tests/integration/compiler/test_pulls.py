@@ -43,7 +43,7 @@ def test_drain_builds_what_waits_and_records_failures(tmp_path: Path, source: Pa
     queue, output = BuildQueue(tmp_path / "store"), io.StringIO()
     queue.submit("acme/broken", str(broken_checkpoint(tmp_path / "broken")))
     queue.submit("acme/mortal", str(source))
-    assert drain(queue, output)
+    assert drain(queue, output) == 1
     failed, ready = queue.status("acme/broken"), queue.status("acme/mortal")
     assert failed is not None
     assert ready is not None
@@ -136,13 +136,41 @@ def test_pull_does_not_follow_the_build_of_another_source(
     assert [one.source for one in queue.pending()] == ["acme/other"]
 
 
-def test_second_drain_leaves_the_queue_to_the_first(tmp_path: Path) -> None:
+def test_second_drain_leaves_the_queue_to_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("end_with_standard_input", "lower_priority"):  # they would affect this process
+        monkeypatch.setattr(commands, name, lambda *_: None)
     queue = BuildQueue(tmp_path)
     queue.submit(MODEL, "/nowhere")
     with exclusive_lock(queue.directory / DRAIN_LOCK_NAME, lambda _: None):
-        assert not drain(queue, io.StringIO())
-        assert main(["drain", "--store", str(tmp_path)]) == 3
+        assert drain(queue, io.StringIO()) is None
+        assert main(["drain", "--store", str(tmp_path), "--for-server"]) == 3
+        assert main(["drain", "--store", str(tmp_path)]) == 1
+    assert "another process already runs the queued builds" in capsys.readouterr().err
     assert len(queue.pending()) == 1
+
+
+def test_drain_fails_after_a_failed_build(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    queue = BuildQueue(tmp_path)
+    queue.submit("acme/none", str(tmp_path / "none"))
+    assert main(["drain", "--store", str(tmp_path)]) == 1
+    assert "error: acme/none is not built: " in capfd.readouterr().err
+    assert not queue.pending()
+
+
+def test_only_errors_of_artifacts_point_to_the_list_of_the_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for command, is_hinted in (
+        (["drain", "--store", str(tmp_path / "file" / "store")], False),
+        (["report", "acme/none", "--store", str(tmp_path)], True),
+    ):
+        assert main(command) == 1
+        assert ("hundredfold models ls" in capsys.readouterr().err) is is_hinted
 
 
 def test_failure_that_nobody_foresaw_is_recorded(

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from pathlib import Path
 
 import httpx
@@ -226,7 +227,8 @@ async def test_wrapper_without_an_edge_edits_the_configuration(
     wrapper = environment["RAY_SERVE_HAPROXY_BINARY_PATH"]
     monkeypatch.setattr("ray.serve._private.haproxy.RAY_SERVE_HAPROXY_BINARY_PATH", wrapper)
     port = free_port()
-    manager = build_manager(directory, port, LocalPorts.choose(reserved=port))
+    ports = LocalPorts(*(free_port() for _ in fields(LocalPorts)))
+    manager = build_manager(directory, port, ports)
     set_routes(manager, 1)
     await manager.start()
     try:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster import host_description
 from cluster.diagnosis import HostDescription, StoreDescription, diagnose
 from cluster.doctor import format_findings
 from cluster.host_description import read_host_description
@@ -16,6 +18,7 @@ from deployments.gpus import Gpu
 from deployments.machine import CpuInfo
 from hundredfold.__main__ import main
 from tests.support.ipv6 import needs_ipv6
+from tests.support.old_setpriv import install_old_setpriv
 from tests.support.ordinary_rights import ordinary_rights
 
 GIGABYTE = 10**9
@@ -33,6 +36,7 @@ GOOD = HostDescription(
     store=StoreDescription(path="/store", models=4, is_writable=True, free_bytes=90 * GIGABYTE),
     ports={},
     http_port=8000,
+    can_listen=True,
     open_files=65_536,
     shared_bytes=GIGABYTE,
     can_keep_cores_awake=True,
@@ -110,8 +114,10 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"store": replace(GOOD.store, free_bytes=5)}, "store", "problem", "models gc"),
         ({"ports": {8000: "pid 7 (nginx)"}}, "ports", "note", "PORT=8001"),
         ({"ports": {8265: "pid 7 (ray)"}}, "ports", "ok", "pid 7 (ray)"),
+        ({"http_port": 80, "can_listen": False}, "ports", "note", "CAP_NET_BIND_SERVICE"),
         ({"open_files": 1024}, "limits", "problem", "ulimit -Hn"),
         ({"shared_bytes": 64 << 20}, "limits", "note", "--shm-size"),
+        ({"has_setpriv": False}, "limits", "note", "util-linux 2.33 or later"),
         ({"can_keep_cores_awake": False}, "wake-ups", "note", "root"),
         ({"schedules_sessions": True}, "sessions", "note", "sched_autogroup_enabled=0"),
     ],
@@ -197,6 +203,22 @@ def test_taken_port_is_one_of_the_configured_address(
         assert (port in read_host_description(config).ports) is is_taken
 
 
+def test_port_that_needs_a_permission_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_port_free(host: str, port: int) -> bool:
+        if port < 1024:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return True
+
+    monkeypatch.setattr(host_description, "is_port_free", is_port_free)
+    config = tmp_path / "config.yaml"
+    for port, can_listen in ((80, False), (8000, True)):
+        config.write_text(f"http_options: {{port: {port}}}\n")
+        host = read_host_description(config)
+        assert (host.can_listen, host.ports) == (can_listen, {})
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -231,6 +253,11 @@ def test_store_in_a_closed_directory_has_no_models(public_directory: Path) -> No
     with ordinary_rights():
         host = read_host_description(public_directory / "none.yaml", closed / "store")
     assert host.store.models == 0
+
+
+def test_old_setpriv_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_old_setpriv(tmp_path, monkeypatch)
+    assert not read_host_description(tmp_path / "none.yaml", tmp_path).has_setpriv
 
 
 def test_doctor_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

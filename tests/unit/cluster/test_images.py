@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.__main__ import COMMANDS
 from cluster.kuberay.pods import USER_ID
 
 REPOSITORY = Path(__file__).parents[3]
@@ -105,3 +106,12 @@ def test_image_contains_only_files_for_serving(image: str) -> None:
     included = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     assert "*" in ignore
     assert included == set(sources)
+
+
+def test_images_have_the_commands_that_the_document_runs_in_their_pods() -> None:
+    """The images lack the compiler. Its commands are missing from `hundredfold models` there."""
+    document = (REPOSITORY / "docs/kubernetes.md").read_text()
+    named = "|".join(re.findall(r"hundredfold models ([a-z|]+)", document)).split("|")
+    assert {"migrate", "promote", "rm"} <= set(named)
+    for name in named:
+        assert f"models-{name}" in COMMANDS

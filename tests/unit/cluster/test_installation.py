@@ -12,7 +12,14 @@ import pytest
 
 from cluster import up
 from cluster.gpu_support import assess_gpus
-from cluster.installation import CPU_PACKAGES, GPU_PACKAGES, REPAIR, is_editable, plan_install
+from cluster.installation import (
+    CPU_PACKAGES,
+    GPU_PACKAGES,
+    REPAIR,
+    is_editable,
+    main,
+    plan_install,
+)
 from cluster.local import LocalPorts
 from cluster.progress import StartupProgress
 from cluster.ray_host import build_ray_command
@@ -99,6 +106,16 @@ def test_environment_of_a_service_keeps_its_copy(
     assert ("-e" in command) is expected
 
 
+def test_packages_without_metadata_are_no_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """pip leaves such a folder if it is killed."""
+    (tmp_path / "torn-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert main(["serve", "--dry-run"]) == 0
+    assert "pip" in capsys.readouterr().out
+
+
 def packages_of(extra: str) -> set[str]:
     """Return the packages that an extra installs, including those of extras that it refers to."""
     names: set[str] = set()
@@ -182,7 +199,7 @@ def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(up, "read_gpu_support", lambda: for_cuda)
     assert up.count_gpus(None, progress) == 0
     assert progress.lines[1].startswith("no GPU, although `onnxruntime-gpu` is installed; run `")
-    command = build_ray_command(LocalPorts.choose(reserved=8000), 1)
+    command = build_ray_command(LocalPorts(*range(8)), 1)
     assert command[-1] == "--num-gpus=1"
 
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import stat
+from contextlib import ExitStack
 from dataclasses import astuple
 from pathlib import Path
 
@@ -10,11 +12,13 @@ from cluster.local import (
     WRAPPER,
     LocalPorts,
     find_haproxy,
+    find_ray_directory,
     local_environment,
     ray_temp_environment,
 )
 from cluster.processes import find_free_port
 from cluster.progress import StartError
+from tests.support.old_setpriv import install_old_setpriv
 
 
 def test_haproxy_is_found_where_the_wrapper_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +29,13 @@ def test_haproxy_is_found_where_the_wrapper_is_set(monkeypatch: pytest.MonkeyPat
     assert os.environ["RAY_SERVE_HAPROXY_BINARY_PATH"] == str(WRAPPER)
     assert find_haproxy() == binary
     assert local_environment()["HUNDREDFOLD_HAPROXY"] == binary
+
+
+def test_haproxy_runs_without_the_wrapper_on_a_host_with_an_old_setpriv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_old_setpriv(tmp_path, monkeypatch)
+    assert "RAY_SERVE_HAPROXY_BINARY_PATH" not in local_environment()
 
 
 def test_sockets_of_a_node_are_short_enough() -> None:
@@ -38,23 +49,69 @@ def test_long_temporary_directory_is_replaced_for_ray() -> None:
     session = "ray/session_2026-11-27_18-47-29_123456_4194304/sockets/dash_TaskEventsHead"
     fits = "/" + "t" * (107 - len(session) - 2)
     assert len(f"{fits}/{session}") == 107
+    own = {"RAY_TMPDIR": str(find_ray_directory())}
     assert ray_temp_environment({"TMPDIR": fits}) == {}
-    assert ray_temp_environment({}) == {}
-    assert ray_temp_environment({"TMPDIR": f"{fits}t"}) == {"RAY_TMPDIR": "/tmp"}
+    assert ray_temp_environment({"TMPDIR": f"{fits}t"}) == own
     assert ray_temp_environment({"TMPDIR": f"{fits}t", "RAY_TMPDIR": fits}) == {}
     with pytest.raises(StartError, match="has 33 bytes, the maximum is 32") as raised:
         ray_temp_environment({"RAY_TMPDIR": f"{fits}t"})
     assert "`/tmp`" in raised.value.hint
 
 
+@pytest.mark.parametrize("environment", [{}, {"RAY_TMPDIR": "", "TMPDIR": ""}])
+def test_users_have_directories_of_their_own_for_ray(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray replaces a file there, and its sockets are writable for everybody."""
+    directory = Path(ray_temp_environment(environment)["RAY_TMPDIR"])
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    monkeypatch.setattr(os, "getuid", lambda: 2**32 - 2)
+    assert find_ray_directory() != directory
+    assert len(str(find_ray_directory())) <= 32
+
+
+def test_directory_for_ray_becomes_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.local.find_ray_directory", lambda: tmp_path)
+    tmp_path.chmod(0o777)
+    assert ray_temp_environment({}) == {"RAY_TMPDIR": str(tmp_path)}
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_directory_for_ray_of_another_user_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    monkeypatch.setattr("cluster.local.find_ray_directory", lambda: link)
+    with pytest.raises(StartError, match="is not a directory of this user"):
+        ray_temp_environment({})
+    monkeypatch.setattr("cluster.local.find_ray_directory", lambda: tmp_path)
+    owner = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    with pytest.raises(StartError, match="is not a directory of this user") as raised:
+        ray_temp_environment({})
+    assert "`$RAY_TMPDIR`" in raised.value.hint
+
+
 def test_metrics_port_is_the_given_one() -> None:
     free = find_free_port(9101, 0)
-    assert LocalPorts.choose(reserved=8000, metrics=free).metrics == free
-    assert LocalPorts.choose(reserved=9101).metrics != 9101
+    with ExitStack() as claims:
+        assert LocalPorts.choose(claims, reserved=8000, metrics=free).metrics == free
+        assert LocalPorts.choose(claims, reserved=9101).metrics not in (free, 9101)
 
 
 def test_ports_of_a_run_differ() -> None:
-    for metrics in astuple(LocalPorts.choose(reserved=8000)):
-        ports = LocalPorts.choose(reserved=8000, metrics=metrics)
+    with ExitStack() as claims:
+        chosen = astuple(LocalPorts.choose(claims, reserved=8000))
+    for metrics in chosen:
+        with ExitStack() as claims:
+            ports = LocalPorts.choose(claims, reserved=8000, metrics=metrics)
         assert ports.metrics == metrics
         assert len({8000, *astuple(ports)}) == 9
+
+
+def test_servers_that_start_together_choose_different_ports() -> None:
+    """Many ports are bound only seconds after they are chosen."""
+    with ExitStack() as first, ExitStack() as second:
+        ports = [LocalPorts.choose(claims, reserved=8000) for claims in (first, second)]
+    assert len({port for chosen in ports for port in astuple(chosen)}) == 16

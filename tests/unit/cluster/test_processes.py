@@ -19,8 +19,14 @@ import psutil
 import pytest
 
 from cluster import processes
-from cluster.processes import ProcessSession, kill_previous_run, private_directory
+from cluster.processes import (
+    ProcessSession,
+    kill_previous_run,
+    private_directory,
+    start_session,
+)
 from cluster.progress import StartError
+from tests.support.old_setpriv import install_old_setpriv
 from tests.support.ray_cluster import list_session, wait_for
 
 # A launcher that starts two children and `edge`. Like HAProxy, `edge` is in the process group of
@@ -179,7 +185,7 @@ def test_run_directory_that_cannot_be_written_is_named(
 ) -> None:
     monkeypatch.setattr(os, "getsid", lambda _pid: os.getpid())
     run_dir = tmp_path / "missing"
-    with pytest.raises(StartError, match=f"cannot use `{run_dir}/") as raised:
+    with pytest.raises(StartError, match=f"cannot use `{run_dir}`") as raised:
         processes.ChildProcesses(run_dir)
     assert "free space" in raised.value.hint
 
@@ -204,6 +210,22 @@ def test_session_of_a_later_process_is_spared(
     assert len(launcher.members()) == 4
 
 
+def test_copied_run_directory_spares_the_server_that_runs(
+    launcher: Launcher, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    copy = tmp_path_factory.mktemp("copy")
+    shutil.copytree(tmp_path, copy, dirs_exist_ok=True)
+    assert (copy / "session.json").exists()
+    assert kill_previous_run(copy) == 0
+    assert len(launcher.members()) == 4
+
+
+def test_damaged_session_file_is_ignored(tmp_path: Path) -> None:
+    for content in ("", "[]", "null", "{}"):
+        (tmp_path / "session.json").write_text(content)
+        assert kill_previous_run(tmp_path) == 0
+
+
 def test_session_keeps_its_members_when_the_clock_is_set(
     launcher: Launcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +240,15 @@ def test_session_keeps_its_members_when_the_clock_is_set(
     }
 
 
+def test_child_starts_on_a_host_with_an_old_setpriv(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_old_setpriv(tmp_path, monkeypatch)
+    log = tmp_path / "log"
+    assert start_session(["echo", "started"], dict(os.environ), log).wait(20) == 0
+    assert log.read_text() == "started\n"
+
+
 def test_start_is_found_behind_a_name_with_parentheses() -> None:
     program = "open('/proc/self/comm', 'w').write('a) R 1 (b'); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as started:
@@ -227,11 +258,12 @@ def test_start_is_found_behind_a_name_with_parentheses() -> None:
         assert found == pytest.approx(now_ticks, abs=1000)
 
 
-def test_private_directory_has_a_short_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("unusable", ["/tmp/" + "x" * 40, "/tmp/a b", "/tmp/a#b"])
+def test_private_directory_has_a_path_for_sockets_and_haproxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unusable: str
 ) -> None:
     """The path of Ray Serve's admin socket below the directory has at most 107 bytes."""
-    monkeypatch.setattr(tempfile, "tempdir", f"{tmp_path}/{'x' * 40}")
+    monkeypatch.setattr(tempfile, "tempdir", unusable)
     with private_directory(tmp_path) as directory:
         assert directory.parent == Path("/tmp")
         with socket.socket(socket.AF_UNIX) as admin:

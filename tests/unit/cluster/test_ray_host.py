@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import socket
+import stat
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -63,6 +68,7 @@ def host(children: RecordedChildren, open_port: int) -> RayHost:
     return RayHost(
         children=children,
         read_config=dict,
+        find_url=lambda: NOWHERE,
         ports=LocalPorts(*[open_port] * 8),
         metrics_address="127.0.0.1:9101",
         environment={"RAY_AUTH_TOKEN": "secret"},
@@ -77,7 +83,7 @@ def test_serve_that_does_not_become_ready_is_replaced_with_ray(
 ) -> None:
     children.end("serve")
     with pytest.raises(StartError, match="still waiting after 0 s: starting: the ingress"):
-        host.restart(NOWHERE, SimpleNamespace(is_attached=True))
+        host.restart(SimpleNamespace(is_attached=True))
     both = ["kill", "start ray", "start serve"]
     assert children.events == ["start serve", *both, *both]
     reported = capsys.readouterr().err
@@ -88,8 +94,48 @@ def test_serve_that_does_not_become_ready_is_replaced_with_ray(
 def test_end_of_ray_restarts_both(host: RayHost, children: RecordedChildren) -> None:
     children.end("ray")
     with pytest.raises(StartError):
-        host.restart(NOWHERE, SimpleNamespace(is_attached=True))
+        host.restart(SimpleNamespace(is_attached=True))
     assert children.events[:3] == ["kill", "start ray", "start serve"]
+
+
+class PrefixedIngress(BaseHTTPRequestHandler):
+    """An ingress that is ready below `/v2`."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/v2/ready" else 404)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_restart_waits_below_the_prefix_of_the_config_that_it_reads(
+    host: RayHost, children: RecordedChildren
+) -> None:
+    urls = [NOWHERE]
+    with HTTPServer(("127.0.0.1", 0), PrefixedIngress) as ingress:
+        threading.Thread(target=ingress.serve_forever, args=(0.05,), daemon=True).start()
+
+        def read_config() -> dict[str, str]:
+            urls.append(f"http://127.0.0.1:{ingress.server_port}/v2")
+            return {}
+
+        children.end("ray")
+        changed = replace(host, read_config=read_config, find_url=lambda: urls[-1])
+        changed.restart(SimpleNamespace(is_attached=True))
+        ingress.shutdown()
+    assert children.events == ["kill", "start ray", "start serve"]
+
+
+def test_served_config_is_private(host: RayHost, children: RecordedChildren) -> None:
+    """It may contain secrets, as environment variables of replicas."""
+    config = children.run_dir / "serve_config.yaml"
+    host.start()
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
+    config.chmod(0o644)
+    host.start()
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600
 
 
 def test_unchanged_config_is_not_written_again(host: RayHost, children: RecordedChildren) -> None:
@@ -109,7 +155,7 @@ def test_config_that_cannot_be_written_is_a_failed_attempt(
     config.mkdir()  # cannot be replaced by a file
     children.end("serve")
     with pytest.raises(StartError, match=f"cannot use `{config}`: Is a directory"):
-        host.restart(NOWHERE, SimpleNamespace(is_attached=True))
+        host.restart(SimpleNamespace(is_attached=True))
     assert capsys.readouterr().err.count("starting again") == 3
 
 
@@ -124,10 +170,48 @@ def test_named_token_keeps_its_mode_and_must_be_readable(tmp_path: Path) -> None
     assert token.stat().st_mode & 0o777 == 0o440
 
 
+@pytest.fixture
+def token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The token file of a home directory. A script stands in for Ray's command that writes it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    command = tmp_path / "ray"
+    command.write_text('#!/bin/sh\nprintf new > "$HOME/.ray/auth_token"\n')
+    command.chmod(0o700)
+    monkeypatch.setattr("cluster.ray_host.bin_path", lambda _name: str(command))
+    (tmp_path / ".ray").mkdir()
+    return tmp_path / ".ray" / "auth_token"
+
+
+@pytest.mark.parametrize("content", [None, "", "\n"])
+def test_missing_or_empty_token_is_created(
+    token: Path, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        token.write_text(content)
+    ensure_token({"HOME": str(tmp_path)})
+    assert token.read_text() == "new"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_private_token_may_be_on_a_read_only_file_system(
+    token: Path, tmp_path: Path, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token.write_text("old")
+    token.chmod(mode)
+
+    def refuse(path: Path, _mode: int) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    ensure_token({"HOME": str(tmp_path)})
+    assert token.read_text() == "old"
+
+
 def test_home_without_rights_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = tmp_path / "file"
     home.touch()
     monkeypatch.setenv("HOME", str(home))
-    with pytest.raises(StartError, match="cannot create the token") as raised:
+    with pytest.raises(StartError, match="cannot create or read the token") as raised:
         ensure_token({"HOME": str(home), "PATH": "/usr/bin"})
     assert "$HOME" in raised.value.hint

@@ -53,6 +53,14 @@ def forbid_unknown_keys(schema: Any) -> Any:
     return strict
 
 
+def write_second_production(directory: Path) -> Path:
+    """Write the settings of a cluster with the name `second` that are otherwise equal."""
+    production = directory / "production.yaml"
+    text = render.PRODUCTION.read_text()
+    production.write_text(text.replace("name: hundredfold  ", "name: second  ", 1))
+    return production
+
+
 def test_manifest_is_up_to_date() -> None:
     assert render.RAYSERVICE.read_text() == render.render_rayservice(CONFIG, render.PRODUCTION), (
         f"run `{render.COMMAND}`"
@@ -75,9 +83,7 @@ def test_render_check_reports_a_stale_manifest(
 def test_render_reads_the_named_file_of_kubernetes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    production, target = tmp_path / "production.yaml", tmp_path / "out.yaml"
-    text = render.PRODUCTION.read_text()
-    production.write_text(text.replace("name: hundredfold  ", "name: second  ", 1))
+    production, target = write_second_production(tmp_path), tmp_path / "out.yaml"
     command = ["render", "--config", str(CONFIG), "--production", str(production)]
     assert main([*command, "--output", str(target)]) == 0
     assert [each["metadata"]["name"] for each in yaml.safe_load_all(target.read_text())] == [
@@ -284,6 +290,20 @@ def test_disruption_budgets_let_one_worker_go_and_keep_the_head() -> None:
         WORKERS["cpu"]["minReplicas"] - 1,
         1,
     ]
+
+
+def test_clusters_of_one_namespace_select_only_their_own_pods(tmp_path: Path) -> None:
+    """Kubernetes evicts no pod that two disruption budgets select."""
+    production = write_second_production(tmp_path)
+    second, *budgets = yaml.safe_load_all(render.render_rayservice(CONFIG, production))
+    for budget in budgets:
+        assert select_pods(budget["spec"]["selector"]["matchLabels"]) == set()
+    others = second["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    for groups, is_own in ((WORKERS.values(), True), (others, False)):
+        for group in groups:
+            (constraint,) = group["template"]["spec"]["topologySpreadConstraints"]
+            selected = select_pods(constraint["labelSelector"]["matchLabels"])
+            assert selected == ({group["groupName"]} if is_own else set())
 
 
 def test_volume_claim_is_that_of_the_pods() -> None:

@@ -86,6 +86,42 @@ def test_restart_does_not_open_a_server_without_keys(tmp_path: Path) -> None:
     assert "keys.json" in reports[0]
 
 
+def test_url_follows_what_was_deployed_meanwhile(tmp_path: Path) -> None:
+    config = served(write(tmp_path))
+    config.read()
+    assert config.find_url() == "http://127.0.0.1:8000"
+    write(tmp_path, {"applications.0.route_prefix": "/v2"})
+    assert config.find_url() == "http://127.0.0.1:8000", "nothing has read the change"
+    config.refresh(print)
+    assert config.find_url() == "http://127.0.0.1:8000/v2"
+
+
+def test_restart_keeps_the_route_that_clients_can_reach(tmp_path: Path) -> None:
+    config = served(write(tmp_path))
+    config.read()
+    write(tmp_path, {"applications.0.route_prefix": None})
+    reports: list[str] = []
+    config.refresh(reports.append)
+    assert "no client could reach it" in reports[0]
+    assert config.find_url() == "http://127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fd00::1", "http://[fd00::1]:80"),
+        ("example.org", "http://example.org:80"),
+    ],
+)
+def test_clients_get_a_url_of_this_host(tmp_path: Path, host: str, url: str) -> None:
+    config = served(write(tmp_path), host=host, port=80, no_auth=True)
+    config.read()
+    assert config.find_url() == url
+
+
 def test_problems_are_listed_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="has problems"):
         served(write(tmp_path, {"applications": 5})).read()

@@ -21,6 +21,13 @@ def test_commands_that_would_fail_again_are_not_repeated() -> None:
     assert f"\nRestartPreventExitStatus=2 {UNUSABLE_CONFIG}\n" in UNIT.read_text()
 
 
+def test_lack_of_memory_and_failed_starts_do_not_end_the_service() -> None:
+    unit, service = UNIT.read_text().split("\n[Service]\n")
+    assert "\nStartLimitIntervalSec=0\n" in unit
+    assert "\nRestart=always\n" in service
+    assert "\nOOMPolicy=continue\n" in service
+
+
 def test_gpu_has_its_device_files_before_the_server_looks_for_it() -> None:
     text = UNIT.read_text()
     assert re.search(r"^After=.*\bnvidia-persistenced\.service$", text, re.MULTILINE)

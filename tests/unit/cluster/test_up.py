@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from cluster.up import (
     build_environment,
     build_startup_message,
     choose_ports,
-    client_url,
     list_stop_signals,
     lock_run_directory,
     run,
@@ -57,28 +57,21 @@ def test_startup_message_without_models_lists_those_of_the_store(args: dict[str,
     assert message == "serving on http://here - try: curl http://here/models"
 
 
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("127.0.0.1", "http://127.0.0.1:80"),
-        ("0.0.0.0", "http://127.0.0.1:80"),
-        ("::", "http://[::1]:80"),
-        ("fd00::1", "http://[fd00::1]:80"),
-        ("example.org", "http://example.org:80"),
-    ],
-)
-def test_clients_get_a_url_of_this_host(host: str, url: str) -> None:
-    assert client_url(host, 80) == url
+@pytest.fixture
+def claims() -> Iterator[ExitStack]:
+    """The claims of chosen ports."""
+    with ExitStack() as stack:
+        yield stack
 
 
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "::"])
-def test_ipv6_address_is_served(host: str) -> None:
+def test_ipv6_address_is_served(host: str, claims: ExitStack) -> None:
     port = find_free_port(8000)
-    assert choose_ports(host, port, METRICS_HOST, None).metrics != port
+    assert choose_ports(host, port, METRICS_HOST, None, claims).metrics != port
     with open_listener(host, port):
         with pytest.raises(StartError, match=f"port {port} on {host} is in use by pid "):
-            choose_ports(host, port, METRICS_HOST, None)
+            choose_ports(host, port, METRICS_HOST, None, claims)
         for address in ("::1", "127.0.0.1") if host == "::" else ("::1",):
             socket.create_connection((address, port), 5).close()
 
@@ -97,10 +90,11 @@ def test_ipv6_address_is_served(host: str) -> None:
     ],
 )
 def test_port_that_cannot_be_used_is_rejected(
-    host: str, port: int | None, metrics: int | None, message: str
+    host: str, port: int | None, metrics: int | None, message: str, claims: ExitStack
 ) -> None:
+    port = find_free_port(8000) if port is None else port
     with pytest.raises(StartError, match=message):
-        choose_ports(host, find_free_port(8000) if port is None else port, METRICS_HOST, metrics)
+        choose_ports(host, port, METRICS_HOST, metrics, claims)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +255,26 @@ def test_no_gpu_hides_the_gpus_from_every_process(
     settings = UpSettings(config=tmp_path, run_dir=tmp_path, num_gpus=num_gpus)
     environment = build_environment(settings, LocalPorts(*range(8)), tmp_path)
     assert environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_links_of_the_command_line_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to a key file that gets another target revokes keys."""
+    release = tmp_path / "release"
+    release.mkdir()
+    for name in ("config.yaml", "keys.json"):
+        (release / name).touch()
+        (tmp_path / name).symlink_to(release / name)
+    given: list[UpSettings] = []
+    monkeypatch.setattr("cluster.up.leads_own_session", lambda: True)
+    monkeypatch.setattr("cluster.up.serve_until_stopped", lambda settings: given.append(settings))
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    run(parser.parse_args(["config.yaml", "--keys", "keys.json"]))
+    assert given[0].key_file == tmp_path / "keys.json"
+    assert given[0].run_dir == tmp_path / ".run", "two servers may share the target of their links"
 
 
 def test_limits_of_the_command_line_reach_the_edge(

@@ -150,6 +150,9 @@ def test_error_files_are_json_with_retry_after(paths: EdgePaths) -> None:
         lines = head.decode().lower().split("\r\n")
         assert lines[0].startswith(f"http/1.1 {status} ")
         assert f"content-length: {len(body)}" in lines
+        # A web page can then read the status, and `Retry-After`.
+        assert "access-control-allow-origin: *" in lines
+        assert "access-control-expose-headers: *" in lines
         assert ("retry-after: 1" in lines) == (status == 429 or status >= 500)
         assert json.loads(body)["code"] == ERRORS[status][0]
 

@@ -1,0 +1,72 @@
+"""`hundredfold models migrate`: rewrite of a store's manifests that have the previous schema.
+
+deployments/artifacts/migration.py converts a single manifest. The command imports no compiler: the
+images for Kubernetes have none, and there only a pod with such an image can write to the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, has_previous_schema
+from deployments.artifacts.migration import PREVIOUS, SCHEMA
+from deployments.artifacts.store import list_artifacts
+from deployments.config import default_store
+from deployments.console import print_text
+from deployments.errors import BadSetting, StoreNotWritable
+from deployments.files import write_atomically
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", type=Path, default=default_store(), help="default: %(default)s")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not arguments.store.is_dir():
+        raise BadSetting(f"there is no store {arguments.store}; pass `--store DIR`")
+    migrated = 0
+    for directory in migrate_manifests(arguments.store):
+        print(f"{directory}: schema {PREVIOUS} -> {SCHEMA}", flush=True)
+        migrated += 1
+    return print_text(f"{migrated} manifests migrated")
+
+
+def migrate_manifests(store: Path) -> Iterator[Path]:
+    """Rewrite manifests of the previous schema in the present schema. Yield their directories.
+
+    The other files and the modification time of the manifest stay unchanged. Raises ArtifactError
+    for a damaged artifact, or StoreNotWritable if a file cannot be read or written.
+    """
+    with _store_errors(store):
+        directories = list_artifacts(store)
+    for directory in directories:
+        with _store_errors(store):
+            is_migrated = _migrate(directory)
+        if is_migrated:
+            yield directory
+
+
+def _migrate(directory: Path) -> bool:
+    """Rewrite the manifest in `directory`. Return False if there is no previous schema."""
+    path = directory / MANIFEST_NAME
+    if not path.is_file() or not has_previous_schema(directory):
+        return False
+    manifest, stat = ArtifactManifest.read(directory), path.stat()
+    write_atomically(path, manifest.to_json())
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    return True
+
+
+@contextmanager
+def _store_errors(store: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        raise StoreNotWritable(
+            f"cannot migrate the store {store}: {exc.strerror or exc}. Check its space and "
+            "permissions, or pass another `--store DIR`"
+        ) from exc
