@@ -79,6 +79,27 @@ def test_code_is_the_request_of_the_form(visitor: Visitor) -> None:
     expect(code).to_contain_text("x-hardware: cpu")
 
 
+@pytest.mark.parametrize(
+    ("task", "empty", "composed"),
+    [("chat", "Message", "System prompt"), ("question-answering", "Question", "Text")],
+)
+def test_composed_characters_stay_whole_beside_an_empty_field(
+    visitor: Visitor, task: str, empty: str, composed: str
+) -> None:
+    """A field that loses the focus during a composition keeps the letters of its keys."""
+    page = visitor.open(f"play/{task}")
+    visitor.fill({empty: "", composed: ""})
+    field = page.locator("form.form").get_by_label(composed)
+    field.click()
+    keyboard = page.context.new_cdp_session(page)
+    for keys in ("n", "ni"):
+        composition = {"text": keys, "selectionStart": len(keys), "selectionEnd": len(keys)}
+        keyboard.send("Input.imeSetComposition", composition)
+    keyboard.send("Input.insertText", {"text": "你"})
+    expect(field).to_have_value("你")
+    expect(field).to_be_focused()
+
+
 def test_language_codes_are_offered_and_sent_for_models_that_have_them(
     visitor: Visitor, generator: ScriptedGenerator
 ) -> None:

@@ -169,6 +169,23 @@ def test_key_is_asked_for_and_kept_in_the_session_only(
         visitor.leave()
 
 
+def test_key_that_no_request_can_carry_is_not_accepted(visitor: Visitor) -> None:
+    page = visitor.open()
+    page.get_by_role("button", name="API key").click()
+    field = page.get_by_label("Key", exact=True)
+    field.fill("hk-0123\u200b4567")
+    page.get_by_role("button", name="Use the key").click()
+    expect(page.locator("#key-input:invalid")).to_be_focused()
+    assert page.evaluate("sessionStorage.length") == 0
+    page.get_by_role("button", name="Forget it").click()
+    expect(field).to_be_hidden()
+    page.get_by_role("button", name="API key").click()
+    field.fill(" hk-01234567 ")
+    page.get_by_role("button", name="Use the key").click()
+    expect(field).to_be_hidden()
+    assert page.evaluate("Object.values(sessionStorage)") == ["hk-01234567"]
+
+
 def test_error_of_the_server_is_shown(visitor: Visitor) -> None:
     page = visitor.open("play/text-classification")
     visitor.fill({"Text": "far " * 40})

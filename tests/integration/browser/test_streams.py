@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,6 +14,7 @@ from benchmarks.page.browser import OBSERVE_SHIFTS
 from deployments.errors import EngineFailed, Overloaded
 from deployments.messages import Chunk, Token
 from tests.support.browser import Visitor, wait_for_server
+from tests.support.fakes import TIMEOUT_S
 from tests.support.scripted_generation import CHUNKS, TEXT, ScriptedGenerator, ending
 
 WORDS = 200
@@ -18,6 +22,21 @@ WORDS = 200
 # once. A model on two cores generates 60 to 200 words a second.
 PAUSE_S = 0.005
 SCHEMA = '{"type": "object", "properties": {"age": {"type": "integer"}}}'
+# Values with which the methods of Python clients differ from the API of the page.
+OPTIONS = {
+    "Temperature": "0",
+    "Top p": "1",
+    "Top k": "0",
+    "Repetition penalty": "1.1",
+    "Seed": "-1",
+    "Stop strings": "END\nHALT",
+    "JSON schema of the answer": SCHEMA,
+}
+# A response that ends before its length.
+HALF_STREAM = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\n"
+    b'data:{"choices":[{"delta":{"content":" a"}}]}\n\n'
+)
 
 
 @pytest.fixture
@@ -114,6 +133,23 @@ def test_stop_ends_the_generation_and_keeps_the_text(
     expect(chat.locator(".turn .facts").nth(1)).to_contain_text("stopped")
 
 
+def test_new_conversation_stops_the_stream_and_forgets_its_turn(
+    chat: Page, generator: ScriptedGenerator
+) -> None:
+    generator.chunks = CHUNKS[:2]  # without the last chunk, so that the stream stays open
+    send(chat, "First")
+    expect(chat.locator(".by-model")).to_have_text(TEXT)
+    chat.get_by_role("button", name="New conversation").click()
+    wait_for_server(lambda: generator.running == 0)
+    expect(chat.get_by_role("button", name="Send")).to_be_enabled()
+    expect(chat.locator(".turn, .cost")).to_have_count(0)
+    expect(chat.get_by_label("Message")).to_have_value("")
+    generator.chunks = CHUNKS
+    send(chat, "Second")
+    expect(chat.locator(".turn .facts")).to_contain_text("4 tokens")
+    assert [said["content"] for said in generator.calls[-1].prompt.messages] == ["Second"]
+
+
 def test_long_wait_is_explained(chat: Page, visitor: Visitor, generator: ScriptedGenerator) -> None:
     generator.pause_s = 60.0
     chat.clock.install()
@@ -137,6 +173,31 @@ def test_error_within_a_stream_keeps_the_text_before(
     expect(chat.get_by_label("Message")).to_have_value("Hello")
     expect(chat.get_by_role("button", name="Send")).to_be_enabled()
     visitor.snap("chat-error")
+
+
+def test_connection_lost_during_a_stream_is_said(chat: Page, visitor: Visitor) -> None:
+    shown = threading.Event()
+
+    def answer_half() -> None:
+        peer, _ = listening.accept()
+        with peer:
+            peer.recv(65_536)
+            peer.sendall(HALF_STREAM)
+            shown.wait(TIMEOUT_S)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor() as threads:
+        listening.settimeout(TIMEOUT_S)
+        answering = threads.submit(answer_half)
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        chat.route("**/v1/chat/completions", lambda route: route.continue_(url=url))
+        send(chat)
+        expect(chat.locator(".by-model")).to_have_text(" a")
+        shown.set()
+        answering.result()
+    expect(chat.locator(".turn .problem")).to_contain_text("cannot be reached")
+    expect(chat.locator(".by-model")).to_have_text(" a")
+    expect(chat.get_by_label("Message")).to_have_value("Hello")
+    visitor.console.clear()  # remove the expected error of the lost connection
 
 
 def test_message_without_an_answer_is_put_back(chat: Page, generator: ScriptedGenerator) -> None:
@@ -181,3 +242,44 @@ def test_completion_continues_the_text(visitor: Visitor, generator: ScriptedGene
     visitor.run()
     expect(page.locator(".by-model")).to_have_text(f"Once upon{TEXT}")
     visitor.snap("completion")
+
+
+def test_white_space_at_the_ends_of_a_text_is_sent(
+    visitor: Visitor, generator: ScriptedGenerator
+) -> None:
+    prompt = "    def f():\n        "
+    visitor.open("play/completion")
+    visitor.fill({"Text to continue": prompt})
+    visitor.run()
+    assert generator.calls[-1].prompt == prompt
+
+
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["defaults", "options"])
+@pytest.mark.parametrize(
+    ("view", "client"),
+    [("chat", "huggingface_hub"), ("chat", "openai"), ("completion", "openai")],
+)
+def test_code_sends_the_request_of_the_page(
+    visitor: Visitor,
+    generator: ScriptedGenerator,
+    view: str,
+    client: str,
+    options: dict[str, str],
+) -> None:
+    page = visitor.open(f"play/{view}")
+    page.locator("details.options").evaluate("e => { e.open = true }")
+    page.locator("form.form textarea").first.fill("Once upon\n")
+    visitor.fill(options)
+    page.get_by_role("tab", name=client).click()
+    exec(page.locator("#code-panel code").text_content() or "", {})
+    visitor.run()
+    by_code, by_page = generator.calls[-2:]
+    assert (by_code.prompt, by_code.options) == (by_page.prompt, by_page.options)
+
+
+def test_client_without_the_request_names_another_client(visitor: Visitor) -> None:
+    page = visitor.open("play/completion")
+    page.get_by_role("tab", name="huggingface_hub").click()
+    expect(page.locator("#code-panel")).to_have_text(
+        "# huggingface_hub has no method for this request; use openai."
+    )

@@ -18,6 +18,7 @@ from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.model_report import build_model_report
 from deployments.ingress.apis.page_files import PageFiles, build_policy
 from deployments.ingress.http.api import Access, Operation
+from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.request_options import model_in_path
@@ -83,7 +84,7 @@ class PlaygroundRoutes:
 
     async def asset(self, request: Request) -> Response:
         """Return a file of the page. The path pattern matches only known file names."""
-        return await self._files.respond(request.url.path.rpartition("/")[2], request)
+        return await self._files.respond(route_path(request.scope).rpartition("/")[2], request)
 
     async def report(self, request: Request) -> Response:
         model = self._pipeline.registry.find(model_in_path(request) or "")

@@ -27,20 +27,26 @@ function messageOf(body) {
 
 export class Unreachable extends Error {}
 
+/** Await what comes from the network. Raises Unreachable for a lost connection, or AbortError. */
+function receive(promise) {
+  return promise.catch((error) => {
+    throw error.name === "AbortError" ? error : new Unreachable(error.message);
+  });
+}
+
 /** Send a request. Raises ApiError, Unreachable, or AbortError. */
 async function send(path, { body, method, headers, signal } = {}) {
   const sent = { ...headers };
   if (key.get()) sent.authorization = `Bearer ${key.get()}`;
   if (body !== undefined) sent["content-type"] = "application/json";
-  const response = await fetch(ROOT + path, {
+  const init = {
     method: method ?? (body === undefined ? "GET" : "POST"),
     headers: sent,
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
     cache: "no-store",
-  }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Unreachable(error.message);
-  });
+  };
+  const response = await receive(fetch(ROOT + path, init));
   if (!response.ok) {
     throw new ApiError(response.status, await response.json().catch(() => null), response.headers);
   }
@@ -51,7 +57,7 @@ async function send(path, { body, method, headers, signal } = {}) {
 export async function request(path, options = {}) {
   const startedAt = performance.now();
   const response = await send(path, options);
-  const value = await response.json();
+  const value = JSON.parse(await receive(response.text()));
   return { value, cost: readCost(response.headers, elapsedOf(response.url, startedAt)) };
 }
 
@@ -124,7 +130,7 @@ export async function* stream(path, options) {
   let buffered = "";
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await receive(reader.read());
       if (done) return;
       const events = (buffered + value).split("\n\n");
       buffered = events.pop();

@@ -26,12 +26,12 @@ function curl({ path, body, headers, stream }, hasKey) {
   return `curl ${stream ? "-N " : ""}${ROOT}${encodeURI(path)}${auth}${given.join("")} \\\n  -d '${json}'`;
 }
 
-function hub({ address, method, headers }, hasKey) {
-  if (!method) return "# huggingface_hub has no method for this task; use curl.";
+function hub({ address, method, openaiCall, headers }, hasKey) {
+  if (!method) return `# huggingface_hub has no method for this request; use ${openaiCall ? "openai" : "curl"}.`;
   const [name, given] = method;
   const auth = hasKey ? ', token=os.environ["KEY"]' : "";
   const extra = Object.keys(headers).length ? `, headers=${python(headers)}` : "";
-  const loop = given.stream && (name === "chat_completion" ? CHAT_LOOP : COMPLETION_LOOP);
+  const loop = given.stream && CHAT_LOOP;
   return (
     `${hasKey ? "import os\n\n" : ""}from huggingface_hub import InferenceClient\n\n` +
     `client = InferenceClient(${python(ROOT + address)}${auth}${extra})\n` +
@@ -44,7 +44,7 @@ function openai({ openaiCall, headers }, hasKey) {
   const [name, given] = openaiCall;
   const auth = hasKey ? 'os.environ["KEY"]' : '"-"';
   const extra = Object.keys(headers).length ? `, default_headers=${python(headers)}` : "";
-  const loop = given.stream && (name.startsWith("chat") ? CHAT_LOOP : OPENAI_COMPLETION_LOOP);
+  const loop = given.stream && (name.startsWith("chat") ? CHAT_LOOP : COMPLETION_LOOP);
   return (
     `${hasKey ? "import os\n\n" : ""}from openai import OpenAI\n\n` +
     `client = OpenAI(base_url=${python(`${ROOT}/v1`)}, api_key=${auth}${extra})\n` +
@@ -55,9 +55,8 @@ function openai({ openaiCall, headers }, hasKey) {
 const CHAT_LOOP =
   "for chunk in answer:\n    if chunk.choices:\n" +
   '        print(chunk.choices[0].delta.content or "", end="", flush=True)';
-const OPENAI_COMPLETION_LOOP =
+const COMPLETION_LOOP =
   'for chunk in answer:\n    if chunk.choices:\n        print(chunk.choices[0].text, end="", flush=True)';
-const COMPLETION_LOOP = 'for token in answer:\n    print(token, end="", flush=True)';
 
 const LANGUAGES = { curl: ["curl", curl], hub: ["huggingface_hub", hub], openai: ["openai", openai] };
 

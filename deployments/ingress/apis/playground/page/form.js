@@ -91,14 +91,17 @@ export class Form {
     this.run.type = isRunning ? "button" : "submit"; // Enter in a line presses a submit button
   }
 
-  /** Return the values without empty ones. Raises Error with the label of an invalid field. */
-  read() {
+  /**
+   * Return the values without empty ones. Raises Error with the label of a field that is empty but
+   * must not be. That field gets the focus, unless `movesFocus` is false.
+   */
+  read({ movesFocus = true } = {}) {
     const values = {};
     for (const field of this.fields) {
       const value = valueOf(field);
       if (value !== undefined) values[field.name] = value;
       else if (!field.option) {
-        field.control.focus();
+        if (movesFocus) field.control.focus();
         throw new Error(`“${field.label}” is empty.`);
       }
     }
@@ -110,6 +113,7 @@ function valueOf({ kind, control }) {
   if (kind === "check") return control.checked || undefined;
   const text = control.value.trim();
   if (text === "") return undefined;
+  if (kind === "text") return control.value; // a model reads the white space at the ends too
   if (kind === "number") return Number(text);
   return kind === "lines" ? text.split("\n").map((line) => line.trim()).filter(Boolean) : text;
 }

@@ -25,6 +25,12 @@ export const FIELDS = {
 
 const DEFAULT_MAX_TOKENS = 256;
 
+// Options of the server that are no arguments of the Python clients.
+const EXTRA = {
+  chat: ["top_k", "repetition_penalty"],
+  completion: ["top_k", "repetition_penalty", "response_format"],
+};
+
 /** Build the request for the next message. `history` has the earlier messages. */
 export function buildRequest(mode, { text, system, schema, ...sampling }, history, reference, headers) {
   const format = schema && {
@@ -35,26 +41,20 @@ export function buildRequest(mode, { text, system, schema, ...sampling }, histor
     ...history,
     { role: "user", content: text },
   ];
-  const prompt = mode === "chat" ? { messages } : { prompt: text };
+  const isChat = mode === "chat";
+  const prompt = isChat ? { messages } : { prompt: text };
   const options = { max_tokens: DEFAULT_MAX_TOKENS, ...sampling, ...format };
-  const body = { model: reference, ...prompt, ...options, stream: true, stream_options: { include_usage: true } };
-  const { top_k, repetition_penalty, ...standard } = options;
-  const extra = { ...(top_k !== undefined && { top_k }), ...(repetition_penalty && { repetition_penalty }) };
-  const extraBody = Object.keys(extra).length ? { extra_body: extra } : {};
+  const given = { ...prompt, ...toArguments(mode, options), stream: true };
   return {
-    path: mode === "chat" ? "/v1/chat/completions" : "/v1/completions",
-    body,
+    path: isChat ? "/v1/chat/completions" : "/v1/completions",
+    body: { model: reference, ...prompt, ...options, stream: true, stream_options: { include_usage: true } },
     headers,
     stream: true,
-    address: mode === "chat" ? `/models/${reference}/v1` : `/models/${reference}`,
-    method:
-      mode === "chat"
-        ? ["chat_completion", { messages, ...standard, ...extraBody, stream: true }]
-        : ["text_generation", { prompt: text, ...hubSampling(options), stream: true }],
-    openaiCall: [
-      mode === "chat" ? "chat.completions.create" : "completions.create",
-      { model: reference, ...prompt, ...standard, ...extraBody, stream: true },
-    ],
+    address: `/models/${reference}/v1`,
+    // `text_generation` of huggingface_hub calls another API, which ignores the sampling defaults of
+    // the model and returns stop strings.
+    method: isChat ? ["chat_completion", given] : null,
+    openaiCall: [isChat ? "chat.completions.create" : "completions.create", { model: reference, ...given }],
   };
 }
 
@@ -66,10 +66,12 @@ function parseSchema(schema) {
   }
 }
 
-/** Rename OpenAI's parameters to those of text-generation-inference. */
-function hubSampling({ max_tokens: maxNewTokens, stop, response_format: format, ...rest }) {
-  const grammar = format && { type: "json", value: format.json_schema.schema };
-  return { max_new_tokens: maxNewTokens, ...rest, ...(stop && { stop }), ...(grammar && { grammar }) };
+/** Arguments of the Python clients. `extra_body` has the options that they do not know. */
+function toArguments(mode, options) {
+  const { known, extra = [] } = Object.groupBy(Object.entries(options), ([name]) =>
+    EXTRA[mode].includes(name) ? "extra" : "known",
+  );
+  return { ...Object.fromEntries(known), ...(extra.length && { extra_body: Object.fromEntries(extra) }) };
 }
 
 /** Run a request, and call `ontext` with each piece of text. Returns {text, reason, cost}. */

@@ -16,6 +16,7 @@ export class Playground {
     this.task = describe(name);
     this.isChat = name in CHATS;
     this.running = null;
+    this.unanswered = ""; // message that a chat puts back if it gets no answer
     const changed = () => this.showCode();
     this.sides = ["A", "B"].map((letter) =>
       this.isChat ? new ChatSide(letter, name, changed) : new TaskSide(letter, this.task, changed),
@@ -110,14 +111,12 @@ export class Playground {
     }
   }
 
-  /** Return the values of the form. If one is invalid, return empty values. */
+  /** Return the values of the form. If one is missing, return empty values. The focus stays. */
   readQuietly() {
     const values = Object.fromEntries(this.form.fields.filter((f) => !f.option).map((f) => [f.name, f.kind === "lines" ? [] : ""]));
-    const focus = document.activeElement;
     try {
-      return this.form.read();
+      return this.form.read({ movesFocus: false });
     } catch {
-      focus?.focus();
       return values;
     }
   }
@@ -130,8 +129,8 @@ export class Playground {
     this.form.setRunning(true);
     this.differences.hidden = true;
     const message = this.form.fields[0].control;
-    const written = message.value;
     const isChat = this.name === "chat";
+    this.unanswered = message.value;
     if (isChat) message.value = "";
     const answers = [];
     for (const side of this.shownSides) {
@@ -140,7 +139,7 @@ export class Playground {
     }
     this.running = null;
     this.form.setRunning(false);
-    if (isChat && !answers.some(Boolean)) message.value ||= written; // for another try
+    if (isChat && !answers.some(Boolean)) message.value ||= this.unanswered; // for another try
     if (answers.length === 2 && answers.every(Boolean)) this.showDifferences(answers);
   }
 
@@ -161,6 +160,8 @@ export class Playground {
   }
 
   clear() {
+    this.stop();
+    this.unanswered = ""; // the stopped run does not put its message back
     this.sides.forEach((side) => side.clear());
     this.differences.hidden = true;
     this.showCode();

@@ -136,10 +136,11 @@ export class ChatSide extends Side {
   }
 
   /**
-   * Send a message and show the streamed text. Returns {value, cost}, or null if there is no answer,
-   * because of an error or because it was stopped before its first token.
+   * Send a message and show the streamed text. Returns {value, cost}, or null if there is no answer:
+   * after an error, if the side was cleared, or if it was stopped before its first token.
    */
   async run(built, { text }, signal) {
+    const { history } = this; // `clear` replaces it
     if (this.mode === "completion" || this.history.length === 0) this.output.replaceChildren();
     const written = document.createTextNode("");
     const answer = el("p", { class: "said by-model" }, this.mode === "completion" && el("span", { class: "given" }, text), written);
@@ -149,6 +150,7 @@ export class ChatSide extends Side {
     const writer = new PacedWriter(written, this.output);
     try {
       const result = await this.timed(() => generate(built, signal, (piece) => writer.add(piece)));
+      if (this.history !== history) return null; // this turn belongs to a cleared conversation
       writer.flush();
       turn.append(factList(turnFacts(result)));
       this.output.scrollTop = this.output.scrollHeight;
