@@ -31,12 +31,15 @@ class Capacity:
     def limit(self) -> int:
         return self._limit()
 
-    def reserve(self, units: int, client: str = "") -> None:
-        """Reserve `units`. Raises Overloaded (429) if too few are free in total or for `client`."""
+    def reserve(self, units: int, client: str = "", *, held: int = 0) -> None:
+        """Reserve `units` for a request of `client` that has reserved `held` units already.
+
+        Raises Overloaded (429) if too few are free in total or for `client`.
+        """
         if not units:
             return
         limit, own = self._limit(), self._used_by[client]
-        if own and 2 * (own + units) > limit:
+        if own > held and 2 * (own + units) > limit:
             raise Overloaded(
                 f"{self._reached}{own} {self._unit} of this client are in flight and the request "
                 f"needs {units}; one client may have {limit // 2}. Retry later."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from deployments.deadlines import remaining_s
+from deployments.messages import PRIORITIES
 
 # The factor adapts until this share of the jobs ends within factor * predicted time.
 TARGET_SHARE = 0.95
@@ -14,6 +15,10 @@ TARGET_SHARE = 0.95
 # time.
 LATE_STEP = 0.04
 MIN_FACTOR, MAX_FACTOR = 1.2, 1.6
+# The predictions of lower priorities ignore jobs of the highest priority that arrive later, so they
+# may be much too short. At a factor above 1 / MIN_TIME_SHARE no accepted job would be informative,
+# and the factor would never decrease again.
+MAX_LOWER_FACTOR = 3.0
 # Predictions below this share of the time until the deadline are ignored, because such short jobs
 # do not show an overload. Jobs that arrive after their deadline are ignored too.
 MIN_TIME_SHARE = 0.25
@@ -25,6 +30,7 @@ class Prediction(NamedTuple):
     seconds: float
     left_s: float  # time between queuing and the deadline
     deadline_s: float  # on this process's monotonic clock
+    priority: int = 0  # index in PRIORITIES
 
     @property
     def is_informative(self) -> bool:
@@ -38,8 +44,9 @@ class SafetyFactor:
     predictions are too short while other processes use cores that were free at the measurement.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_value: float = MAX_FACTOR) -> None:
         self.value = MIN_FACTOR
+        self._max_value = max_value
 
     def record_end(self, prediction: Prediction) -> None:
         """Learn from a job that ends now, or that is dropped now because it is late."""
@@ -57,4 +64,9 @@ class SafetyFactor:
 
     def _step(self, step: float) -> None:
         value = self.value * (1 + LATE_STEP * step)
-        self.value = min(max(value, MIN_FACTOR), MAX_FACTOR)
+        self.value = min(max(value, MIN_FACTOR), self._max_value)
+
+
+def build_safety_factors() -> tuple[SafetyFactor, ...]:
+    """Return a factor per priority, so that late jobs of one do not tighten admission of others."""
+    return SafetyFactor(), *(SafetyFactor(MAX_LOWER_FACTOR) for _ in PRIORITIES[1:])

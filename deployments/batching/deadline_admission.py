@@ -9,7 +9,7 @@ from deployments.deadlines import remaining_s
 from deployments.errors import build_overloaded
 from deployments.fair_queue import FairQueue
 from deployments.messages import Sender
-from deployments.safety_factor import Prediction, SafetyFactor
+from deployments.safety_factor import Prediction, build_safety_factors
 
 
 class DeadlineAdmission:
@@ -18,7 +18,7 @@ class DeadlineAdmission:
     def __init__(self, queue: FairQueue[QueuedItem]) -> None:
         """Predict from `queue`, whose costs are predicted seconds of the replica."""
         self._queue = queue
-        self._safety = SafetyFactor()
+        self._safety_factors = build_safety_factors()
 
     def predict(
         self, cost: float, deadline_s: float, sender: Sender, running_s: float
@@ -32,15 +32,15 @@ class DeadlineAdmission:
         whole queue (see MIN_TIME_SHARE).
         """
         left_s, queue = remaining_s(deadline_s), self._queue
+        client, priority = sender
         if not queue or left_s < 0:  # an expired call is dropped when its turn comes
-            return Prediction(0.0, left_s, deadline_s)
-        prediction = Prediction(running_s + queue.cost + cost, left_s, deadline_s)
+            return Prediction(0.0, left_s, deadline_s, priority)
+        prediction = Prediction(running_s + queue.cost + cost, left_s, deadline_s, priority)
         if not prediction.is_informative:  # too short, even behind the whole queue
             return prediction
-        client, priority = sender
         ahead_s = queue.cost_ahead(cost=cost, client=client, priority=priority)
         prediction = prediction._replace(seconds=running_s + ahead_s + cost)
-        needed_s = self._safety.value * prediction.seconds
+        needed_s = self._safety_factors[priority].value * prediction.seconds
         if needed_s > left_s:
             raise build_overloaded(
                 f"The request would take about {needed_s:.1f} s, its deadline is in {left_s:.1f} "
@@ -58,7 +58,8 @@ class DeadlineAdmission:
         """
         if not prediction.is_informative:
             return
+        factor = self._safety_factors[prediction.priority]
         if done.cancelled() or done.exception() is not None:
-            self._safety.record_abandoned(prediction)
+            factor.record_abandoned(prediction)
         else:
-            self._safety.record_end(prediction)
+            factor.record_end(prediction)

@@ -29,12 +29,7 @@ from deployments.batching.replica_hooks import GetKnownGood, HoldModel, LonePass
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
-from deployments.errors import (
-    DeadlineExceeded,
-    Overloaded,
-    ServeError,
-    build_overloaded,
-)
+from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_overloaded
 from deployments.fair_queue import FairQueue
 from deployments.health import WorkerHealth
 from deployments.load import BusyMeter, Load, WorkRate
@@ -49,7 +44,7 @@ _USUAL = LonePass()
 DROP_FACTOR = 1.1
 # For each pass, consider enough items for this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
-# Minimum seconds between two searches of the queue for cancelled calls. Clients may disconnect one
+# Minimum seconds between two searches of the queue for ended calls. Clients may disconnect one
 # by one, and a search of a long queue takes milliseconds of the event loop. `submit` may search
 # earlier, before it refuses a call.
 CLEAN_INTERVAL_S = 0.05
@@ -91,7 +86,7 @@ class BatchScheduler:
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._admission = DeadlineAdmission(self._queue)
         self._is_cleaning = False
-        self._cleaned_s = 0.0  # loop time of the last search for cancelled calls
+        self._cleaned_s = 0.0  # loop time of the last search for ended calls
         self._clients = RecentClients()
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
 
@@ -140,7 +135,7 @@ class BatchScheduler:
         except Overloaded:
             if not self._is_cleaning:
                 raise
-            self._remove_cancelled()  # perhaps the queue is full of cancelled items
+            self._remove_ended()  # perhaps the queue is full of items of ended calls
             prediction = self._admit(model, len(items), cost, deadline_s, sender)
         call = QueuedCall(
             group=BatchGroup(model, unpooled),
@@ -187,11 +182,11 @@ class BatchScheduler:
             del self.health[model]
 
     def clean(self) -> None:
-        """Schedule one traversal of the queue that removes the items of all cancelled calls."""
+        """Schedule one traversal of the queue that removes the items of all ended calls."""
         if not self._is_cleaning:
             self._is_cleaning = True
             loop = asyncio.get_running_loop()
-            loop.call_at(self._cleaned_s + CLEAN_INTERVAL_S, self._remove_cancelled)
+            loop.call_at(self._cleaned_s + CLEAN_INTERVAL_S, self._remove_ended)
 
     async def drain(self) -> None:
         """Refuse new calls, wait for the queue and the running passes, then stop the threads."""
@@ -238,12 +233,12 @@ class BatchScheduler:
         rejected = {id(call) for call, _ in errors}
         self._queue.discard(lambda item: id(item.call) in rejected)
 
-    def _remove_cancelled(self) -> None:
+    def _remove_ended(self) -> None:
         if not self._is_cleaning:  # `submit` removed them before this timer
             return
         self._is_cleaning = False
         self._cleaned_s = asyncio.get_running_loop().time()
-        self._queue.discard(lambda item: item.call.future.cancelled())
+        self._queue.discard(lambda item: item.call.future.done())
 
     def _dispatch(self) -> None:
         while (first := self._queue.first) is not None and self._busy < self._max_in_flight():
@@ -380,6 +375,8 @@ class BatchScheduler:
         finally:
             for item, result in zip(batch, done.results, strict=True):
                 deliver(item, result, done, len(batch))
+            if any(isinstance(result, ServeError) for result in done.results):
+                self.clean()  # the failed calls may have further items in the queue
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
         thread_s = threads * done.forward_s

@@ -11,7 +11,7 @@ from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_o
 from deployments.fair_queue import FairQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
-from deployments.safety_factor import Prediction, SafetyFactor
+from deployments.safety_factor import Prediction, build_safety_factors
 
 
 class DroppedJob(NamedTuple):
@@ -28,7 +28,7 @@ class AdmissionQueue:
         self._forecast = forecast
         self._slots = slots
         self._jobs: FairQueue[Job] = FairQueue()
-        self._safety = SafetyFactor()
+        self._safety_factors = build_safety_factors()
         self._predictions: dict[int, Prediction] = {}  # of waiting and running jobs, by job number
 
     def __len__(self) -> int:
@@ -58,10 +58,10 @@ class AdmissionQueue:
         admits every job, because a later retry could not end sooner.
         """
         left_s = remaining_s(demand.deadline_s)
-        if not running and not self._jobs:
-            return Prediction(0.0, left_s, demand.deadline_s)
-        cost = self._forecast.price(demand)
         client, priority = demand.client, demand.priority
+        if not running and not self._jobs:
+            return Prediction(0.0, left_s, demand.deadline_s, priority)
+        cost = self._forecast.price(demand)
         count = self._jobs.count_ahead(cost=cost, client=client, priority=priority)
         if count >= settings.max_waiting_requests:
             raise self._full(demand, settings)
@@ -72,7 +72,7 @@ class AdmissionQueue:
             (job.demand for job in ahead),
             settings.max_prefill_stall_ms / 1e3,
         )
-        needed_s = self._safety.value * predicted_s
+        needed_s = self._safety_factors[priority].value * predicted_s
         if needed_s > left_s:
             raise build_overloaded(
                 f"The answer would take about {needed_s:.1f} s and its deadline is in "
@@ -81,7 +81,7 @@ class AdmissionQueue:
                 needed_s - left_s,
                 needed_s,
             )
-        return Prediction(predicted_s, left_s, demand.deadline_s)
+        return Prediction(predicted_s, left_s, demand.deadline_s, priority)
 
     def push(
         self, job: Job, prediction: Prediction, settings: SchedulingSettings
@@ -109,7 +109,7 @@ class AdmissionQueue:
     def record_end(self, number: int) -> None:
         """Update the safety factor at the end of a job, whether it was answered or dropped."""
         if (prediction := self._predictions.pop(number, None)) is not None:
-            self._safety.record_end(prediction)
+            self._safety_factors[prediction.priority].record_end(prediction)
 
     def discard(self, numbers: Iterable[int]) -> None:
         """Delete the predictions of the jobs with these numbers, and the jobs that still wait."""

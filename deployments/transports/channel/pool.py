@@ -110,13 +110,19 @@ class _Tries:
         self._name = name
         self._count = 0
         self._full = 0  # refusals by full replicas
+        self._refusal: ServeError | None = None  # the last one
 
     def note_lost(self) -> None:
-        """Count a lost replica. Raises ReplicasLost after MAX_TRIES losses and refusals."""
+        """Count a lost replica. After MAX_TRIES losses and refusals, raise the last refusal.
+
+        Raises ReplicasLost if there was no refusal.
+        """
         log.warning("%s: a replica was lost during a call", self._name)
         self._count += 1
         if self._count >= MAX_TRIES:
-            raise ReplicasLost(f"{MAX_TRIES} replicas were lost during this request; retry later")
+            raise self._refusal or ReplicasLost(
+                f"{MAX_TRIES} replicas were lost during this request; retry later"
+            )
 
     def note_refused(
         self,
@@ -130,6 +136,7 @@ class _Tries:
         the request. Also raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
         """
         self.refused.add(connection)
+        self._refusal = error
         self._count += 1
         is_full = isinstance(error, Overloaded)
         self._full += is_full

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
+from math import inf
 from typing import Any, Protocol
 
 from deployments.errors import ServeError
@@ -120,11 +121,11 @@ def _raise_refusal(outcomes: Iterable[object], calls: int) -> None:
     """Raise a refusal if all calls are refused; the client then tries another replica.
 
     `calls` is the number of calls. One error answers all of them, so raise the refusal that
-    predicts the shortest time.
+    predicts the shortest time, or any refusal if none has a prediction.
     """
     refusals = [one for one in outcomes if isinstance(one, ServeError) and one.elsewhere]
     if refusals and len(refusals) == calls:
-        raise min(refusals, key=lambda one: getattr(one, "needed_s", None) or 0.0)
+        raise min(refusals, key=lambda one: getattr(one, "needed_s", None) or inf)
 
 
 class HasPool(Protocol):

@@ -28,6 +28,14 @@ def test_single_request_may_use_all(capacity: Capacity) -> None:
     assert capacity.used == 0
 
 
+def test_request_that_grows_counts_only_other_requests_of_its_client(capacity: Capacity) -> None:
+    capacity.reserve(4, "loud")
+    capacity.reserve(4, "loud", held=4)
+    with pytest.raises(Overloaded, match="one client may have 5"):
+        capacity.reserve(1, "loud")
+    capacity.reserve(2, "quiet")
+
+
 def test_nothing_always_fits(capacity: Capacity) -> None:
     capacity.reserve(8, "loud")
     capacity.reserve(0, "loud")

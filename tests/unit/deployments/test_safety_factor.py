@@ -7,10 +7,13 @@ import pytest
 from deployments.deadlines import deadline_after
 from deployments.safety_factor import (
     MAX_FACTOR,
+    MAX_LOWER_FACTOR,
     MIN_FACTOR,
+    MIN_TIME_SHARE,
     TARGET_SHARE,
     Prediction,
     SafetyFactor,
+    build_safety_factors,
 )
 
 
@@ -38,6 +41,17 @@ def test_factor_is_bounded(actual_s: float, expected: float) -> None:
     for _ in range(1_000):
         end_job(factor, predicted_s=5.0, actual_s=actual_s)
     assert factor.value == expected
+
+
+def test_lower_priority_may_need_a_higher_factor_and_can_return() -> None:
+    _, lower = build_safety_factors()
+    for _ in range(1_000):
+        end_job(lower, predicted_s=3.0, actual_s=9.9)
+    assert lower.value == MAX_LOWER_FACTOR
+    accepted_s = 10.0 / MAX_LOWER_FACTOR  # the longest prediction that admission still accepts
+    assert accepted_s > 10.0 * MIN_TIME_SHARE
+    end_job(lower, predicted_s=accepted_s, actual_s=1.0)
+    assert lower.value < MAX_LOWER_FACTOR
 
 
 def test_jobs_far_from_their_deadline_teach_nothing() -> None:

@@ -95,6 +95,26 @@ async def test_late_call_raises_the_factor_of_later_predictions_once(items: int)
         await waiting
 
 
+async def test_late_batch_call_does_not_tighten_admission_of_interactive_calls() -> None:
+    async with Busy(item_s=0.25) as busy:
+        waiting = busy.submit(MODEL, [item(0)], far_deadline())
+        timeout_s = 1.05 * MIN_FACTOR * 0.75  # a running, a waiting and its own item
+        late = busy.submit(MODEL, [item(1)], deadline_after(timeout_s), priority=1)
+        await asyncio.sleep(timeout_s)
+        late.cancel()
+        busy.scheduler.clean()
+        await asyncio.sleep(0.01)
+        factors = []
+        for priority in (0, 1):
+            with pytest.raises(Overloaded) as refused:
+                busy.submit(MODEL, [item(9)], deadline_after(0.001), priority=priority)
+            assert refused.value.needed_s is not None
+            factors.append(refused.value.needed_s / 0.75)
+        assert factors == pytest.approx([MIN_FACTOR, MIN_FACTOR * (1 + LATE_STEP * TARGET_SHARE)])
+        busy.engine.release()
+        await waiting
+
+
 async def test_quiet_client_is_accepted_beside_the_long_queue_of_another() -> None:
     async with Busy() as busy:
         loud = busy.submit(MODEL, [item(n) for n in range(20)], far_deadline(), client="loud")

@@ -81,6 +81,31 @@ async def test_call_with_one_nan_item_fails(make_scheduler: MakeScheduler) -> No
         await scheduler.submit(MODEL, [item(1), item(2)], far_deadline())
 
 
+async def test_further_items_of_a_failed_call_leave_the_queue() -> None:
+    class StoppingEngine(FakeEngine):
+        """Engine that stops after the pass with marker 1, whose output is NaN."""
+
+        def run(self, batch: Batch) -> Outputs:
+            outputs = super().run(batch)
+            if 1 in self.passes[-1]:
+                self.hold()
+            return outputs
+
+    engine = StoppingEngine(nan={1})
+    scheduler = BatchScheduler(
+        {MODEL: engine},
+        BatchSettings(max_batch_items=2, prefetch_from_items=1_000),
+        concurrent_passes=1,
+        recorder=ListRecorder(),
+    )
+    with pytest.raises(EngineFailed):
+        await scheduler.submit(MODEL, [item(n) for n in range(1, 41)], far_deadline())
+    await wait_until(lambda: scheduler.waiting_items == 0)
+    assert len(engine.passes) == 2
+    engine.release()
+    await scheduler.drain()
+
+
 async def test_texts_without_finite_output_do_not_quarantine_the_model(
     make_scheduler: MakeScheduler,
 ) -> None:

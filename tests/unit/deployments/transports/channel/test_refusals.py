@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
-from deployments.errors import EngineFailed, ModelUnavailable, Overloaded, ServeError
+from deployments.errors import (
+    EngineFailed,
+    ModelUnavailable,
+    Overloaded,
+    ServeError,
+    build_overloaded,
+)
 from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
 from deployments.messages import CallBatch, CallOutcome, CallResult, TokenizedBatch
 from deployments.transports.channel.clients import ChannelEncoderClient
 from deployments.transports.channel.frames import MAX_U32, FrameType, Method
-from deployments.transports.channel.pool import MAX_REFUSALS, ReplicaPool
+from deployments.transports.channel.pool import MAX_REFUSALS, MAX_TRIES, ReplicaPool
 from deployments.transports.channel.server import ChannelServer, Reply, Service
 from deployments.transports.channel.services import encoder_service
 from tests.support.channel_replicas import KEY, FakeEncoder, FakeTokenizer, Fallback, build_call
@@ -43,6 +49,16 @@ class RefusingReplica:
         if self.refusal is not None:
             raise self.refusal
         return Reply(b"answer")
+
+
+class LostReplica(RefusingReplica):
+    """Replica that breaks its connections during each call, as a killed process does."""
+
+    async def infer(self, message: memoryview, deadline_s: float) -> Reply:
+        self.calls += 1
+        for connection in tuple(self.server.connections):
+            connection.abort()
+        return Reply(b"not received")
 
 
 @asynccontextmanager
@@ -103,6 +119,16 @@ async def test_free_replica_answers_beside_a_full_and_a_failing_one() -> None:
             assert await send(pool, b"call") == b"answer"
 
 
+async def test_loss_after_refusals_raises_the_refusal() -> None:
+    failing = [RefusingReplica(ModelUnavailable("it keeps failing")) for _ in range(MAX_TRIES - 1)]
+    lost = LostReplica()
+    # Of equally loaded replicas, the first one gets the call.
+    async with pool_over(*(one.server for one in failing), lost.server) as pool:
+        with pytest.raises(ModelUnavailable):
+            await send(pool, b"call")
+    assert [one.calls for one in (*failing, lost)] == [1] * MAX_TRIES
+
+
 async def test_refusal_by_a_draining_replica_leaves_the_other_replica_a_try() -> None:
     draining, working = RefusingReplica(FULL), RefusingReplica()
     draining.drains = True
@@ -146,3 +172,22 @@ async def test_micro_batch_goes_to_another_encoder_if_all_its_calls_are_refused(
     assert [encoder.batches for encoder in encoders] == [1, batches]
     answered = [isinstance(outcome, CallResult) for outcome in outcomes]
     assert answered == [refused == 2, True], "a call that was answered is not computed again"
+
+
+class OverloadedEncoder(FakeEncoder):
+    """Encoder that refuses two calls, only the second one with a prediction."""
+
+    async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, CallOutcome], None]:
+        assert len(batch.calls) == 2
+        yield {0: FULL, 1: build_overloaded("the queue is too long", 3.0, needed_s=9.0)}
+
+
+async def test_refusal_of_a_micro_batch_states_a_prediction_if_one_call_has_one() -> None:
+    encoder: Any = OverloadedEncoder()
+    tokenizer: Any = FakeTokenizer()
+    async with pool_over(ChannelServer(encoder_service(encoder, tokenizer))) as pool:
+        client = ChannelEncoderClient(pool, pool, Fallback())
+        batch = CallBatch(KEY, (build_call("a"), build_call("b")))
+        with pytest.raises(Overloaded) as refused:
+            await collect_outcomes(client, batch)
+    assert refused.value.needed_s == pytest.approx(9.0, abs=0.1)
