@@ -22,7 +22,8 @@
     ├── Overloaded                  429  a queue is full, nothing was computed
     │   └── RateLimited                  the API key has used its limit
     ├── EngineFailed                500
-    │   └── EngineLost              the engine must be replaced
+    │   ├── EngineLost              the engine must be replaced
+    │   └── RequirementMissing      this host or its settings cannot run the model
     ├── ModelLoading                503  the deployment is starting, or the model is being built
     ├── ModelUnavailable            503  the model keeps failing, or no memory is free for it
     ├── ReplicasLost                503  replicas ended during the request
@@ -237,6 +238,15 @@ class EngineLost(EngineFailed):
     """The engine cannot be used again; the replica must be replaced."""
 
 
+class RequirementMissing(EngineFailed):
+    """This host lacks what the model needs, or its settings allow too little. The model is intact.
+
+    Another host, or other settings, may run the model.
+    """
+
+    code = "requirement_missing"
+
+
 def hide_details(error: BaseException) -> ServeError:
     """Return the error to send to clients, without the text of exceptions of libraries.
 
@@ -247,7 +257,8 @@ def hide_details(error: BaseException) -> ServeError:
     is_foreign = isinstance(error, EngineFailed) and error.__cause__ is not None
     if isinstance(error, ServeError) and not is_foreign:
         return error
-    kind = EngineLost if isinstance(error, EngineLost) else EngineFailed
+    kinds = (EngineLost, RequirementMissing)
+    kind = next((each for each in kinds if isinstance(error, each)), EngineFailed)
     return kind("the model failed on this request; the log of its replica has the reason")
 
 

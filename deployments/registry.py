@@ -150,7 +150,7 @@ class ModelRegistry:
 
         `client` returns the name of the client; it is called only if the plan splits the requests.
         None ignores splits. Raises UnknownModel for an unknown name, or an ArtifactError if neither
-        the version nor a substitute is usable.
+        the version nor a substitute is usable, or if `latest` cannot be read.
         """
         route = self._routes.get(name)
         if route is None or route.expires_s <= self._clock():
@@ -249,8 +249,9 @@ class ModelRegistry:
     def _resolve(self, name: str) -> _Route:
         """Look up a name again.
 
-        The former version keeps answering if the new one is invalid, and until a trial accepts the
-        new one. A former version that was removed or is refused stops answering at once.
+        The former version keeps answering if the new one is invalid, while `latest` cannot be read,
+        and until a trial accepts the new one. A former version that was removed or is refused stops
+        answering at once.
         """
         former = self._routes.get(name)
         if former is not None and not self._may_stay(former.default):

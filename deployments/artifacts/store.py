@@ -22,7 +22,13 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from deployments.artifacts.locks import is_locked
-from deployments.errors import ArtifactMissing, DigestMismatch, ManifestInvalid, PathOutsideArtifact
+from deployments.errors import (
+    ArtifactError,
+    ArtifactMissing,
+    DigestMismatch,
+    ManifestInvalid,
+    PathOutsideArtifact,
+)
 from deployments.files import write_atomically
 
 LATEST_NAME = "latest"
@@ -116,14 +122,18 @@ def list_host_files(artifact: Path, pattern: str) -> list[Path]:
 def resolve_version(store: Path, model_id: str, version: str) -> str:
     """Return `version`; for `latest`, the version that it names.
 
-    Raises ArtifactMissing if the store lacks the version, ManifestInvalid for an invalid model id.
+    Raises ArtifactMissing if the store lacks the version, ManifestInvalid for an invalid model id,
+    and ArtifactError if `latest` cannot be read, such as with too many open files.
     """
     directory = model_directory(store, model_id)
     if version == LATEST_NAME:
         try:
             version = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as exc:
+        except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError) as exc:
             raise ArtifactMissing(f"`{model_id}` is not built; run `hundredfold build`") from exc
+        except OSError as exc:
+            message = f"`{LATEST_NAME}` of `{model_id}` cannot be read: {exc.strerror}"
+            raise ArtifactError(message) from exc
     if not VERSION.fullmatch(version) or not (directory / version).is_dir():
         raise ArtifactMissing(f"`{model_id}` has no version `{version}`")
     return version

@@ -17,7 +17,7 @@ from deployments.engines.onnx_engine import ONNXRUNTIME
 from deployments.engines.openvino_engine import OPENVINO
 from deployments.engines.torch_engine import TORCH
 from deployments.engines.transformers_engine import TRANSFORMERS
-from deployments.errors import EngineFailed
+from deployments.errors import RequirementMissing
 
 __all__ = [
     "ENGINES",
@@ -58,9 +58,9 @@ def missing_requirement(target: EngineTarget, hardware: HardwareSettings) -> str
 
 
 def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
-    """Open the graph of an encoder. Raises EngineFailed, for example for a missing requirement."""
+    """Open the graph of an encoder. Raises RequirementMissing, or EngineFailed if that fails."""
     if reason := missing_requirement(spec, settings):
-        raise EngineFailed(f"{spec.path.name}: {reason}")
+        raise RequirementMissing(f"{spec.path.name}: {reason}")
     open_encoder = ENGINES[spec.engine].open_encoder
     if open_encoder is None:
         raise AssertionError("bug: missing_requirement accepts an engine without encoders")
@@ -68,8 +68,8 @@ def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 
 
 def check_providers(settings: EncoderSettings) -> None:
-    """Raise EngineFailed if ONNX Runtime lacks an execution provider that `settings` names."""
+    """Raise RequirementMissing if ONNX Runtime lacks a provider that `settings` names."""
     from deployments.engines.onnx_sessions import missing_provider
 
     if missing := missing_provider(settings.providers):
-        raise EngineFailed(f"onnxruntime has no `{missing}` here")
+        raise RequirementMissing(f"onnxruntime has no `{missing}` here")

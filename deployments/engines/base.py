@@ -13,18 +13,20 @@ from deployments.artifacts.types import Device, EngineName, ModelHead, Precision
 from deployments.config import EncoderSettings, HardwareSettings
 from deployments.engines.decoder import DecoderFactory
 from deployments.engines.forward_pass import Batch, Outputs
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, RequirementMissing
 
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Convert any exception of the block to EngineFailed, with `name` in the message.
+    """Convert any exception of the block, except RequirementMissing, to EngineFailed with `name`.
 
     The exceptions of engines share no base class. ONNX Runtime derives its exceptions from
     Exception, and OpenVINO's exceptions come from pybind. torch and safetensors define their own.
     """
     try:
         yield
+    except RequirementMissing:
+        raise
     except Exception as exc:
         # Failed assertions of torch have no message.
         raise EngineFailed(f"{name}: {str(exc) or type(exc).__name__}") from exc

@@ -15,7 +15,7 @@ from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.engines import ENGINES, missing_requirement
 from deployments.engines.decoder import DecoderEngine, DecoderFactory, DecoderSpec
 from deployments.engines.torch_capture import count_staging_slots
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, RequirementMissing
 
 WARM_UP_TOKENS = 32
 
@@ -23,12 +23,12 @@ WARM_UP_TOKENS = 32
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngine:
     """Open a decoder, allocate its KV cache and warm it up.
 
-    Raises EngineFailed for a missing requirement, for `kv_cache_bytes` below the size of the
-    smallest KV cache, and if the engine fails. Raises ManifestInvalid for an encoder-decoder
-    without an encoder graph.
+    Raises RequirementMissing if this process cannot run `spec`, or if `kv_cache_bytes` is below the
+    size of the smallest KV cache. Raises EngineFailed if the engine fails, ManifestInvalid for an
+    encoder-decoder without an encoder graph.
     """
     if reason := missing_requirement(spec, settings):
-        raise EngineFailed(f"{spec.path.name}: {reason}")
+        raise RequirementMissing(f"{spec.path.name}: {reason}")
     context = min(settings.max_context_tokens, spec.max_tokens)
     slots = _count_slots(spec, settings, context)
     # A decode step has hundreds of small operators. Without spinning, waking threads between the
@@ -44,7 +44,7 @@ def _count_slots(spec: DecoderSpec, settings: GeneratorSettings, context: int) -
     slot_bytes, staging = _measure_slot(spec, context), count_staging_slots(spec, settings)
     slots = min(settings.kv_slots, settings.kv_cache_bytes // slot_bytes - staging)
     if slots < 1:
-        raise EngineFailed(
+        raise RequirementMissing(
             f"{spec.path.name}: `kv_cache_bytes` is {settings.kv_cache_bytes}; the smallest KV "
             f"cache for {context} tokens needs {(1 + staging) * slot_bytes}. Increase it or reduce "
             "`max_context_tokens`."
@@ -66,7 +66,7 @@ def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
     """Return the bytes of the KV cache that `open_decoder` allocates on all devices together.
 
     Returns 0 with `kv_offload`, because the KV cache is then on the host and not on the device.
-    Raises EngineFailed if `kv_cache_bytes` is below the size of the smallest KV cache.
+    Raises RequirementMissing if `kv_cache_bytes` is below the size of the smallest KV cache.
     """
     if spec.options.kv_offload:
         return 0

@@ -22,7 +22,7 @@ from deployments.engines.tensorrt import (
     build_tensorrt_options,
     load_tensorrt_libraries,
 )
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, RequirementMissing
 from deployments.machine import read_cpu_info
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -114,7 +114,7 @@ def open_bare_session(
     """Open a session without a check of the graph's inputs.
 
     A provider stores compiled files in `host_folder`; None: it stores nothing. Raises EngineFailed
-    if the graph cannot be opened or one of the providers does not start.
+    if the graph cannot be opened, RequirementMissing if one of the providers does not start.
     """
     providers = select_providers(engine_options, settings)
     if uses_gpu(engine_options, settings):
@@ -135,7 +135,9 @@ def open_bare_session(
         )
         # ONNX Runtime skips a provider whose driver is missing, and only logs a warning.
         if idle := sorted(set(providers) - set(session.get_providers())):
-            raise EngineFailed(f"`{idle[0]}` did not start; check its driver and libraries")
+            raise RequirementMissing(
+                f"{path.name}: `{idle[0]}` did not start; check its driver and libraries"
+            )
     return session
 
 

@@ -20,7 +20,7 @@ import onnxruntime as ort
 
 from deployments.artifacts.types import Precision
 from deployments.engines.graph_io import MASK_POSITIONS, Bucket
-from deployments.errors import EngineFailed
+from deployments.errors import RequirementMissing
 from deployments.machine import installed_versions
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -49,14 +49,14 @@ def missing_tensorrt() -> str | None:
 def load_tensorrt_libraries() -> None:
     """Load the libraries of NVIDIA's PyPI package; the dynamic linker does not search there.
 
-    Without the package, ONNX Runtime uses the libraries of the system. Raises EngineFailed if a
-    library of the package cannot be loaded.
+    Without the package, ONNX Runtime uses the libraries of the system. Raises RequirementMissing if
+    a library of the package cannot be loaded.
     """
     for path in _find_in_package():
         try:
             ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)
         except OSError as exc:
-            raise EngineFailed(f"TensorRT cannot be loaded: {exc}") from exc
+            raise RequirementMissing(f"TensorRT cannot be loaded: {exc}") from exc
 
 
 def _find_in_package() -> list[Path]:

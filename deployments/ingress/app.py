@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, nullcontext
 
@@ -22,6 +23,8 @@ from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication, ServerHooks
+from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S
+from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
@@ -66,6 +69,8 @@ def build_http_app(
         if model_id is None:
             raise error
         await services.builds.wait_for_missing(model_id, error, waits=waits_for_model(request))
+        # The wait for a build has a limit of its own, `builds.wait_s`, beyond most deadlines.
+        CURRENT_ARRIVAL_S.set(time.monotonic())
 
     return HttpApplication(
         RouteTable(build_routes(apis)),
@@ -73,7 +78,9 @@ def build_http_app(
         cors,
         body_bytes=pipeline.admission.body_bytes,
         large_responses=LargeResponseSender(
-            pipeline.admission.response_bytes, lambda: pipeline.settings.stream_write_timeout_s
+            pipeline.admission.response_bytes,
+            lambda: pipeline.settings.stream_write_timeout_s,
+            lambda: current_client(pipeline.settings.limits.trusted_proxies),
         ),
         hooks=ServerHooks(
             pipeline.record_rejection, lifespan, idle_cores or nullcontext(), recover

@@ -69,6 +69,7 @@ class GenerationStream:
         self._running = 0
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._is_awaited = False  # whether the consumer waits, so that it takes the next chunks
 
     async def start(self, sources: Sequence[GenerationSource], with_timeout: WithTimeout) -> None:
         """Start to read all `sources`, source i inside `with_timeout(i)`.
@@ -151,7 +152,11 @@ class GenerationStream:
         if self._failure is not None:
             raise self._failure
         self._changed.clear()
-        await self._changed.wait()
+        self._is_awaited = True
+        try:
+            await self._changed.wait()
+        finally:
+            self._is_awaited = False
 
     async def _read(
         self, choice: int, source: GenerationSource, timeout: AbstractAsyncContextManager[None]
@@ -200,7 +205,9 @@ class GenerationStream:
             self.finished.append(chunk.chunk.finished)
             del self._token_counts[chunk.choice]
         self._changed.set()
-        if self.started and self._buffered_tokens > self._max_buffered_tokens:
+        # After a stall of this process, many chunks arrive before a waiting consumer can run.
+        is_late = self.started and not self._is_awaited
+        if is_late and self._buffered_tokens > self._max_buffered_tokens:
             self._fail(DeadlineExceeded("the client reads the stream too slowly"))
 
     def _take_chunks(self) -> list[ChoiceChunk]:

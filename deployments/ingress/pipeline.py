@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from deployments.artifacts.types import TaskName
@@ -138,7 +139,7 @@ class RequestPipeline:
                     result, from_cache = await self._execute(resolved, work)
                 except Overloaded:
                     device = self.resolver.choose_after_refusal(
-                        request.options, work, resolved.device
+                        request.options, work, resolved.device, resolved.deadline_s
                     )
                     if device is None:
                         raise
@@ -169,7 +170,8 @@ class RequestPipeline:
         `TokenizationService.read_texts` selects the prompt. Raises ServeError.
         """
         with record_request(self._recorder, self._encoders.cache) as context:
-            model = await self._select_model(request, "tokenize", context)
+            deadline_s = request.options.start_deadline(self.settings.timeout_s)
+            model = await self._select_model(request, "tokenize", context, deadline_s)
             texts = self._tokenization.read_texts(
                 request.inputs, request.parameters, model.manifest
             )
@@ -180,14 +182,14 @@ class RequestPipeline:
                 return await self._tokenization.tokenize(
                     TokenizeRequest(model.ref, texts, special, client, priority),
                     self.settings.limits,
-                    deadline_s=request.options.start_deadline(self.settings.timeout_s),
+                    deadline_s=deadline_s,
                 )
 
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """Decode each sequence of `inputs`, which are TokenIdInputs. Raises ServeError."""
         with record_request(self._recorder, self._encoders.cache) as context:
-            model = await self._select_model(request, "decode", context)
             deadline_s = request.options.start_deadline(self.settings.timeout_s)
+            model = await self._select_model(request, "decode", context, deadline_s)
             return await self._decode(
                 request, model, context, deadline_s, skip_special=skip_special
             )
@@ -202,14 +204,16 @@ class RequestPipeline:
         model = self.resolver.find_generator(model_id, for_chat=for_chat)
         return await self.settle(model_id, model)
 
-    async def settle(self, name: str | None, model: RegisteredModel) -> RegisteredModel:
+    async def settle(
+        self, name: str | None, model: RegisteredModel, deadline_s: float = inf
+    ) -> RegisteredModel:
         """Return `model`, or another version for `name` if the version of `model` fails its trial.
 
         A trial loads a new version before requests use it (version_prober.py). `name` None means
-        the id of `model`.
+        the id of `model`. Raises DeadlineExceeded.
         """
         name = name or model.ref.id
-        while await self._prober.refuses(name, model):
+        while await self._prober.refuses(name, model, deadline_s):
             model = self.registry.find(name)
         return model
 
@@ -285,12 +289,12 @@ class RequestPipeline:
         context: RequestContext,
     ) -> ResolvedRequest:
         selection = selection or self.resolver.select(request)
-        model = await self.settle(request.model_id, selection.model)
+        deadline_s = request.options.start_deadline(self.settings.timeout_s)
+        model = await self.settle(request.model_id, selection.model, deadline_s)
         selection = selection._replace(model=model)
         context.set_model(model.ref)
         task = resolve_task(selection)
         context.task = task
-        deadline_s = request.options.start_deadline(self.settings.timeout_s)
         parsed = TASKS[task].parse(
             await self._read_inputs(request, model, context, deadline_s),
             request.parameters,
@@ -363,10 +367,11 @@ class RequestPipeline:
         return current_client(self.settings.limits.trusted_proxies)
 
     async def _select_model(
-        self, request: InferenceRequest, task: str, context: RequestContext
+        self, request: InferenceRequest, task: str, context: RequestContext, deadline_s: float
     ) -> RegisteredModel:
         context.task = task
-        model = await self.settle(request.model_id, self.resolver.select(request).model)
+        selected = self.resolver.select(request).model
+        model = await self.settle(request.model_id, selected, deadline_s)
         context.set_model(model.ref)
         return model
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
 from deployments.artifacts.types import Device
+from deployments.deadlines import remaining_s
 from deployments.errors import HardwareUnavailable, InvalidField, WrongTask
 from deployments.ingress.cluster_state import (
     ClusterMonitor,
@@ -51,20 +52,21 @@ class RequestResolver:
         self.forecasts = forecasts
 
     def select(
-        self, request: InferenceRequest, *, may_generate: bool = False, streams: bool = False
+        self, request: InferenceRequest, *, may_generate: bool = False, wants_text: bool = False
     ) -> ModelSelection:
         """Select the requested model, else a default model.
 
         `may_generate` lets a generative model be the default even if there are encoder models.
-        `streams` is whether the client requests a stream. Raises Forbidden, UnknownModel,
-        ArtifactError or InvalidField.
+        `wants_text` is whether only a generative model can answer the request. Raises Forbidden,
+        UnknownModel, ArtifactError or InvalidField.
         """
         detect = task_detector(request)
         if request.model_id:
             model = self.registry.find(request.model_id)
+        elif may_generate and (generator := self._default_generator(request, detect, wants_text)):
+            model = generator
         else:
-            generator = self._default_generator(request, detect, streams) if may_generate else None
-            model = generator or self._default_model(request, detect)
+            model = self._default_model(request, detect)
         return ModelSelection(model, detect(model))
 
     def find_generator(self, model_id: str | None, *, for_chat: bool = False) -> RegisteredModel:
@@ -118,19 +120,20 @@ class RequestResolver:
         return DeviceChoice(choose_forecast(forecasts, self._deadline_s(options, work)).device)
 
     def choose_after_refusal(
-        self, options: RequestOptions, work: RequestWork, refused: Device
+        self, options: RequestOptions, work: RequestWork, refused: Device, deadline_s: float
     ) -> Device | None:
         """Return another device for a request that the device `refused` has refused.
 
         Returns None if the request does not use `auto`, or if no other device is forecast to meet
-        the deadline.
+        the target or the request's deadline, `deadline_s`.
         """
         if self._requested_compute(options) != "auto":
             return None
         with name_hardware_option(options):
             devices = list_devices(work.model.manifest, self._usable_states(options, work))
         forecasts = [self.forecasts.forecast(work, device) for device in devices]
-        other = choose_after_refusal(forecasts, refused, self._deadline_s(options, work))
+        target_s = min(self._deadline_s(options, work), remaining_s(deadline_s))
+        other = choose_after_refusal(forecasts, refused, target_s)
         return None if other is None else other.device
 
     def _requested_compute(self, options: RequestOptions) -> str:
@@ -162,20 +165,20 @@ class RequestResolver:
         return [model for model in self.registry.open_models() if model.is_generative]
 
     def _default_generator(
-        self, request: InferenceRequest, detect: DetectTask, streams: bool
+        self, request: InferenceRequest, detect: DetectTask, wants_text: bool
     ) -> RegisteredModel | None:
         """Return the default generative model; None if the default is an encoder model.
 
         A request that names a task gets no generative model by default.
 
-        For a streamed request with one text, the default is the first generative model. For any
-        other request it is the first of all models, under two conditions: this model is generative,
-        and the body fits no task of an encoder model.
+        With `wants_text` and one text, the default is the first generative model. For any other
+        request it is the first of all models, under two conditions: this model is generative, and
+        the body fits no task of an encoder model.
         """
         generators = self._generators()
         if request.task is not None or not generators:
             return None
-        if streams and isinstance(request.inputs, str):
+        if wants_text and isinstance(request.inputs, str):
             return generators[0]
         first, *_ = models = list(self.registry.open_models())
         fits_encoder = any(detect(model) for model in models if not model.is_generative)

@@ -8,8 +8,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from math import inf
 
-from deployments.errors import ArtifactError, EngineFailed, ServeError
+from deployments.deadlines import is_expired, remaining_s
+from deployments.errors import (
+    ArtifactError,
+    DeadlineExceeded,
+    EngineFailed,
+    RequirementMissing,
+    ServeError,
+)
 from deployments.health import MIN_QUARANTINE_S
 from deployments.messages import ModelRef
 from deployments.registry import ModelRegistry, RegisteredModel
@@ -32,7 +40,7 @@ class VersionProber:
     Requests for a name without a former version wait for the trial, at most MAX_WAIT_S. If two
     attempts to load a version fail with ArtifactError or EngineFailed, `plan.json` of the store
     marks the version as refused. In every process, ids and aliases then resolve to another version.
-    After other errors, such as a full queue, the trial is repeated later.
+    After other errors, such as a full queue or a RequirementMissing, the trial is repeated later.
     """
 
     def __init__(
@@ -52,21 +60,27 @@ class VersionProber:
             task.add_done_callback(lambda _: self._running.pop(model.ref, None))
         return task
 
-    async def refuses(self, name: str, model: RegisteredModel) -> bool:
+    async def refuses(self, name: str, model: RegisteredModel, deadline_s: float = inf) -> bool:
         """Try `model` if its version needs a trial. Return whether the trial refuses the version.
 
         Returns False if no trial is needed, if the trial has no result, or if it takes longer than
         MAX_WAIT_S. After a refusal, `name` resolves to another version.
+
+        Raises DeadlineExceeded if the request's deadline passes during the trial.
         """
         if not self._registry.must_try(name, model.ref):
             return False
         task = self.start(model)
-        await asyncio.wait({task}, timeout=MAX_WAIT_S)
+        await asyncio.wait({task}, timeout=min(MAX_WAIT_S, remaining_s(deadline_s)))
+        if not task.done() and is_expired(deadline_s):
+            raise DeadlineExceeded("the deadline passed while a new version of the model loads")
         return task.done() and not task.cancelled() and task.result()
 
     async def _try(self, model: RegisteredModel) -> bool:
         try:
             await self._load_twice(model)
+        except RequirementMissing as error:  # another host, or other settings, may run the version
+            log.warning("version %s is tried again: %s", model.ref.name, error.message)
         except (ArtifactError, EngineFailed) as error:
             log.error("version %s gets no requests: %s", model.ref.name, error.message)
             return await self._refuse(model.ref, error)
@@ -80,6 +94,8 @@ class VersionProber:
     async def _load_twice(self, model: RegisteredModel) -> None:
         try:
             await self._load_in_time(model)
+        except RequirementMissing:
+            raise
         except (ArtifactError, EngineFailed) as error:
             log.warning("version %s is tried once more: %s", model.ref.name, error.message)
             await asyncio.sleep(RETRY_S)

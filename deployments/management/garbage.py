@@ -48,7 +48,7 @@ from deployments.artifacts.store import (
 )
 from deployments.builds.queue import QUEUE_NAME
 from deployments.console import format_table
-from deployments.errors import BadSetting, StoreNotWritable, UnknownModel
+from deployments.errors import ArtifactError, BadSetting, StoreNotWritable, UnknownModel
 from deployments.files import TEMPORARY_FILE
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import plan_lock, read_plan
@@ -282,15 +282,16 @@ def _store_errors(store: Path, doing: str) -> Iterator[None]:
 def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) -> frozenset[str]:
     """Return the versions that answer requests, or that the plan or the configuration names.
 
-    The result includes the version to which `rollback` would return. If the store lacks the default
-    version, the result includes all versions: an operator must decide which of them answers.
+    The result includes the version to which `rollback` would return. If the default
+    version is missing or cannot be determined, the result includes all versions: an operator must
+    decide which of them answers.
     """
     model_id = read_model_id(model)
     entry = plan.find(model_id)
     try:
         answering = list_answering(model.parent, plan, model_id, configured)
         former = list_rollback_versions(model.parent, model_id, entry, configured)
-    except UnknownModel:
+    except (ArtifactError, UnknownModel):
         return frozenset(path.name for path in list_version_directories(model))
     sealed = (version for version in former if sealed_ns(model / version))
     named = {configured[model_id]} if model_id in configured else set()

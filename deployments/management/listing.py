@@ -60,7 +60,7 @@ def list_default_versions(store: Path) -> dict[str, str]:
     plan = read_plan(store)
     versions = {}
     for model_id in map(read_model_id, list_model_directories(store)):
-        with suppress(UnknownModel):  # removed since the directory was listed
+        with suppress(ArtifactError, UnknownModel):  # unreadable, or removed meanwhile
             versions[model_id] = resolve_name(store, plan, model_id).version
     return versions
 
@@ -88,7 +88,7 @@ def _describe(store: Path, plan: Plan, model_id: str, configured: Mapping[str, s
     for alias in (LATEST_NAME, *entry.aliases):
         try:
             version = resolve_selector(store, entry, model_id, alias)
-        except UnknownModel:
+        except (ArtifactError, UnknownModel):
             continue
         aliases.setdefault(version, []).append(alias)
     shares = _shares(store, plan, model_id, configured)
@@ -116,7 +116,7 @@ def _shares(
     """Return the share of each version in the requests that name no version, in percent."""
     try:
         traffic = resolve_name(store, plan, model_id, configured)
-    except UnknownModel:
+    except (ArtifactError, UnknownModel):
         return {}
     shares = dict(traffic.splits)
     return {**shares, traffic.version: 100.0 - sum(shares.values())}

@@ -50,7 +50,8 @@ def resolve_name(
 ) -> Traffic:
     """Resolve a name. `configured` maps model ids to the versions that the configuration names.
 
-    Reads one or two small files. Raises UnknownModel if the store has no such model or version.
+    Reads one or two small files. Raises UnknownModel if the store has no such model or version, and
+    ArtifactError if `latest` cannot be read.
     """
     model_id, selector = split_name(name)
     entry = plan.find(model_id)
@@ -73,7 +74,7 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
 
     If an alias names a refused version, return the last version that the alias named before and
     that is not refused. If there is none, return the newest version that is not refused, else the
-    refused version. Raises UnknownModel if the store has no such model or version.
+    refused version. Raises the errors of `resolve_named`.
     """
     version = resolve_named(store, entry, model_id, selector)
     if selector == version:
@@ -84,7 +85,8 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
 def resolve_named(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version that `selector` names, even if it is refused.
 
-    Raises UnknownModel if the store has no such model or version.
+    Raises UnknownModel if the store has no such model or version, and ArtifactError if `latest`
+    cannot be read.
     """
     try:
         return resolve_version(store, model_id, entry.aliases.get(selector, selector))
@@ -118,7 +120,7 @@ def list_rollback_versions(
     These are the versions that `stable` named before, else the configured version that `stable`
     replaced, else the versions that were sealed before the present one. Versions that the store
     lacks and refused versions are left out. Raises UnknownModel if the store lacks the present
-    version.
+    version, and ArtifactError if `latest` cannot be read.
     """
     default = resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
     # If `stable` names a refused version, another one answers. A rollback may return to that one.
@@ -137,7 +139,8 @@ def list_answering(
     """Return the versions that answer requests without a version, splits excluded.
 
     This is the default version and, while its manifest is damaged, the first substitute with a
-    valid one. Raises UnknownModel if there is no default version.
+    valid one. Raises UnknownModel if there is no default version, and ArtifactError if `latest`
+    cannot be read.
     """
     default = resolve_name(store, plan, model_id, configured).version
     for version in (default, *list_substitutes(store, plan, model_id, default, configured)):

@@ -63,11 +63,11 @@ def one_or_many(item: Any) -> Any:
     ]
 
 
-def text_or(kind: type[BaseModel], text: Any = NonEmptyText) -> Any:
-    """Build the type of a text or an object of type `kind`."""
+def text_or(kind: Any, text: Any = NonEmptyText) -> Any:
+    """Build the type of a text or an object. `kind` is a type of pydantic models or of dicts."""
     return Annotated[
         Annotated[text, Tag(_TEXT)] | Annotated[kind, Tag(_OBJECT)],
-        Discriminator(lambda value: _OBJECT if isinstance(value, dict | kind) else _TEXT),
+        Discriminator(lambda value: _OBJECT if isinstance(value, dict | BaseModel) else _TEXT),
     ]
 
 

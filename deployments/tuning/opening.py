@@ -12,7 +12,7 @@ from deployments.artifacts.manifest import Candidate
 from deployments.engines import EncoderEngine, missing_requirement, open_engine
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
-from deployments.errors import EngineFailed, HardwareUnavailable
+from deployments.errors import EngineFailed, HardwareUnavailable, RequirementMissing
 from deployments.tuning.costs import CostTable, Shape, TuningTarget, Variant
 from deployments.tuning.selection import nearest_shape_variant
 from deployments.tuning.similar_costs import find_selecting_costs
@@ -100,8 +100,8 @@ def open_tuned_engine(target: TuningTarget) -> OpenedEngine:
 def default_candidate(target: TuningTarget, rejected: Collection[str] = ()) -> Candidate:
     """Return the first candidate that can run on this host and is not in `rejected`.
 
-    Raises HardwareUnavailable if the model has no graph for the encoder's device, EngineFailed if
-    none of its graphs can be used.
+    Raises HardwareUnavailable if the model has no graph for the encoder's device,
+    RequirementMissing if this process can run none of its graphs.
     """
     manifest, device = target.manifest, target.device
     if not target.candidates:
@@ -115,7 +115,7 @@ def default_candidate(target: TuningTarget, rejected: Collection[str] = ()) -> C
         if missing is None and candidate.name not in rejected:
             return candidate
         reasons.append(f"{candidate.name}: {missing or 'the cost table rejects it'}")
-    raise EngineFailed(
+    raise RequirementMissing(
         f"Model {manifest.id} cannot run on the {device} encoder: {'; '.join(reasons)}"
     )
 

@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.capacity import Capacity
 from deployments.errors import MethodNotAllowed, Overloaded, ServeError, UnknownRoute
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
-from deployments.ingress.http.arrivals import CURRENT_WAIT_S, measure_wait
+from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.cors import Cors
@@ -111,7 +111,7 @@ class HttpApplication:
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
         CURRENT_HEADERS.set(request.headers)
-        CURRENT_WAIT_S.set(measure_wait(request.headers))
+        CURRENT_ARRIVAL_S.set(read_arrival(request.headers))
         try:
             with self._hooks.in_flight, ClientWatch(scope, receive):
                 response = await self._handle(request, scope)

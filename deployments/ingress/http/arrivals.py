@@ -1,7 +1,7 @@
-"""Waits of requests between HAProxy and the ingress, which count against their deadlines.
+"""Arrival times of requests at HAProxy, from which their deadlines count.
 
-A busy ingress reads its sockets late. If this wait did not count, the ingress would compute answers
-that arrive after the client's deadline.
+A busy ingress reads its sockets late, and bodies may arrive slowly. If these waits did not count,
+the ingress would compute answers that arrive after the client's deadline.
 """
 
 from __future__ import annotations
@@ -12,14 +12,21 @@ from contextvars import ContextVar
 
 from deployments.request_headers import ARRIVAL_HEADER
 
-# Wait of the request that the current task handles, in seconds.
-CURRENT_WAIT_S: ContextVar[float] = ContextVar("wait", default=0.0)
+# None: the current task handles no request that has arrived over HTTP.
+CURRENT_ARRIVAL_S: ContextVar[float | None] = ContextVar("arrival", default=None)
 
 
-def measure_wait(headers: Mapping[str, str]) -> float:
-    """Return the seconds since HAProxy forwarded a request; 0 without HAProxy's header.
+def read_arrival(headers: Mapping[str, str]) -> float:
+    """Return when HAProxy forwarded a request (time.monotonic); now without HAProxy's header.
 
     HAProxy and the ingress share the clock of their host.
     """
     arrived_ms = headers.get(ARRIVAL_HEADER, "")
-    return max(time.time() - float(arrived_ms) / 1000, 0.0) if arrived_ms.isdecimal() else 0.0
+    wait_s = time.time() - float(arrived_ms) / 1000 if arrived_ms.isdecimal() else 0.0
+    return time.monotonic() - max(wait_s, 0.0)
+
+
+def current_arrival() -> float:
+    """Return the arrival of the request that the current task handles (time.monotonic)."""
+    arrival_s = CURRENT_ARRIVAL_S.get()
+    return time.monotonic() if arrival_s is None else arrival_s

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from deployments.capacity import Capacity
 from deployments.config import LimitSettings
 from deployments.errors import BodyTooLarge, BodyTooSlow, MalformedBody, UnsupportedEncoding
+from deployments.ingress.http.clients import current_client
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 ZLIB_WINDOW = zlib.MAX_WBITS
@@ -114,14 +115,19 @@ class BodyReservation:
         self.started_s = time.perf_counter()
         self._capacity = capacity
         self._bytes = 0
+        self._client = ""
 
-    def reserve(self, size: int) -> None:
-        """Reserve `size` further bytes. Raises Overloaded if they exceed the capacity."""
-        self._capacity.reserve(size)
+    def reserve(self, size: int, client: str) -> None:
+        """Reserve `size` further bytes for `client`, which must be the same in all calls.
+
+        Raises Overloaded if the bytes exceed the capacity or the share of the client.
+        """
+        self._capacity.reserve(size, client, held=self._bytes)
         self._bytes += size
+        self._client = client
 
     def release(self) -> None:
-        self._capacity.release(self._bytes)
+        self._capacity.release(self._bytes, self._client)
 
 
 # Maximum levels of nesting, so that recursion over a value does not overflow the stack. Real bodies
@@ -214,6 +220,7 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
 
 async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeout) -> bytes:
     reservation: BodyReservation = request.scope[SCOPE_KEY]
+    client = current_client(limits.trusted_proxies)
     decoder = select_decoder(request.headers.get("content-encoding", ""))
     chunks: list[bytes] = []
     received = size = 0
@@ -232,7 +239,7 @@ async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeo
         # Received bytes count too: a compressed stream may continue without any output.
         if max(received, size) > limits.body_bytes:
             raise _body_too_large(limits)
-        reservation.reserve(len(plain))
+        reservation.reserve(len(plain), client)
         chunks.append(plain)
         if more:
             timer.reschedule(min(latest_s, grace_ends_s + received / limits.body_bytes_per_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,10 +29,13 @@ QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:
-    """Build `Retry-After` in whole seconds; no header for an error without `retry_after_s`."""
+    """Build `Retry-After` in whole seconds, rounded up, because an earlier retry is refused again.
+
+    An error without `retry_after_s` gets no header.
+    """
     if error.retry_after_s is None:
         return {}
-    return {"retry-after": str(max(1, round(error.retry_after_s)))}
+    return {"retry-after": str(max(1, math.ceil(error.retry_after_s)))}
 
 
 def mark_queue_refusal(response: Response, error: ServeError, scope: Scope) -> None:

@@ -24,11 +24,21 @@ MIN_BYTES_PER_S = 100_000
 
 
 class LargeResponseSender:
-    """Sender of answers above CHUNK_BYTES. `write_timeout_s` returns the current setting."""
+    """Sender of answers above CHUNK_BYTES.
 
-    def __init__(self, capacity: Capacity, write_timeout_s: Callable[[], float]) -> None:
+    `write_timeout_s` returns the current setting, and `find_client` the client of the request that
+    the current task handles.
+    """
+
+    def __init__(
+        self,
+        capacity: Capacity,
+        write_timeout_s: Callable[[], float],
+        find_client: Callable[[], str],
+    ) -> None:
         self._capacity = capacity
         self._write_timeout_s = write_timeout_s
+        self._find_client = find_client
 
     def reserve(self, response: Response) -> int:
         """Reserve the bytes of an answer, at most the whole capacity. Return the reserved bytes.
@@ -36,11 +46,11 @@ class LargeResponseSender:
         Raises Overloaded.
         """
         size = min(len(response.body), self._capacity.limit)
-        self._capacity.reserve(size)
+        self._capacity.reserve(size, self._find_client())
         return size
 
     async def send(self, response: Response, size: int, send: Send) -> None:
-        """Send an answer, then release `size`.
+        """Send an answer, then release `size`. Call this in the task that called `reserve`.
 
         If the answer is incomplete, the HTTP server closes the connection.
         """
@@ -65,4 +75,4 @@ class LargeResponseSender:
         except (TimeoutError, OSError) as exc:
             log.info("answer of %d bytes not sent, the client does not read: %r", len(body), exc)
         finally:
-            self._capacity.release(size)
+            self._capacity.release(size, self._find_client())

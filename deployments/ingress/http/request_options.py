@@ -14,10 +14,9 @@ from starlette.requests import Request
 
 from deployments.artifacts.types import Device
 from deployments.config import Compute
-from deployments.deadlines import deadline_after
 from deployments.errors import InvalidField
 from deployments.ingress.http.api import build_schema
-from deployments.ingress.http.arrivals import CURRENT_WAIT_S
+from deployments.ingress.http.arrivals import current_arrival
 from deployments.ingress.http.bodies import BODY_KEY
 from deployments.messages import PRIORITIES, Priority
 from deployments.request_headers import OPTION_HEADERS, SDK_TIMEOUT_HEADERS
@@ -82,7 +81,7 @@ class RequestOptions(BaseModel):
 
     def start_deadline(self, timeout_s: float) -> float:
         """Return the request's deadline (time.monotonic), counted from its arrival at HAProxy."""
-        return deadline_after(self.limit_timeout(timeout_s) - CURRENT_WAIT_S.get())
+        return current_arrival() + self.limit_timeout(timeout_s)
 
 
 NO_OPTIONS = RequestOptions()
@@ -105,18 +104,22 @@ HEADER_WORDS: Mapping[str, Sequence[str]] = {
 }
 # All options except `legacy_format`, which only the Hugging Face API has.
 OPTION_NAMES = frozenset({*OPTION_HEADERS.values(), *HARDWARE_KEYS})
+# Options of huggingface.js 2 for itself. It sends all its options, with values of any type.
+CLIENT_OPTIONS = frozenset({"retry_on_error", "dont_load_model", "signal", "fetch"})
 
 
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
     """Read `options` of the body. Headers set options that the body omits.
 
     The timeout headers of OpenAI's clients set a deadline, unless the answer is a stream or the
-    request has another deadline. Raises InvalidField or UnknownParameter.
+    request has another deadline. CLIENT_OPTIONS have no effect. Raises InvalidField or
+    UnknownParameter.
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")
     present = [(name, headers[name]) for name in OPTION_HEADERS if name in headers]
     timeout = next((headers[name] for name in SDK_TIMEOUT_HEADERS if name in headers), None)
+    body = {key: value for key, value in (body or {}).items() if key not in CLIENT_OPTIONS}
     if not body:
         if not present and timeout is None:
             return NO_OPTIONS

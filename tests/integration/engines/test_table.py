@@ -20,7 +20,7 @@ from deployments.engines import (
     missing_requirement,
     open_engine,
 )
-from deployments.errors import EngineFailed
+from deployments.errors import RequirementMissing
 
 CPU = EncoderSettings()
 CUDA = EncoderSettings(providers=("CUDAExecutionProvider",))
@@ -48,14 +48,16 @@ def test_import_of_the_table_loads_no_runtime() -> None:
 
 
 def test_open_engine_with_unknown_engine_fails() -> None:
-    with pytest.raises(EngineFailed, match="engine `abacus` is unknown; known are onnxruntime, "):
+    with pytest.raises(
+        RequirementMissing, match="engine `abacus` is unknown; known are onnxruntime, "
+    ):
         open_engine(build_spec("abacus"), CPU)
 
 
 def test_open_engine_with_decoder_engine_fails() -> None:
     reason = "transformers does not run encoder models"
     assert missing_requirement(build_spec("transformers"), CPU) == reason
-    with pytest.raises(EngineFailed, match=reason):
+    with pytest.raises(RequirementMissing, match=reason):
         open_engine(build_spec("transformers"), CPU)
 
 
@@ -64,7 +66,7 @@ def test_missing_package_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, engine, None)
     spec = build_spec(engine)
     assert missing_requirement(spec, CPU) == f"the package `{engine}` is not installed"
-    with pytest.raises(EngineFailed, match=rf"model\.graph: the package `{engine}`"):
+    with pytest.raises(RequirementMissing, match=rf"model\.graph: the package `{engine}`"):
         open_engine(spec, CPU)
 
 
@@ -74,7 +76,7 @@ def test_missing_provider_is_named() -> None:
     assert missing_requirement(build_spec("onnxruntime"), UNKNOWN_PROVIDER) == reason
     options = EngineOptions(providers=UNKNOWN_PROVIDER.providers)
     assert missing_requirement(build_spec("onnxruntime", options), CPU) == reason
-    with pytest.raises(EngineFailed, match="`AbacusExecutionProvider`"):
+    with pytest.raises(RequirementMissing, match="`AbacusExecutionProvider`"):
         check_providers(UNKNOWN_PROVIDER)
     check_providers(CPU)
 

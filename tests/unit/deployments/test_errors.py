@@ -33,6 +33,7 @@ CONTRACT = [
     (errors.Overloaded, 429, "overloaded", True),
     (errors.RateLimited, 429, "rate_limit_exceeded", True),
     (errors.EngineLost, 500, "engine_failed", False),
+    (errors.RequirementMissing, 500, "requirement_missing", False),
     (errors.ModelLoading, 503, "model_loading", True),
     (errors.ModelUnavailable, 503, "model_unavailable", True),
     (errors.ReplicasLost, 503, "replicas_lost", True),
@@ -85,6 +86,17 @@ def test_error_survives_pickling(kind: type[ServeError], protocol: int) -> None:
     assert type(received) is kind
     assert received.__dict__ == sent.__dict__
     assert str(received) == str(sent) == sent.message
+
+
+@pytest.mark.parametrize(
+    "kind", [errors.EngineFailed, errors.EngineLost, errors.RequirementMissing]
+)
+def test_hidden_details_keep_the_class(kind: type[errors.EngineFailed]) -> None:
+    error = kind("cannot load /opt/lib/libcuda.so")
+    error.__cause__ = OSError("no such file")
+    hidden = errors.hide_details(error)
+    assert type(hidden) is kind
+    assert "libcuda" not in hidden.message
 
 
 def test_error_copy_is_independent() -> None:

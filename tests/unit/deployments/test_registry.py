@@ -10,6 +10,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, EncoderSettings, ModelSettings
 from deployments.errors import (
+    ArtifactError,
     ArtifactMissing,
     DigestMismatch,
     ManifestInvalid,
@@ -100,6 +101,36 @@ def test_manifest_is_read_again_after_a_failed_read(
         with pytest.raises(ManifestInvalid):
             registry.find("tiny/model")
     assert registry.find("tiny/model").ref.id == "tiny/model"
+
+
+def make_unreadable(latest: Path) -> None:
+    """Replace a file `latest` by a directory, which no user can read as a file."""
+    latest.unlink()
+    latest.mkdir()
+
+
+def test_route_and_pin_stay_while_latest_cannot_be_read(tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, "tiny/model")
+    changes.set_pinned(tmp_path, "tiny/model", True)
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+    model = registry.find("tiny/model")
+    make_unreadable(directory.with_name("latest"))
+    clock.now_s += REFRESH_S
+    assert registry.find("tiny/model") == model
+    assert registry.pinned() == [model]
+    directory.with_name("latest").rmdir()
+    new = seal_tiny_version(tmp_path, "tiny/model", NEW)
+    clock.now_s += REFRESH_S
+    assert registry.find("tiny/model").directory == new
+
+
+def test_model_whose_latest_cannot_be_read_is_not_unknown(tmp_path: Path) -> None:
+    make_unreadable(seal_tiny(tmp_path, "tiny/model").with_name("latest"))
+    with pytest.raises(ArtifactError, match="`latest` of `tiny/model` cannot be read") as raised:
+        ModelRegistry(tmp_path, []).find("tiny/model")
+    assert not isinstance(raised.value, ArtifactMissing), "so that no build of it is queued"
+    assert str(tmp_path) not in raised.value.message
 
 
 def test_rebuild_and_plan_are_followed_without_restart(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.documentation.openapi import openapi_document
 from deployments.ingress.apis.page_files import PageFiles, build_policy
 from deployments.ingress.http.api import Access, ApiRoutes, Operation
+from deployments.ingress.http.application import route_path
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 
 SWAGGER_UI = ("swagger-ui.css", "swagger-ui-bundle.js")
@@ -86,7 +87,7 @@ class DocumentationRoutes:
 
     async def asset(self, request: Request) -> Response:
         """Return a file of the page. The path pattern matches only known file names."""
-        name = request.url.path.rpartition("/")[2]
+        name = route_path(request.scope).rpartition("/")[2]
         files = self._own_files if name in OWN_FILES else self._swagger_ui
         return await files.respond(name, request, ASSET_CACHE_CONTROL)
 

@@ -1,7 +1,7 @@
 """Routes of the Hugging Face Inference API: one model per path.
 
 POST /  /v1  /invocations               `model` of the body, else the default model
-POST /models/{id}                       the task that the body matches, else the model's first
+POST /models/{id}  /models/{id}/v1      the task that the body matches, else the model's first
 POST /models/{id}/pipeline/{task}       the task of the path
 POST /pipeline/{task}/{id}              the same, older form
 GET  /models  /models/{id}  /models/{id}/info  /models/{id}/health  /status/{id}
@@ -27,6 +27,7 @@ from deployments.builds.record import ENDS
 from deployments.errors import ArtifactMissing, UnknownModel
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.envelope import (
+    TASK_PARAMETER_KEYS,
     check_task_keys,
     find_task_inputs,
     merge_task_parameters,
@@ -64,6 +65,7 @@ from deployments.ingress.apis.text_generation.routes import (
     TextGenerationRoutes,
     envelope_body_schema,
 )
+from deployments.ingress.apis.text_generation.schemas import GenerateParameters
 from deployments.ingress.cluster_state import model_loading_error
 from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response, read_json
@@ -87,6 +89,8 @@ HUB_CLIENT = re.compile(r"hf_hub/(\d{1,9})\.(\d{1,9})")
 LIST_SINCE_VERSION = (1, 2)
 
 EVENT_TYPE = "text/event-stream"
+# Parameters of text generation that no encoder task has.
+GENERATION_KEYS = GenerateParameters.model_fields.keys() - TASK_PARAMETER_KEYS
 
 # list[LabelScore] is the list form of zero-shot responses.
 RESPONSE_TYPES = (
@@ -142,7 +146,12 @@ class HuggingFaceRoutes:
                 events=build_schema(ModelStatus),
             ),
             self._get_operation("One model", "/models/{id:path}/info", self.info),
-            self._task_operation("Run a model", "/models/{id:path}", generation=ENVELOPE_EXAMPLE),
+            self._task_operation(
+                "Run a model",
+                "/models/{id:path}/v1",
+                "/models/{id:path}",
+                generation=ENVELOPE_EXAMPLE,
+            ),
             self._get_operation("One model", "/models/{id:path}", self.info),
         )
 
@@ -187,7 +196,7 @@ class HuggingFaceRoutes:
                 parameters=parameters,
             ),
             may_generate=True,
-            streams=body.get("stream") is True,
+            wants_text=body.get("stream") is True or not GENERATION_KEYS.isdisjoint(parameters),
         )
         if selection.model.is_generative:
             model = await self._pipeline.settle(model_id, selection.model)

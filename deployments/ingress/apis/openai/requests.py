@@ -303,7 +303,7 @@ def _parse_content(message: ChatRequestMessage, index: int) -> str:
 
 def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
     """Convert a tool call for the chat template."""
-    arguments = call.function.arguments
+    arguments = call.function.arguments or {}
     if isinstance(arguments, str):
         arguments = _parse_arguments(arguments)
     function = {"name": call.function.name, "arguments": arguments}

@@ -3,7 +3,7 @@
 POST /v1/embeddings  /embeddings  /models/{id}/v1/embeddings
 POST /v1/chat/completions  /models/{id}/v1/chat/completions
 POST /v1/completions  /models/{id}/v1/completions
-GET  /v1/models  /v1/models/{id}
+GET  /v1/models  /v1/models/{id}  /models/{id}/v1/models
 """
 
 from __future__ import annotations
@@ -163,6 +163,14 @@ class OpenAIRoutes:
             ),
             Operation(
                 method="GET",
+                paths=("/models/{id:path}/v1/models",),
+                handler=self.only_model,
+                summary="A list of one model, for clients with /models/{id}/v1 as base URL",
+                access=Access.INFER,
+                response={"type": "object"},
+            ),
+            Operation(
+                method="GET",
                 paths=("/v1/models/{id:path}",),
                 handler=self.model,
                 summary="One model",
@@ -264,6 +272,11 @@ class OpenAIRoutes:
     async def models(self, request: Request) -> Response:
         page = await build_model_list(self._pipeline, self._store, request.query_params)
         return json_response(page)
+
+    async def only_model(self, request: Request) -> Response:
+        model = self._pipeline.registry.find(model_in_path(request) or "")
+        facts = build_model_facts(model, self._pipeline.monitor)
+        return json_response({"object": "list", "data": [facts], "has_more": False})
 
     async def model(self, request: Request) -> Response:
         model = self._pipeline.registry.find(model_in_path(request) or "")

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_options import RawOptions
-from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, text_or
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -86,7 +86,8 @@ class CalledFunction(BaseModel):
     model_config = LENIENT
 
     name: NonEmptyText
-    arguments: str | dict[str, Any] = ""
+    # An object, or an object as JSON text. null and a blank text: no arguments.
+    arguments: text_or(dict[str, Any], str) | None = None  # type: ignore[valid-type]
 
 
 class ToolCall(BaseModel):

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from deployments.errors import UnknownParameter
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
-from deployments.tasks.inputs import FailFastList, NonEmptyText, parse_parameters
+from deployments.tasks.inputs import FailFastList, NonEmptyText, parse_parameters, text_or
 
 MAX_TOP_TOKENS = 20
 MAX_LISTED_KEYS = 16  # unknown keys listed in an error
@@ -31,7 +31,7 @@ class GrammarParameter(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     type: Literal["json", "json_schema", "regex"]
-    value: str | dict[str, Any]
+    value: text_or(dict[str, Any], str)  # type: ignore[valid-type]  # built by a function
 
 
 class GenerateParameters(BaseModel):

@@ -17,7 +17,7 @@ from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
 from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from deployments.engines.onnx_kv_cache import DeviceKvCache, KvCache
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, RequirementMissing
 from tests.integration.engines.conftest import OpenRows, rows_of
 from tests.support.attention_graphs import int8_graph, spec_for
 from tests.support.decoder_artifacts import seal_tiny_decoder
@@ -186,7 +186,7 @@ def test_slots_are_limited_by_kv_cache_bytes(spec: DecoderSpec) -> None:
     one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     assert open_decoder(spec, settings).info.slots == 3
-    with pytest.raises(EngineFailed, match="kv_cache_bytes"):
+    with pytest.raises(RequirementMissing, match="kv_cache_bytes"):
         open_decoder(spec, settings.model_copy(update={"kv_cache_bytes": one_row - 1}))
 
 
@@ -199,9 +199,9 @@ def test_int8_kv_cache_takes_a_quarter(int8_spec: DecoderSpec) -> None:
     assert decoder.info.slots == 3
     assert sum(array.nbytes for array in decoder.kv_cache.arrays) == settings.kv_cache_bytes
     floats = replace(int8_spec, kv_cache_dtype=None)
-    with pytest.raises(EngineFailed, match="kv_cache_bytes"):
+    with pytest.raises(RequirementMissing, match="kv_cache_bytes"):
         open_decoder(floats, settings)
-    with pytest.raises(EngineFailed, match="kv_cache_bytes"):
+    with pytest.raises(RequirementMissing, match="kv_cache_bytes"):
         open_decoder(int8_spec, settings.model_copy(update={"kv_cache_bytes": one_row - 1}))
 
 

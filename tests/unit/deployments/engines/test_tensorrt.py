@@ -21,7 +21,7 @@ from deployments.engines import missing_requirement, onnx_sessions, open_engine,
 from deployments.engines.base import GraphSpec
 from deployments.engines.onnx_io_binding import IoBindingEngine
 from deployments.engines.tensorrt import TENSORRT, build_tensorrt_options, missing_tensorrt
-from deployments.errors import EngineFailed
+from deployments.errors import RequirementMissing
 from tests.support.fakes import build_item
 
 CUDA = "CUDAExecutionProvider"
@@ -125,7 +125,7 @@ def test_missing_provider_and_package_are_told_in_one_line(
         "(`pip install 'tensorrt-cu13-libs>=10,<11'`)"
     )
     assert missing_requirement(spec, SETTINGS) == reason
-    with pytest.raises(EngineFailed, match=r"tensorrt\.onnx: TensorRT 10 is not installed"):
+    with pytest.raises(RequirementMissing, match=r"tensorrt\.onnx: TensorRT 10 is not installed"):
         open_engine(spec, SETTINGS)
     missing_tensorrt.cache_clear()
     monkeypatch.setattr(tensorrt, "find_library", lambda _: "libnvinfer.so.10")
@@ -156,7 +156,9 @@ def test_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (package / "__init__.py").touch()
     (package / "libnvinfer.so.10").write_text("no library")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EngineFailed, match=r"TensorRT cannot be loaded: .*libnvinfer\.so\.10"):
+    with pytest.raises(
+        RequirementMissing, match=r"TensorRT cannot be loaded: .*libnvinfer\.so\.10"
+    ):
         tensorrt.load_tensorrt_libraries()
     sys.modules.pop("tensorrt_libs", None)
 
@@ -191,6 +193,24 @@ def test_session_gets_the_options_and_computes(
     assert Path(options["trt_engine_cache_path"]).is_relative_to(tmp_path)
     assert cuda_options == {}
     assert isinstance(session, FakeSession)
+
+
+def test_provider_that_does_not_start_is_a_missing_requirement(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CpuSession:
+        """Session on a host whose GPU driver is missing."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
+        def get_providers(self) -> list[str]:
+            return ["CPUExecutionProvider"]
+
+    monkeypatch.setattr(onnx_sessions, "_load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(onnx_sessions.ort, "InferenceSession", CpuSession)
+    with pytest.raises(RequirementMissing, match=f"`{CUDA}` did not start"):
+        onnx_sessions.open_session(build_spec(graph, None, (CUDA,)), SETTINGS)
 
 
 def test_batch_beyond_the_buckets_is_split(graph: Path) -> None:

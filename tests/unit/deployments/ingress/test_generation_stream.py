@@ -6,13 +6,24 @@ test_generation_streaming has the other tests of streams.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from deployments.config import IngressUserConfig
 from deployments.errors import EngineFailed
-from deployments.messages import FinishReason
+from deployments.ingress.generation_stream import GenerationStream
+from deployments.messages import (
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerationTimings,
+    Started,
+    Token,
+)
+from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import wait_until
 from tests.support.generators import ScriptedReply
 from tests.unit.deployments.ingress.test_generation import GenerationHarness, build_request
@@ -70,6 +81,29 @@ async def test_tokens_before_the_start_of_all_prompts_are_not_read_too_slowly(
     stream = await starting
     parts = [part async for part in stream]
     assert sum(len(part.chunk.tokens) for part in parts if part.choice == 0) == 21
+
+
+async def test_many_tokens_at_once_do_not_fail_a_consumer_that_waits(writing_store: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def speak(_choice: int) -> AsyncGenerator[Started | Chunk, None]:
+        yield Started(4, 0, 7, "cpu-fake", ())
+        await go_on.wait()
+        for number in range(50):  # without a turn for other tasks
+            yield Chunk("x", (Token(number, "x"),))
+        yield Chunk("", (), Finished(FinishReason.END, 50, GenerationTimings()))
+
+    statuses: list[int] = []
+    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    stream = GenerationStream(model, statuses.append, max_buffered_tokens=20)
+    await stream.start([speak(choice) for choice in range(4)], lambda _: nullcontext())
+    reading = asyncio.ensure_future(anext(stream.batches()))
+    await asyncio.sleep(0)
+    go_on.set()
+    read = await reading
+    read += [chunk async for chunk in stream]
+    assert sum(len(one.chunk.tokens) for one in read) == 4 * 50
+    assert statuses == [200]
 
 
 async def test_finish_early_after_the_end_has_no_effect(writing_store: Path) -> None:

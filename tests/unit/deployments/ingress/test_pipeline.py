@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -308,7 +308,7 @@ async def test_refusal_of_a_replica_is_repeated_without_asking_it(tiny_store: Pa
         held.cancel()
         await asyncio.gather(held, return_exceptions=True)
     assert [one.status_code for one in (refused, repeated, shorter)] == [429] * 3
-    assert [one.headers["retry-after"] for one in (refused, repeated)] == ["12", "12"]
+    assert [one.headers["retry-after"] for one in (refused, repeated)] == ["13", "13"]
     assert repeated.json()["error"]["type"] == "rate_limit_error"
 
 
@@ -340,6 +340,18 @@ async def test_deadline_of_the_client_ends_its_request(tiny_store: Path) -> None
         response = await http.post(EMBED, json=body)
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
     assert encoder.cancelled == 1
+
+
+async def test_slow_body_counts_against_the_deadline(tiny_store: Path) -> None:
+    async def trickle() -> AsyncIterator[bytes]:
+        yield b'{"inputs": "a", '
+        await asyncio.sleep(0.3)
+        yield b'"options": {"deadline_ms": 200}}'
+
+    async with InProcess(tiny_store).client() as http:
+        assert (await http.post(EMBED, json={"inputs": "opens the model"})).status_code == 200
+        response = await http.post(EMBED, content=trickle())
+    assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
 
 
 async def test_wait_before_the_ingress_counts_against_the_deadline(tiny_store: Path) -> None:

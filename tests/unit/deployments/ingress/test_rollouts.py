@@ -219,6 +219,17 @@ async def test_first_request_to_a_generator_tries_the_version(
     assert NEW in read_plan(tmp_path).find(DECODER).refused
 
 
+async def test_setting_that_is_too_small_refuses_no_version(tmp_path: Path) -> None:
+    for version in ("aaaaaaaaaaa1", NEW):
+        seal_tiny_decoder(tmp_path, version=version)
+    writes = GeneratorSettings(kv_cache_bytes=1_000)
+    async with InProcess(tmp_path, models=(), writes=writes).client() as http:
+        response = await http.post(f"/models/{DECODER}/generate", json={"inputs": "a"})
+    assert response.json()["code"] == "requirement_missing"
+    assert "`kv_cache_bytes` is 1000" in response.json()["error"]
+    assert not read_plan(tmp_path).find(DECODER).refused
+
+
 async def test_first_request_with_tensors_tries_the_version(tmp_path: Path, old: str) -> None:
     replace_sealed_file(seal_tiny_version(tmp_path, EMBEDDER, NEW), GRAPH_NAME, b"no graph")
     tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["good film"]}

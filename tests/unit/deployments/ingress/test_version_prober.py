@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from deployments.deadlines import deadline_after
+from deployments.errors import DeadlineExceeded, RequirementMissing
 from deployments.ingress.version_prober import VersionProber
+from deployments.plan.plan_file import read_plan
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER, seal_tiny_version
 
@@ -17,6 +20,19 @@ def registry(tmp_path: Path) -> ModelRegistry:
     for version in (OLD, NEW):
         seal_tiny_version(tmp_path, EMBEDDER, version)
     return ModelRegistry(tmp_path, ())
+
+
+async def test_trial_ends_no_later_than_the_deadline_of_its_request(
+    registry: ModelRegistry,
+) -> None:
+    async def load(_model: RegisteredModel) -> None:
+        await asyncio.Event().wait()
+
+    prober = VersionProber(registry, load)
+    model = registry.find(EMBEDDER)
+    with pytest.raises(DeadlineExceeded, match="new version of the model"):
+        await prober.refuses(EMBEDDER, model, deadline_after(0.02))
+    prober.start(model).cancel()
 
 
 async def test_request_that_waits_for_a_cancelled_trial_uses_the_version(
@@ -34,4 +50,17 @@ async def test_request_that_waits_for_a_cancelled_trial_uses_the_version(
     await loading.wait()
     prober.start(model).cancel()
     assert await waiting is False
+    assert registry.must_try(EMBEDDER, model.ref), "the next request repeats the trial"
+
+
+async def test_requirement_that_this_host_lacks_refuses_no_version(
+    registry: ModelRegistry, tmp_path: Path
+) -> None:
+    async def load(_model: RegisteredModel) -> None:
+        raise RequirementMissing("the package `openvino` is not installed")
+
+    prober = VersionProber(registry, load)
+    model = registry.find(EMBEDDER)
+    assert await prober.refuses(EMBEDDER, model) is False
+    assert not read_plan(tmp_path).find(EMBEDDER).refused
     assert registry.must_try(EMBEDDER, model.ref), "the next request repeats the trial"

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.artifacts.locks import is_locked
 from deployments.artifacts.manifest import MANIFEST_NAME
-from deployments.artifacts.store import model_directory
+from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.management import garbage, removal
 from deployments.management.garbage import find_garbage
 from deployments.plan import changes
@@ -43,6 +43,13 @@ def test_version_that_answers_in_place_of_damaged_ones_stays(store: Path) -> Non
 
 def test_all_versions_stay_while_latest_names_a_missing_one(store: Path) -> None:
     shutil.rmtree(model_directory(store, MODEL) / NEW)
+    assert find_garbage(store).items == ()
+
+
+def test_all_versions_stay_while_latest_cannot_be_read(store: Path) -> None:
+    latest = model_directory(store, MODEL) / LATEST_NAME
+    latest.unlink()
+    latest.mkdir()
     assert find_garbage(store).items == ()
 
 

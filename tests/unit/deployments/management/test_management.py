@@ -25,7 +25,7 @@ from deployments.errors import (
     UnknownModel,
 )
 from deployments.management.actions import ACTIONS
-from deployments.management.listing import ModelEntry, describe_model
+from deployments.management.listing import ModelEntry, describe_model, list_default_versions
 from deployments.management.removal import remove
 from deployments.plan import changes
 from deployments.plan.plan_file import PLAN_NAME, read_plan
@@ -67,6 +67,15 @@ def test_listing_keeps_a_damaged_version_with_its_reason(store: Path) -> None:
     (damaged,) = (one for one in entry.versions if one.version == OLD)
     assert damaged.size == 0
     assert MANIFEST_NAME in damaged.reason
+
+
+def test_model_whose_latest_cannot_be_read_does_not_break_lists(store: Path) -> None:
+    seal_tiny_version(store, "acme/other", NEW)
+    latest = model_directory(store, MODEL) / LATEST_NAME
+    latest.unlink()
+    latest.mkdir()
+    assert facts(describe_model(store, MODEL)) == {NEW: ([], 0.0), OLD: ([], 0.0)}
+    assert list_default_versions(store) == {"acme/other": NEW}
 
 
 def test_empty_store_has_no_models(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from deployments.artifacts.types import Device
 from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine
 from deployments.engines.onnx_encoder import OnnxEngine
-from deployments.errors import EngineFailed, HardwareUnavailable
+from deployments.errors import HardwareUnavailable, RequirementMissing
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.host import Host
 from deployments.tuning.opening import ShapeDispatchEngine, open_tuned_engine
@@ -162,5 +162,5 @@ def test_device_without_graph_raises_hardware_unavailable(tmp_path: Path) -> Non
 def test_no_supported_candidate_raises_with_every_reason(tmp_path: Path) -> None:
     target = seal_tunable(tmp_path, names=["plain", "far"], absent=["far"])
     only_far = target.manifest.model_copy(update={"candidates": target.candidates[1:]})
-    with pytest.raises(EngineFailed, match=r"cannot run on the cpu encoder: far: .*Abacus"):
+    with pytest.raises(RequirementMissing, match=r"cannot run on the cpu encoder: far: .*Abacus"):
         open_tuned_engine(TuningTarget(target.artifact, only_far, Device.CPU, target.settings))

@@ -22,6 +22,7 @@ from deployments.ingress.http.bodies import (
     parse_json,
     select_decoder,
 )
+from deployments.request_headers import ADDRESS_HEADER
 from tests.support.artifacts import EMBEDDER
 from tests.support.in_process import InProcess
 
@@ -202,6 +203,32 @@ async def test_concurrent_body_bytes_are_limited_and_released(tiny_store: Path) 
     assert rejected.headers["retry-after"] == "1"
     assert rejected.status_code == 429
     assert [small.status_code, answered.status_code, after.status_code] == [200] * 3
+
+
+async def test_bodies_of_one_client_leave_room_for_those_of_others(tiny_store: Path) -> None:
+    limits = LimitSettings(body_bytes=1_000, body_timeout_s=5, inflight_body_bytes=3_000)
+    all_wait, go_on = asyncio.Barrier(3), asyncio.Event()
+
+    async def waiting() -> AsyncIterator[bytes]:
+        yield BODY[:-1].ljust(700)
+        await all_wait.wait()
+        await go_on.wait()
+        yield b"}"
+
+    loud, quiet = ({ADDRESS_HEADER: f"10.0.0.{host}"} for host in (1, 2))
+    async with InProcess(tiny_store, settings=IngressUserConfig(limits=limits)).client() as http:
+        held = [
+            asyncio.ensure_future(http.post(EMBED, content=waiting(), headers=loud))
+            for _ in range(2)
+        ]
+        await all_wait.wait()
+        refused = await http.post(EMBED, content=BODY.ljust(900), headers=loud)
+        answered = await http.post(EMBED, content=BODY.ljust(900), headers=quiet)
+        go_on.set()
+        assert [one.status_code for one in await asyncio.gather(*held)] == [200, 200]
+    assert refused.status_code == 429
+    assert "of this client are in flight" in refused.text
+    assert answered.status_code == 200
 
 
 @pytest.mark.parametrize("declared", ["9" * 19, "9" * 5_000])

@@ -44,6 +44,7 @@ class LargeAnswerApp:
     def __init__(self, body: bytes, limit: int = 1 << 20, write_timeout_s: float = 30.0) -> None:
         self.budget = Capacity(lambda: limit, "bytes of large answers")
         self.rejections: list[ServeError] = []
+        self.client = ""
 
         async def answer(request: Request) -> Response:
             return Response(body, headers={"x-test": "1"})
@@ -53,7 +54,7 @@ class LargeAnswerApp:
             AccessGate(),
             Cors(CorsSettings(origins=("https://page.example",))),
             Capacity(lambda: 1_000, "body bytes"),
-            LargeResponseSender(self.budget, lambda: write_timeout_s),
+            LargeResponseSender(self.budget, lambda: write_timeout_s, lambda: self.client),
             ServerHooks(lambda error, _seconds: self.rejections.append(error), no_lifespan),
         )
 
@@ -115,6 +116,20 @@ async def test_unread_answers_count_and_further_ones_are_refused() -> None:
     await asyncio.gather(*unread, return_exceptions=True)
     assert server.budget.used == 0
     assert len(body_of(await server.get())) == 400_000
+
+
+async def test_unread_answers_of_one_client_leave_room_for_those_of_others() -> None:
+    server = LargeAnswerApp(b"x" * 300_000)
+    server.client = "loud"
+    unread = asyncio.create_task(server.get(stops_after=2))
+    await wait_until(lambda: server.budget.used == 300_000)
+    assert (await server.get())[0]["status"] == 429
+    server.client = "quiet"
+    assert len(body_of(await server.get())) == 300_000
+    server.client = "loud"
+    unread.cancel()
+    await asyncio.gather(unread, return_exceptions=True)
+    assert server.budget.used == 0
 
 
 async def test_answer_above_the_budget_is_sent_alone() -> None:

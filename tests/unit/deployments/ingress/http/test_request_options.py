@@ -22,6 +22,12 @@ from deployments.ingress.http.request_options import (
         (None, {}, RequestOptions()),
         ({}, {}, RequestOptions()),
         ({"use_cache": None}, {}, RequestOptions()),
+        (
+            {"retry_on_error": False, "dont_load_model": True, "fetch": {}, "use_cache": False},
+            {},
+            RequestOptions(use_cache=False),
+        ),
+        ({"signal": {}}, {"x-use-gpu": "1"}, RequestOptions(use_gpu=True)),
         ({"use_cache": False}, {}, RequestOptions(use_cache=False)),
         ({"wait_for_model": True}, {}, RequestOptions(wait_for_model=True)),
         (None, {"x-use-cache": "false"}, RequestOptions(use_cache=False)),

@@ -52,7 +52,7 @@ ROUTES = [
 
 
 def large_sender() -> LargeResponseSender:
-    return LargeResponseSender(Capacity(lambda: 1_000_000, "bytes"), lambda: 30.0)
+    return LargeResponseSender(Capacity(lambda: 1_000_000, "bytes"), lambda: 30.0, str)
 
 
 def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:

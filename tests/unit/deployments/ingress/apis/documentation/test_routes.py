@@ -78,3 +78,10 @@ async def test_swagger_ui_has_version_5(tiny_store: Path) -> None:
 async def test_other_files_are_not_served(path: str, tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         assert (await http.get(path)).status_code == 404
+
+
+async def test_path_of_a_file_may_end_with_a_slash(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        for path in ("/docs/swagger-ui.css", "/docs/start.js"):
+            file, again = [await http.get(path + end) for end in ("", "/")]
+            assert (again.status_code, again.content) == (200, file.content)

@@ -33,6 +33,12 @@ async def test_one_text_returns_a_list_of_one_embedding(tiny_store: Path) -> Non
     assert np.linalg.norm(rows) == pytest.approx(1, abs=1e-6)
 
 
+async def test_model_path_may_end_in_v1(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        own, alias = [await http.post(EMBED + end, json={"inputs": "a"}) for end in ("", "/v1")]
+    assert (alias.status_code, alias.json()) == (200, own.json())
+
+
 async def test_embeddings_have_the_order_of_the_texts(tiny_store: Path) -> None:
     texts = ["good film", "the river and the city", "night"]
     async with InProcess(tiny_store).client() as http:

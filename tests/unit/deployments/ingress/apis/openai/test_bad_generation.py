@@ -42,6 +42,9 @@ async def read_error(store: Path, path: str, body: Any) -> tuple[int, str, str |
     return response.status_code, error["code"], error["param"]
 
 
+CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
+
+
 @pytest.mark.parametrize(
     ("error", "param"),
     [
@@ -95,6 +98,10 @@ async def read_error(store: Path, path: str, body: Any) -> tuple[int, str, str |
         (
             {"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]},
             "messages[1].function_call",
+        ),
+        (
+            {"messages": [USER, {"role": "assistant", "tool_calls": [CALL_WITH_A_NUMBER]}]},
+            "messages[1].tool_calls[0].function.arguments",
         ),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
         ({"top_logprobs": 1}, "top_logprobs"),

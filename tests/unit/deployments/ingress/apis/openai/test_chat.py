@@ -275,6 +275,7 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
     [
         ({"arguments": ""}, {}),
         ({"arguments": " \n"}, {}),
+        ({"arguments": None}, {}),
         ({}, {}),
         ({"arguments": {"a": 1}}, {"a": 1}),
         ({"arguments": f'{{"a": {10**30}}}'}, {"a": 10**30}),

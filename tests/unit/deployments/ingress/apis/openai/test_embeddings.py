@@ -162,10 +162,12 @@ async def test_long_texts_are_truncated_by_default(tiny_store: Path) -> None:
 async def test_all_forms_of_a_model_path_describe_the_model(tiny_store: Path) -> None:
     async with InProcess(tiny_store).client() as http:
         matches = [await http.get(f"/v1/models/{i}") for i in (EMBEDDER, "tiny%2Fembedder")]
+        alone = await http.get(f"/models/{EMBEDDER}/v1/models")
         unknown = await http.get("/v1/models/no/such")
         listed = await http.get("/v1/models")
     assert [response.json()["id"] for response in matches] == [EMBEDDER, EMBEDDER]
     assert listed.json()["data"][0] == matches[0].json()
+    assert alone.json() == {"object": "list", "data": [matches[0].json()], "has_more": False}
     assert unknown.status_code == 404
     assert unknown.json()["error"]["code"] == "model_not_found"
     assert unknown.json()["error"]["param"] == "model"

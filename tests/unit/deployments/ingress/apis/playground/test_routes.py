@@ -37,6 +37,7 @@ async def test_page_loads_files_of_this_server_only(tiny_store: Path) -> None:
             answer = await http.get(f"/page/{name}")
             assert answer.status_code == 200
             assert answer.headers["content-security-policy"] == POLICY
+            assert (await http.get(f"/page/{name}/")).content == answer.content
     for name in (INDEX, *ASSETS):
         for groups in ADDRESS.findall((PAGE / name).read_text(encoding="utf-8")):
             base = "/" if name == INDEX else "/page/"

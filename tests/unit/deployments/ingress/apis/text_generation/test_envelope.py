@@ -38,6 +38,7 @@ async def test_one_prompt_returns_a_list_with_the_full_text(path: str, writing_s
     ("more", "models"),
     [
         ({"model": DECODER}, MODELS),
+        ({}, MODELS),  # no encoder task has `max_new_tokens`
         ({}, DECODER_FIRST),  # the default is the first model, here the decoder
         ({}, (DECODER,)),
         ({"model": "tgi"}, (DECODER,)),
@@ -60,6 +61,7 @@ async def test_default_paths_use_the_generative_model(
         ({"inputs": "good film", "stream": True, "model": EMBEDDER}, MODELS),
         ({"inputs": "good film", "stream": True}, (EMBEDDER,)),
         ({"inputs": "good film", "parameters": {"normalize": True}}, DECODER_FIRST),
+        ({"inputs": "good film", "parameters": {"truncate": True}}, MODELS),
     ],
 )
 async def test_encoder_models_respond_unchanged(

@@ -54,6 +54,12 @@ async def test_text_generation_returns_a_text(writing_store: Path) -> None:
         assert await client.text_generation("Once", return_full_text=False) == TEXT
 
 
+@pytest.mark.parametrize("url", ["http://test", "http://test/v1", f"{URL}/v1"])
+async def test_text_generation_works_with_every_base_url(url: str, writing_store: Path) -> None:
+    async with hub_client(writing_store, url) as client:
+        assert await client.text_generation("Once", max_new_tokens=4) == "Once" + TEXT
+
+
 async def test_text_generation_returns_details(writing_store: Path) -> None:
     async with hub_client(writing_store, f"{URL}/generate") as client:
         result = await client.text_generation(

@@ -201,6 +201,7 @@ def test_nested_parameters_override_top_level_ones() -> None:
         ({"grammar": {"type": "json", "value": "no schema"}}, "grammar.value"),
         ({"grammar": {"type": "json", "value": "[1]"}}, "grammar.value"),
         ({"grammar": {"type": "json", "value": "[" * 5_000}}, "grammar.value"),
+        ({"grammar": {"type": "json", "value": 7}}, "grammar.value"),
         ({"grammar": "[a-z]"}, "grammar"),
     ],
 )
