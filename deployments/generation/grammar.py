@@ -100,6 +100,7 @@ class GrammarCompiler:
         self._vocabulary = vocabulary
         self._eos_token_ids = eos_token_ids
         self._tokenizer: LLTokenizer | None = None
+        self._unsupported: str | None = None  # why llguidance does not support the tokenizer
         self._lock = Lock()
         self._trials = GrammarTrials(tokenizer_json, eos_token_ids)
         # Trial results by digest of the source and by limits, least recently used first.
@@ -108,8 +109,8 @@ class GrammarCompiler:
     def open(self) -> None:
         """Prepare the tokenizer in advance; otherwise the first grammar would wait for it.
 
-        Holds the GIL for some tenths of a second. Raises InvalidField if llguidance does not
-        support the tokenizer.
+        Holds the GIL for some tenths of a second, for over a second with a large vocabulary. Raises
+        InvalidField if llguidance does not support the tokenizer, and so does each `compile`.
         """
         self._get_tokenizer()
 
@@ -161,15 +162,17 @@ class GrammarCompiler:
 
     def _get_tokenizer(self) -> LLTokenizer:
         with self._lock:
-            if self._tokenizer is None:
+            if self._tokenizer is None and self._unsupported is None:
                 try:
                     self._tokenizer = LLTokenizer(
                         self._tokenizer_json, eos_token=list(self._eos_token_ids)
                     )
                 except ValueError as exc:
-                    raise _invalid_grammar(
-                        f"the tokenizer of this model does not support grammars: {exc}"
-                    ) from exc
+                    self._unsupported = str(exc)
+            if self._tokenizer is None:
+                raise _invalid_grammar(
+                    f"the tokenizer of this model does not support grammars: {self._unsupported}"
+                )
             return self._tokenizer
 
 

@@ -221,8 +221,8 @@ class RequestPreparer:
             info.vocabulary,
             self._model.eos_token_ids,
         )
-        # If the tokenizer does not support grammars, `compile_grammar` raises the error again, for
-        # each request with a grammar.
+        # If the tokenizer does not support grammars, `compile_grammar` raises the error for each
+        # request with a grammar.
         with suppress(InvalidField):
             self._grammars.open()  # takes 0.3 s with the GIL held, so do it before serving
 

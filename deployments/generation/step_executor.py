@@ -120,10 +120,10 @@ class StepExecutor:
                     self._decoder.copy(move.source, move.target, move.tokens)
                 else:
                     self._decoder.swap(move.first, move.second, move.tokens)
-        except EngineLost:
-            raise
         except Exception as error:
             self._health.record_failure(error)
+            if isinstance(error, EngineLost):
+                raise
             raise _SlotsUnknown("a KV slot could not be moved") from error
 
     def prefill(self, settings: SchedulingSettings) -> PrefillOutput:

@@ -19,12 +19,7 @@ from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
-from deployments.errors import (
-    EngineFailed,
-    ServeError,
-    UnknownModel,
-    hide_details,
-)
+from deployments.errors import EngineFailed, ServeError, UnknownModel, hide_details
 from deployments.health import check_workers
 from deployments.load import Load
 from deployments.machine import usable_cores
@@ -45,8 +40,9 @@ from deployments.replicas.large_outputs import MAX_OUTPUT_VALUES, count_large_va
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import count_arena_bytes, leave_room_for_arena
+from deployments.replicas.shared_engine import SharedEngine
 from deployments.tasks import TASKS, DecodeContext, Task
-from deployments.tokenization.encodings import translate_panics
+from deployments.tokenization.encodings import measure_tokenizer, translate_panics
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner, Untuned
 from deployments.tuning.costs import TuningTarget
@@ -102,13 +98,17 @@ class _DoneCalls:
 
 
 class EncoderReplica:
-    """Replica that computes tokenized batches on one kind of device."""
+    """Replica that computes tokenized batches on one kind of device.
+
+    Create it inside a running event loop.
+    """
 
     def __init__(self, args: AppArgs, device: Device, recorder: ForwardPassRecorder) -> None:
         settings = args.encoders[device]
         self._device, self._settings = device, settings
         self._hang_timeout_s = args.hang_timeout_s
         check_providers(settings)
+        self._event_loop = asyncio.get_running_loop()
         self._engines: dict[ModelRef, EncoderEngine] = {}  # engines of the loaded models
         self._output_values = Capacity(lambda: MAX_OUTPUT_VALUES, "values of large outputs")
         self._lone_passes = LonePassPlanner(
@@ -291,7 +291,10 @@ class EncoderReplica:
 
     def _measure(self, model: RegisteredModel) -> int:
         arena = count_arena_bytes(self._device, self._settings.concurrent_passes)
-        return ENGINE_BYTES + arena + measure_graphs(self._target(model))
+        size = ENGINE_BYTES + arena + measure_graphs(self._target(model))
+        if self._device is Device.CPU and _needs_vocabulary(model):  # it is not in a GPU's memory
+            size += measure_tokenizer(model.directory)
+        return size
 
     def _load(self, model: RegisteredModel) -> _LoadedEncoder:
         """Open the engine of a model and probe it. Blocks."""
@@ -302,15 +305,14 @@ class EncoderReplica:
         engine, is_tuned, serving = open_tuned_engine(target)
         try:
             probe_engine(engine, model)
-            needs_vocabulary = any(TASKS[task].needs_vocabulary for task in model.tasks)
-            vocabulary = TokenVocabulary(model.directory) if needs_vocabulary else None
+            vocabulary = TokenVocabulary(model.directory) if _needs_vocabulary(model) else None
             usual = () if is_tuned else (target,)
             untuned = Untuned(target, serving, usual + self._lone_passes.find_unmeasured(target))
         except BaseException:
             engine.close()
             raise
         self._read_tables(model.ref, target)
-        self._engines[model.ref] = engine
+        self._engines[model.ref] = SharedEngine(engine)
         return _LoadedEncoder(model, vocabulary, untuned)
 
     def _read_tables(self, ref: ModelRef, target: TuningTarget) -> None:
@@ -344,20 +346,44 @@ class EncoderReplica:
     def _use_tuning(
         self, ref: ModelRef, target: TuningTarget, engine: EncoderEngine | None
     ) -> None:
-        """Use a model's new cost tables; replace its engine with `engine` if given."""
+        """Use a model's new cost tables; replace its engine with `engine` if given.
+
+        Call it from another thread than that of the event loop.
+        """
         with self._changing:
             if ref in self._engines:
                 self._read_tables(ref, target)
                 self._scheduler.prices.forget(ref)  # its rates are relative to the former tables
-            if engine is not None:
-                self._swap_engine(ref, engine)
+        if engine is not None:
+            shared = SharedEngine(engine)  # closed at the end if it is not used
+            if self._resize(ref):
+                self._swap_engine(ref, shared)
 
-    def _swap_engine(self, model: ModelRef, engine: EncoderEngine) -> None:
-        if model in self._engines:
-            # Running passes still use the previous engine; the last one releases it.
-            self._engines[model] = engine
-        else:  # the model was evicted meanwhile
-            engine.close()
+    def _resize(self, ref: ModelRef) -> bool:
+        """Count the bytes of the engine that the cost tables select now.
+
+        Return False if the model was evicted meanwhile, or if the device lacks the bytes.
+        """
+        loaded = self.pool.get(ref)
+        if loaded is None:
+            return False
+        size = self._measure(loaded.model)
+        counting = asyncio.run_coroutine_threadsafe(self.pool.resize(ref, size), self._event_loop)
+        if not (is_counted := counting.result()) and ref in self.pool:
+            message = "model %s keeps its engine: `gpu_memory` has no room for %d bytes"
+            log.warning(message, ref.name, size)
+        return is_counted
+
+    def _swap_engine(self, ref: ModelRef, engine: EncoderEngine) -> None:
+        """Replace the engine of a model, unless the model was evicted meanwhile."""
+        with self._changing:
+            if ref in self._engines:
+                # Running passes still use the previous engine, which is closed after the last one.
+                self._engines[ref] = engine
+
+
+def _needs_vocabulary(model: RegisteredModel) -> bool:
+    return any(task.needs_vocabulary for name, task in TASKS.items() if name in model.tasks)
 
 
 def _decode(task: Task, context: DecodeContext, options: Any) -> Any:

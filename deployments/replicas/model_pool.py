@@ -19,7 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
-from deployments.errors import ServeError
+from deployments.errors import ModelUnavailable, ServeError
+from deployments.health import HANG_TIMEOUT_S
 from deployments.messages import LoadedModel, ModelRef, PoolRequest, PoolState
 from deployments.native_heap import return_free_memory
 from deployments.registry import RegisteredModel, open_model
@@ -38,6 +39,9 @@ LOADING_THREADS = 4
 # If leased models occupy the memory, a load waits this many seconds for their calls to end. Then
 # the load fails, and the ingress tries another replica, which may have free memory.
 ROOM_WAIT_S = 1.0
+# An eviction waits this many seconds for the model to be closed. A step or pass that hangs keeps it
+# open until the health check fails and Ray Serve replaces the replica.
+CLOSE_WAIT_S = HANG_TIMEOUT_S
 RECENT_USE_S = 30.0  # `trim` keeps models that were used within this time
 
 
@@ -48,6 +52,7 @@ class ModelLoader(NamedTuple, Generic[T]):
     load: Callable[[RegisteredModel], T]
     close: Callable[[ModelRef, T], None]
     size_settings: str = ""  # the settings that determine `measure`, for error messages
+    limit_setting: str = "pool_bytes"  # the setting of `max_bytes`, for error messages
 
 
 class ModelPool(Generic[T]):
@@ -67,7 +72,9 @@ class ModelPool(Generic[T]):
         `pinned` returns the models that must not be evicted at present. The result changes over
         time, so the pool does not store it. See PoolMemory for `max_bytes` and `device_memory`.
         """
-        self._memory = PoolMemory(max_bytes, device_memory, loader.size_settings)
+        self._memory = PoolMemory(
+            max_bytes, device_memory, loader.size_settings, loader.limit_setting
+        )
         self.on_change: Callable[[ModelRef, bool], None] = lambda _ref, _is_loaded: None
         self._store = store
         self._loader = loader
@@ -76,7 +83,7 @@ class ModelPool(Generic[T]):
         # Ordered by last use, the least recently used first.
         self._entries: OrderedDict[ModelRef, PoolEntry[T]] = OrderedDict()
         self._loading: dict[ModelRef, PoolLoad] = {}
-        self._closing: dict[ModelRef, asyncio.Future[None]] = {}
+        self._closing: dict[ModelRef, PoolEntry[T]] = {}
         self._failures = FailedLoads(clock)
         self._room = asyncio.Lock()  # held while a load or `trim` evicts models
         self._released = asyncio.Event()
@@ -94,7 +101,8 @@ class ModelPool(Generic[T]):
         return list(self._entries)
 
     def models(self) -> Iterator[T]:
-        return (entry.model for entry in list(self._entries.values()))
+        """Iterate over the models that are loaded or being closed, such as for a health check."""
+        return (entry.model for entry in [*self._entries.values(), *self._closing.values()])
 
     def get(self, ref: ModelRef) -> T | None:
         """Return the model if it is loaded. Without a lease, it may be evicted at any time."""
@@ -125,7 +133,7 @@ class ModelPool(Generic[T]):
             self._released.set()
 
     def load_now(self, ref: ModelRef) -> None:
-        """Load a pinned model. Blocks. Raises ServeError on failure or if memory is missing."""
+        """Load a pinned model. Blocks. Raises the error of a failed load."""
         try:
             model = open_model(self._store, ref)
             size = self._loader.measure(model)
@@ -137,7 +145,7 @@ class ModelPool(Generic[T]):
             except BaseException:
                 self._memory.give_back(size)
                 raise
-        except ServeError as error:
+        except Exception as error:
             self._failures.add(ref, error)
             raise
         self._add(ref, loaded, size)
@@ -174,21 +182,23 @@ class ModelPool(Generic[T]):
         await self._evict(ref)
         return True
 
+    async def resize(self, ref: ModelRef, size: int) -> bool:
+        """Count `size` bytes for a model from now on, unless the device lacks them.
+
+        Return whether they are counted; False also for a model that is not loaded. `max_bytes` may
+        be exceeded until the next `trim`.
+        """
+        entry = self._entries.get(ref)
+        if entry is None or not self._memory.exchange(entry.size, size):
+            return False
+        entry.size = size
+        self._released.set()
+        return True
+
     def list_loaded(self) -> list[LoadedModel]:
         """List the models, the most recently used last."""
         now_s, pinned = self._clock(), self._pinned()
-        return [
-            LoadedModel(
-                ref=ref,
-                bytes=entry.size,
-                is_pinned=ref in pinned,
-                leases=entry.leases,
-                calls_per_minute=entry.rate.per_minute(now_s),
-                age_s=now_s - entry.loaded_s,
-                idle_s=now_s - entry.used_s,
-            )
-            for ref, entry in self._entries.items()
-        ]
+        return [e.describe(ref, now_s, is_pinned=ref in pinned) for ref, e in self._entries.items()]
 
     async def handle(self, request: PoolRequest) -> PoolState:
         """Run an operator's request. Raises the ServeError of a failed load."""
@@ -205,7 +215,7 @@ class ModelPool(Generic[T]):
             loading.task.cancel()
         for ref in list(self._entries):
             await self._evict(ref)
-        await asyncio.gather(*self._closing.values())
+        await asyncio.gather(*(entry.closing for entry in self._closing.values()))
         self.shut_down()
 
     def shut_down(self) -> None:
@@ -253,8 +263,8 @@ class ModelPool(Generic[T]):
         run = asyncio.get_running_loop().run_in_executor
         size, started_s = 0, time.perf_counter()
         try:
-            if ref in self._closing:
-                await asyncio.shield(self._closing[ref])
+            if not await self._wait_for_close(ref):
+                raise ModelUnavailable(f"Model {ref.id} is still being closed. Retry later")
             model = await run(self._threads, open_model, self._store, ref)
             needed = await run(self._threads, self._loader.measure, model)
             await self._make_room(ref, needed)
@@ -338,10 +348,18 @@ class ModelPool(Generic[T]):
         return False
 
     async def _evict(self, ref: ModelRef) -> None:
-        entry = self._entries.pop(ref)
+        """Remove a model and close it. Wait up to CLOSE_WAIT_S for the end of the close."""
+        entry = self._closing[ref] = self._entries.pop(ref)
         self.on_change(ref, False)
-        self._closing[ref] = asyncio.create_task(self._close(ref, entry))
-        await asyncio.shield(self._closing[ref])
+        entry.closing = asyncio.create_task(self._close(ref, entry))
+        if not await self._wait_for_close(ref):
+            log.error("model %s is not closed after %g s", ref.name, CLOSE_WAIT_S)
+
+    async def _wait_for_close(self, ref: ModelRef) -> bool:
+        """Wait up to CLOSE_WAIT_S for a model that is being closed. Return whether it is closed."""
+        if (entry := self._closing.get(ref)) is not None:
+            await asyncio.wait([entry.closing], timeout=CLOSE_WAIT_S)
+        return ref not in self._closing
 
     async def _close(self, ref: ModelRef, entry: PoolEntry[T]) -> None:
         run = asyncio.get_running_loop().run_in_executor

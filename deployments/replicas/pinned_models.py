@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from deployments.config import AppArgs
-from deployments.errors import HardwareUnavailable, ServeError
+from deployments.errors import HardwareUnavailable
 from deployments.messages import ModelRef
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.replicas.model_pool import ModelPool
@@ -60,7 +60,7 @@ class PinnedModels:
         for model in models:
             try:
                 pool.load_now(model.ref)
-            except ServeError as error:
+            except Exception as error:
                 log.error("model %s cannot be loaded: %s", model.ref.name, error)
                 is_needed = self._registry.must_load(model.ref.id)
                 if is_needed and not isinstance(error, HardwareUnavailable):

@@ -1,4 +1,4 @@
-"""State of the models of a pool: those that are loaded, and those that are being loaded."""
+"""State of the models of a pool: those that are loaded or being closed, and loads."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import asyncio
 from typing import Generic, TypeVar
 
 from deployments.errors import ServeError
+from deployments.messages import LoadedModel, ModelRef
 from deployments.replicas.call_rate import CallRate
 
 T = TypeVar("T")
 
 
 class PoolEntry(Generic[T]):
-    __slots__ = ("leases", "loaded_s", "model", "rate", "size", "used_s")
+    __slots__ = ("closing", "leases", "loaded_s", "model", "rate", "size", "used_s")
+
+    closing: asyncio.Task[None]  # set when the model is evicted
 
     def __init__(self, model: T, size: int, now_s: float) -> None:
         self.model = model
@@ -20,6 +23,17 @@ class PoolEntry(Generic[T]):
         self.leases = 0
         self.loaded_s = self.used_s = now_s
         self.rate = CallRate(now_s)
+
+    def describe(self, ref: ModelRef, now_s: float, *, is_pinned: bool) -> LoadedModel:
+        return LoadedModel(
+            ref=ref,
+            bytes=self.size,
+            is_pinned=is_pinned,
+            leases=self.leases,
+            calls_per_minute=self.rate.per_minute(now_s),
+            age_s=now_s - self.loaded_s,
+            idle_s=now_s - self.used_s,
+        )
 
 
 class PoolLoad:

@@ -46,17 +46,19 @@ class PoolMemory:
         max_bytes: int | None,
         device_memory: DeviceMemory | None,
         size_settings: str = "",
+        limit_setting: str = "pool_bytes",
     ) -> None:
         """Limit the models to `max_bytes`.
 
         If `max_bytes` is None, use the limit of `device_memory`. If both are None, use
-        DEFAULT_POOL_BYTES. See ModelLoader for `size_settings`.
+        DEFAULT_POOL_BYTES. See ModelLoader for `size_settings` and `limit_setting`.
         """
         default = DEFAULT_POOL_BYTES if device_memory is None else device_memory.limit
         self.max_bytes = default if max_bytes is None else max_bytes
         self.bytes = 0
         self._device = device_memory
         self._size_settings = size_settings
+        self._limit_setting = limit_setting
 
     def has_room(self, size: int) -> bool:
         return self.bytes + size <= self.max_bytes
@@ -75,6 +77,16 @@ class PoolMemory:
         if self._device is not None:
             self._device.release(size)
 
+    def exchange(self, former: int, size: int) -> bool:
+        """Count `size` bytes in place of `former` bytes, like those of a pinned model.
+
+        Return whether the device has them.
+        """
+        if size > former:
+            return self.take(size - former, is_pinned=True)
+        self.give_back(former - size)
+        return True
+
     def can_take(self, size: int, staying: int, *, is_pinned: bool) -> bool:
         """Return whether `size` bytes would be free if only models of `staying` bytes remained."""
         if not is_pinned and staying + size > self.max_bytes:
@@ -87,7 +99,8 @@ class PoolMemory:
 
         The error advises a retry only if the model fits in the limit.
         """
-        name, limit, free = "pool_bytes", self.max_bytes, max(0, self.max_bytes - self.bytes)
+        free = max(0, self.max_bytes - self.bytes)
+        name, limit = self._limit_setting, self.max_bytes
         if self._device is not None and (on_device := self._device.count_free()) <= free:
             name, limit, free = "gpu_memory", self._device.limit, on_device
         remedies = ["retry later"] if size <= limit else []

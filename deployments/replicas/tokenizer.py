@@ -8,12 +8,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.types import ModelHead
 from deployments.config import AppArgs, TokenizerUserConfig
 from deployments.deadlines import is_expired, remaining_s
 from deployments.errors import (
@@ -41,7 +41,7 @@ from deployments.registry import RegisteredModel
 from deployments.replicas.fair_threads import FairThreads
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
-from deployments.tokenization.encodings import translate_panics
+from deployments.tokenization.encodings import measure_tokenizer, translate_panics
 from deployments.tokenization.slices import (
     SLICE_CHARACTERS,
     CallMerger,
@@ -68,29 +68,13 @@ class _SliceResult(NamedTuple):
     characters: int  # characters of the calls that have not expired
 
 
-# Estimate of the memory of an open tokenizer: the size of its file times BYTES_PER_FILE_BYTE, plus
-# MIN_TOKENIZER_BYTES.
-BYTES_PER_FILE_BYTE = 10
-MIN_TOKENIZER_BYTES = 1 << 16
-
-
-class _LoadedTokenizer:
-    """A model's tokenizer, which runs one call at a time, and the inspector of its tokens."""
-
-    def __init__(self, tokenizer: CachingTokenizer, directory: Path) -> None:
-        self.tokenizer = tokenizer
-        self._directory = directory
-        self._inspector: TokenInspector | None = None
-
-    def inspector(self) -> TokenInspector:
-        if self._inspector is None:
-            self._inspector = TokenInspector(self._directory)
-        return self._inspector
+# Heads of the models whose tasks need windows, for which CachingTokenizer opens a second tokenizer.
+_WINDOWED_HEADS = (ModelHead.TOKENS, ModelHead.SPAN)
 
 
 def _measure(model: RegisteredModel) -> int:
-    file = model.manifest.files.get(TOKENIZER_NAME)
-    return MIN_TOKENIZER_BYTES + BYTES_PER_FILE_BYTE * (file.size if file else 0)
+    copies = 2 if model.manifest.head in _WINDOWED_HEADS else 1
+    return copies * measure_tokenizer(model.directory)
 
 
 class TokenizerReplica:
@@ -112,7 +96,12 @@ class TokenizerReplica:
         )
         self.pool = ModelPool(
             args.store_path(),
-            ModelLoader(_measure, self._load, lambda _ref, _loaded: None),
+            ModelLoader(
+                _measure,
+                self._load,
+                lambda _ref, _tokenizer: None,
+                limit_setting="tokenizer_pool_bytes",
+            ),
             args.tokenizer_pool_bytes,
             self._pinned.refs,
         )
@@ -142,10 +131,10 @@ class TokenizerReplica:
         batch without calls only loads its model. Raises the ServeError of a model that cannot be
         loaded.
         """
-        async with self.pool.lease(batch.key.model) as loaded:
+        async with self.pool.lease(batch.key.model) as tokenizer:
             if not batch.calls:
                 return TokenizedBatch(batch.key, b"", (), 0.0)
-            return await self._tokenize_batch(batch, loaded.tokenizer)
+            return await self._tokenize_batch(batch, tokenizer)
 
     async def _tokenize_batch(
         self, batch: CallBatch, tokenizer: CachingTokenizer
@@ -216,11 +205,10 @@ class TokenizerReplica:
         with self._tokenizers_in_use:
             self._cache.resize(cache_bytes)
 
-    def _load(self, model: RegisteredModel) -> _LoadedTokenizer:
+    def _load(self, model: RegisteredModel) -> CachingTokenizer:
         """Open the tokenizer of a model. Blocks."""
         model.manifest.verify(model.directory, (TOKENIZER_NAME,))
-        tokenizer = CachingTokenizer(model.directory, model.manifest.max_tokens, self._cache)
-        return _LoadedTokenizer(tokenizer, model.directory)
+        return CachingTokenizer(model.directory, model.manifest.max_tokens, self._cache)
 
     async def _inspect(
         self,
@@ -233,16 +221,16 @@ class TokenizerReplica:
         This method has no deadline. The caller cancels it at the deadline of the request.
         """
 
-        def run(loaded: _LoadedTokenizer, part: Sequence[S]) -> tuple[T, ...]:
+        def run(tokenizer: CachingTokenizer, part: Sequence[S]) -> tuple[T, ...]:
             with translate_panics():
-                return call(loaded.inspector(), part)
+                return call(tokenizer.inspector, part)
 
         found: list[T] = []
         try:
-            async with self.pool.lease(request.model) as loaded:
+            async with self.pool.lease(request.model) as tokenizer:
                 for part in cut_sequences(inputs):
                     found += await self._in_thread(
-                        partial(run, loaded, part),
+                        partial(run, tokenizer, part),
                         sum(map(len, part)),
                         client=request.client,
                         priority=request.priority,

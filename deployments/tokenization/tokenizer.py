@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from deployments.messages import (
     count_characters,
 )
 from deployments.tokenization.encodings import build_item, open_tokenizer, truncate_item
+from deployments.tokenization.vocabulary import TokenInspector
 from deployments.tokenization.windows import TokenWindow, WindowTokenizer
 
 # Bytes of a cache entry besides its text and ids: dict slot, key and array objects.
@@ -39,7 +41,7 @@ class TokenizedTexts:
 
 
 class CachingTokenizer:
-    """The tokenizer of one model. Not thread-safe."""
+    """The tokenizer of one model. Not thread-safe, except for its `inspector`."""
 
     def __init__(self, directory: Path, max_tokens: int, cache: TokenCache | None = None) -> None:
         """Open the tokenizer. Several tokenizers may share one `cache`; None: no cache."""
@@ -49,6 +51,11 @@ class CachingTokenizer:
         self._plain = open_tokenizer(directory)
         self._windowing: WindowTokenizer | None = None  # opened on first use
         self._cache = TokenCache(0) if cache is None else cache
+
+    @cached_property
+    def inspector(self) -> TokenInspector:
+        """The inspector of the tokens. Thread-safe. Its first use lists the vocabulary."""
+        return TokenInspector(self._plain)  # a tokenizer of its own would double the memory
 
     @property
     def lookups(self) -> tuple[int, int]:

@@ -65,8 +65,9 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 class TokenInspector:
     """Converter of texts to tokens with offsets, and of token ids to texts. Thread-safe."""
 
-    def __init__(self, directory: Path) -> None:
-        self._tokenizer = open_tokenizer(directory)
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """`tokenizer` has no truncation and no padding. It may be shared, and is never modified."""
+        self._tokenizer = tokenizer
         # Vocabularies may have gaps, so the largest id may exceed the number of tokens.
         self._end = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         # Special tokens that the tokenizer adds before and after a text.
@@ -101,7 +102,8 @@ class TokenInspector:
                     f"token id {unknown} is not in the vocabulary; the maximum is {self._end - 1}"
                 )
         whole = [self._trim(each) if trim_special else list(each) for each in sequences]
-        return tuple(self._tokenizer.decode(ids, skip_special_tokens=skip_special) for ids in whole)
+        # `decode` would hold the GIL, and so stop the event loop meanwhile.
+        return tuple(self._tokenizer.decode_batch(whole, skip_special_tokens=skip_special))
 
     def _trim(self, sequence: Sequence[int]) -> list[int]:
         ids = list(sequence)

@@ -83,15 +83,19 @@ class WindowTokenizer:
     def _truncate_first_segment(self, text: Text, max_tokens: int | None) -> tuple[Text, bool]:
         if isinstance(text, str) or max_tokens is None:
             return text, False
-        first = self._tokenizer.encode(text[0], add_special_tokens=False)
+        (first,) = self._tokenizer.encode_batch([text[0]], add_special_tokens=False)
         if len(first.ids) <= max_tokens:
             return text, False
         return (text[0][: first.offsets[max_tokens - 1][1]], text[1]), True
 
     def _encode(self, text: Text) -> Encoding:
-        """Encode with the current truncation, then switch it off."""
+        """Encode with the current truncation, then switch it off.
+
+        `encode` would hold the GIL, and so stop the event loop meanwhile.
+        """
         try:
-            return self._tokenizer.encode(*((text,) if isinstance(text, str) else text))
+            (encoding,) = self._tokenizer.encode_batch([text])
+            return encoding
         finally:
             self._tokenizer.no_truncation()
 

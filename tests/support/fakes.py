@@ -8,10 +8,11 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
+from tokenizers import Encoding, Tokenizer
 
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import deadline_after
@@ -108,6 +109,21 @@ class ScriptedEngine:
 
     def close(self) -> None:
         pass
+
+
+class GilFreeTokenizer:
+    """A tokenizer without the methods that hold the GIL, except for texts of one character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        assert name != "decode", "`decode` holds the GIL"
+        return getattr(self._tokenizer, name)
+
+    def encode(self, text: str) -> Encoding:
+        assert len(text) == 1, "`encode` holds the GIL"
+        return self._tokenizer.encode(text)
 
 
 class PanicException(BaseException):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import jsonschema
 import numpy as np
@@ -299,6 +299,21 @@ def test_tokenizer_without_bytes_is_rejected() -> None:
     with pytest.raises(InvalidField, match="tokenizer") as raised:
         compiler.compile(Grammar("json_object"))
     assert raised.value.field == "grammar"
+
+
+def test_unsupported_tokenizer_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+
+    def refuse(tokenizer: str, **_: object) -> NoReturn:
+        parsed.append(tokenizer)
+        raise ValueError("no bytes")
+
+    monkeypatch.setattr("deployments.generation.grammar.LLTokenizer", refuse)
+    compiler = GrammarCompiler(TOKENIZER.to_str(), VOCABULARY, ENDS)
+    for call in (compiler.open, *[lambda: compiler.compile(Grammar("json_object"))] * 2):
+        with pytest.raises(InvalidField, match="does not support grammars: no bytes"):
+            call()
+    assert len(parsed) == 1
 
 
 def test_compile_is_thread_safe() -> None:

@@ -315,3 +315,21 @@ def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: 
     last = {job.number: harness.collector.events[job.number][-1] for job in ended}
     assert isinstance(last.pop(second.number), EngineFailed)
     assert all(isinstance(event, DeadlineExceeded) for event in last.values())
+
+
+def test_engine_lost_while_a_slot_is_moved_fails_the_health_check(make_harness) -> None:
+    class Lost(FakeDecoder):
+        def copy(self, source, target, tokens):
+            raise EngineLost("all processes have ended")
+
+        swap = copy
+
+    harness = make_harness(Lost(held=threading.Event()))
+    short, long = harness.job([1, 2], new_tokens=4), harness.job([3, 4], new_tokens=40)
+    harness.scheduler.submit(short)
+    harness.scheduler.submit(long)
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(short, long)
+    assert isinstance(harness.collector.events[long.number][-1], EngineLost)
+    with pytest.raises(EngineLost, match="have ended"):
+        harness.scheduler.health.check()

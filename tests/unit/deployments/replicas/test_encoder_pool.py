@@ -14,10 +14,19 @@ from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import DigestMismatch, EngineFailed
 from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
+from deployments.registry import open_model
 from deployments.replicas.encoder import ENGINE_BYTES, EncoderReplica
-from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
+from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS, count_arena_bytes
 from deployments.tasks.embedding import EmbeddingOptions
-from tests.support.artifacts import GRAPH_NAME, WIDTH, replace_sealed_file, seal_tiny
+from deployments.tokenization.encodings import measure_tokenizer
+from tests.support.all_models import FILL_MASK_MODEL, seal_token_model
+from tests.support.artifacts import (
+    GRAPH_NAME,
+    WIDTH,
+    replace_sealed_file,
+    seal_tiny,
+    tiny_manifest,
+)
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline, item, wait_until
 
 NAMES = ("tiny/first", "tiny/second")
@@ -119,6 +128,53 @@ async def test_model_stays_during_a_pass_whose_caller_left(harness: PoolHarness)
     engine.gate.set()
     assert isinstance(await other, CallResult)
     assert engine.closed.is_set()
+
+
+async def test_replaced_engine_is_closed_after_its_last_pass(
+    harness: PoolHarness, tmp_path: Path
+) -> None:
+    ref, replica = harness.refs[0], harness.replica
+    await harness.infer(0)
+    target = replica._target(open_model(tmp_path, ref))
+    former, tuned = GatedEngine(), GatedEngine()
+    tuned.gate.set()
+    await asyncio.to_thread(replica._use_tuning, ref, target, former)
+    running = asyncio.create_task(harness.infer(0))
+    await wait_until(former.started.is_set)
+    await asyncio.to_thread(replica._use_tuning, ref, target, tuned)
+    assert isinstance(await harness.infer(0), CallResult)
+    assert tuned.started.is_set()
+    assert not former.closed.is_set()
+    former.gate.set()
+    assert isinstance(await running, CallResult)
+    await wait_until(former.closed.is_set)
+    assert not tuned.closed.is_set()
+
+
+async def test_tuned_engine_of_an_evicted_model_is_closed(
+    harness: PoolHarness, tmp_path: Path
+) -> None:
+    target = harness.replica._target(open_model(tmp_path, harness.refs[0]))
+    engine = GatedEngine()
+    await asyncio.to_thread(harness.replica._use_tuning, harness.refs[0], target, engine)
+    assert engine.closed.is_set()
+
+
+@pytest.mark.parametrize("device", Device)
+async def test_vocabulary_counts_where_it_is_in_memory(device: Device, tmp_path: Path) -> None:
+    """A model on a GPU has its vocabulary in the memory of the host."""
+    seal_token_model(tmp_path, FILL_MASK_MODEL, TaskName.FILL_MASK)
+    version = tiny_manifest(FILL_MASK_MODEL).version
+    model = open_model(tmp_path, ModelRef(FILL_MASK_MODEL, version))
+    args = AppArgs(store=tmp_path, encoders={device: EncoderSettings(concurrent_passes=1)})
+    replica = EncoderReplica(args, device, ListRecorder())
+    async with replica.pool.lease(model.ref):
+        pass
+    engine = ENGINE_BYTES + count_arena_bytes(device, 1)
+    vocabulary = measure_tokenizer(model.directory) if device is Device.CPU else 0
+    graph = model.manifest.files[GRAPH_NAME].size
+    assert replica.pool.bytes == graph + engine + vocabulary
+    await replica.close()
 
 
 async def test_broken_models_fail_alone_and_leave_no_memory(

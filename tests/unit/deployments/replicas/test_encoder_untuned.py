@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,12 +13,17 @@ from deployments.artifacts.types import Device
 from deployments.batching.prices import guess_item_s
 from deployments.batching.replica_hooks import LonePass
 from deployments.config import AppArgs, EncoderSettings
+from deployments.engines import EncoderEngine
 from deployments.messages import ModelRef
+from deployments.registry import open_model
+from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.encoder import EncoderReplica
+from deployments.replicas.pool_memory import PoolMemory
 from deployments.tuning.costs import TuningTarget
+from tests.support.artifacts import GRAPH_NAME
 from tests.support.cost_tables import row, variant
 from tests.support.fakes import FakeEngine, ListRecorder
-from tests.support.tuning_artifacts import seal_tunable, write_table
+from tests.support.tuning_artifacts import SLOW_GRAPH_NAME, seal_tunable, write_table
 
 CORES = 2
 TOKENS = 16
@@ -26,9 +32,11 @@ TOKENS = 16
 class UntunedReplica:
     """An encoder replica on a host with two cores, and a model that is not in its configuration."""
 
-    def __init__(self, store: Path, lone_pass_bytes: int = 1 << 20) -> None:
+    def __init__(
+        self, store: Path, lone_pass_bytes: int = 1 << 20, names: Sequence[str] = ("plain", "twin")
+    ) -> None:
         settings = EncoderSettings(lone_pass_bytes=lone_pass_bytes)
-        self.target = seal_tunable(store, settings=settings)
+        self.target = seal_tunable(store, names=names, settings=settings)
         self.ref = ModelRef(self.target.manifest.id, self.target.manifest.version)
         args = AppArgs(store=store, encoders={Device.CPU: settings})
         self.replica = EncoderReplica(args, Device.CPU, ListRecorder())
@@ -57,6 +65,10 @@ class UntunedReplica:
 
     def plan(self) -> LonePass:
         return self.replica._lone_passes.plan(self.ref, 1, TOKENS)
+
+    async def use_tuning(self, engine: EncoderEngine) -> None:
+        """Replace the engine from another thread, as the tuner does."""
+        await asyncio.to_thread(self.replica._use_tuning, self.ref, self.target, engine)
 
 
 @pytest.fixture
@@ -126,7 +138,41 @@ async def test_new_tables_of_an_evicted_model_are_not_kept(untuned: UntunedRepli
     untuned.write_table(1, 4.0)
     assert await untuned.replica.pool.unload(untuned.ref)
     engine = FakeEngine()
-    untuned.replica._use_tuning(untuned.ref, untuned.target, engine)
+    await untuned.use_tuning(engine)
     assert untuned.price_s() == guess_item_s(untuned.ref, TOKENS)
     assert untuned.plan() == LonePass()
     assert untuned.replica._engines == {}
+
+
+@pytest.mark.parametrize("names", [("plain", "slow"), ("slow", "plain")])
+async def test_counted_bytes_are_those_of_the_engine_that_tuning_selects(
+    names: tuple[str, str], tmp_path: Path
+) -> None:
+    untuned = UntunedReplica(tmp_path, names=names)
+    sealed = untuned.target.manifest.files
+    sizes = {"plain": sealed[GRAPH_NAME].size, "slow": sealed[SLOW_GRAPH_NAME].size}
+    await untuned.load()
+    pool = untuned.replica.pool
+    before = pool.bytes
+    untuned.write_table(1, 4.0, winner=names[1])
+    await untuned.use_tuning(FakeEngine())
+    assert pool.bytes - before == sizes[names[1]] - sizes[names[0]]
+    assert pool.list_loaded()[0].bytes == pool.bytes
+    await untuned.replica.close()
+    assert pool.bytes == 0
+
+
+async def test_engine_stays_if_the_device_lacks_memory_for_the_tuned_one(tmp_path: Path) -> None:
+    untuned = UntunedReplica(tmp_path, names=("plain", "slow"))
+    pool = untuned.replica.pool
+    sealed = untuned.target.manifest.files
+    added = sealed[SLOW_GRAPH_NAME].size - sealed[GRAPH_NAME].size
+    limit = untuned.replica._measure(open_model(tmp_path, untuned.ref)) + added - 1
+    pool._memory = PoolMemory(None, DeviceMemory(tmp_path / "gpu", limit))
+    await untuned.load()
+    engine, before = untuned.replica._engines[untuned.ref], pool.bytes
+    untuned.write_table(1, 4.0, winner="slow")
+    await untuned.use_tuning(FakeEngine())
+    assert untuned.replica._engines[untuned.ref] is engine
+    assert pool.bytes == before
+    await untuned.replica.close()

@@ -51,6 +51,26 @@ async def test_check_health_fails_when_a_step_hangs(
         await running.check_health()
 
 
+async def test_check_health_fails_when_a_step_of_an_unloaded_model_hangs(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.model_pool.CLOSE_WAIT_S", 0.01)
+    async with replica(store) as running:
+        scheduler = running.pool.get(refs[DECODER]).scheduler
+        held = threading.Event()
+        monkeypatch.setattr(scheduler._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
+        answer = asyncio.create_task(running.complete(call(refs[DECODER])))
+        await wait_until(lambda: scheduler.health.running_s() > 0)
+        answer.cancel()  # the client disconnects, and the step goes on
+        await asyncio.gather(answer, return_exceptions=True)
+        assert await running.pool.unload(refs[DECODER])
+        await running.check_health()
+        monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
+        with pytest.raises(EngineFailed, match=r"tiny/.* a call has run for"):
+            await running.check_health()
+        held.set()
+
+
 @pytest.mark.parametrize("subject", ["prompt", "grammar"])
 async def test_check_health_fails_when_a_prompt_or_grammar_hangs(
     subject: str, store, refs, monkeypatch: pytest.MonkeyPatch

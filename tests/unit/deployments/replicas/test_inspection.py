@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactMissing, UnknownToken
 from deployments.messages import DecodeRequest, ModelRef, TextTokens, TokenizeRequest
@@ -16,7 +17,7 @@ from deployments.registry import ModelRegistry
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.tokenization.slices import SLICE_CHARACTERS
 from deployments.tokenization.vocabulary import TokenInspector
-from tests.support.artifacts import EMBEDDER
+from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.fakes import TIMEOUT_S, TokenizeLog, wait_until
 
 
@@ -83,3 +84,15 @@ async def test_inspections_take_fair_turns(
     first, second, *_ = await asyncio.gather(*calls)
     assert turns == [2, 1, 2, 2, 2, 2, 2, 3]
     assert [len(one) for one in (first, second)] == [6, 6]
+
+
+async def test_inspection_opens_no_second_tokenizer(tmp_path: Path) -> None:
+    """A second one would double the memory, which the pool does not count."""
+    directory = seal_tiny(tmp_path, EMBEDDER)
+    args = AppArgs(store=tmp_path, models=(ModelSettings(id=EMBEDDER),), encoders={})
+    replica = TokenizerReplica(args, TokenizeLog())
+    (directory / TOKENIZER_NAME).unlink()
+    ref = ModelRef(EMBEDDER, directory.name)
+    (tokens,) = await replica.tokenize(TokenizeRequest(ref, ("good film",), special=False))
+    assert len(tokens.ids) == 2
+    replica.close()

@@ -27,7 +27,7 @@ def build_args(store: Path, version: str = LATEST_NAME) -> AppArgs:
     return AppArgs(store=store, models=models, encoders={Device.CPU: EncoderSettings()})
 
 
-def build_pool(store: Path, error: ServeError | None = None) -> ModelPool[str]:
+def build_pool(store: Path, error: Exception | None = None) -> ModelPool[str]:
     def load(model: RegisteredModel) -> str:
         if error is not None:
             raise error
@@ -42,10 +42,12 @@ def build_pool(store: Path, error: ServeError | None = None) -> ModelPool[str]:
         (EngineFailed, True, True),
         (EngineFailed, False, False),
         (HardwareUnavailable, True, False),  # the model has no graph for this device
+        (MemoryError, True, True),
+        (MemoryError, False, False),
     ],
 )
 async def test_version_of_the_configuration_must_load(
-    tmp_path: Path, error: type[ServeError], is_pinned: bool, ends_the_start: bool
+    tmp_path: Path, error: type[Exception], is_pinned: bool, ends_the_start: bool
 ) -> None:
     version = seal_tiny(tmp_path, MODEL).name
     pinned = PinnedModels(build_args(tmp_path, version if is_pinned else LATEST_NAME), bool)
@@ -55,7 +57,7 @@ async def test_version_of_the_configuration_must_load(
             pinned.load_into(pool)
     else:
         pinned.load_into(pool)
-        with pytest.raises(error):
+        with pytest.raises(error if issubclass(error, ServeError) else EngineFailed):
             async with pool.lease(ModelRef(MODEL, version)):
                 pass
 

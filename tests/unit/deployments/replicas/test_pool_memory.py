@@ -4,15 +4,20 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.types import Device
+from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.config import AppArgs, GeneratorSettings
 from deployments.errors import ModelUnavailable
 from deployments.messages import ModelRef
+from deployments.registry import open_model
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.pool_memory import PoolMemory
+from deployments.replicas.tokenizer import TokenizerReplica
+from deployments.tasks import TASKS, Task
+from deployments.tokenization.encodings import measure_tokenizer
+from tests.support.artifacts import seal_tiny
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import ListRecorder
+from tests.support.fakes import ListRecorder, TokenizeLog
 
 REF = ModelRef("tiny/model", "0" * 12)
 LIMIT = 100
@@ -53,3 +58,29 @@ async def test_refusal_of_a_generator_names_the_settings_of_its_kv_cache(
         async with replica.pool.lease(refs[DECODER]):
             pass
     await replica.close()
+
+
+@pytest.mark.parametrize("task", TASKS.values(), ids=lambda task: task.name)
+async def test_second_tokenizer_of_tasks_with_windows_counts(task: Task, tmp_path: Path) -> None:
+    labels = ("entailment", "neutral", "contradiction") if task.head is ModelHead.LABELS else ()
+    directory = seal_tiny(tmp_path, "tiny/model", labels=labels, tasks=(TaskName(task.name),))
+    replica = TokenizerReplica(AppArgs(store=tmp_path, encoders={}), TokenizeLog())
+    ref = ModelRef("tiny/model", directory.name)
+    async with replica.pool.lease(ref):
+        pass
+    manifest = open_model(tmp_path, ref).manifest
+    example = task.example
+    parsed = task.parse(example["inputs"], example.get("parameters", {}), manifest)
+    copies = 1 if parsed.windowing is None else 2
+    assert replica.pool.bytes == copies * measure_tokenizer(directory)
+    replica.close()
+
+
+async def test_refusal_of_a_tokenizer_names_the_setting(tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, "tiny/model")
+    args = AppArgs(store=tmp_path, encoders={}, tokenizer_pool_bytes=1)
+    replica = TokenizerReplica(args, TokenizeLog())
+    with pytest.raises(ModelUnavailable, match="Raise `tokenizer_pool_bytes`"):
+        async with replica.pool.lease(ModelRef("tiny/model", directory.name)):
+            pass
+    replica.close()

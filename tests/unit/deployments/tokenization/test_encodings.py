@@ -5,13 +5,18 @@ import resource
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 
 from deployments.errors import ArtifactError
 from deployments.messages import Truncation
 from deployments.tokenization.encodings import (
+    BPE_BYTES_PER_COMMA,
+    BYTES_PER_COMMA,
+    MIN_TOKENIZER_BYTES,
+    UNIGRAM_BYTES_PER_COMMA,
     build_item,
     longest_first,
+    measure_tokenizer,
     open_tokenizer,
     truncate_item,
 )
@@ -86,3 +91,28 @@ def test_truncate_item_of_long_segments_needs_little_memory(plain: Tokenizer) ->
     (item,) = plain.encode_batch_fast([("good " * 20_000, "film " * 20_000)])
     assert len(truncate_item(item, 16, Truncation.KEEP_START).ids) == 16
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 200_000
+
+
+@pytest.mark.parametrize("indented", [False, True])
+def test_measured_memory_depends_on_entries_and_kind(indented: bool, tmp_path: Path) -> None:
+    words = [f"word{number}" for number in range(1_000)]
+    kinds = {
+        "few": models.WordPiece({word: i for i, word in enumerate(words[:100])}, unk_token="word0"),
+        "many": models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="word0"),
+        "bpe": models.BPE({word: i for i, word in enumerate(words)}, []),
+        "unigram": models.Unigram([(word, -1.0) for word in words], unk_id=0),
+    }
+    sizes = {}
+    for name, model in kinds.items():
+        (tmp_path / name).mkdir()
+        Tokenizer(model).save(str(tmp_path / name / "tokenizer.json"), pretty=indented)
+        sizes[name] = measure_tokenizer(tmp_path / name) - MIN_TOKENIZER_BYTES
+    assert sizes["many"] == pytest.approx(1_000 * BYTES_PER_COMMA, rel=0.05)
+    assert sizes["few"] == pytest.approx(sizes["many"] / 10, rel=0.2)
+    assert sizes["bpe"] == pytest.approx(1_000 * BPE_BYTES_PER_COMMA, rel=0.05)
+    assert sizes["unigram"] == pytest.approx(2_000 * UNIGRAM_BYTES_PER_COMMA, rel=0.05)
+
+
+def test_measuring_a_missing_tokenizer_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match=r"`tokenizer.json` cannot be read"):
+        measure_tokenizer(tmp_path)

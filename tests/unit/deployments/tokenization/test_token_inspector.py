@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from deployments.errors import ArtifactError, UnknownToken
+from deployments.errors import UnknownToken
+from deployments.tokenization.encodings import open_tokenizer
 from deployments.tokenization.vocabulary import TokenInspector
+from tests.support.fakes import GilFreeTokenizer
 from tests.support.tiny_encoders import tiny_tokenizer
 
 
@@ -13,7 +15,7 @@ from tests.support.tiny_encoders import tiny_tokenizer
 def inspector(tmp_path_factory: pytest.TempPathFactory) -> TokenInspector:
     directory = tmp_path_factory.mktemp("tokenizer")
     tiny_tokenizer(directory)
-    return TokenInspector(directory)
+    return TokenInspector(open_tokenizer(directory))
 
 
 def test_tokens_returns_offsets_and_special_tokens(inspector: TokenInspector) -> None:
@@ -57,6 +59,9 @@ def test_texts_rejects_ids_beyond_the_vocabulary(inspector: TokenInspector) -> N
         inspector.texts([[last + 1]], skip_special=True)
 
 
-def test_directory_without_a_tokenizer_raises(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError):
-        TokenInspector(tmp_path)
+def test_tokens_and_texts_do_not_hold_the_gil(tmp_path: Path) -> None:
+    tiny_tokenizer(tmp_path)
+    inspector = TokenInspector(GilFreeTokenizer(open_tokenizer(tmp_path)))
+    (tokens,) = inspector.tokens(["good film " * 50], special=False)
+    (text,) = inspector.texts([tokens.ids.tolist()], skip_special=True)
+    assert text.split() == ["good", "film"] * 50

@@ -9,9 +9,10 @@ from tokenizers import Tokenizer
 
 from deployments.errors import InputTooLong
 from deployments.messages import Call, Text, Truncation, Windowing
+from deployments.tokenization.encodings import open_tokenizer
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.windows import MAX_WINDOWS, TokenWindow, WindowTokenizer
-from tests.support.fakes import far_deadline
+from tests.support.fakes import GilFreeTokenizer, far_deadline
 from tests.support.tiny_encoders import tiny_tokenizer
 
 MAX_TOKENS = 12  # ten words between [CLS] and [SEP]
@@ -230,6 +231,20 @@ def test_pair_without_space_for_the_second_text_is_rejected(
     else:
         with pytest.raises(InputTooLong, match="has no space next to its first segment"):
             windows(tokenizer, pair, Windowing(stride=1))
+
+
+def test_texts_are_encoded_without_the_gil(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "deployments.tokenization.windows.open_tokenizer",
+        lambda directory: GilFreeTokenizer(open_tokenizer(directory)),
+    )
+    tokenizer = WindowTokenizer(directory, MAX_TOKENS)
+    assert len(windows(tokenizer, LETTERS, Windowing(stride=1))) > 1
+    assert len(windows(tokenizer, LETTERS, WHOLE, Truncation.KEEP_START)) == 1
+    pair = ("good film", LETTERS)
+    assert len(windows(tokenizer, pair, Windowing(stride=1, first_tokens=1))) > 1
 
 
 def call(*texts: Text, windowing: Windowing | None) -> Call:
