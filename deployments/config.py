@@ -164,8 +164,8 @@ class LimitSettings(_Settings):
     item_chars: int = Field(200_000, ge=1)
     request_chars: int = Field(4_000_000, ge=1)  # over all texts; a text in n pairs counts n times
     inflight_items: int = Field(8_192, ge=1)  # a client may use half
-    inflight_body_bytes: int = Field(64_000_000, ge=1)
-    inflight_response_bytes: int = Field(256_000_000, ge=1)
+    inflight_body_bytes: int = Field(64_000_000, ge=1)  # a client may use half
+    inflight_response_bytes: int = Field(256_000_000, ge=1)  # a client may use half
     inflight_generations: int = Field(512, ge=1)  # a client may use half
     trusted_proxies: int = Field(0, ge=0)  # proxies before HAProxy that extend `x-forwarded-for`
     choices: int = Field(8, ge=1)  # limit of answers per prompt (`n`, `best_of`)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import ArtifactManifest, sealed_ns
@@ -21,12 +21,7 @@ from deployments.artifacts.store import (
     read_model_id,
 )
 from deployments.config import AppArgs, ModelSettings
-from deployments.errors import (
-    ArtifactError,
-    ManifestInvalid,
-    UnknownModel,
-    UnknownTask,
-)
+from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel, UnknownTask
 from deployments.messages import ModelRef
 from deployments.plan import changes
 from deployments.plan.plan import Shadow
@@ -43,8 +38,6 @@ from deployments.plan.resolution import (
 from deployments.tasks import find_tasks, list_task_names
 
 log = logging.getLogger("ray.serve.hundredfold")
-
-T = TypeVar("T")
 
 REFRESH_S = 1.0  # seconds until the versions of a name are looked up again
 MAX_NAMES = 10_000  # limit of the names whose look-up is cached
@@ -198,9 +191,17 @@ class ModelRegistry:
         """
         changes.refuse(self._store, ref.id, ref.version, reason)
 
+    def avoid(self, ref: ModelRef) -> None:
+        """Let names resolve to other versions for some minutes, in this process only."""
+        self._plan.avoid(ref)
+        self._expire_routes()
+
     def follow_plan(self) -> None:
         """Read the plan again, and resolve all names again at their next request."""
         self._plan.reload()
+        self._expire_routes()
+
+    def _expire_routes(self) -> None:
         self._routes = {name: route._replace(expires_s=0.0) for name, route in self._routes.items()}
 
     def open_models(self, client: Callable[[], str] | None = None) -> Iterator[RegisteredModel]:

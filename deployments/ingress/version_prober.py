@@ -40,7 +40,8 @@ class VersionProber:
     Requests for a name without a former version wait for the trial, at most MAX_WAIT_S. If two
     attempts to load a version fail with ArtifactError or EngineFailed, `plan.json` of the store
     marks the version as refused. In every process, ids and aliases then resolve to another version.
-    After other errors, such as a full queue or a RequirementMissing, the trial is repeated later.
+    After RequirementMissing, only this process avoids the version, for AVOID_S of plan_file.py.
+    After other errors, such as a full queue, the trial is repeated later.
     """
 
     def __init__(
@@ -52,7 +53,10 @@ class VersionProber:
         registry.probe = self.start
 
     def start(self, model: RegisteredModel) -> asyncio.Task[bool]:
-        """Start a trial, or join a running one. The task returns whether the version is refused."""
+        """Start a trial, or join a running one.
+
+        The task returns whether ids and aliases now resolve to another version.
+        """
         task = self._running.get(model.ref)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._try(model))
@@ -80,7 +84,9 @@ class VersionProber:
         try:
             await self._load_twice(model)
         except RequirementMissing as error:  # another host, or other settings, may run the version
-            log.warning("version %s is tried again: %s", model.ref.name, error.message)
+            log.warning("version %s is tried again in minutes: %s", model.ref.name, error.message)
+            self._registry.avoid(model.ref)
+            return True
         except (ArtifactError, EngineFailed) as error:
             log.error("version %s gets no requests: %s", model.ref.name, error.message)
             return await self._refuse(model.ref, error)

@@ -282,9 +282,9 @@ def _store_errors(store: Path, doing: str) -> Iterator[None]:
 def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) -> frozenset[str]:
     """Return the versions that answer requests, or that the plan or the configuration names.
 
-    The result includes the version to which `rollback` would return. If the default
-    version is missing or cannot be determined, the result includes all versions: an operator must
-    decide which of them answers.
+    The result includes the version to which `rollback` would return. If the default version is
+    missing or cannot be determined, the result includes all versions: an operator must decide which
+    of them answers.
     """
     model_id = read_model_id(model)
     entry = plan.find(model_id)

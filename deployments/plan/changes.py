@@ -150,9 +150,7 @@ def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
 
     def change(entry: ModelPlan) -> ModelPlan:
         sealed = sealed_ns(model_directory(store, model_id) / version)
-        refusal = Refusal(reason=reason, sealed_ns=sealed)
-        splits = {k: v for k, v in entry.splits.items() if k != version}
-        return _replace(entry, splits=splits, refused={**entry.refused, version: refusal})
+        return entry.with_refusal(version, Refusal(reason=reason, sealed_ns=sealed))
 
     return change_model_plan(store, model_id, change)
 

@@ -64,6 +64,12 @@ class ModelPlan(FrozenModel):
             raise ValueError(f"the splits take {total:g} percent of the requests; at most 100")
         return splits
 
+    def with_refusal(self, version: str, refusal: Refusal) -> ModelPlan:
+        """Return a copy that refuses `version`. A split to this version ends."""
+        splits = {other: percent for other, percent in self.splits.items() if other != version}
+        refused = {**self.refused, version: refusal}
+        return self.model_copy(update={"splits": splits, "refused": refused})
+
     def versions(self) -> frozenset[str]:
         """Return the versions that must stay in the store.
 

@@ -6,18 +6,24 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
 from deployments.artifacts.locks import exclusive_lock
-from deployments.artifacts.store import PLAN_NAME
+from deployments.artifacts.manifest import sealed_ns
+from deployments.artifacts.store import PLAN_NAME, model_directory
 from deployments.errors import PlanUnusable
 from deployments.files import write_atomically
-from deployments.plan.plan import ModelPlan, Plan
+from deployments.messages import ModelRef
+from deployments.plan.plan import ModelPlan, Plan, Refusal
 from deployments.watched_file import WatchedFile
 
 log = logging.getLogger("ray.serve.hundredfold")
+
+AVOID_S = 300.0  # seconds until a version is tried again that this host cannot run
 
 
 def read_plan(store: Path) -> Plan:
@@ -72,23 +78,51 @@ def change_model_plan(
         raise PlanUnusable(f"cannot write the plan `{path}`: {exc.strerror}") from exc
 
 
+class _Avoided(NamedTuple):
+    refusal: Refusal
+    ends_s: float  # on the clock of the PlanWatch
+
+
 class PlanWatch:
     """The present plan, which is read again when its file changes. Not thread-safe.
 
-    If the file becomes invalid or is removed, the last valid plan stays.
+    If the file becomes invalid or is removed, the last valid plan stays. The present plan also
+    refuses the versions to `avoid`.
     """
 
     def __init__(self, store: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Read the plan. Raises PlanUnusable if the file is invalid."""
         self._store = store
+        self._clock = clock
         self._file = WatchedFile(store / PLAN_NAME, clock)
-        self._plan = read_plan(store)
+        self._plan = read_plan(store)  # as the file has it
+        self._avoided: dict[ModelRef, _Avoided] = {}
+        self._current = self._plan
+        self._changes_s = inf  # when the next version stops being avoided
 
     def current(self) -> Plan:
         """Return the plan. A change of the file takes effect within a second."""
         if self._file.has_changed():
             self.reload()
-        return self._plan
+        elif self._clock() >= self._changes_s:
+            self._update()
+        return self._current
+
+    def avoid(self, ref: ModelRef) -> None:
+        """Refuse a version for AVOID_S, in this process only and not in the file."""
+        sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
+        refusal = Refusal(reason="this host cannot run it", sealed_ns=sealed)
+        self._avoided[ref] = _Avoided(refusal, self._clock() + AVOID_S)
+        self._update()
+
+    def _update(self) -> None:
+        now_s, plan = self._clock(), self._plan
+        self._avoided = {ref: one for ref, one in self._avoided.items() if one.ends_s > now_s}
+        for ref, (refusal, _) in self._avoided.items():
+            entry = plan.find(ref.id).with_refusal(ref.version, refusal)
+            plan = plan.model_copy(update={"models": {**plan.models, ref.id: entry}})
+        self._current = plan
+        self._changes_s = min((one.ends_s for one in self._avoided.values()), default=inf)
 
     def reload(self) -> None:
         """Read the file now; keep the last valid plan if the file is invalid or missing."""
@@ -103,3 +137,4 @@ class PlanWatch:
             return
         log.info("plan %d replaces plan %d", plan.number, self._plan.number)
         self._plan = plan
+        self._update()

@@ -115,18 +115,18 @@ class HttpApplication:
         try:
             with self._hooks.in_flight, ClientWatch(scope, receive):
                 response = await self._handle(request, scope)
-                size = None
+                reserved = None
                 if len(getattr(response, "body", b"")) > CHUNK_BYTES:
                     try:
-                        size = self._large_responses.reserve(response)
+                        reserved = self._large_responses.reserve(response)
                     except Overloaded as error:
                         error.recorded = True  # the request is already in the metrics
                         response = self._respond(scope, error)
                 self._add_headers(request, response)
-                if size is None:
+                if reserved is None:
                     await response(scope, receive, send)
                 else:
-                    await self._large_responses.send(response, size, send)
+                    await self._large_responses.send(response, reserved, send)
         finally:
             body.release()
             if (metered := scope.get(METERED_KEY)) is not None:

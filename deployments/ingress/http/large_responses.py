@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 from starlette.responses import Response
 from starlette.types import Send
@@ -21,6 +22,11 @@ CHUNK_BYTES = 1 << 16
 # Lowest rate at which a client may read. The time limit of an answer is its size divided by this
 # rate, plus the write timeout of streams. After the limit, the connection is closed.
 MIN_BYTES_PER_S = 100_000
+
+
+class ReservedBytes(NamedTuple):
+    size: int
+    client: str
 
 
 class LargeResponseSender:
@@ -40,17 +46,14 @@ class LargeResponseSender:
         self._write_timeout_s = write_timeout_s
         self._find_client = find_client
 
-    def reserve(self, response: Response) -> int:
-        """Reserve the bytes of an answer, at most the whole capacity. Return the reserved bytes.
+    def reserve(self, response: Response) -> ReservedBytes:
+        """Reserve the bytes of an answer, at most the whole capacity. Raises Overloaded."""
+        reserved = ReservedBytes(min(len(response.body), self._capacity.limit), self._find_client())
+        self._capacity.reserve(*reserved)
+        return reserved
 
-        Raises Overloaded.
-        """
-        size = min(len(response.body), self._capacity.limit)
-        self._capacity.reserve(size, self._find_client())
-        return size
-
-    async def send(self, response: Response, size: int, send: Send) -> None:
-        """Send an answer, then release `size`. Call this in the task that called `reserve`.
+    async def send(self, response: Response, reserved: ReservedBytes, send: Send) -> None:
+        """Send an answer, then release its bytes.
 
         If the answer is incomplete, the HTTP server closes the connection.
         """
@@ -75,4 +78,4 @@ class LargeResponseSender:
         except (TimeoutError, OSError) as exc:
             log.info("answer of %d bytes not sent, the client does not read: %r", len(body), exc)
         finally:
-            self._capacity.release(size, self._find_client())
+            self._capacity.release(*reserved)

@@ -7,10 +7,11 @@ import pytest
 
 from deployments.deadlines import deadline_after
 from deployments.errors import DeadlineExceeded, RequirementMissing
-from deployments.ingress.version_prober import VersionProber
-from deployments.plan.plan_file import read_plan
+from deployments.ingress.version_prober import MAX_WAIT_S, VersionProber
+from deployments.plan.plan_file import AVOID_S, read_plan
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER, seal_tiny_version
+from tests.support.fakes import FakeClock
 
 OLD, NEW = "aaaaaaaaaaa1", "bbbbbbbbbbb2"
 
@@ -30,8 +31,9 @@ async def test_trial_ends_no_later_than_the_deadline_of_its_request(
 
     prober = VersionProber(registry, load)
     model = registry.find(EMBEDDER)
-    with pytest.raises(DeadlineExceeded, match="new version of the model"):
-        await prober.refuses(EMBEDDER, model, deadline_after(0.02))
+    async with asyncio.timeout(MAX_WAIT_S / 2):
+        with pytest.raises(DeadlineExceeded, match="new version of the model"):
+            await prober.refuses(EMBEDDER, model, deadline_after(0.02))
     prober.start(model).cancel()
 
 
@@ -53,14 +55,22 @@ async def test_request_that_waits_for_a_cancelled_trial_uses_the_version(
     assert registry.must_try(EMBEDDER, model.ref), "the next request repeats the trial"
 
 
-async def test_requirement_that_this_host_lacks_refuses_no_version(
+async def test_version_that_this_host_cannot_run_is_avoided_here_for_some_minutes(
     registry: ModelRegistry, tmp_path: Path
 ) -> None:
     async def load(_model: RegisteredModel) -> None:
         raise RequirementMissing("the package `openvino` is not installed")
 
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, (), clock)
     prober = VersionProber(registry, load)
-    model = registry.find(EMBEDDER)
-    assert await prober.refuses(EMBEDDER, model) is False
+    new = registry.find(EMBEDDER)
+    assert await prober.refuses(EMBEDDER, new)
+    old = registry.find(EMBEDDER)
+    assert (new.ref.version, old.ref.version) == (NEW, OLD)
+    assert not await prober.refuses(EMBEDDER, old), "no other version can answer"
+    assert registry.find(f"{EMBEDDER}@{NEW}").ref == new.ref
     assert not read_plan(tmp_path).find(EMBEDDER).refused
-    assert registry.must_try(EMBEDDER, model.ref), "the next request repeats the trial"
+    clock.now_s += AVOID_S
+    registry.find(EMBEDDER)  # starts a trial
+    assert await prober.start(new)
