@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
+CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that claims a port
 # Maximum bytes of the path of the directory for Ray's files. The path of a socket has at most 107
 # bytes, and Ray adds up to 75: `/ray/session_`, date and time with 26 characters, `_` and the
 # process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
@@ -76,11 +77,14 @@ class LocalPorts:
 
         Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
         these ports, many of which are bound seconds later. `reserved` is the port for clients. If
-        `metrics` is given, it is the metrics port, even if it is not free.
+        `metrics` is given, it is the metrics port, even if it is not free. Raises StartError if
+        another launcher has claimed one of these two.
         """
         given = {} if metrics is None else {"metrics": metrics}
+        with ExitStack() as probe:  # no lasting claim: a server on another address may share it
+            _claim_given_port(reserved, probe)
         for port in given.values():
-            _claim_port(port, claims)
+            _claim_given_port(port, claims)
         taken = [reserved, *given.values()]
         chosen = {
             name: _claim_free_port(port, taken, claims)
@@ -99,20 +103,25 @@ def _claim_free_port(preferred: int, taken: list[int], claims: ExitStack) -> int
             return port
 
 
+def _claim_given_port(port: int, claims: ExitStack) -> None:
+    if not _claim_port(port, claims):
+        raise StartError(
+            f"another server on this host has chosen port {port}", hint="choose another port"
+        )
+
+
 def _claim_port(port: int, claims: ExitStack) -> bool:
     """Claim a port until `claims` is closed. Return False if another launcher has claimed it.
 
     The claim is the name of an abstract Unix socket. All users of a network namespace share these
     names, as they share its ports, even if each has a /tmp of its own. The kernel frees the names
-    of a killed process.
+    of a killed process. A host that refuses these names, as by AppArmor, has no claims.
     """
     claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
     try:
-        claim.bind(f"\0hundredfold-port-{port}")
+        claim.bind(f"{CLAIM_PREFIX}{port}")
     except OSError as exc:
-        if exc.errno != errno.EADDRINUSE:
-            raise
-        return False
+        return exc.errno != errno.EADDRINUSE
     return True
 
 
@@ -159,8 +168,9 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
 def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Create a directory of this user for Ray's files, and return RAY_TMPDIR, which names it.
 
-    Return no variable if `environment` has `RAY_TMPDIR`, or a `TMPDIR` that is short enough. Raises
-    StartError if `$RAY_TMPDIR` is too long, or if the directory cannot be created.
+    Return no variable if `environment` has RAY_TMPDIR. Ray would also use `TMPDIR`, but it is often
+    shared or too long, and Ray fails if it contains quotes or backslashes. Raises StartError if
+    `$RAY_TMPDIR` is too long, or if the directory cannot be created.
     """
     if named := environment.get("RAY_TMPDIR"):
         size = len(os.fsencode(named))
@@ -168,11 +178,8 @@ def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
             raise StartError(
                 f"`$RAY_TMPDIR` has {size} bytes, the maximum is {MAX_RAY_TEMP_PATH}: Ray could "
                 "open no socket there",
-                hint="set it to a shorter path, such as `/tmp`",
+                hint="unset it, or set it to a shorter path of a directory of this user",
             )
-        return {}
-    temporary = environment.get("TMPDIR")
-    if temporary and len(os.fsencode(temporary)) <= MAX_RAY_TEMP_PATH:
         return {}
     directory = find_ray_directory()
     _create_private(directory)

@@ -326,9 +326,10 @@ def load_session(path: Path) -> ProcessSession | None:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        is_copy = content.pop("directory") != _identify(path.parent)
+        directory = _identify(path.parent)
+        is_copy = content.pop("directory", directory) != directory  # earlier versions write none
         return None if is_copy else ProcessSession(**content)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         return None
 
 

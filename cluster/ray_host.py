@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,8 +128,10 @@ class RayHost:
         effective = self.children.run_dir / CONFIG_NAME
         content = yaml.safe_dump(self.read_config(), sort_keys=False).encode()
         with file_errors(effective):
-            if effective.exists():  # earlier versions let all users read it
-                effective.chmod(0o600)
+            # Earlier versions let all users read it. Some file systems refuse a change of the mode.
+            if effective.exists() and effective.stat().st_mode & 0o077:
+                with suppress(PermissionError):
+                    effective.chmod(0o600)
             # Do not write an unchanged file, so that a restart needs no space on a full disk.
             if not effective.exists() or effective.read_bytes() != content:
                 effective.parent.mkdir(exist_ok=True)

@@ -331,7 +331,7 @@ def choose_ports(
 ) -> LocalPorts:
     """Choose and claim all ports but `port`, until `claims` is closed.
 
-    Raises StartError if `port` or `metrics` cannot be used.
+    Raises StartError if `port` or `metrics` cannot be used, or if another launcher has claimed it.
     """
     check_port(host, port, "--port")
     if metrics == port:

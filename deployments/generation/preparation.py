@@ -224,7 +224,7 @@ class RequestPreparer:
         # If the tokenizer does not support grammars, `compile_grammar` raises the error for each
         # request with a grammar.
         with suppress(InvalidField):
-            self._grammars.open()  # takes 0.3 s with the GIL held, so do it before serving
+            self._grammars.open()  # can hold the GIL for over a second, so do it before serving
 
     def compile_grammar(self, grammar: Grammar, limits: TrialLimits) -> Constraint:
         """Compile a grammar. Raises the errors of GrammarCompiler.compile."""

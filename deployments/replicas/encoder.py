@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -135,7 +134,6 @@ class EncoderReplica:
             device_memory=open_device_memory(args.gpu_memory, device),
         )
         self._pinned.load_into(self.pool)
-        self._changing = threading.Lock()  # held while a model is closed or gets new cost tables
         self._tuner = BackgroundTuner(self._use_tuning, lambda ref: ref in self._engines)
         self._tuning_rounds = TuningRounds(self._tuner, self._list_untuned)
 
@@ -329,10 +327,9 @@ class EncoderReplica:
 
     def _close(self, ref: ModelRef, _: _LoadedEncoder) -> None:
         """Close the engine after its last pass. Blocks."""
-        with self._changing:
-            engine = self._engines.pop(ref)
-            self._lone_passes.remove(ref)
-            self._prices.remove(ref)
+        engine = self._engines.pop(ref)
+        self._lone_passes.remove(ref)
+        self._prices.remove(ref)
         self._scheduler.forget(ref)
         engine.close()
 
@@ -344,42 +341,34 @@ class EncoderReplica:
         return build_probe_item(loaded.model.manifest.mask_token if loaded else None)
 
     def _use_tuning(
-        self, ref: ModelRef, target: TuningTarget, engine: EncoderEngine | None
+        self, ref: ModelRef, target: TuningTarget, open_new: Callable[[], EncoderEngine] | None
     ) -> None:
-        """Use a model's new cost tables; replace its engine with `engine` if given.
+        """Apply tuning from another thread than that of the event loop."""
+        applying = self._apply_tuning(ref, target, open_new)
+        asyncio.run_coroutine_threadsafe(applying, self._event_loop).result()
 
-        Call it from another thread than that of the event loop.
+    async def _apply_tuning(
+        self, ref: ModelRef, target: TuningTarget, open_new: Callable[[], EncoderEngine] | None
+    ) -> None:
+        """Use a model's new cost tables; replace its engine first if `open_new` is given.
+
+        Has no effect on a model that was evicted meanwhile. Raises the error of `open_new`, and
+        ModelUnavailable if the device lacks memory; then the former engine and tables stay.
         """
-        with self._changing:
-            if ref in self._engines:
-                self._read_tables(ref, target)
-                self._scheduler.prices.forget(ref)  # its rates are relative to the former tables
-        if engine is not None:
-            shared = SharedEngine(engine)  # closed at the end if it is not used
-            if self._resize(ref):
-                self._swap_engine(ref, shared)
+        if ref not in self.pool:
+            return
+        async with self.pool.lease(ref) as loaded:  # it is not evicted meanwhile
+            if open_new is not None:
+                size = await asyncio.to_thread(self._measure, loaded.model)
+                with self.pool.resizing(ref, size):
+                    await asyncio.to_thread(self._swap_engine, ref, open_new)
+            await asyncio.to_thread(self._read_tables, ref, target)
+            self._scheduler.prices.forget(ref)  # its rates are relative to the former tables
 
-    def _resize(self, ref: ModelRef) -> bool:
-        """Count the bytes of the engine that the cost tables select now.
-
-        Return False if the model was evicted meanwhile, or if the device lacks the bytes.
-        """
-        loaded = self.pool.get(ref)
-        if loaded is None:
-            return False
-        size = self._measure(loaded.model)
-        counting = asyncio.run_coroutine_threadsafe(self.pool.resize(ref, size), self._event_loop)
-        if not (is_counted := counting.result()) and ref in self.pool:
-            message = "model %s keeps its engine: `gpu_memory` has no room for %d bytes"
-            log.warning(message, ref.name, size)
-        return is_counted
-
-    def _swap_engine(self, ref: ModelRef, engine: EncoderEngine) -> None:
-        """Replace the engine of a model, unless the model was evicted meanwhile."""
-        with self._changing:
-            if ref in self._engines:
-                # Running passes still use the previous engine, which is closed after the last one.
-                self._engines[ref] = engine
+    def _swap_engine(self, ref: ModelRef, open_new: Callable[[], EncoderEngine]) -> None:
+        """Replace the engine of a leased model. Blocks."""
+        # Running passes still use the former engine. It is closed here or after the last of them.
+        self._engines[ref] = SharedEngine(open_new())
 
 
 def _needs_vocabulary(model: RegisteredModel) -> bool:

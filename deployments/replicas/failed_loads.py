@@ -41,7 +41,8 @@ class FailedLoads:
         if isinstance(exception, ModelUnavailable):
             return error  # not stored: memory may become free at any moment
         is_known = isinstance(exception, ServeError)
-        log.error("model %s cannot be loaded", ref.name, exc_info=None if is_known else exception)
+        cause = None if is_known else exception
+        log.error("model %s cannot be loaded: %s", ref.name, exception, exc_info=cause)
         previous = self._failures.pop(ref, None)
         wait_s = MIN_QUARANTINE_S if previous is None else 2 * previous.wait_s
         wait_s = min(wait_s, MAX_QUARANTINE_S)

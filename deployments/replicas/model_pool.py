@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
@@ -182,18 +182,20 @@ class ModelPool(Generic[T]):
         await self._evict(ref)
         return True
 
-    async def resize(self, ref: ModelRef, size: int) -> bool:
-        """Count `size` bytes for a model from now on, unless the device lacks them.
+    @contextmanager
+    def resizing(self, ref: ModelRef, size: int) -> Iterator[None]:
+        """Count `size` more bytes for a leased model in the context, and only them afterwards.
 
-        Return whether they are counted; False also for a model that is not loaded. `max_bytes` may
-        be exceeded until the next `trim`.
+        An error restores the former size. Raises ModelUnavailable if the device lacks the bytes.
         """
-        entry = self._entries.get(ref)
-        if entry is None or not self._memory.exchange(entry.size, size):
-            return False
-        entry.size = size
-        self._released.set()
-        return True
+        entry, unused = self._entries[ref], size
+        if not self._memory.take(size, is_pinned=True):
+            raise ModelUnavailable(f"`gpu_memory` has no room for {size} more bytes of {ref.id}")
+        try:
+            yield
+            unused, entry.size = entry.size, size
+        finally:
+            self._give_back(unused)
 
     def list_loaded(self) -> list[LoadedModel]:
         """List the models, the most recently used last."""

@@ -77,16 +77,6 @@ class PoolMemory:
         if self._device is not None:
             self._device.release(size)
 
-    def exchange(self, former: int, size: int) -> bool:
-        """Count `size` bytes in place of `former` bytes, like those of a pinned model.
-
-        Return whether the device has them.
-        """
-        if size > former:
-            return self.take(size - former, is_pinned=True)
-        self.give_back(former - size)
-        return True
-
     def can_take(self, size: int, staying: int, *, is_pinned: bool) -> bool:
         """Return whether `size` bytes would be free if only models of `staying` bytes remained."""
         if not is_pinned and staying + size > self.max_bytes:

@@ -2,8 +2,9 @@
 
 A separate process of the lowest priority measures, so that its memory and failures do not affect
 the replica. The process opens all candidates that fit in half of the free memory (`host.py`). While
-the replica replaces its engine, it holds the old and the new engine in memory. A GPU has no
-priorities: forward passes of the replica and of the measuring process alternate.
+the replica replaces its engine, it holds the old and the new engine in memory, and counts the bytes
+of both. A GPU has no priorities: forward passes of the replica and of the measuring process
+alternate.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from deployments.engines.base import EncoderEngine
-from deployments.errors import EngineFailed, ServeError
+from deployments.errors import ServeError
 from deployments.messages import ModelRef
 from deployments.tuning import process
 from deployments.tuning.costs import CostTable, TuningTarget, Variant, read_costs
-from deployments.tuning.opening import open_tuned_engine
+from deployments.tuning.opening import open_selected
 from deployments.tuning.process import ExitCode
 from deployments.tuning.tuner import is_tuning
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 # Called from a thread when a model has a new cost table. The arguments are the model, the target of
-# the engine that serves the model now, and the new engine. None instead of a new engine: the
-# present engine stays.
-UseTuning = Callable[[ModelRef, TuningTarget, EncoderEngine | None], None]
+# the engine that serves the model now, and a function that opens the new engine. None instead of
+# the function: the present engine stays.
+UseTuning = Callable[[ModelRef, TuningTarget, Callable[[], EncoderEngine] | None], None]
 IsLoaded = Callable[[ModelRef], bool]
 StartProcess = Callable[[TuningTarget], subprocess.Popen[bytes]]
 
@@ -125,10 +127,10 @@ class BackgroundTuner:
             table = self._await_table(ref, target)
             if table is None:
                 return
-            engine = None
+            open_new = None
             if target == untuned.usual and table.selected_variants() != (untuned.serving,):
-                engine = _open_selected(target)
-            self._use_tuning(ref, untuned.usual, engine)
+                open_new = partial(open_selected, target, table)
+            self._use_tuning(ref, untuned.usual, open_new)
 
     def _await_table(self, ref: ModelRef, target: TuningTarget) -> CostTable | None:
         """Return the table that this or another replica measures.
@@ -177,14 +179,6 @@ class BackgroundTuner:
                 raise AssertionError("bug: the tuning process has no stderr pipe")
             output = child.stderr.read()  # blocks until the process ends
         return child.returncode, output.decode(errors="replace")
-
-
-def _open_selected(target: TuningTarget) -> EncoderEngine:
-    opened = open_tuned_engine(target)
-    if opened.is_tuned:
-        return opened.engine
-    opened.engine.close()
-    raise EngineFailed("the selected variants cannot be opened")
 
 
 def _reason(output: str) -> str:

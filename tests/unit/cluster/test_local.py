@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import stat
 from contextlib import ExitStack
 from dataclasses import astuple
@@ -19,6 +21,12 @@ from cluster.local import (
 from cluster.processes import find_free_port
 from cluster.progress import StartError
 from tests.support.old_setpriv import install_old_setpriv
+
+
+@pytest.fixture(autouse=True)
+def own_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests in other processes may claim the same ports."""
+    monkeypatch.setattr("cluster.local.CLAIM_PREFIX", f"\0hundredfold-test-{os.getpid()}-")
 
 
 def test_haproxy_is_found_where_the_wrapper_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,26 +52,35 @@ def test_sockets_of_a_node_are_short_enough() -> None:
     assert len(str(path.parent / ("n" * 56) / path.name)) <= 107
 
 
-def test_long_temporary_directory_is_replaced_for_ray() -> None:
-    """Ray puts sockets into the temporary directory. Their paths have at most 107 bytes."""
+def test_named_directory_for_ray_must_be_short() -> None:
+    """Ray puts sockets there. Their paths have at most 107 bytes."""
     session = "ray/session_2026-11-27_18-47-29_123456_4194304/sockets/dash_TaskEventsHead"
     fits = "/" + "t" * (107 - len(session) - 2)
     assert len(f"{fits}/{session}") == 107
-    own = {"RAY_TMPDIR": str(find_ray_directory())}
-    assert ray_temp_environment({"TMPDIR": fits}) == {}
-    assert ray_temp_environment({"TMPDIR": f"{fits}t"}) == own
     assert ray_temp_environment({"TMPDIR": f"{fits}t", "RAY_TMPDIR": fits}) == {}
     with pytest.raises(StartError, match="has 33 bytes, the maximum is 32") as raised:
         ray_temp_environment({"RAY_TMPDIR": f"{fits}t"})
-    assert "`/tmp`" in raised.value.hint
+    assert raised.value.hint.endswith("a directory of this user")
 
 
-@pytest.mark.parametrize("environment", [{}, {"RAY_TMPDIR": "", "TMPDIR": ""}])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"RAY_TMPDIR": "", "TMPDIR": ""},
+        {"RAY_TMPDIR": "", "TMPDIR": "/tmp"},
+        {"TMPDIR": "/var/tmp"},
+        {"TMPDIR": "/tmp/a'b"},
+        {"TMPDIR": "/" + "t" * 99},
+    ],
+)
 def test_users_have_directories_of_their_own_for_ray(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray replaces a file there, and its sockets are writable for everybody."""
+    # Ray would put its files into a `TMPDIR` that is shared, or whose characters it cannot use.
     directory = Path(ray_temp_environment(environment)["RAY_TMPDIR"])
+    assert directory == find_ray_directory()
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     monkeypatch.setattr(os, "getuid", lambda: 2**32 - 2)
     assert find_ray_directory() != directory
@@ -97,7 +114,28 @@ def test_metrics_port_is_the_given_one() -> None:
     free = find_free_port(9101, 0)
     with ExitStack() as claims:
         assert LocalPorts.choose(claims, reserved=8000, metrics=free).metrics == free
-        assert LocalPorts.choose(claims, reserved=9101).metrics not in (free, 9101)
+        assert LocalPorts.choose(claims, reserved=8000).metrics != free
+
+
+def test_given_port_that_another_server_has_chosen_is_refused() -> None:
+    with ExitStack() as first, ExitStack() as second:
+        chosen = LocalPorts.choose(first, reserved=8000)
+        for given in ({"reserved": chosen.dashboard}, {"reserved": 8000, "metrics": chosen.gcs}):
+            with pytest.raises(StartError, match="another server on this host has chosen port"):
+                LocalPorts.choose(second, **given)
+
+
+def test_host_without_abstract_sockets_has_no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    bind = socket.socket.bind
+
+    def refuse(opened: socket.socket, address: str | tuple[str, int]) -> None:
+        if isinstance(address, str):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        bind(opened, address)
+
+    monkeypatch.setattr(socket.socket, "bind", refuse)
+    with ExitStack() as claims:
+        assert len({8000, *astuple(LocalPorts.choose(claims, reserved=8000))}) == 9
 
 
 def test_ports_of_a_run_differ() -> None:

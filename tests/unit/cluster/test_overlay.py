@@ -101,7 +101,7 @@ def test_invalid_overlay_is_rejected(tmp_path: Path, old: str, new: str, expecte
         ("host: 0.0.0.0 ", "host: 10.0.0.1 ", "`http_options.host` is 10.0.0.1"),
         ("serve:\n", "serve:\n  proxy_location: HeadOnly\n", "`proxy_location` is HeadOnly"),
         ("pool_bytes: 2147483648 ", "pool_bytes: 4294967296 ", "may take .* lower `pool_bytes`"),
-        ("memory_gib: 8 ", "memory_gib: 6 ", "2 `CpuEncoder` fit on its CPUs and may take 6.7 GiB"),
+        ("memory_gib: 8 ", "memory_gib: 6 ", "2 `CpuEncoder` fit on its CPUs and may take 7.2 GiB"),
     ],
 )
 def test_overlay_with_invalid_result_is_rejected(

@@ -220,6 +220,19 @@ def test_copied_run_directory_spares_the_server_that_runs(
     assert len(launcher.members()) == 4
 
 
+def test_session_file_of_an_earlier_version_belongs_to_its_run_directory(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    launcher.process.kill()
+    launcher.process.wait()
+    file = tmp_path / "session.json"
+    content = json.loads(file.read_text())
+    del content["directory"]
+    file.write_text(json.dumps(content))
+    assert kill_previous_run(tmp_path) > 0
+    assert launcher.members() == []
+
+
 def test_damaged_session_file_is_ignored(tmp_path: Path) -> None:
     for content in ("", "[]", "null", "{}"):
         (tmp_path / "session.json").write_text(content)

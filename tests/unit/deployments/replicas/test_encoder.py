@@ -191,10 +191,10 @@ async def test_check_health_fails_while_one_of_two_passes_hangs(
 
     model, replica = encoder.key.model, encoder.replica
     working = replica._engines[model]
-    replica._swap_engine(model, ScriptedEngine(hang))
+    replica._swap_engine(model, lambda: ScriptedEngine(hang))
     hanging = asyncio.create_task(replica.infer(encoder.batch(call(3))))
     await wait_until(started.is_set)
-    replica._swap_engine(model, working)
+    replica._swap_engine(model, lambda: working)
     (answer,) = await replica.infer(encoder.batch(call(2)))
     assert isinstance(answer, CallResult)
     await replica.check_health()

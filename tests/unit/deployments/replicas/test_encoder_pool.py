@@ -117,7 +117,7 @@ async def test_calls_are_counted_and_not_the_micro_batches(harness: PoolHarness)
 async def test_model_stays_during_a_pass_whose_caller_left(harness: PoolHarness) -> None:
     await harness.infer(0)
     engine = GatedEngine()
-    harness.replica._swap_engine(harness.refs[0], engine)
+    harness.replica._swap_engine(harness.refs[0], lambda: engine)
     leaving = asyncio.create_task(harness.infer(0))
     await wait_until(engine.started.is_set)
     leaving.cancel()
@@ -138,10 +138,10 @@ async def test_replaced_engine_is_closed_after_its_last_pass(
     target = replica._target(open_model(tmp_path, ref))
     former, tuned = GatedEngine(), GatedEngine()
     tuned.gate.set()
-    await asyncio.to_thread(replica._use_tuning, ref, target, former)
+    await asyncio.to_thread(replica._use_tuning, ref, target, lambda: former)
     running = asyncio.create_task(harness.infer(0))
     await wait_until(former.started.is_set)
-    await asyncio.to_thread(replica._use_tuning, ref, target, tuned)
+    await asyncio.to_thread(replica._use_tuning, ref, target, lambda: tuned)
     assert isinstance(await harness.infer(0), CallResult)
     assert tuned.started.is_set()
     assert not former.closed.is_set()
@@ -149,15 +149,6 @@ async def test_replaced_engine_is_closed_after_its_last_pass(
     assert isinstance(await running, CallResult)
     await wait_until(former.closed.is_set)
     assert not tuned.closed.is_set()
-
-
-async def test_tuned_engine_of_an_evicted_model_is_closed(
-    harness: PoolHarness, tmp_path: Path
-) -> None:
-    target = harness.replica._target(open_model(tmp_path, harness.refs[0]))
-    engine = GatedEngine()
-    await asyncio.to_thread(harness.replica._use_tuning, harness.refs[0], target, engine)
-    assert engine.closed.is_set()
 
 
 @pytest.mark.parametrize("device", Device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from deployments.batching.prices import guess_item_s
 from deployments.batching.replica_hooks import LonePass
 from deployments.config import AppArgs, EncoderSettings
 from deployments.engines import EncoderEngine
+from deployments.errors import EngineFailed, ModelUnavailable
 from deployments.messages import ModelRef
 from deployments.registry import open_model
 from deployments.replicas.device_memory import DeviceMemory
@@ -22,7 +24,7 @@ from deployments.replicas.pool_memory import PoolMemory
 from deployments.tuning.costs import TuningTarget
 from tests.support.artifacts import GRAPH_NAME
 from tests.support.cost_tables import row, variant
-from tests.support.fakes import FakeEngine, ListRecorder
+from tests.support.fakes import TIMEOUT_S, FakeEngine, ListRecorder, wait_until
 from tests.support.tuning_artifacts import SLOW_GRAPH_NAME, seal_tunable, write_table
 
 CORES = 2
@@ -66,9 +68,25 @@ class UntunedReplica:
     def plan(self) -> LonePass:
         return self.replica._lone_passes.plan(self.ref, 1, TOKENS)
 
-    async def use_tuning(self, engine: EncoderEngine) -> None:
-        """Replace the engine from another thread, as the tuner does."""
-        await asyncio.to_thread(self.replica._use_tuning, self.ref, self.target, engine)
+    async def use_tuning(self, open_new: Callable[[], EncoderEngine] | None) -> None:
+        """Use new tables from another thread, as the tuner does."""
+        await asyncio.to_thread(self.replica._use_tuning, self.ref, self.target, open_new)
+
+
+class SlowlyClosedEngine(FakeEngine):
+    """An engine whose close waits for `may_close`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_closing, self.may_close = threading.Event(), threading.Event()
+
+    def close(self) -> None:
+        self.is_closing.set()
+        assert self.may_close.wait(TIMEOUT_S)
+
+
+def fail_to_open() -> EncoderEngine:
+    raise EngineFailed("out of memory")
 
 
 @pytest.fixture
@@ -127,7 +145,7 @@ async def test_new_tables_replace_guesses_and_plan_lone_passes(untuned: UntunedR
     untuned.replica._scheduler.prices.record(untuned.ref, 1.0, 5.0)
     untuned.write_table(1, 4.0)
     untuned.write_table(CORES, 2.0)
-    untuned.replica._use_tuning(untuned.ref, untuned.target, None)
+    await untuned.use_tuning(None)
     assert untuned.price_s() == pytest.approx(0.004)
     assert untuned.plan().is_brief
     assert untuned.replica._scheduler.prices.passes[untuned.ref] == 0, "the count restarts"
@@ -137,8 +155,7 @@ async def test_new_tables_of_an_evicted_model_are_not_kept(untuned: UntunedRepli
     await untuned.load()
     untuned.write_table(1, 4.0)
     assert await untuned.replica.pool.unload(untuned.ref)
-    engine = FakeEngine()
-    await untuned.use_tuning(engine)
+    await untuned.use_tuning(fail_to_open)
     assert untuned.price_s() == guess_item_s(untuned.ref, TOKENS)
     assert untuned.plan() == LonePass()
     assert untuned.replica._engines == {}
@@ -155,24 +172,70 @@ async def test_counted_bytes_are_those_of_the_engine_that_tuning_selects(
     pool = untuned.replica.pool
     before = pool.bytes
     untuned.write_table(1, 4.0, winner=names[1])
-    await untuned.use_tuning(FakeEngine())
+    counted = []
+
+    def open_new() -> EncoderEngine:
+        counted.append(pool.bytes)
+        return FakeEngine()
+
+    await untuned.use_tuning(open_new)
+    assert counted == [before + pool.bytes], "both engines count while both are open"
     assert pool.bytes - before == sizes[names[1]] - sizes[names[0]]
     assert pool.list_loaded()[0].bytes == pool.bytes
     await untuned.replica.close()
     assert pool.bytes == 0
 
 
-async def test_engine_stays_if_the_device_lacks_memory_for_the_tuned_one(tmp_path: Path) -> None:
+async def test_engine_and_prices_stay_if_the_device_lacks_memory_for_the_tuned_one(
+    tmp_path: Path,
+) -> None:
     untuned = UntunedReplica(tmp_path, names=("plain", "slow"))
     pool = untuned.replica.pool
-    sealed = untuned.target.manifest.files
-    added = sealed[SLOW_GRAPH_NAME].size - sealed[GRAPH_NAME].size
-    limit = untuned.replica._measure(open_model(tmp_path, untuned.ref)) + added - 1
-    pool._memory = PoolMemory(None, DeviceMemory(tmp_path / "gpu", limit))
+    size = untuned.replica._measure(open_model(tmp_path, untuned.ref))
+    added = untuned.target.manifest.files[SLOW_GRAPH_NAME].size
+    pool._memory = PoolMemory(None, DeviceMemory(tmp_path / "gpu", size + added))
     await untuned.load()
-    engine, before = untuned.replica._engines[untuned.ref], pool.bytes
+    engine = untuned.replica._engines[untuned.ref]
     untuned.write_table(1, 4.0, winner="slow")
-    await untuned.use_tuning(FakeEngine())
+    with pytest.raises(ModelUnavailable, match=r"`gpu_memory` has no room for \d+ more bytes"):
+        await untuned.use_tuning(fail_to_open)
     assert untuned.replica._engines[untuned.ref] is engine
-    assert pool.bytes == before
+    assert untuned.price_s() == guess_item_s(untuned.ref, TOKENS)
+    assert pool.bytes == size
     await untuned.replica.close()
+
+
+async def test_engine_prices_and_bytes_stay_if_the_tuned_engine_cannot_be_opened(
+    untuned: UntunedReplica,
+) -> None:
+    await untuned.load()
+    engine, before = untuned.replica._engines[untuned.ref], untuned.replica.pool.bytes
+    untuned.write_table(1, 4.0, winner="twin")
+    with pytest.raises(EngineFailed, match="out of memory"):
+        await untuned.use_tuning(fail_to_open)
+    assert untuned.replica._engines[untuned.ref] is engine
+    assert untuned.price_s() == guess_item_s(untuned.ref, TOKENS)
+    assert untuned.replica.pool.bytes == before
+    assert await untuned.replica.pool.unload(untuned.ref), "the lease has ended"
+    assert untuned.replica.pool.bytes == 0
+
+
+async def test_only_other_models_are_evicted_while_an_engine_is_replaced(
+    untuned: UntunedReplica, tmp_path: Path
+) -> None:
+    manifest = seal_tunable(tmp_path, "tiny/other").manifest
+    other, pool = ModelRef(manifest.id, manifest.version), untuned.replica.pool
+    await untuned.load()
+    former = SlowlyClosedEngine()
+    untuned.replica._swap_engine(untuned.ref, lambda: former)
+    untuned.write_table(1, 4.0, winner="twin")
+    using = asyncio.create_task(untuned.use_tuning(FakeEngine))
+    await wait_until(former.is_closing.is_set)
+    async with pool.lease(other):
+        pass
+    assert await pool.unload(other)
+    assert other not in untuned.replica._engines, "its close waits for no other close"
+    assert not await pool.unload(untuned.ref)
+    former.may_close.set()
+    await using
+    assert await pool.unload(untuned.ref)

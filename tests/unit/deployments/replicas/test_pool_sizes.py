@@ -93,21 +93,32 @@ async def test_loads_and_trims_do_not_wait_for_ever_for_a_close(
     await one.use(1)
 
 
-async def test_new_size_of_a_model_is_taken_and_given_back(one: OneModelPool) -> None:
+async def test_former_and_new_size_count_until_the_model_has_its_new_size(
+    one: OneModelPool,
+) -> None:
     await one.use(0)
-    assert await one.pool.resize(one.refs[0], LIMIT)
-    assert not one.other_replica.claim(1)
-    assert await one.pool.resize(one.refs[0], 3)
-    assert one.other_replica.claim(LIMIT - 3)
-    assert (one.pool.bytes, one.pool.list_loaded()[0].bytes) == (3, 3)
-    assert not await one.pool.resize(one.refs[0], 4), "the other replica has the rest"
-    assert one.pool.bytes == 3
-    one.other_replica.release(LIMIT - 3)
+    async with one.pool.lease(one.refs[0]):
+        with one.pool.resizing(one.refs[0], LIMIT - SIZE):
+            assert one.pool.bytes == LIMIT
+            assert not one.other_replica.claim(1)
+        assert one.pool.list_loaded()[0].bytes == one.pool.bytes == LIMIT - SIZE
+        assert one.other_replica.claim(SIZE)
+        with (
+            pytest.raises(ModelUnavailable, match="`gpu_memory` has no room for 1 more bytes"),
+            one.pool.resizing(one.refs[0], 1),
+        ):
+            raise AssertionError("the other replica has the rest")
+        assert one.pool.bytes == LIMIT - SIZE
+    one.other_replica.release(SIZE)
 
 
-async def test_size_of_a_model_that_is_not_loaded_is_not_counted(one: OneModelPool) -> None:
-    assert not await one.pool.resize(one.refs[0], 1)
-    assert one.pool.bytes == 0
+async def test_failed_change_of_the_size_restores_the_former_size(one: OneModelPool) -> None:
+    async with one.pool.lease(one.refs[0]):
+        with pytest.raises(OSError, match="too large"), one.pool.resizing(one.refs[0], 1):
+            raise OSError("too large")
+        assert one.pool.list_loaded()[0].bytes == one.pool.bytes == SIZE
+        assert one.other_replica.claim(LIMIT - SIZE)
+    one.other_replica.release(LIMIT - SIZE)
 
 
 async def test_smaller_size_makes_room_for_a_load_that_waits(one: OneModelPool) -> None:
@@ -115,5 +126,6 @@ async def test_smaller_size_makes_room_for_a_load_that_waits(one: OneModelPool) 
         waiting = asyncio.create_task(one.use(1))
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        assert await one.pool.resize(one.refs[0], LIMIT - SIZE)
+        with one.pool.resizing(one.refs[0], LIMIT - SIZE):
+            pass
         await waiting

@@ -71,7 +71,7 @@ def with_two_threads(target: TuningTarget) -> TuningTarget:
 
 
 class TunerRun:
-    """A background tuner, and the engines that it passes to its replica."""
+    """A background tuner, and the engines that its replica opens for it."""
 
     def __init__(
         self,
@@ -87,8 +87,10 @@ class TunerRun:
             for ref, each in models.items()
         }
 
-    def _use(self, ref: ModelRef, _: TuningTarget, engine: EncoderEngine | None) -> None:
-        self.used.append((ref, engine))
+    def _use(
+        self, ref: ModelRef, _: TuningTarget, open_new: Callable[[], EncoderEngine] | None
+    ) -> None:
+        self.used.append((ref, None if open_new is None else open_new()))
 
     def _is_loaded(self, ref: ModelRef) -> bool:
         return ref not in self.evicted
