@@ -86,7 +86,7 @@ class CalledFunction(BaseModel):
     model_config = LENIENT
 
     name: NonEmptyText
-    # An object, or an object as JSON text. null and a blank text: no arguments.
+    # A JSON object, or its text. null and a blank text mean no arguments.
     arguments: text_or(dict[str, Any], str) | None = None  # type: ignore[valid-type]
 
 

@@ -31,15 +31,23 @@ async def test_check_health_fails_when_the_engine_is_lost(store, refs) -> None:
             await running.check_health()
 
 
+async def start_hanging_step(
+    running, ref, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.Task, threading.Event]:
+    """Start a call whose prefill lasts until the event is set; return the call and the event."""
+    scheduler, held = running.pool.get(ref).scheduler, threading.Event()
+    monkeypatch.setattr(scheduler._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
+    answer = asyncio.create_task(running.complete(call(ref)))
+    await wait_until(lambda: scheduler.health.running_s() > 0)
+    return answer, held
+
+
 async def test_check_health_fails_when_a_step_hangs(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(store) as running:
         scheduler = running.pool.get(refs[DECODER]).scheduler
-        held = threading.Event()
-        monkeypatch.setattr(scheduler._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
-        answer = asyncio.create_task(running.complete(call(refs[DECODER])))
-        await wait_until(lambda: scheduler.health.running_s() > 0)
+        answer, held = await start_hanging_step(running, refs[DECODER], monkeypatch)
         await running.check_health()
         monkeypatch.setattr(running, "_hang_timeout_s", 0.0)
         with pytest.raises(EngineFailed, match=r"tiny/.* a call has run for"):
@@ -56,11 +64,7 @@ async def test_check_health_fails_when_a_step_of_an_unloaded_model_hangs(
 ) -> None:
     monkeypatch.setattr("deployments.replicas.model_pool.CLOSE_WAIT_S", 0.01)
     async with replica(store) as running:
-        scheduler = running.pool.get(refs[DECODER]).scheduler
-        held = threading.Event()
-        monkeypatch.setattr(scheduler._decoder, "prefill", lambda *_, **__: held.wait(TIMEOUT_S))
-        answer = asyncio.create_task(running.complete(call(refs[DECODER])))
-        await wait_until(lambda: scheduler.health.running_s() > 0)
+        answer, held = await start_hanging_step(running, refs[DECODER], monkeypatch)
         answer.cancel()  # the client disconnects, and the step goes on
         await asyncio.gather(answer, return_exceptions=True)
         assert await running.pool.unload(refs[DECODER])
