@@ -9,15 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, has_previous_schema
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
-from deployments.artifacts.store import list_artifacts
+from deployments.artifacts.store import list_artifacts, store_errors
 from deployments.config import default_store
 from deployments.console import print_text
-from deployments.errors import BadSetting, StoreNotWritable
+from deployments.errors import BadSetting
 from deployments.files import write_atomically
 
 
@@ -41,10 +40,10 @@ def migrate_manifests(store: Path) -> Iterator[Path]:
     The other files and the modification time of the manifest stay unchanged. Raises ArtifactError
     for a damaged artifact, or StoreNotWritable if a file cannot be read or written.
     """
-    with _store_errors(store):
+    with store_errors(store, "migrate"):
         directories = list_artifacts(store)
     for directory in directories:
-        with _store_errors(store):
+        with store_errors(store, "migrate"):
             is_migrated = _migrate(directory)
         if is_migrated:
             yield directory
@@ -59,14 +58,3 @@ def _migrate(directory: Path) -> bool:
     write_atomically(path, manifest.to_json())
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     return True
-
-
-@contextmanager
-def _store_errors(store: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StoreNotWritable(
-            f"cannot migrate the store {store}: {exc.strerror or exc}. Check its space and "
-            "permissions, or pass another `--store DIR`"
-        ) from exc

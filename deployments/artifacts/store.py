@@ -17,7 +17,8 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from deployments.errors import (
     DigestMismatch,
     ManifestInvalid,
     PathOutsideArtifact,
+    StoreNotWritable,
 )
 from deployments.files import write_atomically
 
@@ -346,3 +348,18 @@ def file_sha256(path: Path) -> str:
     """Return the hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def store_errors(store: Path, doing: str) -> Iterator[None]:
+    """Convert an OSError of the context to StoreNotWritable, for commands with `--store`.
+
+    `doing` is a verb for the message, such as "clean".
+    """
+    try:
+        yield
+    except OSError as exc:
+        raise StoreNotWritable(
+            f"cannot {doing} the store {store}: {exc.strerror or exc}. Check its space and "
+            "permissions, or pass another `--store DIR`"
+        ) from exc

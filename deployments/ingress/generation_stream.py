@@ -206,8 +206,8 @@ class GenerationStream:
             del self._token_counts[chunk.choice]
         self._changed.set()
         # After a stall of this process, many chunks arrive before a waiting consumer can run.
-        is_late = self.started and not self._is_awaited
-        if is_late and self._buffered_tokens > self._max_buffered_tokens:
+        is_consumer_busy = self.started and not self._is_awaited
+        if is_consumer_busy and self._buffered_tokens > self._max_buffered_tokens:
             self._fail(DeadlineExceeded("the client reads the stream too slowly"))
 
     def _take_chunks(self) -> list[ChoiceChunk]:

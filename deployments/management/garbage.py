@@ -22,7 +22,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -45,10 +45,11 @@ from deployments.artifacts.store import (
     read_aliased_versions,
     read_model_id,
     remove_atomically,
+    store_errors,
 )
 from deployments.builds.queue import QUEUE_NAME
 from deployments.console import format_table
-from deployments.errors import ArtifactError, BadSetting, StoreNotWritable, UnknownModel
+from deployments.errors import ArtifactError, BadSetting, UnknownModel
 from deployments.files import TEMPORARY_FILE
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import plan_lock, read_plan
@@ -211,7 +212,7 @@ def find_garbage(
     """
     now_s, building = time.time(), building_directory(store)
     items: list[GarbageItem] = []
-    with _store_errors(store, "read"):
+    with store_errors(store, "read"):
         plan = read_plan(store)
         retained = frozenset(_resolve_kept(store, plan, name) for name in keep)
         for model in filter(is_own_directory, list_model_directories(store)):
@@ -247,7 +248,7 @@ def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
     again = find_garbage(store, garbage.keep, garbage.configured)
     current = {(item.kind, item.path) for item in again.items}
     removable = [item for item in garbage.items if (item.kind, item.path) in current]
-    with _store_errors(store, "clean"):
+    with store_errors(store, "clean"):
         if removable:
             building_directory(store).mkdir(exist_ok=True)
         return tuple(item for item in removable if _REMOVE[item.kind](garbage, item))
@@ -266,17 +267,6 @@ def describe(garbage: Garbage) -> str:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:.1f}"
-
-
-@contextmanager
-def _store_errors(store: Path, doing: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StoreNotWritable(
-            f"cannot {doing} the store {store}: {exc.strerror or exc}. Check its space and "
-            "permissions, or pass another `--store DIR`"
-        ) from exc
 
 
 def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) -> frozenset[str]:

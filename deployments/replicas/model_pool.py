@@ -184,9 +184,9 @@ class ModelPool(Generic[T]):
 
     @contextmanager
     def resizing(self, ref: ModelRef, size: int) -> Iterator[None]:
-        """Count `size` more bytes for a leased model in the context, and only them afterwards.
+        """Count `size` bytes for a leased model after the context; in it, the former bytes too.
 
-        An error restores the former size. Raises ModelUnavailable if the device lacks the bytes.
+        An error keeps the former size. Raises ModelUnavailable if the device lacks the bytes.
         """
         entry, unused = self._entries[ref], size
         if not self._memory.take(size, is_pinned=True):

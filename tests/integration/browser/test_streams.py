@@ -32,7 +32,7 @@ OPTIONS = {
     "Stop strings": "END\nHALT",
     "JSON schema of the answer": SCHEMA,
 }
-# A response that ends before its length.
+# A response whose connection ends before all bytes of its content-length have arrived.
 HALF_STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 999\r\n\r\n"
     b'data:{"choices":[{"delta":{"content":" a"}}]}\n\n'
