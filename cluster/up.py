@@ -125,7 +125,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     gpus.add_argument(
         "--no-gpu", action="store_const", const=0, dest="num_gpus", help="leave GPUs out"
     )
-    parser.add_argument("--start-timeout-s", type=positive_seconds, default=180.0)
+    parser.add_argument(
+        "--start-timeout-s",
+        type=positive_seconds,
+        default=180.0,
+        metavar="S",
+        help="seconds that each step of a start or restart may take (default: %(default)s)",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
