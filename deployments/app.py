@@ -337,7 +337,7 @@ class Ingress:
         self._idle_cores = IdleCores()
         self._memory = ReplicaMemory(clients.pools, self._pipeline.registry)
         self._builds = BuildService(
-            BuildQueue(args.store_path()), settings.builds, self._pipeline.serves_model
+            BuildQueue(args.store_path()), settings.builds, self._pipeline.registry.serves
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -47,4 +47,7 @@ def lower_priority() -> None:
 
 def limit_memory(max_bytes: int) -> None:
     """Let allocations beyond `max_bytes` of private memory fail, in this process and each child."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    if hard != resource.RLIM_INFINITY:  # only root may raise it
+        max_bytes = min(max_bytes, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel, UnknownTask
 from deployments.messages import ModelRef
 from deployments.plan import changes
-from deployments.plan.plan import Shadow
+from deployments.plan.plan import Refusal, Shadow
 from deployments.plan.plan_file import PlanWatch
 from deployments.plan.resolution import (
     Traffic,
@@ -51,7 +51,7 @@ class RegisteredModel:
     ref: ModelRef
     manifest: ArtifactManifest
     directory: Path
-    sealed_s: float  # seconds since the epoch
+    sealed_ns: int  # when it was sealed, in nanoseconds since the epoch
     tasks: tuple[str, ...]  # the model's own task first
 
     @property
@@ -81,6 +81,14 @@ class _Route(NamedTuple):
         if client is None or not self.traffic.splits:
             return self.default
         return self.models[select_version(self.traffic, client())]
+
+    def without(self, versions: Collection[str], former: RegisteredModel) -> _Route:
+        """Return this route without `versions`; `former` replaces a default that is one of them."""
+        default = former if self.traffic.version in versions else self.default
+        splits = tuple(split for split in self.traffic.splits if split[0] not in versions)
+        models = {version: self.models[version] for version, _ in splits}
+        traffic = self.traffic._replace(version=default.ref.version, splits=splits)
+        return _Route(traffic, {**models, default.ref.version: default})
 
 
 class ModelRegistry:
@@ -158,12 +166,9 @@ class ModelRegistry:
                 models.append(self._open(ModelRef(model_id, version)))
         return models
 
-    def find_shadow(self, ref: ModelRef) -> Shadow | None:
-        """Return the model's shadow, a version that repeats requests for comparison, or None.
-
-        None if `ref` is not the default version, or if the look-up of the model's id is not cached.
-        """
-        route = self._routes.get(ref.id)
+    def find_shadow(self, name: str, ref: ModelRef) -> Shadow | None:
+        """Return the shadow of `name`; None if it has a selector or `ref` is not its default."""
+        route = self._routes.get(name)
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
     def must_try(self, name: str, ref: ModelRef) -> bool:
@@ -184,16 +189,13 @@ class ModelRegistry:
         """Mark a version as accepted, so that it needs no trial before names resolve to it."""
         self._accepted.add(ref)
 
-    def refuse(self, ref: ModelRef, reason: str) -> None:
-        """Refuse a version in the plan, for all processes (see `Refusal`). Blocks.
+    def refuse(self, model: RegisteredModel, reason: str) -> None:
+        """Refuse a version by `changes.refuse`. Blocks. Raises BadSetting if that fails."""
+        changes.refuse(self._store, model.ref, Refusal(reason=reason, sealed_ns=model.sealed_ns))
 
-        Raises BadSetting if the plan cannot be changed.
-        """
-        changes.refuse(self._store, ref.id, ref.version, reason)
-
-    def avoid(self, ref: ModelRef) -> None:
+    def avoid(self, model: RegisteredModel, reason: str) -> None:
         """Let names resolve to other versions for some minutes, in this process only."""
-        self._plan.avoid(ref)
+        self._plan.avoid(model.ref, Refusal(reason=reason, sealed_ns=model.sealed_ns))
         self._expire_routes()
 
     def follow_plan(self) -> None:
@@ -250,9 +252,10 @@ class ModelRegistry:
     def _resolve(self, name: str) -> _Route:
         """Look up a name again.
 
-        The former version keeps answering if the new one is invalid, while `latest` cannot be read,
-        and until a trial accepts the new one. A former version that was removed or is refused stops
-        answering at once.
+        The former default keeps answering if the new one is invalid, while `latest` cannot be read,
+        and until a trial accepts the new one. A split to a new version begins when a trial accepts
+        this version. A version that was removed or is refused stops answering at once, and so does
+        one whose split ended.
         """
         former = self._routes.get(name)
         if former is not None and not self._may_stay(former.default):
@@ -268,7 +271,8 @@ class ModelRegistry:
             untried = [model for model in new if model.ref not in self._accepted]
             for model in untried:
                 self.probe(model)
-            route = former if untried else route
+            if untried:
+                route = route.without({model.ref.version for model in untried}, former.default)
         if name not in self._routes and len(self._routes) >= MAX_NAMES:
             self._routes.clear()
         self._routes[name] = route = route._replace(expires_s=self._clock() + REFRESH_S)
@@ -323,7 +327,7 @@ class ModelRegistry:
         """
         sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
         opened = self._models.get(ref)
-        if opened is None or opened.sealed_ns != sealed or _is_unread(opened.model):
+        if opened is None or opened.sealed_ns != sealed or opened.is_unread:
             opened = self._models[ref] = _Opened(sealed, _try_open(self._store, ref))
         self._models.move_to_end(ref)
         if len(self._models) > MAX_MANIFESTS:
@@ -353,6 +357,11 @@ class _Opened(NamedTuple):
     sealed_ns: int
     model: RegisteredModel | ArtifactError
 
+    @property
+    def is_unread(self) -> bool:
+        """Whether a read failed that may succeed later, as with too many open files."""
+        return isinstance(self.model, ArtifactError) and isinstance(self.model.__cause__, OSError)
+
 
 def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
     """Open an exact version by its manifest alone.
@@ -371,7 +380,7 @@ def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
         ref=ref,
         manifest=manifest,
         directory=directory,
-        sealed_s=sealed_ns(directory) / 1e9,
+        sealed_ns=sealed_ns(directory),
         tasks=find_tasks(manifest),
     )
 
@@ -381,11 +390,6 @@ def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
         return open_model(store, ref)
     except ArtifactError as error:
         return error
-
-
-def _is_unread(model: RegisteredModel | ArtifactError) -> bool:
-    """Return whether a read failed that may succeed later, as with too many open files."""
-    return isinstance(model, ArtifactError) and isinstance(model.__cause__, OSError)
 
 
 def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:

@@ -46,7 +46,8 @@ class WatchedFile:
 def _read_state(path: Path) -> tuple[int, ...] | None:
     """Return values that change with the contents, owner or mode; None if the file is missing.
 
-    Owner and mode count, because a file may be unreadable until they are corrected. Follows links.
+    The time of the last status change (ctime) shows a new owner or mode: a file may be unreadable
+    until they are corrected. Follows links.
     """
     try:
         status = os.stat(path)

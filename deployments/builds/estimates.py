@@ -88,5 +88,6 @@ def remaining_s(record: BuildRecord, expected: Mapping[BuildState, float], now_s
     """Return the expected seconds that the build still takes; an overdue stage counts as 0."""
     spent_s = dict(record.spent_s)
     if record.is_running:
-        spent_s[record.state] = spent_s.get(record.state, 0.0) + now_s - record.changed_s
+        running_s = max(0.0, now_s - record.changed_s)  # the clock of the builder may be ahead
+        spent_s[record.state] = spent_s.get(record.state, 0.0) + running_s
     return sum(max(0.0, expected[stage] - spent_s.get(stage, 0.0)) for stage in STAGES)

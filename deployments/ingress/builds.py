@@ -29,6 +29,7 @@ from deployments.errors import (
     ServeError,
 )
 from deployments.keys.caller import current_caller
+from deployments.plan.resolution import split_name
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -109,7 +110,7 @@ class BuildService:
 
         Raises Forbidden if the API key does not permit the model.
         """
-        current_caller().require_model(model_id)
+        current_caller().require_model(split_name(model_id)[0])
         try:
             status = await asyncio.to_thread(self._queue.status, model_id)
         except ManifestInvalid:  # the id is malformed, so no model has it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from deployments.errors import ArtifactError, ArtifactMissing, UnknownModel
+from deployments.errors import ArtifactError, ArtifactMissing, ServeError, UnknownModel
 from deployments.ingress.http.clients import current_client
 from deployments.keys.caller import current_caller
 from deployments.plan.resolution import split_name
@@ -58,6 +58,14 @@ class PermittedModels:
         except (UnknownModel, ArtifactMissing) as error:
             error.model_id = model_id  # lets the request wait for a build of this model
             raise
+
+    def serves(self, name: str) -> bool:
+        """Return whether `find` finds a model."""
+        try:
+            self.find(name)
+        except ServeError:
+            return False
+        return True
 
     def list_versions(self, model_id: str) -> list[RegisteredModel]:
         """Return the usable versions of a model, the newest first.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import operator
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
@@ -54,7 +53,7 @@ from deployments.messages import (
 )
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import RegisteredModel
-from deployments.tasks import TASKS
+from deployments.tasks import TASKS, TaskInput
 
 
 class RequestPipeline:
@@ -72,7 +71,9 @@ class RequestPipeline:
     ) -> None:
         self.resolver = resolver
         self.registry = resolver.registry
-        self.shadows = ShadowTraffic(resolver.models, encoders.execute, generators.complete)
+        self.shadows = ShadowTraffic(
+            resolver.models, self._parse, encoders.execute, generators.complete
+        )
         self._prober = VersionProber(resolver.models, self._load)
         self.registry.trusted_proxies = settings.limits.trusted_proxies
         self.monitor = resolver.monitor
@@ -93,14 +94,6 @@ class RequestPipeline:
         self._forecasts.settings = settings.placement
         self._encoders.configure(settings)
         self._generators.configure(settings)
-
-    def serves_model(self, model_id: str) -> bool:
-        """Return whether a request of the current caller can use the model."""
-        try:
-            self.registry.find(model_id)
-        except ServeError:
-            return False
-        return True
 
     def list_missing(self) -> list[str]:
         """List the reasons why this server is not ready. A ready server has none.
@@ -233,7 +226,9 @@ class RequestPipeline:
             started = [completion.started for completion in completions]
             finished = [completion.finished for completion in completions]
             self._forecasts.record_answers(plan.model, plan.device, finished)
-            self.shadows.mirror_answers(plan, started, [one.text for one in completions])
+            self.shadows.mirror_answers(
+                request.model_id, plan, started, [one.text for one in completions]
+            )
             context.timings = combine_timings(started, finished, plan.candidates)
         span.close(200)
         best, discarded = select_best(completions, plan.candidates, request.choices)
@@ -261,7 +256,9 @@ class RequestPipeline:
                 ended = (*stream.finished, *stream.unfinished)
                 context.timings = combine_timings(stream.started, ended, plan.candidates)
                 if len(stream.finished) == len(plan.calls) and not stream.ended_early:
-                    self.shadows.mirror_answers(plan, stream.started, stream.texts)
+                    self.shadows.mirror_answers(
+                        request.model_id, plan, stream.started, stream.texts
+                    )
                 span.close(status)
 
             return await self._generators.stream(plan, end)
@@ -295,12 +292,8 @@ class RequestPipeline:
         context.set_model(model.ref)
         task = resolve_task(selection)
         context.task = task
-        parsed = TASKS[task].parse(
-            await self._read_inputs(request, model, context, deadline_s),
-            request.parameters,
-            model.manifest,
-        )
-        inputs = self.admission.limit_texts(parsed)
+        request = await self._replace_token_ids(request, model, context, deadline_s)
+        inputs, shortened = self._parse(request, task, model)
         context.items = len(inputs.texts)
         characters = sum(map(count_characters, inputs.texts))
         work = RequestWork.of_texts(model, characters, len(inputs.texts))
@@ -308,9 +301,10 @@ class RequestPipeline:
         return ResolvedRequest(
             model=model,
             task=task,
+            request=request,
             inputs=inputs,
             characters=characters,
-            shortened=sum(map(operator.ne, inputs.texts, parsed.texts)),
+            shortened=shortened,
             device=choice.device,
             fallback=choice.fallback,
             options=request.options,
@@ -318,24 +312,32 @@ class RequestPipeline:
             client=self._client(),
         )
 
-    async def _read_inputs(
+    def _parse(
+        self, request: InferenceRequest, task: str, model: RegisteredModel
+    ) -> tuple[TaskInput, int]:
+        """Return the inputs within the limits, and the number of texts that were truncated."""
+        parsed = TASKS[task].parse(request.inputs, request.parameters, model.manifest)
+        inputs = self.admission.limit_texts(parsed)
+        return inputs, sum(map(operator.ne, inputs.texts, parsed.texts))
+
+    async def _replace_token_ids(
         self,
         request: InferenceRequest,
         model: RegisteredModel,
         context: RequestContext,
         deadline_s: float,
-    ) -> Any:
-        """Return the inputs as JSON values; texts replace sequences of token ids.
+    ) -> InferenceRequest:
+        """Return the request with texts in place of sequences of token ids.
 
         The texts omit special tokens at both ends, because the tokenizer adds them again. Other
         special tokens are part of the text.
         """
         if not isinstance(request.inputs, TokenIdInputs):
-            return request.inputs
+            return request
         texts = await self._decode(
             request, model, context, deadline_s, skip_special=False, trim_special=True
         )
-        return replace_ids_with_texts(request.inputs, texts)
+        return replace(request, inputs=replace_ids_with_texts(request.inputs, texts))
 
     async def _decode(
         self,

@@ -30,6 +30,7 @@ class ResolvedRequest:
 
     model: RegisteredModel
     task: str
+    request: InferenceRequest  # texts replace the token ids of its inputs
     inputs: TaskInput
     characters: int  # total of all texts
     shortened: int  # number of texts truncated to `limits.item_chars`
@@ -62,7 +63,7 @@ class GenerationRequest:
     further_prompts: tuple[Prompt, ...] = ()
     options: GenerationOptions = field(default_factory=GenerationOptions)
     model: RegisteredModel | None = None  # the model that the request was parsed for, if any
-    model_id: str | None = None  # used if `model` is None; None: the default generative model
+    model_id: str | None = None  # as the request names it; None: the default generative model
     choices: int = 1  # completions returned per prompt
     # Candidates per prompt, of which the best `choices` are returned. Candidate i is sampled with
     # the given seed plus i. None: `choices` candidates.

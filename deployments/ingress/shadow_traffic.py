@@ -18,9 +18,11 @@ import numpy as np
 from deployments.deadlines import deadline_after
 from deployments.errors import ServeError
 from deployments.ingress.generation_executor import REPEAT_TIMEOUT_S, GenerationPlan
-from deployments.ingress.requests import ResolvedRequest
-from deployments.messages import CallResult, Completion, ModelRef, Started
+from deployments.ingress.requests import InferenceRequest, ResolvedRequest
+from deployments.ingress.resolver import require_task
+from deployments.messages import CallResult, Completion, ModelRef, Started, count_characters
 from deployments.registry import ModelRegistry, RegisteredModel
+from deployments.tasks import TaskInput
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -32,6 +34,7 @@ MIN_COSINE = 0.99  # vectors with a lower cosine similarity differ
 MAX_DIFFERENCE = 0.05  # scores with a larger difference differ
 LOG_EVERY = 100  # comparisons per log line
 
+Parse = Callable[[InferenceRequest, str, RegisteredModel], tuple[TaskInput, int]]
 Execute = Callable[[ResolvedRequest], Awaitable[tuple[CallResult, bool]]]
 Complete = Callable[[GenerationPlan], Awaitable[list[Completion]]]
 
@@ -58,9 +61,13 @@ class _MirroredTasks:
 class ShadowTraffic:
     """Repetition of answered requests with shadow versions. Only the log shows the results."""
 
-    def __init__(self, registry: ModelRegistry, execute: Execute, complete: Complete) -> None:
+    def __init__(
+        self, registry: ModelRegistry, parse: Parse, execute: Execute, complete: Complete
+    ) -> None:
+        """`parse` returns the inputs of a request for a task and a model, as the pipeline does."""
         self.comparisons: dict[ModelRef, Comparison] = {}
         self._registry = registry
+        self._parse = parse
         self._execute = execute
         self._complete = complete
         self._encoder_requests = _MirroredTasks(MAX_ENCODER_REQUESTS)
@@ -69,38 +76,58 @@ class ShadowTraffic:
     def mirror(self, request: ResolvedRequest, result: CallResult) -> None:
         """Compute an answered request again in the background, with the model's shadow version.
 
-        Only a random share of the requests that the default version has answered is repeated. A
-        request is skipped while too many repeated requests are in flight.
+        Only a random share of the requests that name no version, and that the default version has
+        answered, is repeated. A request is skipped while too many repeated ones are in flight.
         """
 
         async def does_agree(model: RegisteredModel) -> bool:
             options = request.options.model_copy(update={"use_cache": False, "priority": "batch"})
             deadline_s = deadline_after(REPEAT_TIMEOUT_S)
-            repeated = replace(request, model=model, options=options, deadline_s=deadline_s)
+            # Versions may differ in prompts, labels and limits, so the inputs are parsed again.
+            task = require_task(request.task, model)
+            inputs, shortened = self._parse(request.request, task, model)
+            repeated = replace(
+                request,
+                model=model,
+                inputs=inputs,
+                characters=sum(map(count_characters, inputs.texts)),
+                shortened=shortened,
+                options=options,
+                deadline_s=deadline_s,
+            )
             other, _ = await self._execute(repeated)
             return agree(result.value, other.value)
 
-        self._mirror(request.model.ref, does_agree, self._encoder_requests)
+        name = request.request.model_id
+        self._mirror(name, request.model.ref, does_agree, self._encoder_requests)
 
     def mirror_answers(
-        self, plan: GenerationPlan, started: Sequence[Started], texts: Sequence[str]
+        self,
+        name: str | None,
+        plan: GenerationPlan,
+        started: Sequence[Started],
+        texts: Sequence[str],
     ) -> None:
-        """Generate all answers of a plan again, under the same conditions as `mirror`."""
+        """Generate all answers of a plan again, under the same conditions as `mirror`.
+
+        `name` is the model's name in the request; None for the default model.
+        """
 
         async def does_agree(model: RegisteredModel) -> bool:
             seeds = [each.seed for each in started]
             others = await self._complete(plan.repeat_with(model, seeds))
             return [other.text for other in others] == list(texts)
 
-        self._mirror(plan.model.ref, does_agree, self._generations)
+        self._mirror(name, plan.model.ref, does_agree, self._generations)
 
     def _mirror(
         self,
+        name: str | None,
         ref: ModelRef,
         does_agree: Callable[[RegisteredModel], Awaitable[bool]],
         in_flight: _MirroredTasks,
     ) -> None:
-        shadow = self._registry.find_shadow(ref)
+        shadow = self._registry.find_shadow(name or ref.id, ref)
         if shadow is None or len(in_flight.tasks) >= in_flight.limit:
             return
         if random.uniform(0, 100) < shadow.percent:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from math import inf
 
 from deployments.deadlines import is_expired, remaining_s
@@ -15,6 +16,7 @@ from deployments.errors import (
     ArtifactError,
     DeadlineExceeded,
     EngineFailed,
+    HardwareUnavailable,
     RequirementMissing,
     ServeError,
 )
@@ -32,6 +34,8 @@ RETRY_S = MIN_QUARANTINE_S + 0.5
 # Maximum seconds that a request waits for the trial. Afterwards the request uses the new version,
 # although the result of the trial is not known.
 MAX_WAIT_S = 10.0
+# Errors of a version that another host, or other settings, may run.
+CANNOT_RUN = (RequirementMissing, HardwareUnavailable)
 
 
 class VersionProber:
@@ -40,7 +44,7 @@ class VersionProber:
     Requests for a name without a former version wait for the trial, at most MAX_WAIT_S. If two
     attempts to load a version fail with ArtifactError or EngineFailed, `plan.json` of the store
     marks the version as refused. In every process, ids and aliases then resolve to another version.
-    After RequirementMissing, only this process avoids the version, for AVOID_S of plan_file.py.
+    If this host cannot run the version, only this process avoids it, for AVOID_S of plan_file.py.
     After other errors, such as a full queue, the trial is repeated later.
     """
 
@@ -59,7 +63,8 @@ class VersionProber:
         """
         task = self._running.get(model.ref)
         if task is None:
-            task = asyncio.get_running_loop().create_task(self._try(model))
+            # In an empty context, the permissions of the request's API key do not limit the trial.
+            task = asyncio.get_running_loop().create_task(self._try(model), context=Context())
             self._running[model.ref] = task
             task.add_done_callback(lambda _: self._running.pop(model.ref, None))
         return task
@@ -83,13 +88,13 @@ class VersionProber:
     async def _try(self, model: RegisteredModel) -> bool:
         try:
             await self._load_twice(model)
-        except RequirementMissing as error:  # another host, or other settings, may run the version
+        except CANNOT_RUN as error:
             log.warning("version %s is tried again in minutes: %s", model.ref.name, error.message)
-            self._registry.avoid(model.ref)
+            self._registry.avoid(model, error.message)
             return True
         except (ArtifactError, EngineFailed) as error:
             log.error("version %s gets no requests: %s", model.ref.name, error.message)
-            return await self._refuse(model.ref, error)
+            return await self._refuse(model, error)
         except Exception as error:  # noqa: BLE001  the former version answers meanwhile
             log.warning("version %s is tried again: %r", model.ref.name, error)
         else:
@@ -100,7 +105,7 @@ class VersionProber:
     async def _load_twice(self, model: RegisteredModel) -> None:
         try:
             await self._load_in_time(model)
-        except RequirementMissing:
+        except CANNOT_RUN:
             raise
         except (ArtifactError, EngineFailed) as error:
             log.warning("version %s is tried once more: %s", model.ref.name, error.message)
@@ -111,11 +116,11 @@ class VersionProber:
         async with asyncio.timeout(PROBE_TIMEOUT_S):
             await self._load(model)
 
-    async def _refuse(self, ref: ModelRef, error: ServeError) -> bool:
+    async def _refuse(self, model: RegisteredModel, error: ServeError) -> bool:
         try:
-            await asyncio.to_thread(self._registry.refuse, ref, error.message)
+            await asyncio.to_thread(self._registry.refuse, model, error.message)
         except ServeError as exc:
-            log.warning("the refusal of %s is not recorded: %s", ref.name, exc.message)
+            log.warning("the refusal of %s is not recorded: %s", model.ref.name, exc.message)
             return False
         self._registry.follow_plan()
         return True

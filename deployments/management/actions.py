@@ -126,7 +126,7 @@ ACTIONS: Mapping[str, Action] = {
             "Let a version answer a share of the requests",
             PercentArguments,
             lambda model, arguments: changes.set_split(
-                model.store, model.id, model.selector, arguments.percent
+                model.store, model.id, model.selector, arguments.percent, model.configured
             ),
         ),
         Action(
@@ -134,7 +134,7 @@ ACTIONS: Mapping[str, Action] = {
             "Let a version compute a share of the requests again, to compare",
             PercentArguments,
             lambda model, arguments: changes.set_shadow(
-                model.store, model.id, model.selector, arguments.percent
+                model.store, model.id, model.selector, arguments.percent, model.configured
             ),
         ),
         Action(

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.errors import BadSetting
+from deployments.messages import ModelRef
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
 from deployments.plan.plan_file import change_model_plan
 from deployments.plan.resolution import (
@@ -88,8 +89,7 @@ def rollback(store: Path, model_id: str, configured: Mapping[str, str] = NO_VERS
     def change(entry: ModelPlan) -> ModelPlan:
         candidates = list_rollback_versions(store, model_id, entry, configured)
         if not candidates:
-            plan = Plan(models={model_id: entry})
-            present = resolve_name(store, plan, model_id, configured).version
+            present = _find_default(store, entry, model_id, configured)
             raise BadSetting(f"{model_id} has no version before {present} to roll back to")
         former = entry.former.get(STABLE, ())
         return _replace(
@@ -103,28 +103,48 @@ def rollback(store: Path, model_id: str, configured: Mapping[str, str] = NO_VERS
     return change_model_plan(store, model_id, change)
 
 
-def set_split(store: Path, model_id: str, selector: str, percent: float) -> Plan:
-    """Let a version answer `percent` of the requests that name no version; 0 ends the split."""
+def set_split(
+    store: Path,
+    model_id: str,
+    selector: str,
+    percent: float,
+    configured: Mapping[str, str] = NO_VERSIONS,
+) -> Plan:
+    """Let a version answer `percent` of the requests that name no version; 0 ends the split.
+
+    `configured` is as in `rollback`. Raises BadSetting for the default version.
+    """
 
     def change(entry: ModelPlan) -> ModelPlan:
         find = _resolve if percent else _find_split
         version = find(store, entry, model_id, selector)
         splits = {k: v for k, v in entry.splits.items() if k != version}
-        return _replace(entry, splits={**splits, version: percent} if percent else splits)
+        if percent:
+            _require_other(store, entry, model_id, version, configured)
+            splits[version] = percent
+        return _replace(entry, splits=splits)
 
     return change_model_plan(store, model_id, change)
 
 
-def set_shadow(store: Path, model_id: str, selector: str, percent: float) -> Plan:
+def set_shadow(
+    store: Path,
+    model_id: str,
+    selector: str,
+    percent: float,
+    configured: Mapping[str, str] = NO_VERSIONS,
+) -> Plan:
     """Let a version repeat `percent` of the requests that name no version.
 
     The shadow's answers are only compared. 0 ends the shadow of the model, whatever its version is.
+    `configured` is as in `rollback`. Raises BadSetting for the default version.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
         if not percent:
             return _replace(entry, shadow=None)
         version = _resolve(store, entry, model_id, selector)
+        _require_other(store, entry, model_id, version, configured)
         return _replace(entry, shadow={"version": version, "percent": percent})
 
     return change_model_plan(store, model_id, change)
@@ -141,18 +161,20 @@ def set_pinned(store: Path, model_id: str, pinned: bool) -> Plan:
     return change_model_plan(store, model_id, change)
 
 
-def refuse(store: Path, model_id: str, version: str, reason: str) -> Plan:
-    """Refuse a version until another build of it is sealed, or until it is promoted.
+def refuse(store: Path, ref: ModelRef, refusal: Refusal) -> Plan:
+    """Refuse a version until it is sealed again, or until it is promoted.
 
     Aliases of the refused version, such as `latest`, resolve to another usable version, if there is
     one. A split to the refused version ends. See `Refusal` for the requests that still get it.
+
+    Has no effect if the version was removed or sealed again since `refusal.sealed_ns`.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
-        sealed = sealed_ns(model_directory(store, model_id) / version)
-        return entry.with_refusal(version, Refusal(reason=reason, sealed_ns=sealed))
+        sealed = sealed_ns(model_directory(store, ref.id) / ref.version)
+        return entry.with_refusal(ref.version, refusal) if sealed == refusal.sealed_ns else entry
 
-    return change_model_plan(store, model_id, change)
+    return change_model_plan(store, ref.id, change)
 
 
 def forget(store: Path, model_id: str) -> Plan:
@@ -173,6 +195,27 @@ def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str
             f"{entry.refused[named].reason}. Name the version to use it nevertheless"
         )
     return version
+
+
+def _require_other(
+    store: Path, entry: ModelPlan, model_id: str, version: str, configured: Mapping[str, str]
+) -> None:
+    """Raise BadSetting for the version that answers already.
+
+    A split to it would change nothing until another version becomes the default. Then that other
+    version would have the rest of the requests at once.
+    """
+    if version == _find_default(store, entry, model_id, configured):
+        raise BadSetting(
+            f"{version} of {model_id} is the default: it has all requests that no split takes. "
+            "Promote the version that shall keep the rest first"
+        )
+
+
+def _find_default(
+    store: Path, entry: ModelPlan, model_id: str, configured: Mapping[str, str]
+) -> str:
+    return resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
 
 
 def _find_split(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:

@@ -12,6 +12,7 @@ from deployments.artifacts.types import FrozenModel
 
 STABLE = "stable"  # the alias that `promote` moves; while it is set, new builds change no answers
 ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,62}")
+ROUNDING = 1e-9  # error of a sum of percents, which have decimals
 MAX_FORMER = 10  # former versions that are stored per alias
 
 Version = Annotated[str, Field(pattern=f"^{VERSION.pattern}$")]
@@ -60,7 +61,7 @@ class ModelPlan(FrozenModel):
     @field_validator("splits")
     @classmethod
     def _check_splits(cls, splits: dict[str, float]) -> dict[str, float]:
-        if (total := sum(splits.values())) > 100:
+        if (total := sum(splits.values())) > 100 + ROUNDING:
             raise ValueError(f"the splits take {total:g} percent of the requests; at most 100")
         return splits
 

@@ -13,8 +13,7 @@ from typing import NamedTuple
 from pydantic import ValidationError
 
 from deployments.artifacts.locks import exclusive_lock
-from deployments.artifacts.manifest import sealed_ns
-from deployments.artifacts.store import PLAN_NAME, model_directory
+from deployments.artifacts.store import PLAN_NAME
 from deployments.errors import PlanUnusable
 from deployments.files import write_atomically
 from deployments.messages import ModelRef
@@ -108,10 +107,8 @@ class PlanWatch:
             self._update()
         return self._current
 
-    def avoid(self, ref: ModelRef) -> None:
+    def avoid(self, ref: ModelRef, refusal: Refusal) -> None:
         """Refuse a version for AVOID_S, in this process only and not in the file."""
-        sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
-        refusal = Refusal(reason="this host cannot run it", sealed_ns=sealed)
         self._avoided[ref] = _Avoided(refusal, self._clock() + AVOID_S)
         self._update()
 

@@ -21,11 +21,15 @@ from deployments.artifacts.manifest import (
     FileDigest,
     ModelSource,
     Parity,
+    sealed_ns,
 )
 from deployments.artifacts.migration import PREVIOUS
 from deployments.artifacts.store import file_sha256, model_directory, set_latest
 from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.engines.graph_io import TOKENS_OUTPUT
+from deployments.messages import ModelRef
+from deployments.plan import changes
+from deployments.plan.plan import Plan, Refusal
 from deployments.tasks import find_head
 from tests.support.tiny_encoders import tiny_tokenizer
 
@@ -33,6 +37,7 @@ EMBEDDER = "tiny/embedder"
 CLASSIFIER = "tiny/classifier"
 WIDTH = 8
 MAX_TOKENS = 16
+TINY_SEED = 7  # of the word vectors of `seal_tiny`
 GRAPH_NAME = "graphs/tiny.onnx"
 NO_FILES_YET = FileDigest(sha256="0" * 64, size=0)
 
@@ -58,10 +63,22 @@ def seal_tiny(
     return _seal_words(store, manifest, labels=len(labels), nan_word=nan_word)
 
 
-def seal_tiny_version(store: Path, model_id: str, version: str) -> Path:
-    """Write another version of an embedder, with other weights, and make it the latest one."""
-    manifest = tiny_manifest(model_id).model_copy(update={"version": version})
-    return _seal_words(store, manifest, seed=int(version, 16))
+def seal_tiny_version(
+    store: Path, model_id: str, version: str, *, same_weights: bool = False, **fields: object
+) -> Path:
+    """Write another version of an embedder and make it the latest one.
+
+    Its weights are others, unless `same_weights`. `fields` are fields of its manifest.
+    """
+    manifest = tiny_manifest(model_id).model_copy(update={"version": version, **fields})
+    return _seal_words(store, manifest, seed=TINY_SEED if same_weights else int(version, 16))
+
+
+def refuse_version(store: Path, model_id: str, version: str) -> Plan:
+    """Refuse the present seal of a version, as after a failed trial. Return the new plan."""
+    sealed = sealed_ns(model_directory(store, model_id) / version)
+    refusal = Refusal(reason="its graph does not open", sealed_ns=sealed)
+    return changes.refuse(store, ModelRef(model_id, version), refusal)
 
 
 def _seal_words(
@@ -70,7 +87,7 @@ def _seal_words(
     *,
     labels: int = 0,
     nan_word: str | None = None,
-    seed: int = 7,
+    seed: int = TINY_SEED,
 ) -> Path:
     directory = model_directory(store, manifest.id) / manifest.version
     tiny_tokenizer(directory)

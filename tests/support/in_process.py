@@ -144,7 +144,7 @@ class InProcess:
                     BuildService(
                         BuildQueue(self.store),
                         self.settings.builds,
-                        self.pipeline.serves_model,
+                        self.pipeline.registry.serves,
                         self.start_builder,
                     ),
                     ReplicaMemory(pools, self.pipeline.registry),

@@ -133,7 +133,7 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
     return {
         "id": model.ref.id,
         "object": "model",
-        "created": int(model.sealed_s),
+        "created": model.sealed_ns // 10**9,
         "owned_by": owner(model.ref.id),
         "state": "ready" if is_loaded(model, monitor) else "loading",
         "tasks": model.tasks,

@@ -200,6 +200,11 @@ def waits_for_model(request: Request) -> bool:
 PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
 
 
+def read_model_name(request: Request, model: Any) -> str | None:
+    """Return the model id in the path, else the body's `model` as `model_in_body` reads it."""
+    return model_in_path(request) or model_in_body(model)
+
+
 def model_in_path(request: Request) -> str | None:
     """Return the model id in the path, or None. The id may contain slashes."""
     model_id: str | None = request.path_params.get("id")

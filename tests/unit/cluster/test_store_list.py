@@ -10,7 +10,7 @@ import pytest
 from cluster.store_list import list_versions, table
 from deployments.plan import changes
 from hundredfold.__main__ import main
-from tests.support.artifacts import GRAPH_NAME, seal_tiny, seal_tiny_version
+from tests.support.artifacts import GRAPH_NAME, refuse_version, seal_tiny, seal_tiny_version
 from tests.support.fakes import FakeTerminal
 from tests.support.ordinary_rights import ordinary_rights
 
@@ -35,7 +35,7 @@ def test_list_has_the_aliases_of_the_plan(tmp_path: Path) -> None:
 def test_refused_version_is_listed_with_the_reason(tmp_path: Path) -> None:
     for version in ("000000000001", "000000000002"):
         seal_tiny_version(tmp_path, "acme/tiny", version)
-    changes.refuse(tmp_path, "acme/tiny", "000000000002", "its graph does not open")
+    refuse_version(tmp_path, "acme/tiny", "000000000002")
     old, new = list_versions(tmp_path)
     assert (old.refused, new.to_json()["refused"]) == ("", "its graph does not open")
     _, refused, candidate, *_ = table([new]).splitlines()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ from deployments.errors import (
     UnknownModel,
     UnknownTask,
 )
+from deployments.messages import ModelRef
 from deployments.plan import changes
+from deployments.plan.plan import Shadow
 from deployments.registry import REFRESH_S, ModelRegistry
 from tests.support.artifacts import GRAPH_NAME, seal, seal_tiny, seal_tiny_version
 from tests.support.fakes import FakeClock, fail_with
 
-NEW = "bbbbbbbbbbb2"
+NEW, NEWEST = "bbbbbbbbbbb2", "ccccccccccc3"
 
 
 def build_settings(*model_ids: str) -> list[ModelSettings]:
@@ -175,6 +178,84 @@ def test_split_changes_neither_pins_nor_listed_models(tmp_path: Path) -> None:
     registry = ModelRegistry(tmp_path, build_settings("tiny/model"))
     assert [model.ref.version for model in registry.pinned()] == [old.name]
     assert [model.ref.version for model in registry.open_models()] == [old.name]
+
+
+def test_ended_split_ends_while_a_new_version_is_tried(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model").name
+    seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", old)
+    changes.set_split(tmp_path, "tiny/model", NEW, 100)
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+    tried: list[str] = []
+    registry.probe = lambda model: tried.append(model.ref.version)
+
+    def answering() -> str:
+        clock.now_s += REFRESH_S
+        return registry.find("tiny/model", lambda: "anybody").ref.version
+
+    assert answering() == NEW
+    seal_tiny_version(tmp_path, "tiny/model", NEWEST)
+    changes.remove_alias(tmp_path, "tiny/model", "stable")
+    assert (answering(), tried) == (NEW, [NEWEST]), "the trial of the new default does not end it"
+    changes.set_split(tmp_path, "tiny/model", NEW, 0)
+    assert answering() == old
+    registry.accept(ModelRef("tiny/model", NEWEST))
+    assert answering() == NEWEST
+
+
+def test_removed_version_of_a_split_ends_while_a_new_version_is_tried(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model").name
+    new = seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", old)
+    changes.set_split(tmp_path, "tiny/model", NEW, 100)
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+    registry.probe = lambda _model: None
+    assert registry.find("tiny/model", lambda: "anybody").directory == new
+    seal_tiny_version(tmp_path, "tiny/model", NEWEST)
+    changes.remove_alias(tmp_path, "tiny/model", "stable")
+    shutil.rmtree(new)
+    clock.now_s += REFRESH_S
+    assert registry.find("tiny/model", lambda: "anybody").ref.version == old
+
+
+def test_new_split_begins_when_its_version_is_accepted(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model").name
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+    registry.probe = lambda _model: None
+    registry.find("tiny/model")
+    changes.promote(tmp_path, "tiny/model", old)
+    seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.set_split(tmp_path, "tiny/model", NEW, 100)
+
+    def answering() -> str:
+        clock.now_s += REFRESH_S
+        return registry.find("tiny/model", lambda: "anybody").ref.version
+
+    assert answering() == old
+    registry.accept(ModelRef("tiny/model", NEW))
+    assert answering() == NEW
+
+
+def test_shadow_repeats_requests_that_name_no_version_and_ends_at_once(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model").name
+    seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", old)
+    changes.set_shadow(tmp_path, "tiny/model", NEW, 100)
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+
+    def find_shadow(name: str) -> Shadow | None:
+        clock.now_s += REFRESH_S
+        return registry.find_shadow(name, registry.find(name).ref)
+
+    assert find_shadow("tiny/model") == Shadow(version=NEW, percent=100)
+    for name in (f"tiny/model@{old}", "tiny/model@stable", f"tiny/model@{NEW}"):
+        assert find_shadow(name) is None
+    changes.set_shadow(tmp_path, "tiny/model", NEW, 0)
+    assert find_shadow("tiny/model") is None
 
 
 def test_split_to_a_damaged_version_is_left_out(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ from deployments.ingress.http.bodies import json_response, read_json
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.request_options import (
     RequestOptions,
-    model_in_body,
     model_in_path,
+    read_model_name,
     read_options,
 )
 from deployments.ingress.http.sse import SseResponse, build_event
@@ -185,7 +185,7 @@ class HuggingFaceRoutes:
 
     async def infer(self, request: Request) -> Response:
         body = parse_envelope(await read_json(request, self._pipeline.settings.limits))
-        model_id = model_in_path(request) or model_in_body(body.get("model"))
+        model_id = read_model_name(request, body.get("model"))
         task = parse_task(request.path_params.get("task"))
         parameters = merge_task_parameters(body)
         selection = self._pipeline.resolver.select(

@@ -9,6 +9,7 @@ GET  /v1/models  /v1/models/{id}  /models/{id}/v1/models
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from starlette.requests import Request
@@ -59,7 +60,7 @@ from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_s
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
+from deployments.ingress.http.request_options import model_in_path, read_model_name, read_options
 from deployments.ingress.http.sse import SseResponse, start_stream
 from deployments.ingress.requests import GenerationRequest, InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
@@ -188,7 +189,7 @@ class OpenAIRoutes:
             response = await self._pipeline.infer(
                 InferenceRequest(
                     inputs=parse_token_ids(body.input),
-                    model_id=model_in_path(request) or model_in_body(body.model),
+                    model_id=read_model_name(request, body.model),
                     task=TaskName.FEATURE_EXTRACTION,
                     parameters=body.parameters,
                     options=read_options(body.options, request.headers),
@@ -207,10 +208,11 @@ class OpenAIRoutes:
         )
 
     async def chat(self, request: Request) -> Response:
-        raw, model = await self._read(request, for_chat=True)
+        raw, model_id, model = await self._read(request, for_chat=True)
         body = parse_body(ChatBody, raw)
         options = read_options(body.options, request.headers, streams=bool(body.stream))
-        generation_request = parse_chat_request(body, model, options)
+        parsed = parse_chat_request(body, model, options)
+        generation_request = replace(parsed, model_id=model_id)
         if body.stream:
             return await self._stream(
                 generation_request, body, lambda stream: encode_chat_stream(stream, body)
@@ -221,10 +223,11 @@ class OpenAIRoutes:
         return json_response(content, headers=generation_headers(response))
 
     async def completions(self, request: Request) -> Response:
-        raw, model = await self._read(request)
+        raw, model_id, model = await self._read(request)
         body = parse_body(CompletionBody, raw)
         options = read_options(body.options, request.headers, streams=bool(body.stream))
-        generation_request = parse_completion_request(body, model, options)
+        parsed = parse_completion_request(body, model, options)
+        generation_request = replace(parsed, model_id=model_id)
         if body.stream:
             return await self._stream(
                 generation_request,
@@ -238,14 +241,15 @@ class OpenAIRoutes:
 
     async def _read(
         self, request: Request, *, for_chat: bool = False
-    ) -> tuple[dict[str, Any], RegisteredModel]:
-        """Return the body, not validated yet, and the model.
+    ) -> tuple[dict[str, Any], str | None, RegisteredModel]:
+        """Return the body, not validated yet, the name of the model in the request, and the model.
 
         An error about the model therefore takes precedence over an error of the validation.
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
-        model_id = model_in_path(request) or model_in_body(raw.get("model"))
-        return raw, await self._pipeline.find_generator(model_id, for_chat=for_chat)
+        model_id = read_model_name(request, raw.get("model"))
+        model = await self._pipeline.find_generator(model_id, for_chat=for_chat)
+        return raw, model_id, model
 
     async def _stream(
         self,

@@ -48,7 +48,7 @@ from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
+from deployments.ingress.http.request_options import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.tasks.ranking import RankedText, RankingParameters
 
@@ -175,7 +175,7 @@ class RerankRoutes:
         return await self._pipeline.infer(
             InferenceRequest(
                 inputs={"query": body.query, "texts": texts},
-                model_id=model_in_path(request) or model_in_body(body.model),
+                model_id=read_model_name(request, body.model),
                 task=TaskName.TEXT_RANKING,
                 parameters={"truncate": True, **parameters},
                 options=read_options(body.options, request.headers),
@@ -191,7 +191,7 @@ class RerankRoutes:
             response = await self._pipeline.infer(
                 InferenceRequest(
                     inputs=body.input,
-                    model_id=model_in_path(request) or model_in_body(body.model),
+                    model_id=read_model_name(request, body.model),
                     task=TaskName.TEXT_CLASSIFICATION,
                     parameters={"truncate": True, **function},
                     options=read_options(body.options, request.headers),

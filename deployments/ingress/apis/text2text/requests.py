@@ -90,7 +90,9 @@ class TextToTextRequest:
             languages=self.languages,
         )
 
-    def to_generation_request(self, request_options: RequestOptions) -> GenerationRequest:
+    def to_generation_request(
+        self, request_options: RequestOptions, *, model_id: str | None
+    ) -> GenerationRequest:
         """Build the generation request. Prompts get the task prefix (such as `summarize: `) once.
 
         Raises InvalidField for an invalid grammar or conflicting lengths.
@@ -101,7 +103,9 @@ class TextToTextRequest:
             for prompt in self.tgi_request.prompts
         )
         return replace(
-            self.tgi_request.to_generation_request(request_options, model=self.model),
+            self.tgi_request.to_generation_request(
+                request_options, model=self.model, model_id=model_id
+            ),
             prompt=first,
             further_prompts=tuple(further),
             options=self.options,

@@ -70,7 +70,7 @@ from deployments.ingress.http.api import (
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, status_and_type
-from deployments.ingress.http.request_options import model_in_body, model_in_path, read_options
+from deployments.ingress.http.request_options import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.ingress.tokenization import build_token_id_inputs, parse_token_ids
 from deployments.tasks.base import TextParameters
@@ -341,7 +341,7 @@ def select_model_id(request: Request, named: str | None) -> str | None:
 
     Return None if neither names a model. `model_in_body` ignores placeholders and URLs in `named`.
     """
-    return model_in_path(request) or model_in_body(named)
+    return read_model_name(request, named)
 
 
 def tei_response_headers(response: InferenceResponse) -> dict[str, str]:

@@ -49,12 +49,7 @@ from deployments.ingress.apis.text_generation.streaming import (
 from deployments.ingress.http.api import Access, Handler, Operation, build_schema, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import (
-    RequestOptions,
-    model_in_body,
-    model_in_path,
-    read_options,
-)
+from deployments.ingress.http.request_options import RequestOptions, read_model_name, read_options
 from deployments.ingress.http.sse import SseResponse, start_stream
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
 from deployments.registry import RegisteredModel
@@ -106,8 +101,7 @@ class TextGenerationRoutes:
 
     async def _handle_route(self, request: Request, defaults: RouteDefaults) -> Response:
         body = await read_json_object(request, self._pipeline.settings.limits)
-        model_id = model_in_path(request) or model_in_body(body.get("model"))
-        return await self._handle(request, body, defaults, model_id=model_id)
+        return await self._handle(request, body, defaults)
 
     async def handle_envelope(
         self, request: Request, body: Mapping[str, Any], model: RegisteredModel
@@ -118,20 +112,20 @@ class TextGenerationRoutes:
         """
         use_error_format(request, TGI_ERROR_FORMAT)
         defaults = RouteDefaults(full_text=True, many=True, streams=parse_stream_flag(body))
-        return await self._handle(request, body, defaults, model=model)
+        return await self._handle(request, body, defaults, model)
 
     async def _handle(
         self,
         request: Request,
         body: Mapping[str, Any],
         defaults: RouteDefaults,
-        *,
         model: RegisteredModel | None = None,
-        model_id: str | None = None,
     ) -> Response:
         tgi_request = parse_generate_request(body, defaults)
         generation_request = tgi_request.to_generation_request(
-            read_options(body.get("options"), request.headers), model=model, model_id=model_id
+            read_options(body.get("options"), request.headers),
+            model=model,
+            model_id=read_model_name(request, body.get("model")),
         )
         if tgi_request.streams:
             return await self.stream(tgi_request, generation_request)

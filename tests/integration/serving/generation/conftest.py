@@ -69,7 +69,7 @@ def preparation(
         ref=ModelRef(manifest.id, manifest.version),
         manifest=manifest.model_copy(update={"generation_config": generation_config}),
         directory=directory,
-        sealed_s=0.0,
+        sealed_ns=0,
         tasks=manifest.tasks,
     )
     vocabulary = open_tokenizer(directory).get_vocab_size() - unknown

@@ -53,6 +53,11 @@ def test_stage_that_outlasts_its_estimate_does_not_go_back() -> None:
     assert (late.estimated_time, late.percent) == (0.0, 99)
 
 
+def test_builder_whose_clock_is_ahead_has_done_nothing_yet() -> None:
+    status = describe(record(PULLING, -500.0), [durations(10, 10, 20, 30)])
+    assert (status.percent, status.estimated_time) == (0, 60.0)
+
+
 def test_builds_of_similar_size_count() -> None:
     history = [durations(size, 1, size, 1) for size in (10, 11, 12, 1_000, 1_100, 1_200)]
     assert describe(record(BuildState.QUEUED, size=11), history).estimated_time == 13.0

@@ -324,6 +324,8 @@ async def test_key_pulls_only_models_that_it_permits(tmp_path: Path) -> None:
             assert response.status_code == 403
         allowed = await http.post(f"/models/{MODEL}", json=WAITING, headers=bearer(key))
         assert allowed.status_code == 200
+        status = await http.get(f"/status/{MODEL}@latest", headers=bearer(key))
+        assert status.status_code == 200
     assert BuildQueue(store).read("other/tiny") is None
 
 

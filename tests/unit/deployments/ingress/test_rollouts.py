@@ -13,8 +13,9 @@ import pytest
 
 from deployments.artifacts import manifest
 from deployments.artifacts.store import model_directory
+from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
-from deployments.ingress.shadow_traffic import agree
+from deployments.ingress.shadow_traffic import Comparison, agree
 from deployments.plan import changes
 from deployments.plan.plan_file import read_plan
 from tests.support.artifacts import (
@@ -23,6 +24,7 @@ from tests.support.artifacts import (
     replace_sealed_file,
     seal_tiny,
     seal_tiny_version,
+    tiny_manifest,
 )
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.decoder_artifacts import GRAPH_NAME as DECODER_GRAPH
@@ -301,6 +303,44 @@ async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str)
         assert (comparison.differed, comparison.failed) == (5, 0), "the versions differ in weights"
         (model_directory(tmp_path, EMBEDDER) / NEW / GRAPH_NAME).write_bytes(b"")
         assert await ask(http) == old
+
+
+async def compare_with_shadow(server: InProcess, http: httpx.AsyncClient) -> Comparison:
+    """Send a request and wait until its shadow is compared."""
+    await ask(http)
+    async with asyncio.timeout(20):
+        while not (counts := server.pipeline.shadows.comparisons):
+            await asyncio.sleep(0.01)
+        (comparison,) = counts.values()
+        while not comparison.total:
+            await asyncio.sleep(0.01)
+    return comparison
+
+
+@pytest.mark.parametrize("prompts", [{}, {"query": "bad river "}])
+async def test_shadow_computes_what_it_would_answer_itself(
+    tmp_path: Path, old: str, prompts: dict[str, str]
+) -> None:
+    fields = {"prompts": prompts, "default_prompt": next(iter(prompts), None)}
+    seal_tiny_version(tmp_path, EMBEDDER, NEW, same_weights=True, **fields)
+    changes.promote(tmp_path, EMBEDDER, old)
+    changes.set_shadow(tmp_path, EMBEDDER, NEW, 100)
+    server = InProcess(tmp_path, models=(EMBEDDER,))
+    async with server.client() as http:
+        comparison = await compare_with_shadow(server, http)
+    assert (comparison.differed, comparison.agreed) == ((1, 0) if prompts else (0, 1))
+
+
+async def test_version_without_a_graph_for_this_cluster_leaves_the_former_one(
+    tmp_path: Path, old: str
+) -> None:
+    (gpu,) = (each for each in tiny_manifest(EMBEDDER).candidates if each.device is Device.GPU)
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as running:
+        assert await ask(running) == old
+        seal_tiny_version(tmp_path, EMBEDDER, NEW, candidates=(gpu,))
+        async with InProcess(tmp_path, models=(EMBEDDER,)).client() as started:
+            for http in (running, started):
+                assert {await ask(http) for _ in range(3)} == {old}
 
 
 TIED = [{"label": "A", "score": 0.501}, {"label": "B", "score": 0.499}]

@@ -6,7 +6,7 @@ from typing import Any
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.requests import ResolvedRequest
+from deployments.ingress.requests import InferenceRequest, ResolvedRequest
 from deployments.ingress.shadow_traffic import (
     MAX_ENCODER_REQUESTS,
     MAX_GENERATIONS,
@@ -24,6 +24,7 @@ SHADOW = Shadow(version="ba9876543210", percent=100)
 REQUEST = ResolvedRequest(
     model=SimpleNamespace(ref=DEFAULT),  # type: ignore[arg-type]
     task=TaskName.FEATURE_EXTRACTION,
+    request=InferenceRequest("a"),
     inputs=TaskInput(("a",), ("inputs",), None, Truncation.REFUSE),
     characters=1,
     shortened=0,
@@ -35,14 +36,18 @@ REQUEST = ResolvedRequest(
 RESULT = CallResult("value", "fake")
 
 
+def parse(_request: InferenceRequest, _task: str, _model: Any) -> tuple[TaskInput, int]:
+    return REQUEST.inputs, 0
+
+
 class Registry:
     """A registry in which every model has the same shadow version."""
 
-    def find_shadow(self, _ref: ModelRef) -> Shadow:
+    def find_shadow(self, _name: str, _ref: ModelRef) -> Shadow:
         return SHADOW
 
     def find(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(ref=ModelRef(*name.split("@")))
+        return SimpleNamespace(ref=ModelRef(*name.split("@")), tasks=(REQUEST.task,))
 
 
 class OnePrompt:
@@ -68,11 +73,11 @@ async def test_encoder_requests_do_not_take_the_places_of_generations() -> None:
         await answers.wait()
         return []
 
-    shadows = ShadowTraffic(Registry(), execute, complete)  # type: ignore[arg-type]
+    shadows = ShadowTraffic(Registry(), parse, execute, complete)  # type: ignore[arg-type]
     for _ in range(MAX_ENCODER_REQUESTS + 1):
         shadows.mirror(REQUEST, RESULT)
     for _ in range(MAX_GENERATIONS + 1):
-        shadows.mirror_answers(OnePrompt(), [], [])  # type: ignore[arg-type]
+        shadows.mirror_answers(None, OnePrompt(), [], [])  # type: ignore[arg-type]
     await wait_until(lambda: len(running) == MAX_ENCODER_REQUESTS + MAX_GENERATIONS)
     assert running.count("generator") == MAX_GENERATIONS
     answers.set()
@@ -86,6 +91,6 @@ async def test_shadow_that_breaks_the_comparison_is_counted_as_failed() -> None:
     async def complete(_plan: Any) -> list[Completion]:
         return []
 
-    shadows = ShadowTraffic(Registry(), execute, complete)  # type: ignore[arg-type]
+    shadows = ShadowTraffic(Registry(), parse, execute, complete)  # type: ignore[arg-type]
     shadows.mirror(REQUEST, RESULT)
     await wait_until(lambda: [c.failed for c in shadows.comparisons.values()] == [1])

@@ -1,13 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.deadlines import deadline_after
-from deployments.errors import DeadlineExceeded, RequirementMissing
+from deployments.errors import (
+    DeadlineExceeded,
+    DigestMismatch,
+    HardwareUnavailable,
+    RequirementMissing,
+    ServeError,
+)
 from deployments.ingress.version_prober import MAX_WAIT_S, VersionProber
+from deployments.keys.caller import UNRESTRICTED, Caller, current_caller, set_current_caller
+from deployments.keys.key import Scope
 from deployments.plan.plan_file import AVOID_S, read_plan
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER, seal_tiny_version
@@ -55,11 +65,43 @@ async def test_request_that_waits_for_a_cancelled_trial_uses_the_version(
     assert registry.must_try(EMBEDDER, model.ref), "the next request repeats the trial"
 
 
-async def test_version_that_this_host_cannot_run_is_avoided_here_for_some_minutes(
+async def test_trial_has_all_permissions_whoever_starts_it(registry: ModelRegistry) -> None:
+    callers: list[Caller] = []
+
+    async def load(_model: RegisteredModel) -> None:
+        callers.append(current_caller())
+
+    set_current_caller(Caller("bob", scopes=(Scope.INFER,)))
+    prober = VersionProber(registry, load)
+    assert not await prober.refuses(EMBEDDER, registry.find(EMBEDDER))
+    assert callers == [UNRESTRICTED]
+
+
+async def test_trial_refuses_only_the_files_that_it_loaded(
     registry: ModelRegistry, tmp_path: Path
 ) -> None:
+    async def load(model: RegisteredModel) -> None:
+        seal_tiny_version(tmp_path, EMBEDDER, NEW)
+        os.utime(model.directory / MANIFEST_NAME, ns=(1, model.sealed_ns + 1))
+        raise DigestMismatch("the graph is damaged")
+
+    prober = VersionProber(registry, load)
+    await prober.refuses(EMBEDDER, registry.find(EMBEDDER))
+    assert not read_plan(tmp_path).find(EMBEDDER).refused
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequirementMissing("the package `openvino` is not installed"),
+        HardwareUnavailable("Model tiny/embedder has no graph for `cpu`"),
+    ],
+)
+async def test_version_that_this_host_cannot_run_is_avoided_here_for_some_minutes(
+    registry: ModelRegistry, tmp_path: Path, error: ServeError
+) -> None:
     async def load(_model: RegisteredModel) -> None:
-        raise RequirementMissing("the package `openvino` is not installed")
+        raise error
 
     clock = FakeClock()
     registry = ModelRegistry(tmp_path, (), clock)

@@ -12,9 +12,8 @@ from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.management import garbage, removal
 from deployments.management.garbage import find_garbage
-from deployments.plan import changes
 from deployments.plan.plan_file import PLAN_NAME
-from tests.support.artifacts import seal_tiny_version
+from tests.support.artifacts import refuse_version, seal_tiny_version
 
 MODEL = "acme/tiny"
 OLD, OTHER, NEW = "000000000001", "000000000002", "000000000003"
@@ -31,7 +30,7 @@ def store(tmp_path: Path) -> Path:
 def test_version_that_answers_in_place_of_refused_ones_stays(store: Path) -> None:
     assert [item.path.name for item in find_garbage(store).items] == [OLD]
     for version in (OTHER, NEW):
-        changes.refuse(store, MODEL, version, "its graph does not open")
+        refuse_version(store, MODEL, version)
     assert [item.path.name for item in find_garbage(store).items] == [OTHER]
 
 

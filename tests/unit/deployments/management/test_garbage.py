@@ -14,7 +14,6 @@ import pytest
 
 from build_artifacts.progress import BuildProgress
 from build_artifacts.storage.workspace import build_workspace
-from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import BUILDING_NAME, set_latest
 from deployments.builds.queue import QUEUE_NAME
 from deployments.errors import BadSetting, PlanUnusable, UnknownModel
@@ -29,8 +28,9 @@ from deployments.management.garbage import (
 )
 from deployments.plan import changes
 from deployments.plan.plan_file import PLAN_NAME
+from tests.support.artifacts import refuse_version
+from tests.support.plan_stores import MODEL, seal_version
 
-MODEL = "org/model"
 OLD, NEW, OTHER = "a" * 12, "b" * 12, "c" * 12
 
 
@@ -101,18 +101,11 @@ def test_versions_of_the_plan_stay(store: Path) -> None:
     assert f"{MODEL}@{OLD}" not in {item.name for item in remove(removable)}, "promoted since"
 
 
-def seal(store: Path, version: str, sealed_s: int) -> None:
-    manifest = publish(store, MODEL, version) / MANIFEST_NAME
-    manifest.write_text("{}")
-    os.utime(manifest, (sealed_s, sealed_s))
-
-
 def test_version_that_a_rollback_returns_to_stays_without_a_promotion(tmp_path: Path) -> None:
     for sealed_s, version in enumerate((OLD, OTHER, NEW), start=1):
-        seal(tmp_path, version, sealed_s)
-    set_latest(tmp_path, MODEL, NEW)
+        seal_version(tmp_path, version, sealed_s)
     assert names(find_garbage(tmp_path)) == [f"{MODEL}@{OLD}"]
-    changes.refuse(tmp_path, MODEL, OTHER, "its graph does not open")
+    refuse_version(tmp_path, MODEL, OTHER)
     removable = find_garbage(tmp_path)
     assert names(removable) == [f"{MODEL}@{OTHER}"]
     (item,) = remove(removable)
@@ -123,8 +116,7 @@ def test_version_that_a_rollback_returns_to_stays_without_a_promotion(tmp_path: 
 
 def test_versions_of_the_configuration_stay(tmp_path: Path) -> None:
     for sealed_s, version in enumerate((OLD, OTHER, NEW), start=1):
-        seal(tmp_path, version, sealed_s)
-    set_latest(tmp_path, MODEL, NEW)
+        seal_version(tmp_path, version, sealed_s)
     garbage = find_garbage(tmp_path, configured={MODEL: OLD})
     assert names(garbage) == [f"{MODEL}@{OTHER}"]
     changes.promote(tmp_path, MODEL, OTHER)

@@ -27,9 +27,8 @@ from deployments.errors import (
 from deployments.management.actions import ACTIONS
 from deployments.management.listing import ModelEntry, describe_model, list_default_versions
 from deployments.management.removal import remove
-from deployments.plan import changes
 from deployments.plan.plan_file import PLAN_NAME, read_plan
-from tests.support.artifacts import GRAPH_NAME, seal_tiny_version
+from tests.support.artifacts import GRAPH_NAME, refuse_version, seal_tiny_version
 from tests.support.ordinary_rights import ordinary_rights
 
 MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
@@ -208,7 +207,7 @@ def test_refused_version_is_removed_itself(store: Path) -> None:
     newest = "000000000003"
     act(store, "promote", f"{MODEL}@{OLD}")
     seal_tiny_version(store, MODEL, newest)
-    changes.refuse(store, MODEL, newest, "its graph does not open")
+    refuse_version(store, MODEL, newest)
     assert remove(store, f"{MODEL}@latest") == [newest]
 
 

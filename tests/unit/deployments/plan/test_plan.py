@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import shutil
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import model_directory, set_latest
 from deployments.errors import (
     ArtifactMissing,
@@ -28,29 +26,9 @@ from deployments.plan.resolution import (
     split_name,
 )
 from deployments.watched_file import CHECK_INTERVAL_S
+from tests.support.artifacts import refuse_version
 from tests.support.fakes import FakeClock
-
-MODEL = "org/model"
-OLD, NEW, NEWEST = "aaaaaaaaaaa1", "bbbbbbbbbbb2", "ccccccccccc3"
-
-
-def seal_version(store: Path, version: str, sealed_s: int, model_id: str = MODEL) -> None:
-    directory = model_directory(store, model_id) / version
-    directory.mkdir(parents=True)
-    (directory / MANIFEST_NAME).write_text("{}")
-    os.utime(directory / MANIFEST_NAME, (sealed_s, sealed_s))
-    set_latest(store, model_id, version)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
-    seal_version(tmp_path, OLD, 1)
-    seal_version(tmp_path, NEW, 2)
-    return tmp_path
-
-
-def default_version(store: Path, **configured: str) -> str:
-    return resolve_name(store, read_plan(store), MODEL, configured).version
+from tests.support.plan_stores import MODEL, NEW, NEWEST, OLD, default_version, seal_version
 
 
 @pytest.mark.parametrize(
@@ -130,7 +108,7 @@ def test_rollback_of_a_refused_promotion_returns_to_the_version_that_answers(sto
     seal_version(store, NEWEST, 3)
     for version in (OLD, NEW, NEWEST):
         changes.promote(store, MODEL, version)
-    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
+    refuse_version(store, MODEL, NEWEST)
     assert default_version(store) == NEW
     assert changes.rollback(store, MODEL).find(MODEL).aliases[STABLE] == NEW
 
@@ -144,7 +122,7 @@ def test_rollback_passes_over_refused_former_versions(store: Path) -> None:
     seal_version(store, NEWEST, 3)
     changes.promote(store, MODEL, NEW)
     changes.promote(store, MODEL, NEWEST)
-    changes.refuse(store, MODEL, NEW, "its graph does not open")
+    refuse_version(store, MODEL, NEW)
     changes.rollback(store, MODEL)
     assert default_version(store) == OLD
 
@@ -189,6 +167,7 @@ def test_change_without_effect_keeps_the_number(store: Path) -> None:
 
 
 def test_splits_beyond_all_requests_are_refused(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
     changes.set_split(store, MODEL, OLD, 60)
     with pytest.raises(BadSetting, match="110 percent"):
         changes.set_split(store, MODEL, NEW, 50)
@@ -196,9 +175,29 @@ def test_splits_beyond_all_requests_are_refused(store: Path) -> None:
         changes.set_split(store, MODEL, OLD, -1)
 
 
+def test_splits_of_exactly_all_requests_are_accepted_whatever_their_rounding(store: Path) -> None:
+    others = ["ddddddddddd4", OLD, NEW]
+    seal_version(store, others[0], 0)
+    seal_version(store, NEWEST, 3)
+    percents = (28.6, 35.7, 35.7)
+    assert sum(percents) > 100, "the sum of the floats"
+    for version, percent in zip(others, percents, strict=True):
+        plan = changes.set_split(store, MODEL, version, percent)
+    assert len(resolve_name(store, plan, MODEL).splits) == 3
+
+
+def test_version_that_answers_already_gets_neither_split_nor_shadow(store: Path) -> None:
+    for change in (changes.set_split, changes.set_shadow):
+        with pytest.raises(BadSetting, match=f"{NEW} of {MODEL} is the default"):
+            change(store, MODEL, "latest", 10)
+        with pytest.raises(BadSetting, match=f"{OLD} of {MODEL} is the default"):
+            change(store, MODEL, OLD, 10, {MODEL: OLD})
+        change(store, MODEL, "latest", 10, {MODEL: OLD})
+
+
 def test_inspected_version_is_named_as_in_requests_and_may_be_refused(store: Path) -> None:
     plan = changes.set_alias(store, MODEL, "tested", OLD)
-    plan = changes.refuse(store, MODEL, NEW, "its graph does not open")
+    plan = refuse_version(store, MODEL, NEW)
     names = {MODEL: NEW, f"{MODEL}@latest": NEW, f"{MODEL}@tested": OLD, f"{MODEL}@{OLD}": OLD}
     assert {name: find_named(store, plan, name).name for name in names} == names
     with pytest.raises(ArtifactMissing, match="no version `nope`"):
@@ -254,57 +253,12 @@ def test_promote_ends_splits_and_shadow(store: Path) -> None:
 
 
 def test_shadow_of_the_default_version_is_none(store: Path) -> None:
-    changes.set_shadow(store, MODEL, NEW, 5)
+    changes.set_shadow(store, MODEL, OLD, 5)
+    assert resolve_name(store, read_plan(store), MODEL).shadow
+    set_latest(store, MODEL, OLD)
     assert resolve_name(store, read_plan(store), MODEL).shadow is None
-    traffic = resolve_name(store, changes.promote(store, MODEL, OLD), MODEL)
+    traffic = resolve_name(store, changes.promote(store, MODEL, NEW), MODEL)
     assert traffic.shadow is None, "a promotion ends it"
-
-
-def test_refused_version_is_no_shadow(store: Path) -> None:
-    changes.promote(store, MODEL, OLD)
-    changes.set_shadow(store, MODEL, NEW, 5)
-    changes.refuse(store, MODEL, NEW, "its graph does not open")
-    assert resolve_name(store, read_plan(store), MODEL).shadow is None
-
-
-def test_refused_version_is_skipped_until_it_is_sealed_again(store: Path) -> None:
-    changes.refuse(store, MODEL, NEW, "its graph does not open")
-    assert default_version(store) == OLD
-    assert resolve_name(store, read_plan(store), f"{MODEL}@{NEW}").version == NEW, "named exactly"
-    os.utime(model_directory(store, MODEL) / NEW / MANIFEST_NAME, (9, 9))
-    assert default_version(store) == NEW
-
-
-def test_refused_promotion_serves_the_version_before(store: Path) -> None:
-    changes.promote(store, MODEL, OLD)
-    seal_version(store, NEWEST, 3)
-    changes.promote(store, MODEL, NEWEST)
-    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
-    assert default_version(store) == OLD, "not the newer one that was never promoted"
-    changes.promote(store, MODEL, NEWEST)
-    assert default_version(store) == NEWEST, "a promotion gives it another chance"
-
-
-def test_operator_who_names_a_refused_version_by_an_alias_gets_no_other(store: Path) -> None:
-    changes.refuse(store, MODEL, NEW, "its graph does not open")
-    before = read_plan(store)
-    for change in (
-        lambda: changes.promote(store, MODEL, "latest"),
-        lambda: changes.set_split(store, MODEL, "latest", 10),
-        lambda: changes.set_shadow(store, MODEL, "latest", 10),
-        lambda: changes.set_alias(store, MODEL, "canary", "latest"),
-    ):
-        with pytest.raises(BadSetting, match=f"{NEW}, which is refused: its graph does not open"):
-            change()
-    assert read_plan(store) == before
-
-
-def test_split_and_shadow_end_while_latest_is_refused(store: Path) -> None:
-    changes.promote(store, MODEL, OLD)
-    changes.set_shadow(store, MODEL, NEW, 5)
-    changes.refuse(store, MODEL, NEW, "its graph does not open")
-    assert changes.set_split(store, MODEL, "latest", 0).find(MODEL).splits == {}
-    assert changes.set_shadow(store, MODEL, "latest", 0).find(MODEL).shadow is None
 
 
 @pytest.mark.parametrize("selector", [NEWEST, "canary"])
@@ -320,30 +274,6 @@ def test_split_and_shadow_end_after_their_version_was_deleted(store: Path, selec
     assert changes.set_shadow(store, MODEL, selector, 0).find(MODEL).shadow is None
     with pytest.raises(UnknownModel):
         changes.set_split(store, MODEL, selector, 0)
-
-
-def test_alias_of_a_refused_version_ends_the_split_of_that_version(store: Path) -> None:
-    seal_version(store, NEWEST, 3)
-    changes.set_alias(store, MODEL, "canary", NEWEST)
-    changes.promote(store, MODEL, OLD)
-    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
-    changes.set_split(store, MODEL, NEWEST, 10)
-    changes.set_split(store, MODEL, NEW, 20)
-    assert changes.set_split(store, MODEL, "canary", 0).find(MODEL).splits == {NEW: 20}
-
-
-def test_alias_of_a_refused_version_ends_no_split_of_another_version(store: Path) -> None:
-    seal_version(store, NEWEST, 3)
-    changes.set_alias(store, MODEL, "canary", NEWEST)
-    changes.set_split(store, MODEL, NEW, 20)
-    changes.refuse(store, MODEL, NEWEST, "its graph does not open")
-    assert changes.set_split(store, MODEL, "canary", 0).find(MODEL).splits == {NEW: 20}
-
-
-def test_only_version_is_served_although_it_is_refused(tmp_path: Path) -> None:
-    seal_version(tmp_path, NEW, 1)
-    changes.refuse(tmp_path, MODEL, NEW, "its graph does not open")
-    assert default_version(tmp_path) == NEW
 
 
 def test_forgotten_model_leaves_the_plan(store: Path) -> None:
