@@ -1,4 +1,4 @@
-"""Tables for the documents: built from the code, except the table of rivals (other servers)."""
+"""Tables for the documents: built from the code, some from several files of docs/results."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ray.util.metrics import Counter, Metric
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import REPOSITORY, Table
+from benchmarks.published_runs import summarize_runs
 from benchmarks.rivals.published import summarize_published
 from cluster.linting.document import YamlDocument, read_document
 from cluster.serve_config import KeyPath
@@ -53,7 +54,7 @@ def tasks_table() -> Table:
         example = EXAMPLES.get(name, default)
         returns = "Generated text ([generation](generation.md))"
         if name not in GENERATIVE_TASKS:
-            returns = _first_line(TASKS[name]).removeprefix("Returns ").removesuffix(".")
+            returns = _first_line(TASKS[name]).removeprefix("Task that returns ").removesuffix(".")
             returns = returns[0].upper() + returns[1:]
         rows.append([_code(name), find_head(name).value, returns, _code(_json(example))])
     return Table("tasks", ("task", "head", "answer", "body"), rows)
@@ -165,6 +166,9 @@ def _resolve(root: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str,
 
 
 def _describe_bounds(schema: Mapping[str, Any]) -> str:
+    """Return the allowed values; of a mapping, those of its values."""
+    if "additionalProperties" in schema:
+        return _describe_bounds(schema["additionalProperties"])
     if "enum" in schema:
         return ", ".join(_code(str(value)) for value in schema["enum"])
     for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">")):
@@ -202,7 +206,7 @@ def _build_apis() -> tuple[ApiRoutes, ...]:
     monitor, nothing = ClusterMonitor({}, ClusterSnapshot), cast(Any, None)
     clients = Clients(nothing, {}, {}, {})
     pipeline = build_pipeline(args, clients, monitor, nothing, nothing, settings)
-    builds = BuildService(BuildQueue(NO_STORE), settings.builds, pipeline.serves_model)
+    builds = BuildService(BuildQueue(NO_STORE), settings.builds, pipeline.registry.serves)
     services = ModelServices(builds, ReplicaMemory({}, pipeline.registry))
     return build_apis(ApiContext(pipeline, nothing, services))
 
@@ -230,4 +234,5 @@ REFERENCES: Mapping[str, Callable[[], Table]] = {
     "settings": settings_table,
     "metrics": metrics_table,
     "rivals": summarize_published,
+    "runs": summarize_runs,
 }

@@ -10,7 +10,7 @@ import yaml
 
 from cluster.default_config import CONFIG_NAME, find_config
 
-ENCODER = "CpuEncoder"
+_ENCODER = "CpuEncoder"
 _GPU_ENCODER = "GpuEncoder"
 _DEPLOYMENTS = ("Ingress", "Tokenizer")
 
@@ -37,7 +37,7 @@ def write_encoder_config(
     arguments["generators"] = {}
     cpu, gpu = (arguments["encoders"][device] | {"tune": "off"} for device in ("cpu", "gpu"))
     arguments["encoders"] = {"cpu": cpu | encoder} | ({"gpu": gpu} if with_gpu else {})
-    counts = {ENCODER: replicas} | ({_GPU_ENCODER: 1} if with_gpu else {})
+    counts = {_ENCODER: replicas} | ({_GPU_ENCODER: 1} if with_gpu else {})
     deployments = [d for d in application["deployments"] if d["name"] in (*_DEPLOYMENTS, *counts)]
     application["deployments"] = deployments
     for deployment in deployments:

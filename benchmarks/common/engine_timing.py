@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -109,6 +110,7 @@ def build_timings(
 
 SENTENCES_PER_BATCH = 32
 CHECKED_SENTENCES = 64
+MIN_BATCHES_PER_PASS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,14 @@ class SortedBatches:
         return cls(batches, tuple(order))
 
 
+def count_repetitions(batches: int, passes: int) -> int:
+    """Return how often to run `batches`, so that each pass gets MIN_BATCHES_PER_PASS on average.
+
+    With fewer batches most passes would wait for the last ones, and the rate would be too low.
+    """
+    return math.ceil(MIN_BATCHES_PER_PASS * passes / batches)
+
+
 class RawEngine:
     """Engine of a model without a server, and the tokenized sentences that it runs.
 
@@ -169,11 +179,15 @@ class RawEngine:
             list(self._pools[split].map(engine.run, ends))
 
     def sentences_per_s(self, split: CoreSplit, size: int) -> float:
-        """Run all sentences once in batches of `size`. Return the rate. Collation is not timed."""
+        """Run all sentences once or several times in batches of `size`. Return the rate.
+
+        Collation is not timed.
+        """
         batches = self._sorted(size).batches
+        times = count_repetitions(len(batches), split.passes)
         started_s = time.perf_counter()
-        list(self._pools[split].map(self._engines[split].run, batches))
-        return len(self.items) / (time.perf_counter() - started_s)
+        list(self._pools[split].map(self._engines[split].run, batches * times))
+        return times * len(self.items) / (time.perf_counter() - started_s)
 
     def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
         """Split `batch` over concurrent passes of one thread each. Return outputs, [items, width].

@@ -7,8 +7,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import psutil
 
 from benchmarks.common.errors import BenchmarkError
 from deployments.console import format_table
+from deployments.errors import ServeError
 from deployments.files import write_atomically
 from deployments.machine import (
     UNKNOWN,
@@ -113,6 +115,7 @@ class RunMetadata:
     seed: int
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     host: HostInfo = field(default_factory=read_host_info)
+    incomplete: str = ""  # why the run ended early; empty: it ran to its end
 
     @property
     def stem(self) -> str:
@@ -207,7 +210,25 @@ def publish(
     else:
         shown = "\n\n".join(table.text for table in tables) if text is None else text
         print("\n".join((shown, *notes)), flush=True)
+    if run.incomplete:
+        log_progress(f"note: the results are incomplete: {run.incomplete}")
     log_progress(f"wrote {path}")
+
+
+@contextmanager
+def keep_partial_results(
+    run: RunMetadata, publish_so_far: Callable[[RunMetadata], None]
+) -> Iterator[None]:
+    """If the block fails or is interrupted, call `publish_so_far`, then raise the error again.
+
+    `publish_so_far` gets `run` with the reason in the field `incomplete`.
+    """
+    try:
+        yield
+    except BaseException as exc:
+        reason = exc.message if isinstance(exc, ServeError) else repr(exc)
+        publish_so_far(replace(run, incomplete=reason))
+        raise
 
 
 def encode_result(run: RunMetadata, results: Any, tables: Sequence[Table]) -> bytes:

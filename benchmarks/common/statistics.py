@@ -34,6 +34,11 @@ def summarize(values: Sequence[float]) -> RoundSummary:
     return RoundSummary(float(np.median(values)), min(values), max(values), tuple(values))
 
 
+def summarize_ratios(left: RoundSummary, right: RoundSummary) -> RoundSummary:
+    """Summarize left / right within each round, because the speed of a machine drifts."""
+    return summarize([a / b for a, b in zip(left.values, right.values, strict=True)])
+
+
 def percentiles_ms(latencies_s: ArrayLike) -> dict[str, float]:
     """Return `p50` to `p99` in milliseconds from latencies in seconds; empty without latencies."""
     seconds = np.asarray(latencies_s, dtype=np.float64)

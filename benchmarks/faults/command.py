@@ -19,7 +19,13 @@ import psutil
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL, add_run_options
-from benchmarks.common.report import log_progress, publish, start_run
+from benchmarks.common.report import (
+    RunMetadata,
+    keep_partial_results,
+    log_progress,
+    publish,
+    start_run,
+)
 from benchmarks.faults.load import RIGHT, KnownRequest, SteadyLoad, build_requests
 from benchmarks.faults.results import (
     SLOW_S,
@@ -98,15 +104,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Cause the faults and write the results. Return 1 if a fault of this run misses its goal."""
+    """Cause the faults and write the results. Return 1 if a fault of this run misses its goal.
+
+    If the run ends early, for example because the server does not recover, write the results so
+    far. `--merge` accepts this file.
+    """
     metadata = start_run("faults", arguments.command_line, arguments.seed)
     former = read_former(arguments.merge)
     config = find_config(arguments.config)
     chosen = [kind for kind in KINDS if kind.name in arguments.only]
-    with stop_signals_interrupt(), start_server(config, arguments.out) as server:
-        measured = asyncio.run(cause_faults(server, arguments, chosen))
-    results = merge(former, measured)
-    publish(arguments, metadata, results, [build_table(results)])
+    measured: list[FaultResult] = []
+
+    def publish_results(run: RunMetadata) -> None:
+        results = merge(former, measured)
+        publish(arguments, run, results, [build_table(results)])
+
+    def publish_so_far(run: RunMetadata) -> None:
+        if measured:
+            publish_results(run)
+
+    with (
+        keep_partial_results(metadata, publish_so_far),
+        stop_signals_interrupt(),
+        start_server(config, arguments.out) as server,
+    ):
+        asyncio.run(cause_faults(server, arguments, chosen, measured))
+    publish_results(metadata)
     kinds = {kind.name: kind for kind in KINDS}
     return 0 if all(one.is_reached(kinds[one.kind]) for one in measured) else 1
 
@@ -128,8 +151,12 @@ def read_former(path: Path | None) -> list[FaultResult]:
 
 
 async def cause_faults(
-    server: Server, arguments: argparse.Namespace, kinds: list[ProcessKind]
-) -> list[FaultResult]:
+    server: Server,
+    arguments: argparse.Namespace,
+    kinds: list[ProcessKind],
+    results: list[FaultResult],
+) -> None:
+    """Cause all faults, and append the result of each to `results`."""
     encoders, generators = await build_requests(server.address, arguments.model, arguments.writer)
     plan = FaultPlan(
         encoders=encoders,
@@ -138,33 +165,41 @@ async def cause_faults(
         generator_rate=arguments.generator_rate,
         seconds=arguments.seconds,
     )
-    results = []
     for action in arguments.faults:
         for kind in kinds:
             log_progress(f"{kind.name}: {ACTION_NAMES[action]}")
             await server.wait_until_complete()
             results.append(await cause_fault(server, kind, action, plan))
             log_progress(build_table(results[-1:]).text.splitlines()[-1])
-    return results
 
 
 async def cause_fault(
     server: Server, kind: ProcessKind, action: ProcessFault, plan: FaultPlan
 ) -> FaultResult:
-    """Kill or stop the youngest process of a kind under load, and watch the server recover."""
+    """Kill or stop the youngest process of a kind under load, and watch the server recover.
+
+    Raises BenchmarkError if no process of this kind runs.
+    """
     load = SteadyLoad(server.address)
     load.start(plan.encoders, plan.encoder_rate)
     load.start(plan.generators, plan.generator_rate)
-    await asyncio.sleep(LEAD_S)
-    former = find_processes(server.launcher, kind)
-    victim = former[-1]
-    fault_s = time.perf_counter()
-    victim.kill() if action == "kill" else victim.suspend()
     try:
-        successor_s = await watch(server, kind, former, load, plan.seconds)
+        await asyncio.sleep(LEAD_S)
+        former = find_processes(server.launcher, kind)
+        if not former:
+            raise BenchmarkError(
+                f"no process of the kind {kind.name} runs {LEAD_S:g} s after the start of the load",
+                hint="see the server's log",
+            )
+        victim = former[-1]
+        fault_s = time.perf_counter()
+        victim.kill() if action == "kill" else victim.suspend()
+        try:
+            successor_s = await watch(server, kind, former, load, plan.seconds)
+        finally:
+            with suppress(psutil.Error):
+                victim.resume()
     finally:
-        with suppress(psutil.Error):
-            victim.resume()
         await load.stop()
     return summarize_fault(kind, action, load.observations, fault_s, successor_s)
 

@@ -1,25 +1,20 @@
-"""Steady load of requests with known right answers: an open loop, one connection per request.
-
-Requests are sent at fixed times and do not wait for earlier answers, like those of independent
-clients.
-"""
+"""Steady load of requests with known right answers: an open loop, one connection per request."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import orjson
 
 from benchmarks.common.agreement import is_same_completion, is_same_embedding
 from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.fixed_rate import FixedRateSender
 from benchmarks.common.http import ServerAddress, build_inference_body, model_path
-from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
+from benchmarks.common.wire import HttpExchange, build_post, send_raw
 
 RIGHT = "right"
 WRONG = "wrong"
@@ -49,6 +44,7 @@ class KnownRequest:
 class Observation:
     """Result of one request. `outcome` is RIGHT, WRONG, CUT, or an HTTP status as text.
 
+    CUT: the connection ended in the middle of a response with status 200.
     A request without a response has `0` (closed connection) or `-1` (timeout) as its status.
     """
 
@@ -98,28 +94,18 @@ class SteadyLoad:
     def __init__(self, address: ServerAddress) -> None:
         self.observations: list[Observation] = []
         self._address = address
-        self._senders: list[asyncio.Task[None]] = []
-        self._requests: set[asyncio.Task[None]] = set()
+        self._sender = FixedRateSender()
 
     def start(self, requests: Iterable[KnownRequest], rate: float) -> None:
         """Send `requests` in an endless cycle, `rate` of them per second, until `stop`."""
-        self._senders.append(asyncio.create_task(self._send_all(requests, 1 / rate)))
+        self._sender.start([partial(self._send, request) for request in requests], rate)
 
     async def stop(self) -> None:
-        """Send no more requests, and wait for the pending answers."""
-        for sender in self._senders:
-            sender.cancel()
-        await asyncio.gather(*self._senders, return_exceptions=True)
-        await asyncio.gather(*self._requests)
+        """Send no more requests, and wait for the pending answers.
 
-    async def _send_all(self, requests: Iterable[KnownRequest], interval_s: float) -> None:
-        next_s = time.perf_counter()
-        for request in cycle(requests):
-            await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
-            task = asyncio.create_task(self._send(request))
-            self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
-            next_s += interval_s
+        Raises BenchmarkError if the check of an answer failed with an unexpected exception.
+        """
+        await self._sender.stop()
 
     async def _send(self, request: KnownRequest) -> None:
         started_s = time.perf_counter()
@@ -132,6 +118,8 @@ def classify_answer(request: KnownRequest, answer: HttpExchange) -> str:
     """Return RIGHT, WRONG or CUT for an answer with status 200, else the status as text."""
     if answer.status != 200:
         return str(answer.status)
+    if answer.is_cut:
+        return CUT
     try:
         return RIGHT if request.is_right(request.parse(answer.body)) else WRONG
     except StreamCut:

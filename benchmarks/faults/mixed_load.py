@@ -11,8 +11,8 @@ import orjson
 from benchmarks.common.agreement import is_same_completion
 from benchmarks.common.http import ServerAddress, model_path
 from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
+from benchmarks.common.wire import build_post
 from benchmarks.faults.load import KnownRequest, StreamCut, ask
-from benchmarks.hostile.wire import build_post
 
 CLASSIFIER = "hundredfold/minilm-sst2"
 READER = "hundredfold/minilm-squad"

@@ -86,7 +86,15 @@ def merge(former: Iterable[FaultResult], results: Iterable[FaultResult]) -> list
 def build_table(results: Iterable[FaultResult]) -> Table:
     kinds = {kind.name: kind for kind in KINDS}
     columns = (
-        *("process", "fault", "requests", "answered", "wrong", "worst wait", "disturbed for"),
+        *(
+            "process",
+            "fault",
+            "requests",
+            "answered",
+            "wrong",
+            "slowest right answer",
+            "disturbed for",
+        ),
         *("successor after", "goal"),
     )
     rows = [_build_row(result, kinds[result.kind]) for result in results]

@@ -1,7 +1,11 @@
-"""Soak test: a long mixed load with random kills must cause no wrong answer and no memory leak.
+"""Soak test: a long mixed load with random kills must cause no wrong answer and no memory growth.
 
 `bench faults` waits for the recovery after each fault. `bench soak` kills at random times, so that
 some faults hit a server that has not recovered from the previous fault.
+
+The goal for the memory compares totals, in which a process that is killed starts small again. It
+sees only leaks of processes that live on: spare kinds with `--spare`, all of them for a run without
+kills. The table `growth` shows by kind how much a process grows while it lives.
 """
 
 from __future__ import annotations
@@ -21,9 +25,23 @@ import psutil
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
-from benchmarks.common.report import Table, log_progress, publish, start_run
+from benchmarks.common.report import (
+    RunMetadata,
+    Table,
+    keep_partial_results,
+    log_progress,
+    publish,
+    start_run,
+)
 from benchmarks.common.statistics import Goal
 from benchmarks.faults.load import RIGHT, WRONG, Observation, SteadyLoad
+from benchmarks.faults.memory import (
+    KindGrowth,
+    MemoryLog,
+    MemorySample,
+    build_growth_table,
+    measure_growth,
+)
 from benchmarks.faults.mixed_load import RATES, build_mixed_requests
 from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_members, find_processes
@@ -34,16 +52,6 @@ from deployments.command_line import positive_seconds
 PAUSE_S = (15.0, 45.0)  # s between two kills, from a uniform distribution
 SAMPLE_S = 10.0  # s between two readings of the memory
 MAX_GROWTH = 0.05
-MIB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class MemorySample:
-    """Private memory of all processes of the server at one time."""
-
-    elapsed_s: float
-    mib: float
-    processes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,22 +62,30 @@ class SoakResults:
     kills: Mapping[str, int]
     outcomes: Mapping[str, Mapping[str, int]]
     memory: Sequence[MemorySample]
+    growth_by_kind: Sequence[KindGrowth]
 
     @property
     def wrong(self) -> int:
         return sum(counts.get(WRONG, 0) for counts in self.outcomes.values())
 
-    @property
-    def growth(self) -> float | None:
-        """Relative growth of the median memory from the second quarter of the run to the last.
 
-        The first quarter is warm-up. None if a quarter has no sample.
-        """
-        quarter = len(self.memory) // 4
-        if not quarter:
-            return None
-        sizes = [sample.mib for sample in self.memory]
-        return median(sizes[-quarter:]) / median(sizes[quarter : 2 * quarter]) - 1
+class SoakRecord:
+    """What a soak test has observed so far."""
+
+    def __init__(self) -> None:
+        self.started_s = time.perf_counter()
+        self.kills: Counter[str] = Counter()
+        self.observations: list[Observation] = []
+        self.memory = MemoryLog()
+
+    def summarize(self) -> SoakResults:
+        return SoakResults(
+            time.perf_counter() - self.started_s,
+            dict(self.kills),
+            count_outcomes(self.observations),
+            self.memory.totals,
+            self.memory.summarize_kinds(),
+        )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,55 +99,79 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[kind.name for kind in KINDS],
         default=[],
         metavar="PROCESS",
-        help="kinds of processes that are not killed",
+        help=f"kinds of processes that are not killed, of {', '.join(kind.name for kind in KINDS)}",
     )
     add_run_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the load and write the results. Return 1 if a goal is missed or was not measured."""
+    """Run the load and write the results. Return 1 if a goal is missed or was not measured.
+
+    If the run ends early, for example because the server does not recover, write what was measured.
+    """
     metadata = start_run("soak", arguments.command_line, arguments.seed)
     config = find_config(arguments.config)
     names = [kind.name for kind in KINDS if kind.name not in arguments.spare]
-    with stop_signals_interrupt(), start_server(config, arguments.out) as server:
-        results = asyncio.run(soak(server, arguments.seconds, names, arguments.seed))
-    tables = [build_table(results), build_memory_table(results)]
-    goals = evaluate_goals(results)
-    publish(arguments, metadata, results, tables, notes=[goal.sentence for goal in goals])
-    return 0 if all(goal.reached for goal in goals) else 1
+    record = SoakRecord()
+
+    def publish_so_far(so_far: RunMetadata) -> None:
+        if record.observations:
+            publish_results(arguments, so_far, record.summarize())
+
+    with (
+        keep_partial_results(metadata, publish_so_far),
+        stop_signals_interrupt(),
+        start_server(config, arguments.out) as server,
+    ):
+        asyncio.run(soak(server, arguments.seconds, names, arguments.seed, record))
+    results = record.summarize()
+    publish_results(arguments, metadata, results)
+    return 0 if all(goal.reached for goal in evaluate_goals(results)) else 1
 
 
-async def soak(server: Server, seconds: float, names: Sequence[str], seed: int) -> SoakResults:
+def publish_results(
+    arguments: argparse.Namespace, metadata: RunMetadata, results: SoakResults
+) -> None:
+    tables = [
+        build_table(results),
+        build_memory_table(results),
+        build_growth_table(results.growth_by_kind),
+    ]
+    notes = [goal.sentence for goal in evaluate_goals(results)]
+    publish(arguments, metadata, results, tables, notes=notes)
+
+
+async def soak(
+    server: Server, seconds: float, names: Sequence[str], seed: int, record: SoakRecord
+) -> None:
     """Run the load for `seconds` and kill random processes of the kinds in `names`.
 
-    Raises BenchmarkError if the server does not recover.
+    Add all observations to `record`. Raises BenchmarkError if the server does not recover.
     """
-    await server.wait_until_complete()
+    # The requests come first: without one of their models the server never has all processes.
     requests = await build_mixed_requests(server.address)
+    await server.wait_until_complete()
     load = SteadyLoad(server.address)
+    record.observations = load.observations
     for kind, rate in RATES.items():
         load.start(requests[kind], rate)
-    started_s = time.perf_counter()
-    memory: list[MemorySample] = []
-    sampling = asyncio.create_task(_sample_memory(server, started_s, memory))
+    record.started_s = time.perf_counter()
+    sampling = asyncio.create_task(_sample_memory(server, record))
     try:
-        kills = await _kill_at_random(server, started_s + seconds, names, random.Random(seed))
+        await _kill_at_random(server, seconds, names, random.Random(seed), record)
         await server.wait_until_complete()
     finally:
         sampling.cancel()
         await load.stop()
     with suppress(asyncio.CancelledError):
         await sampling
-    return SoakResults(
-        time.perf_counter() - started_s, kills, count_outcomes(load.observations), memory
-    )
 
 
 async def _kill_at_random(
-    server: Server, until_s: float, names: Sequence[str], chance: random.Random
-) -> dict[str, int]:
-    """Kill processes at random times until `until_s`. Return the number of kills by kind."""
-    kills: Counter[str] = Counter()
+    server: Server, seconds: float, names: Sequence[str], chance: random.Random, record: SoakRecord
+) -> None:
+    """Kill processes at random times until `seconds` after the start of the load."""
+    until_s = record.started_s + seconds
     kinds = [kind for kind in KINDS if kind.name in names]
     while kinds:
         pause_s = chance.uniform(*PAUSE_S)
@@ -143,27 +183,16 @@ async def _kill_at_random(
         if victims:  # empty if Ray has not started a new process yet
             with suppress(psutil.Error):
                 victims[-1].kill()
-                kills[kind.name] += 1
+                record.kills[kind.name] += 1
                 log_progress(f"{until_s - time.perf_counter():.0f} s left: killed {kind.name}")
     await asyncio.sleep(max(0.0, until_s - time.perf_counter()))
-    return dict(kills)
 
 
-async def _sample_memory(server: Server, started_s: float, samples: list[MemorySample]) -> None:
+async def _sample_memory(server: Server, record: SoakRecord) -> None:
     while True:
         await asyncio.sleep(SAMPLE_S)
-        sizes = await asyncio.to_thread(_read_sizes, server.launcher)
-        elapsed_s = time.perf_counter() - started_s
-        samples.append(MemorySample(elapsed_s, sum(sizes) / MIB, len(sizes)))
-
-
-def _read_sizes(launcher: int) -> list[int]:
-    """Return the private bytes of each process of the server."""
-    sizes = []
-    for process in find_members(launcher):
-        with suppress(psutil.Error):
-            sizes.append(process.memory_full_info().uss)
-    return sizes
+        elapsed_s = time.perf_counter() - record.started_s
+        await asyncio.to_thread(record.memory.read, find_members(server.launcher), elapsed_s)
 
 
 def count_outcomes(observations: Sequence[Observation]) -> dict[str, dict[str, int]]:
@@ -179,7 +208,7 @@ def count_outcomes(observations: Sequence[Observation]) -> dict[str, dict[str, i
 def evaluate_goals(results: SoakResults) -> tuple[Goal, ...]:
     return (
         Goal.at_most("wrong answers", results.wrong, 0),
-        Goal.at_most("growth of memory", results.growth, MAX_GROWTH),
+        Goal.at_most("growth of memory", measure_growth(results.memory), MAX_GROWTH),
     )
 
 

@@ -26,7 +26,7 @@ from benchmarks.common.options import (
     add_url_option,
 )
 from benchmarks.common.report import publish, start_run
-from benchmarks.generation.checkpoints import SourceCheckpoint
+from benchmarks.common.source_checkpoint import SourceCheckpoint
 from benchmarks.generation.http import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.results import (
@@ -97,13 +97,14 @@ def _add_baseline_options(parser: argparse.ArgumentParser) -> None:
         help="checkpoint of the baselines, as for `build_artifacts build`; default: the source of "
         "the artifact",
     )
-    parser.add_argument(
+    genai = parser.add_mutually_exclusive_group()  # a precision has no effect on a built model
+    genai.add_argument(
         "--genai",
         type=Path,
         metavar="DIR",
         help="output of onnxruntime-genai's model builder; default: run the builder",
     )
-    parser.add_argument(
+    genai.add_argument(
         "--genai-precision",
         choices=("int4", "int8", "fp32"),
         help="precision for onnxruntime-genai's model builder; default: that of the artifact",

@@ -56,6 +56,7 @@ class HttpGenerator:
         Raise BenchmarkError for an error response or an incomplete stream.
         """
         assert request.disconnect_after is None, "bug: no disconnects over HTTP"
+        assert not request.prefix_cache_scope, "bug: no scopes over HTTP"
         raw = self._address.build_post(PATH, build_body(self.model_id, request))
         stream = _Stream(raw, request.first_token)
         submitted_s = time.perf_counter()

@@ -63,7 +63,7 @@ class InProcessGenerator:
         self._decoder = open_decoder(spec, settings)
         self._ref = ModelRef(manifest.id, manifest.version)
         opened = RegisteredModel(
-            self._ref, manifest, model.directory, 0.0, (TaskName.TEXT_GENERATION,)
+            self._ref, manifest, model.directory, 0, (TaskName.TEXT_GENERATION,)
         )
         self._preparation = RequestPreparer(opened, self._decoder.info)
         self._events = events
@@ -91,7 +91,10 @@ class InProcessGenerator:
     async def generate(self, request: StreamRequest) -> StreamResult:
         """Run one stream to its end or to the disconnect. Raises ServeError if it fails."""
         options = GenerationOptions(
-            sampling=GREEDY, max_new_tokens=request.new_tokens, min_new_tokens=request.new_tokens
+            sampling=GREEDY,
+            max_new_tokens=request.new_tokens,
+            min_new_tokens=request.new_tokens,
+            prefix_cache_scope=request.prefix_cache_scope,
         )
         call = GenerationCall(self._ref, request.prompt, options, deadline_after(REQUEST_TIMEOUT_S))
         submitted_s = time.perf_counter()

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.common.continuous_batching import ContinuousBatching
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.generation.streams import (
     GENAI,
@@ -29,9 +30,6 @@ from benchmarks.generation.streams import (
 )
 from build_artifacts.types import Tokens
 
-_NO_TOKEN = -1  # end-of-sequence id that no token has, so that only the length ends an answer
-_TIMEOUT_S = 120.0
-_PAGE_TOKENS = 256  # tokens per page of the paged KV cache
 _MAX_BATCH_TOKENS = 512  # tokens per forward pass; enough for eight prompts of 64 tokens
 
 
@@ -143,8 +141,7 @@ class TransformersSystem:
 class PagedTransformersSystem(TransformersSystem):
     """Baseline that runs continuous batching of transformers: eager mode, bf16, CPU.
 
-    The paged KV cache has pages for `kv_slots` streams of `context` tokens. Without this limit,
-    transformers fills most of the memory with pages and attention masks.
+    The paged KV cache has pages for `kv_slots` streams of `context` tokens.
     """
 
     name = PAGED_TRANSFORMERS
@@ -159,39 +156,31 @@ class PagedTransformersSystem(TransformersSystem):
         context: int,
     ) -> None:
         super().__init__(weights, eos_token_ids, threads)
-        settings = self._transformers.GenerationConfig(do_sample=False, eos_token_id=_NO_TOKEN)
-        limits = self._transformers.ContinuousBatchingConfig(
-            page_size=_PAGE_TOKENS,
-            num_blocks=kv_slots * -(-context // _PAGE_TOKENS),
-            max_batch_tokens=_MAX_BATCH_TOKENS,
-        )
         with translate_errors(self.name):
-            self._manager = self._model.init_continuous_batching(
-                generation_config=settings, continuous_batching_config=limits
+            self._batching = ContinuousBatching(
+                self._model,
+                streams=kv_slots,
+                context=context,
+                max_batch_tokens=_MAX_BATCH_TOKENS,
             )
-            self._manager.start()
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
-        answers: dict[str, StreamResult] = {}
         with translate_errors(self.name):
-            request_ids = self._manager.add_requests(
-                [list(prompt) for prompt in prompts],
-                max_new_tokens=new_tokens,
-                record_timestamps=True,
-            )
-            while len(answers) < len(request_ids):
-                result = self._manager.get_result(timeout=_TIMEOUT_S)
-                if result is None or result.error is not None:
-                    raise RuntimeError(result.error if result else "timeout")
-                ids = tuple(result.generated_tokens)
-                times_s = tuple(result.timestamps)
-                answers[result.request_id] = StreamResult(
-                    result.created_time, times_s, len(ids), ids
+            results = self._batching.answer(prompts, new_tokens, record_times=True)
+        return StreamGroup(
+            tuple(
+                StreamResult(
+                    submitted_s=result.created_time,
+                    arrivals_s=tuple(result.timestamps),
+                    tokens=len(result.generated_tokens),
+                    ids=tuple(result.generated_tokens),
                 )
-        return StreamGroup(tuple(answers[request_id] for request_id in request_ids))
+                for result in results
+            )
+        )
 
     def close(self) -> None:
-        self._manager.stop(block=True)
+        self._batching.close()
 
 
 class _Streamer:

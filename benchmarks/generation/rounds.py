@@ -28,6 +28,7 @@ WARM_UP_TOKENS = 4
 # Number of batched answers to sample in each round at each number of streams above 1. Their prompts
 # run again unbatched after all rounds, to check that batching does not change answers.
 REPEATED_PER_ROUND = 4
+UNBATCHED = "unbatched"  # scope of the prefix cache for the repeated prompts
 
 Key = tuple[str, str]  # (part: a number of streams or a scenario, name of the system)
 Pairs = list[tuple[StreamResult, StreamResult]]
@@ -162,8 +163,11 @@ def repeat_unbatched(benchmark: GenerationBenchmark) -> AnswerAgreement | None:
     """Repeat the sampled prompts one at a time and compare with the batched answers."""
     if not benchmark.batched_answers:
         return None
+    # The scope makes the generator prefill the prompts again. The prefix cache still holds those of
+    # the last round as the batched run has written them.
     requests = [
-        StreamRequest(prompt, benchmark.new_tokens) for prompt, _ in benchmark.batched_answers
+        StreamRequest(prompt, benchmark.new_tokens, prefix_cache_scope=UNBATCHED)
+        for prompt, _ in benchmark.batched_answers
     ]
     system = benchmark.in_process
     unbatched = system.runner.run(run_streams(system.generator, requests, clients=1))

@@ -76,6 +76,7 @@ class StreamRequest(NamedTuple):
     new_tokens: int
     disconnect_after: int | None = None  # tokens before the disconnect; must be None over HTTP
     first_token: asyncio.Event | None = None  # set when the first token arrives
+    prefix_cache_scope: str = ""  # only prompts of one scope share cached prefixes; "" over HTTP
 
 
 class StreamResult(NamedTuple):

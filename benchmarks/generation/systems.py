@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.report import log_progress
-from benchmarks.generation.checkpoints import (
+from benchmarks.common.source_checkpoint import (
     SourceCheckpoint,
     has_same_weights,
     require_genai_directory,

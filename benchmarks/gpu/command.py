@@ -8,6 +8,7 @@ or unsupported, so that a repeated command continues where the previous one ende
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -16,8 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Event, Timer
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import orjson
 
@@ -27,6 +29,8 @@ from benchmarks.common.report import REPOSITORY, log_progress, start_run
 from benchmarks.gpu.cases import Case, CaseResult, Target, index_by_name
 from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
+from benchmarks.servers.processes import stop, stop_signals_interrupt
+from cluster.processes import ProcessSession, end_with_parent, kill_remaining
 from deployments.command_line import FAILED, OK, positive_count, positive_seconds
 from deployments.console import print_json
 from deployments.gpus import read_gpus
@@ -106,14 +110,15 @@ def run(arguments: argparse.Namespace) -> int:
     log = path.with_suffix(".log")
     plan = _CasePlan(target, arguments.cases, log)
     end_s = time.monotonic() + (arguments.seconds or float("inf"))
-    for part in arguments.parts:
-        left_s = end_s - time.monotonic()
-        if left_s < _MIN_PART_SECONDS:
-            log_progress(f"{part}: no time left, run the command again")
-            continue
-        for result in plan.run(part, results, min(left_s, arguments.part_seconds)):
-            results.add(result)
-            results.write(path)
+    with stop_signals_interrupt():
+        for part in arguments.parts:
+            left_s = end_s - time.monotonic()
+            if left_s < _MIN_PART_SECONDS:
+                log_progress(f"{part}: no time left, run the command again")
+                continue
+            for result in plan.run(part, results, min(left_s, arguments.part_seconds)):
+                results.add(result)
+                results.write(path)
     results.write(path)
     if arguments.json:
         print(path.read_text(encoding="utf-8"), end="")
@@ -173,25 +178,27 @@ def run_worker(
     """Run the cases `names` of `part` in a worker process, and yield their results.
 
     Append what the process prints to the file `log`: tracebacks, and warnings of libraries.
-    After `seconds`, kill the process. If its first case was still running, this case had all the
-    time and counts as failed. A later case gets no result, so that it can run again. A case that
-    was running when the process ended by itself counts as failed. Cases that did not start get no
-    result. Raises BenchmarkError if the process fails while no case runs.
+    After `seconds`, end the process with all processes that it started. If its first case was still
+    running, this case had all the time and counts as failed. A later case gets no result, so that
+    it can run again. A case that was running when the process ended by itself counts as failed.
+    Cases that did not start get no result. Raises BenchmarkError if the process fails while no case
+    runs.
     """
-    request = orjson.dumps({"cases": names, "target": asdict(target)}, default=str).decode()
-    command = [*_WORKER, part, request]
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
+        # Not the worker removes its files, because it may be killed.
+        TemporaryDirectory(prefix="hundredfold-gpu-", ignore_cleanup_errors=True) as scratch,
         log.open("a+", encoding="utf-8", errors="replace") as errors,
-        subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=errors) as process,
+        _start_worker(part, names, target, scratch, errors) as process,
     ):
+        session = ProcessSession.of(process.pid)
         start = errors.tell()
         assert process.stdout is not None
         is_late = Event()
 
         def end() -> None:
             is_late.set()
-            process.kill()
+            stop(process, session)
 
         timer = Timer(seconds, end)
         timer.start()
@@ -209,7 +216,10 @@ def run_worker(
             process.wait()
         finally:
             timer.cancel()
-            process.kill()
+            timer.join()  # `end` may still end processes
+            if process.poll() is None:
+                stop(process, session)
+            kill_remaining(session)
         errors.seek(start)
         last_line = (errors.read().strip().splitlines() or [""])[-1]
     if running is not None and (not is_late.is_set() or not results):
@@ -226,6 +236,21 @@ def run_worker(
         raise BenchmarkError(
             f"`{part}` cannot run: {last_line}", hint="`hundredfold doctor` lists what is installed"
         )
+
+
+def _start_worker(
+    part: str, names: list[str], target: Target, scratch: str, errors: TextIO
+) -> subprocess.Popen[bytes]:
+    """Start a worker in a process session of its own, which ends when this process ends."""
+    content = {"cases": names, "target": asdict(target), "scratch": scratch}
+    request = orjson.dumps(content, default=str).decode()
+    return subprocess.Popen(
+        [*end_with_parent(signal.SIGTERM), *_WORKER, part, request],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        start_new_session=True,
+    )
 
 
 def _require_gpu() -> None:

@@ -12,19 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.gpu.cases import Bench, Case, Target, require
-from benchmarks.gpu.checkpoints import (
+from benchmarks.common.random_checkpoints import (
     LLAMA_1B,
     SMALL_LLAMA,
     SMOLLM_135M,
     TINY_LLAMA,
-    find_smollm,
-    open_steps,
-    read_checkpoint,
     write_bart,
     write_gpt2,
     write_llama,
 )
+from benchmarks.gpu.cases import Bench, Case, Target, require
+from benchmarks.gpu.checkpoints import find_smollm, open_steps, read_checkpoint
 from benchmarks.gpu.device import release_memory, summarize_ms, used_bytes
 from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generate
 from build_artifacts.checkpoints.metadata import CheckpointMetadata

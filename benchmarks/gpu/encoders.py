@@ -9,16 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cases import Bench, Case, Target, require
-from benchmarks.gpu.checkpoints import (
+from benchmarks.common.random_checkpoints import (
     BERT_LARGE,
     MINILM,
     TINY_BERT,
     BertSizes,
-    open_steps,
-    read_checkpoint,
     write_bert,
 )
+from benchmarks.gpu.cases import Bench, Case, Target, require
+from benchmarks.gpu.checkpoints import open_steps, read_checkpoint
 from benchmarks.gpu.device import matrix_rate, summarize_ms, time_calls
 from build_artifacts.recipes import FULL, CandidateRecipe, TorchProgramRecipe
 from deployments.artifacts.manifest import Gate

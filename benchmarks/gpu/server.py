@@ -20,17 +20,17 @@ from numpy.typing import NDArray
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, model_path
-from benchmarks.common.report import REPOSITORY
-from benchmarks.common.statistics import percentiles_ms
-from benchmarks.gpu.cases import Bench, Case, Target
-from benchmarks.gpu.checkpoints import (
+from benchmarks.common.random_checkpoints import (
     MINILM,
     SMALL_LLAMA,
     TINY_BERT,
-    find_smollm,
     write_bert,
     write_llama,
 )
+from benchmarks.common.report import REPOSITORY
+from benchmarks.common.statistics import percentiles_ms
+from benchmarks.gpu.cases import Bench, Case, Target
+from benchmarks.gpu.checkpoints import find_smollm
 from build_artifacts.recipes import (
     CPU_FP32,
     DECODER_FP16,

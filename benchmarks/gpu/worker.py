@@ -1,14 +1,14 @@
 """Worker process that runs cases of one part. `command.py` can kill it and start another.
 
 `python -m benchmarks.gpu.worker PART JSON` writes a line of JSON when a case starts, and a line
-with its result when it ends. Output of libraries goes to stderr.
+with its result when it ends. Output of libraries goes to stderr. The caller removes the directory
+`scratch`, to which the cases write.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,22 +28,20 @@ _ENVIRONMENT = {
 }
 
 
-def run_part(part: str, names: list[str], target: Target, write: Any) -> None:
+def run_part(part: str, names: list[str], bench: Bench, write: Any) -> None:
     """Run the cases `names` of `part`. Pass each start and each result to `write`.
 
     On a GPU, return after a failed case, because an error of CUDA may make all later CUDA calls of
     the process fail.
     """
-    with tempfile.TemporaryDirectory(prefix="hundredfold-gpu-") as scratch:
-        bench = Bench(target, Path(scratch))
-        cases = index_by_name(PARTS[part].cases(target))
-        for name in names:
-            write({"started": name})
-            result = run_case(part, cases[name], bench)
-            write({"result": asdict(result)})
-            if target.is_cuda and result.state == "failed":
-                return
-            release_memory(target)
+    cases = index_by_name(PARTS[part].cases(bench.target))
+    for name in names:
+        write({"started": name})
+        result = run_case(part, cases[name], bench)
+        write({"result": asdict(result)})
+        if bench.target.is_cuda and result.state == "failed":
+            return
+        release_memory(bench.target)
 
 
 def main() -> int:
@@ -58,7 +56,7 @@ def main() -> int:
     def write(line: Any) -> None:
         lines.write(orjson.dumps(line, default=str, option=options))
 
-    run_part(part, request["cases"], target, write)
+    run_part(part, request["cases"], Bench(target, Path(request["scratch"])), write)
     return 0
 
 

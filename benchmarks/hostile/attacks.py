@@ -9,15 +9,9 @@ from functools import cache
 
 import orjson
 
+from benchmarks.common.wire import CLOSED, build_chunked_post, build_post, build_request
 from benchmarks.hostile.generation_attacks import attack_generation
-from benchmarks.hostile.wire import (
-    CLOSED,
-    REJECTED,
-    HostileRequest,
-    build_chunked_post,
-    build_post,
-    build_request,
-)
+from benchmarks.hostile.requests import REJECTED, HostileRequest
 
 BOMB_BYTES = 200_000_000  # decompressed size; the compressed body has 200 kB
 

@@ -6,14 +6,14 @@ time. No valid request may fail.
 
 A warm-up sends the attacks that do not stall, and the first 10 % of the requests. Caches and
 allocators keep the memory of the largest request. The benchmark therefore compares the memory at
-the end with the memory after the warm-up. The server must run on this host.
+the end with the memory after the warm-up. No replica may end meanwhile. The server must run on this
+host.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import ipaddress
 import itertools
 import random
 import re
@@ -31,22 +31,25 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
+from benchmarks.common.wire import CLOSED, NO_ANSWER, build_post, build_request, send_raw
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.fuzzing import generate_requests
-from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, build_post, build_request, send_raw
+from benchmarks.hostile.requests import HostileRequest
+from benchmarks.servers.local_server import find_launcher
+from benchmarks.servers.process_kinds import find_members
 from deployments.command_line import positive_count
 
 # Process title of Ray Serve's replicas.
 REPLICA_TITLE = "ServeReplica:"
 
 
-def read_replica_memory() -> dict[str, int]:
-    """Return the resident bytes of each replica, by title and pid.
+def read_replica_memory(launcher: int) -> dict[str, int]:
+    """Return the resident bytes of each replica of the launcher's server, by title and pid.
 
     A key is, for example, `ServeReplica:hundredfold:Ingress 4711`.
     """
     memory: dict[str, int] = {}
-    for process in psutil.process_iter():
+    for process in find_members(launcher):
         try:
             command = process.cmdline()
             resident = process.memory_info().rss
@@ -61,7 +64,7 @@ def read_replica_memory() -> dict[str, int]:
 def compare_memory(before: Mapping[str, int], after: Mapping[str, int]) -> float | None:
     """Return the ratio of memory after to memory before, over replicas that are in both mappings.
 
-    Autoscaling may start and stop other replicas in between. Return None without a common replica.
+    Autoscaling may start other replicas in between. Return None without a common replica.
     """
     names = before.keys() & after.keys()
     total = sum(before[name] for name in names)
@@ -74,8 +77,9 @@ BACKGROUND_PAUSE_S = 0.02  # pause between two valid requests
 DRAIN_TIMEOUT_S = 60.0  # maximum s to wait until memory is released
 MAX_MEMORY_RATIO = 1.10
 MAX_FAILURES = 20  # number of the most frequent failures to write to the result file
-# Statuses that any request may get: 408 after the body timeout, 429 and 503 under load.
-ALWAYS_EXPECTED = frozenset({408, 429, 503})
+# Statuses that any request may get: 408 after the body timeout, 429 under load. 503 is a failure,
+# because the server refuses requests under load with 429.
+ALWAYS_EXPECTED = frozenset({408, 429})
 LATE = 504  # HTTP status, expected only for requests that state a deadline
 DEADLINE = re.compile(b"timeout|deadline", re.IGNORECASE)
 GENERATION_ROUTES = re.compile("/generate|/completions")
@@ -86,7 +90,7 @@ class HostileCounts:
     """Statuses and failures of all attacks, and results of the background client."""
 
     statuses: Counter[int] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)  # unexpected statuses 5xx, and timeouts
+    failures: Counter[str] = field(default_factory=Counter)  # unexpected 5xx, or no answer
     unexpected: Counter[str] = field(default_factory=Counter)  # other unexpected statuses
     background_requests: int = 0
     background_failures: Counter[str] = field(default_factory=Counter)
@@ -94,13 +98,13 @@ class HostileCounts:
 
     def count(self, attack: HostileRequest, status: int) -> None:
         self.statuses[status] += 1
-        if status in ALWAYS_EXPECTED or (status == NO_ANSWER and attack.leaves):
+        if status in ALWAYS_EXPECTED or status in attack.statuses:
             return
-        if status == LATE and attack.has_deadline:
+        if (status == NO_ANSWER and attack.leaves) or (status == LATE and attack.has_deadline):
             return
-        if status == NO_ANSWER or status >= 500:
+        if status in (NO_ANSWER, CLOSED) or status >= 500:
             self.failures[f"{status} {attack.name}"] += 1
-        elif attack.statuses and status not in attack.statuses:
+        elif attack.statuses:
             self.unexpected[f"{status} {attack.name}"] += 1
 
 
@@ -113,8 +117,10 @@ class HostileResults:
     connections: int
     seconds: float
     statuses: Mapping[str, int]
-    failures: Mapping[str, int]
-    unexpected: Mapping[str, int]
+    failed: int  # number of unexpected statuses 5xx and of requests without an answer
+    failures: Mapping[str, int]  # the MAX_FAILURES most frequent of them
+    unexpected_count: int  # number of other unexpected statuses
+    unexpected: Mapping[str, int]  # the MAX_FAILURES most frequent of them
     background_requests: int
     background_failures: Mapping[str, int]
     background_max_ms: float
@@ -130,10 +136,19 @@ class HostileResults:
         return compare_memory(self.memory_before, self.memory_after)
 
     @property
+    def lost_replicas(self) -> list[str]:
+        """Replicas that ended during the attacks: by a crash, or because autoscaling stopped them.
+
+        The background client only asks the embedder, so it does not notice the loss of others.
+        """
+        return sorted(self.memory_before.keys() - self.memory_after.keys())
+
+    @property
     def passed(self) -> bool:
         """Whether all goals are reached; False if memory could not be read."""
         is_released = self.memory_ratio is not None and self.memory_ratio <= MAX_MEMORY_RATIO
-        return not (self.failures or self.unexpected or self.background_failures) and is_released
+        failed = self.failed + self.unexpected_count + sum(self.background_failures.values())
+        return not (failed or self.lost_replicas) and is_released
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -149,25 +164,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the attacks and write the results. Return 1 if a goal is missed."""
     metadata = start_run("hostile", arguments.command_line, arguments.seed)
     target = ServerAddress.parse(arguments.url)
-    require_local_server(target)
-    results = asyncio.run(measure(target, arguments))
+    results = asyncio.run(measure(target, find_launcher(target), arguments))
     publish(arguments, metadata, results, build_tables(results), text=describe(results))
     return 0 if results.passed else 1
 
 
-def require_local_server(target: ServerAddress) -> None:
-    """Raise BenchmarkError for a server on another host, because its memory cannot be read."""
-    try:
-        is_local = target.host == "localhost" or ipaddress.ip_address(target.host).is_loopback
-    except ValueError:
-        is_local = False
-    if not is_local:
-        raise BenchmarkError(
-            f"`{target.host}` is not this host", hint="run the benchmark on the host of the server"
-        )
-
-
-async def measure(target: ServerAddress, arguments: argparse.Namespace) -> HostileResults:
+async def measure(
+    target: ServerAddress, launcher: int, arguments: argparse.Namespace
+) -> HostileResults:
     """Warm up, read the memory, run the attacks, read the memory again."""
     models = await models_by_task(target)
     mixed = await mix_requests(target, models, arguments.requests, arguments.seed)
@@ -175,18 +179,20 @@ async def measure(target: ServerAddress, arguments: argparse.Namespace) -> Hosti
     warm_up, counted = attacks + mixed[: len(mixed) // 10], mixed
     log_progress(f"{len(counted)} requests after {len(warm_up)} warm-up requests")
     await run_attacks(target, warm_up, models, arguments.connections)
-    before = read_replica_memory()
+    before = read_replica_memory(launcher)
     started_s = time.perf_counter()
     counts = await run_attacks(target, counted, models, arguments.connections)
     seconds = time.perf_counter() - started_s
-    after = await wait_until_drained(before)
+    after = await wait_until_drained(launcher, before)
     return HostileResults(
         url=target.url,
         requests=len(counted),
         connections=arguments.connections,
         seconds=seconds,
         statuses={str(status): n for status, n in sorted(counts.statuses.items())},
+        failed=counts.failures.total(),
         failures=dict(counts.failures.most_common(MAX_FAILURES)),
+        unexpected_count=counts.unexpected.total(),
         unexpected=dict(counts.unexpected.most_common(MAX_FAILURES)),
         background_requests=counts.background_requests,
         background_failures=dict(counts.background_failures),
@@ -299,14 +305,14 @@ async def send_repeatedly(target: ServerAddress, model_id: str, counts: HostileC
         await asyncio.sleep(BACKGROUND_PAUSE_S)
 
 
-async def wait_until_drained(before: Mapping[str, int]) -> dict[str, int]:
+async def wait_until_drained(launcher: int, before: Mapping[str, int]) -> dict[str, int]:
     """Wait until memory is at most MAX_MEMORY_RATIO times `before`. Return the bytes by replica.
 
     Return after DRAIN_TIMEOUT_S in any case, and at once without a common replica.
     """
     deadline_s = time.perf_counter() + DRAIN_TIMEOUT_S
     while True:
-        memory = read_replica_memory()
+        memory = read_replica_memory(launcher)
         ratio = compare_memory(before, memory)
         if ratio is None or ratio <= MAX_MEMORY_RATIO or time.perf_counter() > deadline_s:
             return memory
@@ -320,8 +326,8 @@ def build_tables(results: HostileResults) -> tuple[Table, ...]:
     row = [
         format_number(results.requests),
         f"{results.seconds:.0f}",
-        str(sum(results.failures.values())),
-        str(sum(results.unexpected.values())),
+        str(results.failed),
+        str(results.unexpected_count),
         format_number(results.background_requests),
         str(sum(results.background_failures.values())),
         f"{results.background_max_ms:.0f}",
@@ -338,9 +344,10 @@ def build_tables(results: HostileResults) -> tuple[Table, ...]:
 
 
 def describe_growth(results: HostileResults) -> str:
+    ended = "".join(f", {name} ended" for name in results.lost_replicas)
     if results.memory_ratio is None:
-        return "unknown: no replica found on this host"
-    return f"{(results.memory_ratio - 1) * 100:+.1f} %"
+        return f"unknown: no replica ran all the time{ended}"
+    return f"{(results.memory_ratio - 1) * 100:+.1f} %{ended}"
 
 
 def describe(results: HostileResults) -> str:
@@ -349,8 +356,8 @@ def describe(results: HostileResults) -> str:
     lines = [
         f"{format_number(results.requests)} hostile requests in {results.seconds:.0f} s "
         f"({statuses})",
-        f"failures (unexpected 5xx, or timeout): {sum(results.failures.values())}",
-        f"unexpected statuses: {sum(results.unexpected.values())}",
+        f"failures (unexpected 5xx, or no answer): {results.failed}",
+        f"unexpected statuses: {results.unexpected_count}",
         f"background client: {format_number(results.background_requests)} requests, "
         f"{sum(results.background_failures.values())} failed, "
         f"slowest {results.background_max_ms:.0f} ms",

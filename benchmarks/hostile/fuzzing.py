@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from benchmarks.hostile.wire import build_request
+from benchmarks.common.wire import build_request
 
 # Weight of known model ids relative to random ids, to which the server can only answer 404.
 KNOWN_IDS_WEIGHT = 2

@@ -7,7 +7,8 @@ from typing import Any
 
 import orjson
 
-from benchmarks.hostile.wire import REJECTED, HostileRequest, build_post
+from benchmarks.common.wire import build_post
+from benchmarks.hostile.requests import REJECTED, HostileRequest
 
 ANSWERED = frozenset({200, *REJECTED})
 MANY = 100_000

@@ -1,9 +1,12 @@
 """Benchmark of many models: Zipf traffic on thousands of models and two encoder replicas.
 
-The replicas have room for few models. The command starts two servers to compare their start times:
-one with few models and one with all models. After the traffic, requests alternate between a pinned
-model and the most popular of the other models. Finally, the command requests models that no request
-has loaded before: one alone, then two at a time.
+The replicas have room for few models. The command compares the start times of two servers: one with
+few models and one with all models. A start before them reads all programs into the page cache. It
+is not counted, since it would make the first of the two slower than the second.
+
+After the traffic, requests alternate between a pinned model and the most popular of the other
+models. Finally, the command requests models that no request has loaded before: one alone, then two
+at a time. Their files are in the page cache.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +25,17 @@ import numpy as np
 import psutil
 import uvloop
 
-from benchmarks.common.encoder_config import ENCODER, write_encoder_config
+from benchmarks.common.encoder_config import write_encoder_config
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, build_inference_body, model_path
 from benchmarks.common.options import DEFAULT_MODEL, add_run_options, add_store_option
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal, percentiles_ms
 from benchmarks.models.store import link_model, model_name, write_tiny_models
-from benchmarks.servers.own_server import start_server
+from benchmarks.servers.own_server import Server, start_server
+from benchmarks.servers.process_kinds import KINDS, find_processes
+from benchmarks.servers.processes import stop_signals_interrupt
 from benchmarks.serving.load import LoadPlan, Workload, run_load
-from benchmarks.serving.profile import classify_process
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import TaskName
@@ -40,6 +44,7 @@ from deployments.replicas.encoder import ENGINE_BYTES
 from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 
 REPLICAS = 2
+ENCODER_KIND = next(kind for kind in KINDS if kind.name == "encoder")
 FEW_MODELS = 10  # number of models in the store of the first server
 PINNED = model_name(0)
 # Models to load cold: the first by itself, then the other two at the same time.
@@ -83,12 +88,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results. Raises BenchmarkError if a request fails."""
     metadata = start_run("many_models", arguments.command_line, arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="many-models-") as directory:
+    with (
+        stop_signals_interrupt(),
+        tempfile.TemporaryDirectory(prefix="many-models-") as directory,
+    ):
         few, many = Path(directory, "few"), Path(directory, "many")
-        with start_with(few, FEW_MODELS, arguments) as (_, start_few_s, _):
-            pass
-        with start_with(many, arguments.models, arguments) as (address, start_s, pool_bytes):
-            measured = measure(address, arguments)
+        few_bytes = write_store(few, FEW_MODELS, arguments)
+        pool_bytes = write_store(many, arguments.models, arguments)
+        _, start_few_s = (time_start(few, few_bytes, arguments) for _ in range(2))
+        with start_timed(many, pool_bytes, arguments) as (server, start_s):
+            measured = measure(server, arguments)
     results = ManyModelsResults(
         models=arguments.models,
         room=arguments.room,
@@ -105,24 +114,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-@contextmanager
-def start_with(
-    root: Path, models: int, arguments: argparse.Namespace
-) -> Iterator[tuple[ServerAddress, float, int]]:
-    """Run a server with a store of `models` tiny models and the COLD models.
+def write_store(root: Path, models: int, arguments: argparse.Namespace) -> int:
+    """Write `root`/store with `models` tiny models and the COLD models.
 
-    Yield the server's address, the seconds until it was ready, and the pool bytes of each replica.
+    Return the pool bytes with which a replica has room for `arguments.room` of the tiny models.
     """
     graph_bytes = write_tiny_models(root / "store", models)
     sealed = find_artifact(arguments.store, arguments.model)
     for model_id in COLD:
         link_model(sealed, ArtifactManifest.parse(sealed), root / "store", model_id)
-    room = ARENA_BYTES_PER_PASS + arguments.room * (ENGINE_BYTES + graph_bytes)
-    config = write_config(root, room)
     log_progress(f"{models} models sealed")
+    room: int = ARENA_BYTES_PER_PASS + arguments.room * (ENGINE_BYTES + graph_bytes)
+    return room
+
+
+@contextmanager
+def start_timed(
+    root: Path, pool_bytes: int, arguments: argparse.Namespace
+) -> Iterator[tuple[Server, float]]:
+    """Run a server with the store in `root`. Yield it, and the seconds until it was ready."""
+    config = write_config(root, pool_bytes)
     started_s = time.perf_counter()
     with start_server(config, arguments.out) as server:
-        yield server.address, time.perf_counter() - started_s, room
+        yield server, time.perf_counter() - started_s
+
+
+def time_start(root: Path, pool_bytes: int, arguments: argparse.Namespace) -> float:
+    """Start and end a server with the store in `root`. Return the seconds until it was ready."""
+    with start_timed(root, pool_bytes, arguments) as (_, seconds):
+        return seconds
 
 
 def count_cold_bytes(arguments: argparse.Namespace) -> int:
@@ -136,16 +156,24 @@ def write_config(root: Path, pool_bytes: int) -> Path:
     return write_encoder_config(root, root / "store", [PINNED], encoder, replicas=REPLICAS)
 
 
-def measure(address: ServerAddress, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run the traffic and the single requests. Return the measured fields of ManyModelsResults."""
-    before = read_encoder_mib()
+def measure(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run the traffic and the single requests. Return the measured fields of ManyModelsResults.
+
+    Raises BenchmarkError if no request of the traffic is answered, or if a single request fails.
+    """
+    address = server.address
+    before = read_encoder_mib(server.launcher)
     rng = np.random.default_rng(arguments.seed)
     numbers = draw_zipf(rng, arguments.models, REQUESTS)
     workload = Workload([build_request(address, model_name(number)) for number in numbers])
     plan = LoadPlan(connections=CONNECTIONS, seconds=arguments.seconds, warm_up_s=2.0)
     result = uvloop.run(run_load(address, workload, plan))
     log_progress(f"{result.requests_per_s:.0f} requests/s, failures {dict(result.failures)}")
-    after = read_encoder_mib()
+    if not result.latencies_s.size:
+        raise BenchmarkError(
+            f"no request was answered: {dict(result.failures)}", hint="see the server's log"
+        )
+    after = read_encoder_mib(server.launcher)
     hot = model_name(int(np.bincount(numbers[numbers > 0]).argmax()))
     hot_s, pinned_s = compare(address, hot, PINNED)
     with ThreadPoolExecutor(2) as threads:
@@ -195,13 +223,12 @@ def _ask(client: Client, model_id: str) -> float:
     return time.perf_counter() - started_s
 
 
-def read_encoder_mib() -> float:
-    """Return the resident memory of all encoder replicas on this host, in MiB."""
+def read_encoder_mib(launcher: int) -> float:
+    """Return the resident memory of all encoder replicas of the launcher's server, in MiB."""
     total = 0.0
-    for process in psutil.process_iter(("cmdline", "name", "memory_info")):
-        command = " ".join(process.info["cmdline"] or ())
-        if classify_process(command, process.info["name"]) == ENCODER:
-            total += process.info["memory_info"].rss / 2**20
+    for process in find_processes(launcher, ENCODER_KIND):
+        with suppress(psutil.Error):
+            total += process.memory_info().rss / 2**20
     return total
 
 

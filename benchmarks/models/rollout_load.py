@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import orjson
 
 from benchmarks.common.agreement import is_same_embedding
 from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.fixed_rate import FixedRateSender
 from benchmarks.common.http import ServerAddress, build_inference_body, model_path
-from benchmarks.hostile.wire import HttpExchange, build_post, send_raw
+from benchmarks.common.wire import HttpExchange, build_post, send_raw
 
 TEXT = "w1 w2 w3 w4"
 TIMEOUT_S = 60.0
@@ -24,7 +25,7 @@ GRACE_S = 3.0  # former versions may answer requests sent within this many s aft
 VERSION_HEADER = re.compile(rb"\r\nx-sha: *(\w+)", re.IGNORECASE)
 
 # stale: the answer is right for its version, but this version should not answer at that time.
-# failed: no answer with status 200.
+# failed: no complete answer with status 200.
 RolloutOutcome = Literal["right", "wrong", "stale", "failed"]
 
 
@@ -59,13 +60,12 @@ class VersionedLoad:
         self._address = address
         self._expected = expected
         self._names = names
-        self._interval_s = 1 / rate
+        self._rate = rate
         self._step = ""
         self._allowed: dict[str, frozenset[str]] = {}
         self._former: dict[str, frozenset[str]] = {}
         self._changed_s = 0.0
-        self._requests: set[asyncio.Task[None]] = set()
-        self._sender: asyncio.Task[None] | None = None
+        self._sender = FixedRateSender()
 
     def begin_step(self, step: str, allowed: Mapping[str, frozenset[str]]) -> None:
         """Begin a step. `allowed` maps model names to the versions that may now answer.
@@ -78,25 +78,14 @@ class VersionedLoad:
         self._changed_s = time.perf_counter()
 
     def start(self) -> None:
-        self._sender = asyncio.create_task(self._send_all())
+        self._sender.start([partial(self._send, name) for name in self._names], self._rate)
 
     async def stop(self) -> None:
-        """Send no more requests, and wait for the pending answers."""
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
-        await asyncio.gather(*self._requests)
+        """Send no more requests, and wait for the pending answers.
 
-    async def _send_all(self) -> None:
-        next_s = time.perf_counter()
-        number = 0
-        while True:
-            await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
-            task = asyncio.create_task(self._send(self._names[number % len(self._names)]))
-            self._requests.add(task)
-            task.add_done_callback(self._requests.discard)
-            number += 1
-            next_s += self._interval_s
+        Raises BenchmarkError if the check of an answer failed with an unexpected exception.
+        """
+        await self._sender.stop()
 
     async def _send(self, name: str) -> None:
         step, started_s = self._step, time.perf_counter()
@@ -115,7 +104,7 @@ class VersionedLoad:
     def _classify(
         self, name: str, answer: HttpExchange, version: str, started_s: float
     ) -> RolloutOutcome:
-        if answer.status != 200:
+        if answer.status != 200 or answer.is_cut:
             return "failed"
         try:
             value = orjson.loads(answer.body)

@@ -21,10 +21,10 @@ import yaml
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
+from benchmarks.common.random_checkpoints import TINY_BERT, write_bert
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
-from benchmarks.gpu.checkpoints import TINY_BERT, write_bert
-from benchmarks.hostile.wire import build_request, send_raw
+from benchmarks.common.wire import build_request, send_raw
 from benchmarks.models.command import PINNED, write_config
 from benchmarks.models.rollout_load import (
     GRACE_S,

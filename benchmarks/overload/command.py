@@ -2,7 +2,8 @@
 
 The capacity is the rate of a closed loop, measured before and after every open loop, because the
 speed of a host changes. Goodput counts answers within the deadline of their request. The server
-must run on this host. A separate process generates the open loops; its CPU time is reported.
+must run on this host, because its memory is read. A separate process generates the open loops; its
+CPU time is reported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass
 from statistics import mean
 
 import orjson
-import psutil
 import uvloop
 
 from benchmarks.common.errors import BenchmarkError
@@ -31,12 +31,13 @@ from benchmarks.overload.results import (
     summarize_level,
 )
 from benchmarks.overload.workloads import WORKLOADS, OverloadWorkload
+from benchmarks.servers.local_server import find_launcher
+from benchmarks.servers.process_kinds import find_members, read_private_bytes
 from benchmarks.serving.load import LoadPlan, Workload, run_load
-from benchmarks.serving.profile import classify_process
 from deployments.command_line import positive_number
 
 FACTORS = (1.2, 3.0, 10.0)
-SAMPLES = 300  # maximum number of answers to compare per open loop
+SAMPLES = 300  # number of answers to compare per open loop, drawn by chance
 MIB = 1 << 20
 
 
@@ -65,11 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     """
     metadata = start_run("overload", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
+    launcher = find_launcher(address)
     texts = load_sentences(None, arguments.seed).texts
     results = OverloadResults(
         url=address.url,
         workloads=tuple(
-            OverloadRun(address, WORKLOADS[name](texts), arguments.seed).measure(
+            OverloadRun(address, launcher, WORKLOADS[name](texts), arguments.seed).measure(
                 arguments.factors, arguments.rounds
             )
             for name in arguments.workloads
@@ -86,6 +88,7 @@ class OverloadRun:
     """Measurement of one workload at all multiples of the capacity."""
 
     address: ServerAddress
+    launcher: int  # pid of the leader of the server's session
     workload: OverloadWorkload
     seed: int
 
@@ -93,12 +96,12 @@ class OverloadRun:
         workload = self.workload
         expected = workload.answer_alone(self.address)
         capacities = [self._measure_capacity()]
-        memory_mib = [read_memory_mib()]
+        memory_mib = [read_memory_mib(self.launcher)]
         loops: dict[float, list[MeasuredLoop]] = {factor: [] for factor in factors}
         for _ in range(rounds):
             for factor, measured in loops.items():
                 result = self._run_open_loop(factor * capacities[-1])
-                memory_mib.append(read_memory_mib())
+                memory_mib.append(read_memory_mib(self.launcher))
                 capacities.append(self._measure_capacity())
                 wrong = sum(
                     not workload.is_equal(expected[each.request], orjson.loads(each.body))
@@ -159,13 +162,6 @@ class OverloadRun:
         )
 
 
-def read_memory_mib() -> float:
-    """Return the private memory of all Ray and HAProxy processes on this host, in MiB."""
-    total = 0
-    for process in psutil.process_iter():
-        try:
-            if classify_process(" ".join(process.cmdline()), process.name()) is not None:
-                total += process.memory_full_info().uss
-        except psutil.Error:
-            continue
-    return total / MIB
+def read_memory_mib(launcher: int) -> float:
+    """Return the private memory of all processes of the server but the launcher, in MiB."""
+    return sum(read_private_bytes(find_members(launcher)).values()) / MIB

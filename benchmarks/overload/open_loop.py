@@ -7,8 +7,10 @@ OpenLoopPlan as JSON from standard input. It writes an OpenLoopResult as JSON to
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -41,7 +43,7 @@ class OpenLoopPlan:
     seconds: float
     drain_s: float  # maximum wait for answers after the last arrival
     seed: int
-    samples: int  # maximum number of bodies to return, of the first answers with status 200
+    samples: int  # number of bodies to return, drawn by chance from the answers with status 200
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class Exchange:
     ended_s: float | None = None  # None: no answer
     status: int = 0  # 0: no answer
     body: str | None = None  # None if it was not sampled
+    error: str | None = None  # why there is no connection, such as `ECONNREFUSED` or `EMFILE`
 
 
 @dataclass(slots=True)
@@ -109,9 +112,8 @@ class _OpenLoopConnection(asyncio.Protocol):
             self.close()
 
     def on_body(self, data: bytes) -> None:
-        """Store a part of the body if samples are needed. The parser calls this method."""
-        if self._load.samples_left:
-            self._body.append(data)
+        """Store a part of the body. The parser calls this method."""
+        self._body.append(data)
 
     def on_message_complete(self) -> None:
         """Record the end of the exchange. The parser calls this method after a response."""
@@ -120,9 +122,8 @@ class _OpenLoopConnection(asyncio.Protocol):
         if exchange is not None:
             exchange.ended_s = self._load.now_s()
             exchange.status = self._parser.get_status_code()
-            if exchange.status == 200 and self._load.samples_left:
-                self._load.samples_left -= 1
-                exchange.body = b"".join(self._body).decode()
+            if exchange.status == 200:
+                self._load.sample.offer(exchange, self._body)
             self._load.finish()
         if keep:
             self._load.idle.append(self)
@@ -141,12 +142,37 @@ class _OpenLoopConnection(asyncio.Protocol):
             self._transport.abort()
 
 
+class _Sample:
+    """Bodies of up to `size` answers, drawn by chance from all answers (reservoir sampling).
+
+    The first answers of a loop precede its overload, so they alone would prove nothing.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self._size = size
+        self._chance = random.Random(seed)
+        self._chosen: list[Exchange] = []
+        self._offered = 0
+
+    def offer(self, exchange: Exchange, body: Sequence[bytes]) -> None:
+        """Store `body`, or not, so that every answer so far is chosen with equal probability."""
+        self._offered += 1
+        if len(self._chosen) < self._size:
+            self._chosen.append(exchange)
+        elif (place := self._chance.randrange(self._offered)) < self._size:
+            self._chosen[place].body = None
+            self._chosen[place] = exchange
+        else:
+            return
+        exchange.body = b"".join(body).decode()
+
+
 class _OpenLoop:
     """Load generator that sends the requests of a plan and records the exchanges."""
 
     def __init__(self, plan: OpenLoopPlan) -> None:
         self.idle: list[_OpenLoopConnection] = []
-        self.samples_left = plan.samples
+        self.sample = _Sample(plan.samples, plan.seed)
         self._plan = plan
         self._requests = [request.encode("latin-1") for request in plan.requests]
         self._open = 0
@@ -196,11 +222,15 @@ class _OpenLoop:
             await asyncio.get_running_loop().create_connection(
                 lambda: _OpenLoopConnection(self, raw, exchange), self._plan.host, self._plan.port
             )
-        except OSError:
+        except OSError as exc:
+            exchange.error = errno.errorcode.get(exc.errno or 0, type(exc).__name__)
             self.finish()
 
 
 def main() -> None:
+    # An overloaded server may leave thousands of connections open. The usual soft limit is 1,024.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     plan = OpenLoopPlan(**orjson.loads(sys.stdin.buffer.read()))
     gc.disable()  # all exchanges live until the end, so collections would only traverse them
     cpu_s, started_s = time.process_time(), time.perf_counter()

@@ -29,17 +29,20 @@ class MeasuredLoop(NamedTuple):
 class OverloadLevel:
     """Summary of all open loops at one multiple of the capacity.
 
-    `goodput_per_s` covers the measured windows only. All other values cover all requests.
+    `goodput_per_s` covers the measured windows only. All other values cover all requests. Times of
+    answers count from the due time of the request: a wait for a connection is part of them.
     """
 
     factor: float
     capacity_per_s: float
     offered_per_s: float
     goodput_per_s: float  # rate of answers within the deadline of their request
-    statuses: Mapping[str, int]  # the key `none` counts missing answers
+    # Keys: HTTP statuses, errors of connections such as `ECONNREFUSED`, and `none` for every other
+    # request without an answer.
+    statuses: Mapping[str, int]
     late: int  # number of answers after the deadline
     wrong: int  # sampled answers that differ from the expected answer
-    refusal_ms: Mapping[str, float]  # p50 to p99, from sending to refusal; may be empty
+    refusal_ms: Mapping[str, float]  # p50 to p99, from the due time to refusal; may be empty
     send_lag_ms: Mapping[str, float]  # p50 to p99, from the due time to sending
     client_cores: float  # CPU cores that the load generator uses on average
 
@@ -77,12 +80,12 @@ def summarize_level(
     """
     begin_s, end_s = window_s
     exchanges = [each for loop in loops for each in loop.result.exchanges]
-    sent = [(each, each.sent_s) for each in exchanges if each.sent_s is not None]
     ended = [
-        (each.status, each.ended_s, each.ended_s - sent_s)
-        for each, sent_s in sent
+        (each.status, each.ended_s, each.ended_s - each.due_s)
+        for each in exchanges
         if each.ended_s is not None
     ]
+    lags = [each.sent_s - each.due_s for each in exchanges if each.sent_s is not None]
     answered = [
         (ended_s, seconds <= timeout_s) for status, ended_s, seconds in ended if status == 200
     ]
@@ -92,11 +95,11 @@ def summarize_level(
         capacity_per_s=mean(loop.capacity_per_s for loop in loops),
         offered_per_s=len(exchanges) / (end_s * len(loops)),
         goodput_per_s=good / ((end_s - begin_s) * len(loops)),
-        statuses=Counter(str(each.status) if each.status else "none" for each in exchanges),
+        statuses=Counter(str(each.status or each.error or "none") for each in exchanges),
         late=sum(not in_time for _, in_time in answered),
         wrong=sum(loop.wrong for loop in loops),
         refusal_ms=percentiles_ms([seconds for status, _, seconds in ended if status in REFUSALS]),
-        send_lag_ms=percentiles_ms([sent_s - each.due_s for each, sent_s in sent]),
+        send_lag_ms=percentiles_ms(lags),
         client_cores=mean(loop.result.cpu_s / loop.result.elapsed_s for loop in loops),
     )
 
@@ -126,6 +129,7 @@ def _list_values(values: Sequence[float]) -> str:
 
 def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
     refusal = level.refusal_ms
+    unanswered = {reason: n for reason, n in level.statuses.items() if not reason.isdigit()}
     return [
         workload.name,
         f"{level.factor:g} x",
@@ -134,7 +138,7 @@ def _level_row(workload: WorkloadResults, level: OverloadLevel) -> list[str]:
         f"{level.share:.0%}",
         f"{refusal['p50']:.1f} / {refusal['p99']:.1f}" if refusal else "-",
         str(level.late),
-        str(level.statuses.get("none", 0)),
+        ", ".join(f"{n} x {reason}" for reason, n in unanswered.items()) or "0",
         str(level.wrong),
         f"{level.client_cores:.2f}",
         f"{level.send_lag_ms['p99']:.1f}" if level.send_lag_ms else "-",

@@ -35,8 +35,11 @@ def find_browser() -> str | None:
 
 
 @contextmanager
-def open_browser() -> Iterator[Browser]:
-    """Start the system's Chromium. Playwright's own builds are not downloaded."""
+def open_browser(host: str = "127.0.0.1") -> Iterator[Browser]:
+    """Start the system's Chromium. Playwright's own builds are not downloaded.
+
+    The browser reaches only `host`, a name or an IP address without brackets.
+    """
     with sync_playwright() as playwright:
         # Chromium's sandbox does not work for root in a container, so it is off.
         browser = playwright.chromium.launch(
@@ -44,7 +47,7 @@ def open_browser() -> Iterator[Browser]:
             args=[
                 "--no-sandbox",
                 "--disable-dev-shm-usage",
-                "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
+                f"--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE {host}",
             ],
         )
         try:

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Page, Response, ViewportSize, expect
 from playwright.sync_api import Error as PlaywrightError
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import DEFAULT_URL
+from benchmarks.common.http import DEFAULT_URL, ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
@@ -79,9 +79,9 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if find_browser() is None:
         raise BenchmarkError("no Chromium here", hint="apt-get install chromium")
-    url = arguments.url.rstrip("/").replace("//localhost", "//127.0.0.1")
+    url = arguments.url.rstrip("/")
     try:
-        with open_browser() as browser:
+        with open_browser(ServerAddress.parse(url).host) as browser:
             if arguments.picture:
                 take_picture(browser, url, arguments.picture)
                 return 0

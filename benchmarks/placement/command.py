@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu-speedups",
         type=positive_number,
-        nargs="+",
+        nargs=DAY.models,
         default=list(SETTINGS.gpu_speedups),
         metavar="FACTOR",
         help="speed of a GPU replica relative to a CPU replica, by model (default: %(default)s)",

@@ -32,7 +32,7 @@ Place = Callable[[Sequence[DeviceForecast], float], Device]
 class FleetSettings:
     """Properties of hardware and requests. The speedups are assumed, not measured."""
 
-    gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # speedup over a CPU replica, by model
+    gpu_speedups: tuple[float, ...] = (4.0, 12.0, 30.0)  # speedup over a CPU replica, one per model
     gpu_price: float = 10.0  # price of a GPU replica relative to a CPU replica
     cpu_replicas: int = 8  # maximum number of replicas
     gpu_replicas: int = 2
@@ -105,7 +105,7 @@ class PlacedDay:
         self._deadlines_s = np.repeat(
             [settings.interactive_deadline_s, settings.batch_deadline_s], models
         )
-        speedups = np.tile(np.resize(np.array(settings.gpu_speedups), models), 2)
+        speedups = np.tile(settings.gpu_speedups, 2)  # interactive requests, then batch requests
         self._request_s = {Device.CPU: day.request_s, Device.GPU: day.request_s / speedups}
         self._prices = {Device.CPU: 1.0, Device.GPU: settings.gpu_price}
         self._pools = {

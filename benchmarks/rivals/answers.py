@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.common.agreement import COSINE_SLACK, extract_body, to_vector
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel, open_torch
-from benchmarks.rivals.apis import Api, EmbeddingApi
+from benchmarks.rivals.apis import Api, CompletionApi, EmbeddingApi
 from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.results import AnswerCheck
 from benchmarks.rivals.workloads import TextRequest
@@ -74,19 +74,17 @@ def check_answers(
 ) -> AnswerCheck:
     """Compare embeddings with the references, or count the tokens of completions.
 
-    Completions without text are not counted. Raises BenchmarkError if `api.parse` rejects an
-    answer, or if the number of vectors is wrong.
+    Raises BenchmarkError if `api.parse` rejects an answer, or if the number of vectors is wrong.
     """
-    bodies = [(answer.request, extract_body(answer.response)) for answer in answers]
     if not isinstance(api, EmbeddingApi):
-        completions = [api.parse(body) for _, body in bodies]
-        tokens = [completion.tokens for completion in completions if completion.text]
+        tokens = [count_tokens(api, answer) for answer in answers]
         return AnswerCheck(
-            compared=len(tokens),
+            compared=sum(count > 0 for count in tokens),
             worst_cosine=None,
             required_cosine=None,
             tokens_per_response=float(np.mean(tokens)) if tokens else None,
         )
+    bodies = [(answer.request, extract_body(answer.response)) for answer in answers]
     cosines = [
         row_cosines(_require_rows(api.parse(body), len(texts)), references.embed(texts))
         for texts, body in bodies
@@ -97,6 +95,12 @@ def check_answers(
         required_cosine=required,
         tokens_per_response=None,
     )
+
+
+def count_tokens(api: CompletionApi, answer: RawAnswer) -> int:
+    """Return the tokens of a completion; 0 if it has no text. Raises BenchmarkError as `parse`."""
+    completion = api.parse(extract_body(answer.response))
+    return completion.tokens if completion.text else 0
 
 
 def _require_rows(vectors: NDArray[np.float32], count: int) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.common.errors import BenchmarkError
-from benchmarks.common.http import ServerAddress
+from benchmarks.common.http import Client, ServerAddress
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.options import (
     DEFAULT_GENERATOR,
@@ -42,6 +42,7 @@ from benchmarks.rivals.results import (
     build_tables,
     describe,
     plot_rivals,
+    require_answered,
 )
 from benchmarks.rivals.rounds import Meter, RivalRounds
 from benchmarks.rivals.summary import check_ours, summarize_if_any, summarize_rivals
@@ -61,6 +62,7 @@ from benchmarks.rivals.workloads import (
 from benchmarks.servers.processes import ServerProcess, run_server, stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.errors import ServeError
+from deployments.plan.resolution import SEPARATOR
 from deployments.tokenization.encodings import open_tokenizer
 
 
@@ -92,13 +94,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help=f"generative model for the workload `{GENERATION}` (default: %(default)s)",
     )
-    parser.add_argument(
+    sources = parser.add_mutually_exclusive_group()
+    sources.add_argument(
         "--config",
         type=Path,
         metavar="FILE",
         help=f"settings of Hundredfold, whose models are replaced; {CONFIG_HELP}",
     )
-    parser.add_argument(
+    sources.add_argument(
         "--url", help="measure this running Hundredfold server instead of starting one"
     )
 
@@ -107,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results.
 
     Rivals that fail are left out. Raises ServeError if Hundredfold does not start, or, after the
-    results are written, if its answers are wrong.
+    results are written, if one of its requests failed or its answers are wrong.
     """
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
@@ -116,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
     publish(arguments, metadata, results, build_tables(results), text=describe(results))
     for path in plot_rivals(arguments.out, metadata, results):
         log_progress(f"wrote {path}")
+    require_answered(results)
     for model in results.models:
         require_right(model.id, model.check)
     return 0
@@ -123,7 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalResults:
     """Prepare and run all rounds. Drop rivals that fail. Servers log to `logs`."""
-    model = LocalModel.open(arguments.store, arguments.model)
+    model = open_model(arguments, arguments.model)
     has_generation = GENERATION in arguments.workloads
     generator = open_generator(arguments) if has_generation else None
     materials = Materials(model, generator, scratch, logs)
@@ -149,10 +153,22 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalRe
     return summarize_rounds(arguments, rounds, materials, environments, engine.summarize())
 
 
+def open_model(arguments: argparse.Namespace, name: str) -> LocalModel:
+    """Open a model of the store, in the version that the server at `--url` names, if it is given.
+
+    Raises BenchmarkError if the server or the store lacks it.
+    """
+    if arguments.url is not None:
+        with Client(ServerAddress.parse(arguments.url)) as client:
+            version = client.describe_model(name).get("version")
+        name = f"{name}{SEPARATOR}{version}"
+    return LocalModel.open(arguments.store, name)
+
+
 def open_generator(arguments: argparse.Namespace) -> LocalModel:
     """Open the generative model. Raises BenchmarkError if it is missing or invalid."""
     try:
-        return LocalModel.open(arguments.store, arguments.generator)
+        return open_model(arguments, arguments.generator)
     except BenchmarkError as exc:
         raise BenchmarkError(
             exc.message, hint=f"name a model with --generator, or omit `{GENERATION}`"
@@ -242,7 +258,7 @@ def summarize_rounds(
         workloads={workload.name: workload.tokens for workload in rounds.workloads},
         engine=engine,
         idle_cores=summarize_if_any(rounds.ours.idle_cores),
-        rivals=summarize_rivals(rounds, checks, environments),
+        rivals=summarize_rivals(rounds, environments),
         missing={**rounds.missing, **NOT_INSTALLABLE},
     )
 

@@ -12,7 +12,7 @@ import orjson
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel, find_source
-from benchmarks.generation.checkpoints import SourceCheckpoint
+from benchmarks.common.source_checkpoint import SourceCheckpoint
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from deployments.artifacts.manifest import TOKENIZER_NAME
 

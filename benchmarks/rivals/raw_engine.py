@@ -13,7 +13,7 @@ from benchmarks.rivals.workloads import TextWorkload
 from deployments.machine import usable_cores
 from deployments.tuning.measure import wait_until_idle
 
-# Approximate number of tokens per workload and round; they take about a second on two cores.
+# Approximate number of tokens of the texts per workload; RawEngine repeats them for many cores.
 MEASURED_TOKENS = 40_000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.plots import create_figure, draw_bars, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number
 from benchmarks.common.statistics import RoundSummary, percentiles_ms, summarize
@@ -51,7 +53,8 @@ class PairedLevel:
     ) -> PairedLevel:
         """Summarize all rounds.
 
-        `work_ratio` is the ratio ours / rival of the tokens per response; 1 for embeddings.
+        `work_ratio` is the ratio ours / rival of the tokens per response to the same prompts; 1
+        for embeddings.
         """
         pairs = list(zip(ours, rival, strict=True))
         rates = [_divide(a.requests_per_s * work_ratio, b.requests_per_s) for a, b in pairs]
@@ -160,7 +163,7 @@ def _workload_table(
     ]
     for name, rate in zip(names, our_rates, strict=True):
         p50s = [p50 for level in ours[name] if (p50 := _median_p50(level)) is not None]
-        first += [format_number(rate, 1), _format(_median(p50s)), _NOTHING]
+        first += [_format_rate(rate, ours[name]), _format(_median(p50s)), _NOTHING]
     rows = [first]
     if workload in results.engine:
         engine = results.engine[workload].median
@@ -177,13 +180,17 @@ def _workload_table(
 def _level_cells(paired: PairedLevel | None) -> list[str]:
     if paired is None:
         return [_NOTHING] * 3
-    failures = sum(paired.rival.failures.values())
-    rate = format_number(paired.rival.requests_per_s.median, 1)
     return [
-        f"{rate} ({failures} failed)" if failures else rate,
+        _format_rate(paired.rival.requests_per_s.median, [paired.rival]),
         _format(_median_p50(paired.rival)),
         _format(paired.rate_ratio.median if paired.rate_ratio else None, 2),
     ]
+
+
+def _format_rate(rate: float, levels: Sequence[LoadLevel]) -> str:
+    failed = sum(sum(level.failures.values()) for level in levels)
+    shown = format_number(rate, 1)
+    return f"{shown} ({failed} failed)" if failed else shown
 
 
 def _lengths_table(results: RivalResults) -> Table:
@@ -219,6 +226,19 @@ def describe(results: RivalResults) -> str:
     """Return the console text: all tables that have rows."""
     tables = build_tables(results)
     return "\n\n".join(f"{table.name}\n{table.text}" for table in tables if table.rows)
+
+
+def require_answered(results: RivalResults) -> None:
+    """Raise BenchmarkError if a request to Hundredfold failed."""
+    failures: Counter[str] = Counter()
+    for levels in results.our_levels.values():
+        for level in levels:
+            failures.update(level.failures)
+    if failures:
+        raise BenchmarkError(
+            f"requests to {OURS} failed, so its rates and ratios are invalid: {dict(failures)}",
+            hint="see the tables above and the server's log",
+        )
 
 
 def plot_rivals(out: Path, run: RunMetadata, results: RivalResults) -> list[Path]:

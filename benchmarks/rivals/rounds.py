@@ -183,7 +183,9 @@ class RivalRounds:
         idle_cpu_s, started_s = idle.server.cpu_s(), time.perf_counter()
         result, answers = active.run(plan)
         elapsed_s = time.perf_counter() - started_s
-        idle.meter.idle_cores.append((idle.server.cpu_s() - idle_cpu_s) / elapsed_s)
+        idle_end_s = idle.server.cpu_s()
+        if idle_cpu_s is not None and idle_end_s is not None:
+            idle.meter.idle_cores.append((idle_end_s - idle_cpu_s) / elapsed_s)
         meter = active.meter
         loads = self.pairs.setdefault(rival, {}) if meter is self.ours else meter.loads
         loads.setdefault(level, []).append(result)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from benchmarks.common.statistics import RoundSummary, summarize
-from benchmarks.rivals.answers import check_answers, require_right
+from benchmarks.rivals.answers import check_answers, count_tokens, require_right
 from benchmarks.rivals.apis import Api, CompletionApi
 from benchmarks.rivals.catalog import RIVALS
 from benchmarks.rivals.environments import Environment
 from benchmarks.rivals.results import AnswerCheck, LevelName, PairedLevel, RivalResult
 from benchmarks.rivals.rounds import Meter, RivalRounds
-from benchmarks.rivals.workloads import GENERATION
+from benchmarks.rivals.workloads import GENERATION, TextRequest
 from deployments.errors import ServeError
 
 Checks = Mapping[bool, AnswerCheck]  # key: whether the answers are completions
@@ -26,13 +28,13 @@ def check_ours(rounds: RivalRounds) -> Checks:
 
 
 def summarize_rivals(
-    rounds: RivalRounds, ours: Checks, environments: Mapping[str, Environment]
+    rounds: RivalRounds, environments: Mapping[str, Environment]
 ) -> tuple[RivalResult, ...]:
     """Check and summarize the rivals. Drop rivals with wrong answers from `rounds`."""
     results = []
     for name, meter in list(rounds.rivals.items()):
         try:
-            results.append(_summarize_rival(rounds, meter, ours, environments[name]))
+            results.append(_summarize_rival(rounds, meter, environments[name]))
         except ServeError as exc:
             rounds.drop(name, exc.message)
     return tuple(results)
@@ -50,13 +52,11 @@ def check_meter(rounds: RivalRounds, meter: Meter, api: Api) -> AnswerCheck:
     return check_answers(api, answers, rounds.references, meter.required_cosine)
 
 
-def _summarize_rival(
-    rounds: RivalRounds, meter: Meter, ours: Checks, environment: Environment
-) -> RivalResult:
+def _summarize_rival(rounds: RivalRounds, meter: Meter, environment: Environment) -> RivalResult:
     rival = RIVALS[meter.name]
     check = check_meter(rounds, meter, rival.api)
     require_right(meter.name, check)
-    our_check = ours[isinstance(rival.api, CompletionApi)]
+    work_ratio = compare_lengths(rounds.ours, meter)
     return RivalResult(
         name=rival.name,
         title=rival.title,
@@ -66,8 +66,7 @@ def _summarize_rival(
         packages=environment.packages,
         check=check,
         levels=tuple(
-            PairedLevel.summarize(level, loads, rounds.pairs[rival.name][level],
-                                  _work_ratio(our_check, check))
+            PairedLevel.summarize(level, loads, rounds.pairs[rival.name][level], work_ratio)
             for level, loads in meter.loads.items()
         ),
         skipped=tuple(sorted(meter.skipped, key=_level_order)),
@@ -75,11 +74,28 @@ def _summarize_rival(
     )  # fmt: skip
 
 
-def _work_ratio(ours: AnswerCheck, rival: AnswerCheck) -> float:
-    """Return the ratio ours / rival of the tokens per response; 1.0 for embeddings."""
-    if not ours.tokens_per_response or not rival.tokens_per_response:
+def compare_lengths(ours: Meter, rival: Meter) -> float:
+    """Return the ratio ours / rival of the tokens per completion; 1.0 for embeddings.
+
+    Only prompts count that both answered: the faster server reaches more prompts in its window, and
+    their completions may be longer or shorter.
+    """
+    ours_by_prompt, rival_by_prompt = _mean_tokens(ours), _mean_tokens(rival)
+    prompts = ours_by_prompt.keys() & rival_by_prompt.keys()
+    rival_tokens = sum(rival_by_prompt[prompt] for prompt in prompts)
+    if not rival_tokens:
         return 1.0
-    return ours.tokens_per_response / rival.tokens_per_response
+    return sum(ours_by_prompt[prompt] for prompt in prompts) / rival_tokens
+
+
+def _mean_tokens(meter: Meter) -> dict[TextRequest, float]:
+    """Return the mean number of tokens of the stored completions by prompt."""
+    apis = [api for api in meter.apis if isinstance(api, CompletionApi)]
+    tokens: defaultdict[TextRequest, list[int]] = defaultdict(list)
+    for api in apis:
+        for answer in meter.answers.get(GENERATION, ()):
+            tokens[answer.request].append(count_tokens(api, answer))
+    return {prompt: mean(counts) for prompt, counts in tokens.items()}
 
 
 def _level_order(level: LevelName) -> tuple[str, int]:

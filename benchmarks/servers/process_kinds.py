@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +50,15 @@ def find_processes(launcher: int, kind: ProcessKind) -> list[psutil.Process]:
     """Return the live processes of a kind in the launcher's session, the oldest first."""
     found = [one for one in find_members(launcher) if kind.words in read_command(one)]
     return sorted(found, key=psutil.Process.create_time)
+
+
+def read_private_bytes(processes: Iterable[psutil.Process]) -> dict[psutil.Process, int]:
+    """Return the private memory of each process that still runs: pages that no other has."""
+    sizes = {}
+    for process in processes:
+        with suppress(psutil.Error):
+            sizes[process] = process.memory_full_info().uss
+    return sizes
 
 
 def find_members(launcher: int) -> Iterator[psutil.Process]:

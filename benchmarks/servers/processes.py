@@ -45,10 +45,10 @@ class ServerProcess:
     address: ServerAddress
     pid: int | None = None
 
-    def cpu_s(self) -> float:
-        """Return the CPU time of the process and its descendants so far; 0.0 without a pid."""
+    def cpu_s(self) -> float | None:
+        """Return the CPU time of the process and its descendants so far; None without a pid."""
         if self.pid is None:
-            return 0.0
+            return None
         total_s = 0.0
         with suppress(psutil.Error):
             leader = psutil.Process(self.pid)

@@ -86,12 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_store_option(parser)
     add_rounds_option(parser)
     add_load_options(parser, (1, 16, 64), seconds=10.0)
-    parser.add_argument(
+    # The engine computes every sentence, so its rate says nothing about cached responses.
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--with-engine",
         action="store_true",
         help="measure the raw engine after the levels of each round, and served / raw engine",
     )
-    parser.add_argument(
+    kinds.add_argument(
         "--cached",
         type=positive_count,
         metavar="N",
@@ -119,6 +121,11 @@ def measure(
     """Run all rounds, then compare the stored responses with the expected outputs."""
     model = client.describe_model(arguments.model)
     use_cache = arguments.cached is not None
+    if use_cache and arguments.cached > len(sentences.texts):
+        raise BenchmarkError(
+            f"there are {len(sentences.texts)} sentences, not {arguments.cached}",
+            hint="lower --cached N, or name more sentences with --data DIR",
+        )
     sentences = Sentences(sentences.origin, sentences.texts[: arguments.cached])
     for text in sentences.texts if use_cache else sentences.texts[:1]:
         response = client.infer(TASK, arguments.model, text, use_cache=use_cache)

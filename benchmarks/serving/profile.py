@@ -28,6 +28,8 @@ from benchmarks.common.options import add_common_options, add_load_options, add_
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import percentiles_ms
+from benchmarks.servers.local_server import find_launcher
+from benchmarks.servers.process_kinds import find_members
 from benchmarks.serving.load import LoadPlan, Workload, run_load
 from deployments.artifacts.types import TaskName
 
@@ -49,16 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure all numbers of connections. Raises BenchmarkError if the server does not answer."""
+    """Measure all numbers of connections.
+
+    Raises BenchmarkError if the server does not answer, or if py-spy is needed and not installed.
+    """
     metadata = start_run("profile", arguments.command_line, arguments.seed)
     address = ServerAddress.parse(arguments.url)
+    launcher = find_launcher(address)
+    if arguments.samples:
+        find_py_spy()
     texts = load_sentences(arguments.data, arguments.seed).texts
     with Client(address) as client:
         client.infer(TASK, arguments.model, texts[0])
     path = task_path(TASK, arguments.model)
     requests = [address.build_post(path, build_inference_body(text)) for text in texts]
     levels = [
-        measure_level(address, requests, connections, arguments)
+        measure_level(address, launcher, requests, connections, arguments)
         for connections in arguments.connections
     ]
     tables = [table for level in levels for table in level.tables()]
@@ -107,6 +115,7 @@ class ProfileLevel:
 
 def measure_level(
     address: ServerAddress,
+    launcher: int,
     requests: Sequence[bytes],
     connections: int,
     arguments: argparse.Namespace,
@@ -117,9 +126,9 @@ def measure_level(
     """
     plan = LoadPlan(connections=connections, seconds=arguments.seconds, warm_up_s=0.5)
     uvloop.run(run_load(address, Workload(requests), plan))
-    before = read_threads()
+    before = read_threads(launcher)
     result = uvloop.run(run_load(address, Workload(requests), plan))
-    after = read_threads()
+    after = read_threads(launcher)
     # The counters of the threads also cover the warm-up, but `result` only counts requests of the
     # window. The requests of the warm-up are estimated from the rate in the window.
     served = round(len(result.latencies_s) * (plan.seconds + plan.warm_up_s) / plan.seconds)
@@ -128,7 +137,7 @@ def measure_level(
     log_progress(f"{connections} connections: {result.requests_per_s:,.0f} requests/s")
     functions: Mapping[str, Sequence[FunctionShare]] = {}
     if arguments.samples:
-        with sampling(arguments.out, connections, arguments.seconds) as stacks:
+        with sampling(launcher, arguments.out, connections, arguments.seconds) as stacks:
             uvloop.run(run_load(address, Workload(requests), plan))
         functions = {name: count_functions(read_stacks(paths)) for name, paths in stacks.items()}
     return ProfileLevel(
@@ -150,10 +159,13 @@ class ThreadUsage(NamedTuple):
 Threads = Mapping[tuple[str, int, int, str], ThreadUsage]  # key: kind, pid, thread id, name
 
 
-def read_threads() -> Threads:
-    """Read the counters of each thread of the server. Raise BenchmarkError if no replica runs."""
+def read_threads(launcher: int) -> Threads:
+    """Read the counters of each thread of the launcher's server.
+
+    Raises BenchmarkError if no replica runs.
+    """
     threads: dict[tuple[str, int, int, str], ThreadUsage] = {}
-    for process in psutil.process_iter():
+    for process in find_members(launcher):
         try:
             kind = classify_process(" ".join(process.cmdline()), process.name())
             if kind is None:
@@ -167,7 +179,7 @@ def read_threads() -> Threads:
             continue
     if not any(kind not in (OTHER_RAY, "haproxy") for kind, *_ in threads):
         raise BenchmarkError(
-            "no replica of Ray Serve runs on this host", hint="start the server with `make serve`"
+            "the server has no replica of Ray Serve", hint="start the server with `make serve`"
         )
     return threads
 
@@ -262,6 +274,14 @@ def count_functions(collapsed: str) -> list[FunctionShare]:
     ]
 
 
+def find_py_spy() -> str:
+    """Return the path of py-spy. Raises BenchmarkError if it is not installed."""
+    program = shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if program is None:
+        raise BenchmarkError("py-spy is not installed", hint="pip install py-spy")
+    return program
+
+
 class sampling:
     """Context manager that samples the stacks of every replica.
 
@@ -270,19 +290,18 @@ class sampling:
     passes and waiting threads. Raises BenchmarkError if py-spy is not installed.
     """
 
-    def __init__(self, out: Path, connections: int, seconds: float) -> None:
+    def __init__(self, launcher: int, out: Path, connections: int, seconds: float) -> None:
+        self._launcher = launcher
         self._out = out
         self._connections = connections
         self._seconds = seconds
         self._samplers: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Mapping[str, Sequence[Path]]:
-        program = shutil.which("py-spy", path=str(Path(sys.executable).parent))
-        if program is None:
-            raise BenchmarkError("py-spy is not installed", hint="pip install py-spy")
+        program = find_py_spy()
         self._out.mkdir(parents=True, exist_ok=True)
         stacks: defaultdict[str, list[Path]] = defaultdict(list)
-        for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_threads()}):
+        for kind, pid in sorted({(kind, pid) for kind, pid, *_ in read_threads(self._launcher)}):
             if kind in (OTHER_RAY, "haproxy"):
                 continue
             path = self._out / f"stacks-{kind}-{pid}-{self._connections}.txt"

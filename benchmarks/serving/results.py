@@ -13,7 +13,13 @@ from benchmarks.common.engine_timing import CoreSplit
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.plots import COLORS, create_figure, draw_bars, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number
-from benchmarks.common.statistics import PERCENTILES, RoundSummary, percentiles_ms, summarize
+from benchmarks.common.statistics import (
+    PERCENTILES,
+    RoundSummary,
+    percentiles_ms,
+    summarize,
+    summarize_ratios,
+)
 from benchmarks.serving.load import LoadResult
 
 
@@ -76,12 +82,13 @@ def served_over_engine(
 ) -> float | None:
     """Divide requests/s at the most connections by the sentences/s of the fastest core split.
 
-    Return None if the engine was not measured.
+    Return the median of the ratios within rounds, or None if the engine was not measured.
     """
     if not engine:
         return None
-    served = max(levels, key=lambda level: level.connections).requests_per_s.median
-    return served / max(entry.sentences_per_s.median for entry in engine)
+    served = max(levels, key=lambda level: level.connections).requests_per_s
+    fastest = max((entry.sentences_per_s for entry in engine), key=lambda rate: rate.median)
+    return summarize_ratios(served, fastest).median
 
 
 def build_tables(results: ServingResults) -> tuple[Table]:

@@ -32,6 +32,7 @@ from benchmarks.common.sentences import (
     load_sentences,
     read_answerable_questions,
 )
+from benchmarks.servers.processes import stop_signals_interrupt
 from benchmarks.serving.quality import DEFAULT_READER
 from benchmarks.stories import decoding, served_stages, techniques
 from benchmarks.stories.encoder_steps import open_encoder_steps
@@ -46,12 +47,13 @@ from build_artifacts.demo import find_demo_model
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.pruning.prune import Pruning
 from deployments.artifacts.types import TaskName
+from deployments.command_line import positive_number
 from deployments.machine import usable_cores
 
 DEFAULT_PRUNING = 0.2
 # Maximum drop of F1 from the original model to a stage, in points (hundredths).
 DEFAULT_MAX_DROP = 5.0
-QUIET = "nothing else ran on the machine"
+NO_NOTE = "not stated"
 
 
 class Story(NamedTuple):
@@ -86,24 +88,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", type=Path, metavar="DIR", help=f"directory of {SQUAD_NAME} and stsb-test.tsv"
     )
     parser.add_argument(
-        "--prune", type=float, default=DEFAULT_PRUNING, metavar="FRACTION", help="of story b"
+        "--prune", type=fraction, default=DEFAULT_PRUNING, metavar="FRACTION", help="of story b"
     )
     parser.add_argument(
         "--max-drop",
-        type=float,
+        type=positive_number,
         default=DEFAULT_MAX_DROP,
         metavar="POINTS",
         help="of F1, for each stage of story b; default: %(default)s",
     )
-    parser.add_argument("--note", default=QUIET, help="what else ran on the machine")
+    parser.add_argument(
+        "--note",
+        default=NO_NOTE,
+        help="what else ran on the machine (default: %(default)s)",
+    )
     parser.add_argument("--no-server", action="store_true", help="leave the server of story a out")
+
+
+def fraction(text: str) -> float:
+    """Parse a number between 0 and 1, both excluded, for argparse."""
+    value = float(text)
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError("must be a number between 0 and 1")
+    return value
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure one story and write the results. Raises ServeError if the story fails."""
     part = PARTS[arguments.part]
     metadata = start_run(f"story_{arguments.part}", arguments.command_line, arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="stories-") as directory:
+    with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="stories-") as directory:
         results = part.measure(arguments, Path(directory))
     publish(arguments, metadata, results, part.build_tables(results))
     for path in part.plot(arguments.out, metadata, results):

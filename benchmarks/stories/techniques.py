@@ -25,8 +25,8 @@ from benchmarks.common.http import build_inference_body, model_path
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number, log_progress
+from benchmarks.common.source_checkpoint import SourceCheckpoint
 from benchmarks.common.statistics import RoundSummary, summarize
-from benchmarks.generation.checkpoints import SourceCheckpoint
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.other_engines import TransformersSystem
 from benchmarks.generation.scenarios import PromptSampler

@@ -121,6 +121,15 @@ def test_serving_without_artifact_repeats_the_requests(
     assert agreement["what"] == "served against the same requests alone"
 
 
+def test_serving_rejects_more_cached_sentences_than_there_are(
+    tiny_store: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeServer(served(LocalModel.open(tiny_store, EMBEDDER))).in_thread() as server:
+        command = serving_command(server.target.url, tiny_store, data, tmp_path / "out")
+        assert main([*command, "--cached", "1000"]) == 1
+    assert f"there are {2 * len(WORDS) ** 2} sentences, not 1000" in capsys.readouterr().err
+
+
 def test_serving_without_server_is_an_error(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +164,15 @@ def test_quality_without_data_names_the_directory(
     assert error.endswith("name the directory of a valid file with --data DIR\n")
 
 
-@pytest.mark.parametrize("option", [["--rounds", "0"], ["--seconds", "0"], ["--seconds", "nan"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--rounds", "0"],
+        ["--seconds", "0"],
+        ["--seconds", "nan"],
+        ["--cached", "4", "--with-engine"],
+    ],
+)
 def test_invalid_options_are_rejected(option: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["serving", *option])

@@ -96,18 +96,20 @@ class SlowManager:
         self.now_s = 0.0
         self.added: list[list[list[int]]] = []
         self._is_set_up = False
+        self._waiting: list[str] = []
 
     def start(self) -> None:
         self.now_s += 10.0
 
-    def add_requests(self, prompts: list[list[int]], max_new_tokens: int) -> list[list[int]]:
+    def add_requests(self, prompts: list[list[int]], max_new_tokens: int) -> list[str]:
         self.added.append(prompts)
-        return prompts
+        self._waiting = [str(prompt) for prompt in prompts]
+        return list(self._waiting)
 
     def get_result(self, timeout: float) -> SimpleNamespace:
         self.now_s += 1.0 if self._is_set_up else 100.0
         self._is_set_up = True
-        return SimpleNamespace(error=None)
+        return SimpleNamespace(error=None, request_id=self._waiting.pop())
 
     def stop(self, block: bool) -> None:
         pass

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import io
+import os
+import signal
+import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +31,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.types import Tokens
 from deployments.artifacts.types import Device, ModelHead
+from deployments.command_line import INTERRUPTED
 from tests.integration.benchmarks.test_commands import only_result
 from tests.support.http_server import serve_http
 from tests.support.in_process import InProcess
@@ -246,3 +252,41 @@ def test_a_story_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["stories", "d"])
     assert "invalid choice: 'd'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--prune", "nan"], ["--prune", "1"], ["--max-drop", "-1"]])
+def test_invalid_limits_of_a_story_are_rejected(option: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["stories", "b", *option])
+
+
+def test_sigterm_removes_the_files_of_a_story(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def measure(_arguments: argparse.Namespace, scratch: Path) -> None:
+        assert scratch.is_dir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(command.PARTS, "a", command.PARTS["a"]._replace(measure=measure))
+    previous = signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so that a failure ends only the test
+    try:
+        assert main(["stories", "a", "--out", str(tmp_path / "out")]) == INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert list(tmp_path.glob("stories-*")) == []
+
+
+def test_state_of_the_machine_is_not_claimed_without_a_note(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes = []
+
+    def measure(arguments: argparse.Namespace, _scratch: Path) -> None:
+        notes.append(arguments.note)
+
+    story = command.Story(measure, lambda _: [], lambda *_: [])
+    monkeypatch.setitem(command.PARTS, "a", story)
+    assert main(["stories", "a", "--out", str(tmp_path)]) == 0
+    assert notes == ["not stated"]

@@ -23,11 +23,15 @@ from tests.support.scripted_generation import ScriptedGenerator
 TARGETS = {"CpuEncoder": ReplicaTarget(3, 1, 8), "Tokenizer": ReplicaTarget(1, 1, 1)}
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+@pytest.fixture(scope="session")
+def installed_browser() -> None:
     if find_browser() is None:
         missing = "no Chromium here: `apt-get install chromium`"
         pytest.fail(missing) if os.environ.get("REQUIRE_BROWSER") else pytest.skip(missing)
+
+
+@pytest.fixture(scope="module")
+def browser(installed_browser: None) -> Iterator[Browser]:
     with open_browser() as browser:
         yield browser
 

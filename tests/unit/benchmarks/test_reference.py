@@ -22,14 +22,16 @@ def test_every_cell_has_a_text(name: str) -> None:
 
 
 def test_every_task_and_every_setting_is_listed() -> None:
-    tasks = {row[0].strip("`") for row in REFERENCES["tasks"]().rows}
-    assert tasks == set(list_task_names())
+    tasks = {row[0].strip("`"): row for row in REFERENCES["tasks"]().rows}
+    assert tasks.keys() == set(list_task_names())
+    assert [answer for _, _, answer, _ in tasks.values() if answer.startswith("Task")] == []
     settings = {row[0].strip("`"): row for row in REFERENCES["settings"]().rows}
     assert settings["args.generators.*.kv_slots"][1:3] == ["`8`, GPU: `32`", "≥ 1"]
     assert settings["Ingress.limits.items"][2:] == [
         "≥ 1",
         "texts per request; LangChain sends 1,000 at a time",
     ]
+    assert settings["Ingress.placement.prices"][2] == "> 0"
     assert settings["*Encoder.batching.client_pass_ms"][3].startswith("Predicted ms of a forward")
 
 

@@ -9,6 +9,9 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import REPOSITORY, RESULTS
+from benchmarks.common.statistics import summarize, summarize_ratios
+from benchmarks.published_runs import summarize_runs
+from benchmarks.serving.neighbor import MAX_SLOWDOWN
 from benchmarks.tables import fill_tables, list_documents
 
 BLOCK = "<!-- results: run.json levels -->\n{}<!-- end of results -->\n"
@@ -51,6 +54,51 @@ def test_result_files_name_the_commit_that_they_measured() -> None:
     assert missing == WITHOUT_COMMIT
 
 
+# Result files of benchmark commands that were published without raw results, before this rule.
+WITHOUT_RESULTS = {
+    f"{name}.json" for name in ("autoscaling", "cached", "engine", "generation", "graphs", "rivals")
+}
+
+
+def test_result_files_of_benchmark_commands_contain_the_raw_results() -> None:
+    contents = {path.name: orjson.loads(path.read_bytes()) for path in RESULTS.glob("*.json")}
+    commands = {name: content["run"]["command"] for name, content in contents.items()}
+    measured = {
+        name for name, it in commands.items() if re.search(r"\bbench |python -m benchmarks", it)
+    }
+    assert "serving.json" in measured
+    missing = {name for name in measured if not contents[name].get("results")}
+    assert missing == WITHOUT_RESULTS, "publish the file that the command wrote"
+
+
+def test_runs_are_listed_with_their_load_and_their_raw_results(tmp_path: Path) -> None:
+    runs = {
+        "busy": {"benchmark": "toy", "host": {"usable_cores": 2, "load_average": 1.549}},
+        "raw": {"benchmark": "toy", "host": {"usable_cores": 2, "load_average": 0.0}},
+        "typed": {"host": {}},
+    }
+    for name, run in runs.items():
+        content = {"run": {**run, "started": "2026-11-05T15:48:15+00:00"}, "tables": []}
+        content |= {"results": {}} if name == "raw" else {}
+        (tmp_path / f"{name}.json").write_bytes(orjson.dumps(content))
+    assert [row[1:] for row in summarize_runs(tmp_path).rows] == [
+        ["5 November 2026", "2", "1.55", "no"],
+        ["5 November 2026", "2", "0.00", "yes"],
+        ["5 November 2026", "-", "-", "no, written by hand"],
+    ]
+
+
+def test_goals_of_the_published_neighbor_follow_from_its_raw_results() -> None:
+    results = orjson.loads((RESULTS / "neighbor.json").read_bytes())["results"]
+    p99 = {
+        name: summarize(client["latency_ms"]["p99"]["values"])
+        for name, client in results["clients"].items()
+    }
+    ratio = summarize_ratios(p99["quiet"], p99["quiet, alone"]).median
+    assert results["goals"][0]["value"] == pytest.approx(ratio)
+    assert results["goals"][0]["reached"] == (ratio <= MAX_SLOWDOWN)
+
+
 def test_fill_tables_replaces_the_marked_block(tmp_path: Path) -> None:
     write_result(tmp_path)
     filled = fill_tables("before\n" + BLOCK.format("old\n") + "after\n", tmp_path)
@@ -74,7 +122,8 @@ def test_fill_tables_rejects_an_unknown_table_of_the_code(tmp_path: Path) -> Non
 
 def test_every_table_of_figures_comes_from_a_result_file() -> None:
     text = (REPOSITORY / "docs/performance.md").read_text(encoding="utf-8")
-    typed = re.sub(r"<!-- results: .*?<!-- end of results -->", "", text, flags=re.DOTALL)
+    marked = r"<!-- (results|reference): .*?<!-- end of \1 -->"
+    typed = re.sub(marked, "", text, flags=re.DOTALL)
     rows = [line for line in typed.splitlines() if line.startswith("|")]
     headers = [row for row, below in pairwise(rows) if set(below) <= set("|- ")]
     assert headers == [  # these tables contain no measurements

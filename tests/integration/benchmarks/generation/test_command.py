@@ -160,3 +160,8 @@ def test_encoder_model_is_rejected(
     places = ["--store", str(tiny_store), "--out", str(tmp_path)]
     assert main(["generation", "--model", EMBEDDER, *places]) == 1
     assert f"error: `{EMBEDDER}` does not generate text" in capsys.readouterr().err
+
+
+def test_precision_of_a_built_genai_model_is_rejected() -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["generation", "--genai", "directory", "--genai-precision", "int4"])

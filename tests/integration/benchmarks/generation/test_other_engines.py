@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.generation.checkpoints import (
+from benchmarks.common.source_checkpoint import (
     SourceCheckpoint,
     has_same_weights,
     require_genai_directory,
@@ -113,6 +113,17 @@ def test_paged_transformers_answers_have_the_requested_length(checkpoint: Path) 
     for answer in group.answers:
         assert list(answer.arrivals_s) == sorted(answer.arrivals_s)
         assert answer.submitted_s < answer.arrivals_s[0]
+
+
+def test_transformers_without_continuous_batching_is_a_missing_baseline(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    # `transformers` imports its names lazily, so a deleted attribute would come back.
+    monkeypatch.setattr(transformers, "ContinuousBatchingConfig", None)
+    with pytest.raises(BenchmarkError, match="has no ContinuousBatchingConfig"):
+        PagedTransformersSystem(checkpoint, [END], threads=1, kv_slots=2, context=64)
 
 
 @pytest.mark.slow

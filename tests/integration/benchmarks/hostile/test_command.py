@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import orjson
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.common.wire import CLOSED, NO_ANSWER, is_complete, parse_response
 from benchmarks.hostile import command as hostile_command
 from benchmarks.hostile.command import (
     HostileCounts,
@@ -19,7 +23,7 @@ from benchmarks.hostile.command import (
     compare_memory,
     read_replica_memory,
 )
-from benchmarks.hostile.wire import NO_ANSWER, HostileRequest, is_complete, parse_response
+from benchmarks.hostile.requests import HostileRequest
 from deployments.config import IngressUserConfig, LimitSettings
 from tests.support.fakes import FailingEncoder
 from tests.support.http_server import serve_http
@@ -41,7 +45,7 @@ def test_run_with_a_healthy_server_passes(
     tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        hostile_command, "read_replica_memory", lambda: {"ServeReplica:a:Ingress 1": 100}
+        hostile_command, "read_replica_memory", lambda launcher: {"ServeReplica:a:Ingress 1": 100}
     )
     server = InProcess(tiny_store, raise_bugs=False, settings=SETTINGS)
     status, results = run_against(server, tmp_path)
@@ -65,24 +69,42 @@ def test_run_fails_if_the_background_client_fails(
     assert "FAILED" in capsys.readouterr().out
 
 
+RESULTS = HostileResults(
+    url="http://127.0.0.1:8000",
+    requests=1_234,
+    connections=16,
+    seconds=9.6,
+    statuses={"-1": 3, "400": 1_231},
+    failed=0,
+    failures={},
+    unexpected_count=0,
+    unexpected={},
+    background_requests=50,
+    background_failures={},
+    background_max_ms=12.3,
+    memory_before={"Ingress 1": 1_000},
+    memory_after={"Ingress 1": 1_050},
+)
+
+
 def test_tables_show_statuses_failures_and_memory() -> None:
-    results = HostileResults(
-        url="http://127.0.0.1:8000",
-        requests=1_234,
-        connections=16,
-        seconds=9.6,
-        statuses={"-1": 3, "400": 1_231},
-        failures={"500 a": 2},
-        unexpected={},
-        background_requests=50,
-        background_failures={"503": 1},
-        background_max_ms=12.3,
-        memory_before={"Ingress 1": 1_000},
-        memory_after={"Ingress 1": 1_050},
-    )
-    requests, statuses = build_tables(results)
-    assert requests.rows == [["1,234", "10", "2", "0", "50", "1", "12", "+5.0 %"]]
+    assert RESULTS.passed
+    # The names are only those of the most frequent failures.
+    failed = replace(RESULTS, failed=50, failures={"500 a": 2}, background_failures={"503": 1})
+    assert not failed.passed
+    requests, statuses = build_tables(failed)
+    assert requests.rows == [["1,234", "10", "50", "0", "50", "1", "12", "+5.0 %"]]
     assert statuses.rows == [("no answer", "3"), ("400", "1,231")]
+
+
+def test_a_replica_that_ends_fails_the_run_although_another_one_starts() -> None:
+    before = {"CpuEncoder 2": 5, "CpuGenerator 1": 8}
+    after = {"CpuEncoder 2": 5, "CpuGenerator 99": 80}
+    results = replace(RESULTS, memory_before=before, memory_after=after)
+    assert results.memory_ratio == 1.0
+    assert results.lost_replicas == ["CpuGenerator 1"]
+    assert not results.passed
+    assert build_tables(results)[0].rows[0][-1] == "+0.0 %, CpuGenerator 1 ended"
 
 
 def test_run_rejects_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,11 +116,21 @@ def test_run_rejects_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_count_sorts_statuses_into_failures_and_unexpected() -> None:
     counts = HostileCounts()
     rejected = HostileRequest("refused", b"", frozenset({400}))
-    for status in (400, 429, 503, 408, 200, 500, 504, NO_ANSWER):
+    for status in (400, 429, 408, 200, 500, 504, NO_ANSWER):
         counts.count(rejected, status)
     counts.count(HostileRequest("made", b"", frozenset()), 418)
     assert counts.unexpected == {"200 refused": 1}
     assert set(counts.failures) == {"500 refused", "504 refused", "-1 refused"}
+
+
+def test_a_closed_connection_and_503_are_failures_unless_the_attack_expects_them() -> None:
+    counts = HostileCounts()
+    made = HostileRequest("made", b"", frozenset())
+    for status in (CLOSED, 503, 503):
+        counts.count(made, status)
+        counts.count(HostileRequest("malformed", b"", frozenset({400, CLOSED, 503})), status)
+    assert counts.failures == {"0 made": 1, "503 made": 2}
+    assert not counts.unexpected
 
 
 def test_only_generation_may_last_longer_than_the_client_stays() -> None:
@@ -133,14 +165,21 @@ def test_parse_response_without_status_line_is_closed() -> None:
     assert [parse_response(raw).status for raw in (b"", b"HTTP/1.1", b"garbage here")] == [0, 0, 0]
 
 
-def test_read_replica_memory_finds_process_titles_of_ray() -> None:
+def test_read_replica_memory_finds_process_titles_of_ray_in_the_session_of_the_server() -> None:
     name = "ray::ServeReplica:hundredfold:Ingress.handle"
-    replica = subprocess.Popen(["bash", "-c", f"exec -a '{name}' sleep 60"])
+    command = ["bash", "-c", f"(exec -a '{name}' sleep 60) & wait"]
+    servers = [subprocess.Popen(command, start_new_session=True) for _ in range(2)]
     try:
-        while replica.pid not in {int(key.split()[1]) for key in read_replica_memory()}:
-            assert replica.poll() is None
-        memory = read_replica_memory()[f"ServeReplica:hundredfold:Ingress {replica.pid}"]
+        memories = []
+        for server in servers:
+            while not (memory := read_replica_memory(server.pid)):
+                assert server.poll() is None
+            memories.append(memory)
     finally:
-        replica.kill()
-        replica.wait()
-    assert memory > 0
+        for server in servers:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+    (first,), (second,) = memories
+    assert first.startswith("ServeReplica:hundredfold:Ingress ")
+    assert first != second
+    assert memories[0][first] > 0

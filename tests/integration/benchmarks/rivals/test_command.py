@@ -79,7 +79,11 @@ def test_rivals_measures_pairs_and_names_what_failed(
     lines = [f"1.0\t{one}\t{two}" for one in WORDS for two in WORDS]
     (data / STSB_NAME).write_text("score\tsentence1\tsentence2\n" + "\n".join(lines))
 
+    version = LocalModel.open(tiny_store, EMBEDDER).manifest.version
+
     def answer(n: int, request: ReceivedRequest) -> FakeAnswer:
+        if request.method == "GET":
+            return FakeAnswer(body=orjson.dumps({"id": EMBEDDER, "version": version}))
         inputs = orjson.loads(request.body)["inputs"]
         texts = [inputs] if isinstance(inputs, str) else inputs
         return FakeAnswer(body=orjson.dumps([vectors[text] for text in texts]))
@@ -97,6 +101,9 @@ def test_rivals_measures_pairs_and_names_what_failed(
     assert right["check"]["worst_cosine"] > 0.999
     levels = [(p["level"]["workload"], p["level"]["connections"]) for p in right["levels"]]
     assert levels == [("sentences", 2), ("lists", 2)]
+    assert right["idle_cores"] is not None
+    assert results["idle_cores"] is None, "the CPU time of a server at --url is not known"
+    assert results["models"][0]["version"] == version
     for paired in right["levels"]:
         assert len(paired["rival"]["requests_per_s"]["values"]) == 2
         assert paired["rival"]["failures"] == paired["ours"]["failures"] == {}
@@ -106,3 +113,19 @@ def test_rivals_measures_pairs_and_names_what_failed(
     assert {p.suffix for p in (tmp_path / "out").iterdir()} == {"", ".json", ".png", ".svg"}
     assert "no such model" in next((tmp_path / "out").glob("*-logs/broken.log")).read_text()
     assert "Toy right" in capsys.readouterr().out
+
+
+def test_version_of_a_running_server_must_be_in_the_store(
+    tiny_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = orjson.dumps({"id": EMBEDDER, "version": "other"})
+    with FakeServer(lambda n, request: FakeAnswer(body=facts)).in_thread() as ours:
+        places = ["--store", str(tiny_store), "--url", ours.target.url]
+        assert main(["rivals", "--model", EMBEDDER, "--workloads", "sentences", *places]) == 1
+    assert "`other`" in capsys.readouterr().err
+
+
+def test_a_running_server_takes_no_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["rivals", "--url", "http://127.0.0.1:1", "--config", "serve_config.yaml"])
+    assert "not allowed with argument" in capsys.readouterr().err

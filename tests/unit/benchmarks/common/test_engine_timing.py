@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from benchmarks.common.engine_timing import (
+    MIN_BATCHES_PER_PASS,
     CoreSplit,
     RawEngine,
     SortedBatches,
     build_timings,
     cap_shapes,
+    count_repetitions,
     list_core_splits,
 )
 from benchmarks.common.errors import BenchmarkError
@@ -55,6 +58,26 @@ def test_sorted_batches_contain_all_items() -> None:
     assert tuple(rows) == batches.order
 
 
+@pytest.mark.parametrize(("batches", "passes"), [(6, 2), (6, 64), (87, 64), (1, 1)])
+def test_every_pass_gets_several_batches(batches: int, passes: int) -> None:
+    assert count_repetitions(batches, passes) * batches / passes >= MIN_BATCHES_PER_PASS
+
+
+def test_enough_batches_are_not_repeated() -> None:
+    assert count_repetitions(87, 2) == 1
+
+
+def test_rate_of_a_few_sentences_counts_their_repetitions(model: LocalModel) -> None:
+    counting = CountingModel(model.manifest, model.directory, model.candidate)
+    engine = RawEngine(counting, TEXTS, cores=4)
+    try:
+        assert engine.sentences_per_s(CoreSplit(1, 4), 8) > 0
+        runs = engine.engine(CoreSplit(1, 4)).runs
+    finally:
+        engine.close()
+    assert runs == MIN_BATCHES_PER_PASS * 4 + 3, "7 times 5 batches"
+
+
 def test_tokenize_long_text_is_truncated(engine: RawEngine) -> None:
     assert max(len(item.ids) for item in engine.items) == MAX_TOKENS
 
@@ -83,6 +106,27 @@ class RowSwappingEngine:
     def run(self, batch: Batch) -> Outputs:
         rows = np.asarray(self._inner.run(batch).items)
         return Outputs(rows[[1, 0, *range(2, len(rows))]] if len(rows) > 1 else rows)
+
+
+class CountingModel(LocalModel):
+    """A model whose engine counts its passes."""
+
+    def open_engine(self, *, threads: int) -> EncoderEngine:
+        return CountingEngine(LocalModel.open_engine(self, threads=threads))
+
+
+class CountingEngine:
+    def __init__(self, inner: EncoderEngine) -> None:
+        self.info = inner.info
+        self.close = inner.close
+        self.runs = 0
+        self._inner = inner
+        self._lock = threading.Lock()
+
+    def run(self, batch: Batch) -> Outputs:
+        with self._lock:
+            self.runs += 1
+        return self._inner.run(batch)
 
 
 def test_check_batch_invariance_detects_swapped_rows(model: LocalModel) -> None:

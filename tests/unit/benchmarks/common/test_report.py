@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.common import report
-from benchmarks.common.report import Table, git_commit, publish, read_host_info, start_run
+from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.report import (
+    RunMetadata,
+    Table,
+    git_commit,
+    keep_partial_results,
+    publish,
+    read_host_info,
+    start_run,
+)
 
 
 def test_git_commit_marks_a_dirty_tree(tmp_path: Path) -> None:
@@ -59,3 +68,22 @@ def test_publish_prints_tables_or_the_result_file(
 
     assert published(as_json=False).splitlines() == ["system   ms", "ours    1.5", "done"]
     assert json.loads(published(as_json=True))["results"] == {"ms": 1.5}
+
+
+def test_run_that_fails_publishes_its_results_with_the_reason(tmp_path: Path) -> None:
+    arguments = argparse.Namespace(out=tmp_path, json=False)
+    results: list[float] = []
+
+    def publish_so_far(run: RunMetadata) -> None:
+        publish(arguments, run, results, [])
+
+    def measure() -> None:
+        with keep_partial_results(start_run("toy", "bench toy", 0), publish_so_far):
+            results.append(1.5)
+            raise BenchmarkError("the server has ended")
+
+    with pytest.raises(BenchmarkError, match="has ended"):
+        measure()
+    (path,) = tmp_path.iterdir()
+    written = json.loads(path.read_text())
+    assert (written["run"]["incomplete"], written["results"]) == ("the server has ended", [1.5])

@@ -11,8 +11,8 @@ import orjson
 import pytest
 
 from benchmarks.common.http import ServerAddress
-from benchmarks.faults.load import RIGHT, WRONG, KnownRequest, SteadyLoad, classify_answer
-from benchmarks.hostile.wire import CLOSED, HttpExchange, build_post
+from benchmarks.common.wire import CLOSED, HttpExchange, build_post
+from benchmarks.faults.load import CUT, RIGHT, WRONG, KnownRequest, SteadyLoad, classify_answer
 from tests.support.fakes import wait_until
 
 
@@ -80,3 +80,9 @@ async def test_wrong_and_missing_answers_are_counted(body: bytes, outcome: str) 
 )
 def test_only_the_known_answer_is_right(status: int, body: bytes, outcome: str) -> None:
     assert classify_answer(REQUEST, HttpExchange(status, b"", body)) == outcome
+
+
+@pytest.mark.parametrize(("status", "outcome"), [(200, CUT), (503, "503")])
+def test_answer_that_ends_in_its_body_is_cut_not_wrong(status: int, outcome: str) -> None:
+    answer = HttpExchange(status, b"HTTP/1.1 200 OK\r\nContent-Length: 100000", b"[0.125,0.2")
+    assert classify_answer(REQUEST, answer) == outcome

@@ -32,6 +32,14 @@ def test_summary_counts_what_failed_and_was_slow() -> None:
     assert not result.is_reached(PLAIN)
 
 
+def test_waits_without_a_right_answer_are_not_called_waits_for_one() -> None:
+    observations = [observe(RIGHT, 10.0, 0.1), observe("-1", 10.0, 60.0)]
+    result = summarize_fault(PLAIN, "kill", observations, fault_s=10.0, successor_s=None)
+    table = build_table([result])
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["slowest right answer"], row["disturbed for"]) == ("0.1 s", "60.0 s")
+
+
 def test_undisturbed_fault_lasts_no_time() -> None:
     result = summarize_fault(PLAIN, "stop", [observe(RIGHT, 1.0, 0.1)], 0.5, None)
     assert (result.disturbed_s, result.answered) == (0.0, 1.0)

@@ -16,8 +16,14 @@ import pytest
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
 from benchmarks.generation.in_process import InProcessGenerator
+from benchmarks.generation.rounds import GenerationBenchmark, repeat_unbatched
 from benchmarks.generation.scenarios import PromptSampler, churn, random_request
-from benchmarks.generation.streams import StreamRequest, StreamResult, run_streams
+from benchmarks.generation.streams import (
+    StreamingSystem,
+    StreamRequest,
+    StreamResult,
+    run_streams,
+)
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import wait_until
@@ -59,6 +65,42 @@ async def test_answers_are_batch_invariant_and_report_cached_tokens(model: Local
     assert [one.ids for one in alone] == [one.ids for one in together]
     assert together[0].cached_tokens == 0
     assert (again.ids, again.cached_tokens) == (alone[-1].ids, 38)
+
+
+async def test_prompts_of_another_scope_are_prefilled_again(model: LocalModel) -> None:
+    request = StreamRequest(tuple(range(40)), 4)
+    async with running(model) as generator:
+        first = await generator.generate(request)
+        again = await generator.generate(request._replace(prefix_cache_scope="other"))
+    assert (again.ids, again.cached_tokens) == (first.ids, 0)
+
+
+def test_unbatched_prompts_are_not_taken_from_the_prefix_cache(model: LocalModel) -> None:
+    asked: list[StreamRequest] = []
+
+    class ScopeRecorder:
+        async def generate(self, request: StreamRequest) -> StreamResult:
+            asked.append(request)
+            return StreamResult(0.0, (1.0, 2.0), 2, (7, 8))
+
+    with asyncio.Runner() as runner:
+        benchmark = GenerationBenchmark(
+            in_process=StreamingSystem("recorder", ScopeRecorder(), runner),
+            baselines=[],
+            missing={},
+            prompts=PromptSampler.open(model, 3),
+            rng=random.Random(3),
+            streams=(2,),
+            prompt_tokens=20,
+            new_tokens=2,
+            scenarios=(),
+        )
+        benchmark.run_round("round")
+        assert repeat_unbatched(benchmark) is not None
+    batched = {request.prefix_cache_scope for request in asked[:2]}
+    unbatched = {request.prefix_cache_scope for request in asked[2:]}
+    assert len(asked) == 4
+    assert not batched & unbatched
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 5])

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from benchmarks.__main__ import main
@@ -50,7 +51,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 # Worker program that crashes in a case named `crash` and hangs in a case named `hang`.
 WORKER = """
-import json, os, sys, time
+import json, os, subprocess, sys
 part, request = sys.argv[1], json.loads(sys.argv[2])
 for name in request["cases"]:
     print(json.dumps({"started": name}), flush=True)
@@ -58,7 +59,10 @@ for name in request["cases"]:
         print("CUDA error 700", file=sys.stderr, flush=True)
         os._exit(3)
     if name == "hang":
-        time.sleep(60)
+        open(os.path.join(request["scratch"], "weights"), "w").close()
+        child = subprocess.Popen(["sleep", "60"], stdout=sys.stderr)
+        print(f"child {child.pid} in {request['scratch']}", file=sys.stderr, flush=True)
+        child.wait()
     values = dict(part=part, case=name, state="passed", device="cpu", seconds=0.1)
     print(json.dumps({"result": values}), flush=True)
 """
@@ -100,6 +104,14 @@ def test_time_limit_leaves_cases_for_the_next_run(tmp_path: Path) -> None:
     # failed.
     (result,) = run_cases(["hang", "last"], tmp_path / "out.json", 1.0).values()
     assert (result.case, result.state) == ("hang", "failed")
+
+
+@pytest.mark.usefixtures("scripted")
+def test_time_limit_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    run_cases(["hang"], tmp_path / "out.json", 1.0)
+    _, child, _, scratch = (tmp_path / "out.log").read_text().split()
+    assert not psutil.pid_exists(int(child)) or psutil.Process(int(child)).status() == "zombie"
+    assert not Path(scratch).exists()
 
 
 def test_second_run_continues(started: list[str], tmp_path: Path) -> None:

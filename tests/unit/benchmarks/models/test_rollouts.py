@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from benchmarks.common.http import ServerAddress
-from benchmarks.hostile.wire import HttpExchange
+from benchmarks.common.wire import HttpExchange
 from benchmarks.models import rollout_load
 from benchmarks.models.rollout_load import RolloutAnswer, VersionedLoad, read_version
 from benchmarks.models.rollouts import (
@@ -62,6 +62,7 @@ async def outcomes(
         (exchange(NEW, b"["), 0.0, "wrong"),
         (exchange(NEW, b"{}", status=503), 0.0, "failed"),
         (HttpExchange(0, b"", b""), 0.0, "failed"),
+        (HttpExchange(200, b"HTTP/1.1 200 OK\r\nContent-Length: 9", b"[[1."), 0.0, "failed"),
     ],
 )
 async def test_answer_is_judged_by_its_version(

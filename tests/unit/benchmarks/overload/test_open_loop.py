@@ -1,17 +1,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
+import socket
+from typing import Any
 
 import pytest
 
 from benchmarks.common.http import ServerAddress
 from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
-from tests.support.benchmark_fakes import FakeAnswer, FakeServer
+from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
 
 TEXTS = [f"text {n}" for n in range(5)]
 
 
-def plan(target: ServerAddress, *, rate: float = 100.0, drain_s: float = 5.0) -> OpenLoopPlan:
+def plan(
+    target: ServerAddress, *, rate: float = 100.0, drain_s: float = 5.0, samples: int = 4
+) -> OpenLoopPlan:
     requests = [target.build_post("/echo", text.encode()).decode("latin-1") for text in TEXTS]
     return OpenLoopPlan(
         host=target.host,
@@ -21,11 +27,11 @@ def plan(target: ServerAddress, *, rate: float = 100.0, drain_s: float = 5.0) ->
         seconds=0.5,
         drain_s=drain_s,
         seed=3,
-        samples=4,
+        samples=samples,
     )
 
 
-async def run(server: FakeServer, **how: float) -> OpenLoopResult:
+async def run(server: FakeServer, **how: Any) -> OpenLoopResult:
     return await asyncio.to_thread(run_open_loop, plan(server.target, **how))
 
 
@@ -44,6 +50,17 @@ async def test_every_request_has_an_exchange() -> None:
     assert len(samples) == 4
     assert all(each.body == TEXTS[each.request] for each in samples)
     assert result.cpu_s > 0
+
+
+async def test_samples_come_from_the_whole_loop() -> None:
+    def answer(n: int, request: ReceivedRequest) -> FakeAnswer:
+        return FakeAnswer(body=b"right" if n < 25 else b"wrong")
+
+    async with FakeServer(answer).running() as server:
+        result = await run(server, samples=15)
+    bodies = [each.body for each in result.exchanges if each.body is not None]
+    assert len(bodies) == 15
+    assert set(bodies) == {"right", "wrong"}
 
 
 async def test_arrivals_do_not_wait_for_answers() -> None:
@@ -81,4 +98,18 @@ async def test_refused_connections_are_recorded() -> None:
         target = server.target
     result = await asyncio.to_thread(run_open_loop, plan(target, rate=20.0))
     assert result.exchanges
-    assert {each.status for each in result.exchanges} == {0}
+    assert {(each.status, each.error) for each in result.exchanges} == {(0, "ECONNREFUSED")}
+
+
+def test_the_soft_limit_of_open_files_does_not_limit_the_connections() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0), backlog=1_000) as silent:
+        few = max(map(int, os.listdir("/proc/self/fd"))) + 20
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, limits[1]))
+        try:
+            target = ServerAddress("127.0.0.1", silent.getsockname()[1])
+            result = run_open_loop(plan(target, rate=10.0 * few, drain_s=0.1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert len(result.exchanges) > few
+    assert {each.error for each in result.exchanges} == {None}

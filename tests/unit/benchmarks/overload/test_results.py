@@ -40,6 +40,34 @@ def test_goodput_counts_answers_in_time_within_the_window() -> None:
     assert summary.client_cores == 0.1
 
 
+def test_times_count_from_the_due_time() -> None:
+    waited = [
+        Exchange(0, 0.1, 1.3, 1.6, 200),  # connected after 1.2 s; in time if counted from sending
+        Exchange(1, 0.2, 1.4, 1.5, 429),
+    ]
+    loop = MeasuredLoop(OpenLoopResult(waited, cpu_s=0.5, elapsed_s=5.0), 1.0, wrong=0)
+    summary = summarize_level([loop], factor=3.0, timeout_s=1.0, window_s=(1.0, 3.0))
+    assert (summary.goodput_per_s, summary.late) == (0, 1)
+    assert summary.refusal_ms["p99"] == pytest.approx(1_300)
+    assert summary.send_lag_ms["p50"] == pytest.approx(1_200)
+
+
+def test_errors_of_connections_are_named() -> None:
+    exchanges = [Exchange(0, 0.1, error="EMFILE"), Exchange(0, 0.1, 0.1), Exchange(0, 0.2, 0.2)]
+    loop = MeasuredLoop(OpenLoopResult(exchanges, cpu_s=0.5, elapsed_s=5.0), 1.0, wrong=0)
+    summary = summarize_level([loop], factor=3.0, timeout_s=1.0, window_s=(1.0, 3.0))
+    workload = WorkloadResults(
+        name="sentences",
+        timeout_s=1.0,
+        capacities_per_s=(1.0,),
+        memory_mib=(1.0,),
+        levels=(summary,),
+    )
+    table, _ = build_tables(OverloadResults(url="http://127.0.0.1:8000", workloads=(workload,)))
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert row["no answer"] == "1 x EMFILE, 2 x none"
+
+
 def test_rounds_of_a_load_are_summarized_together() -> None:
     once, twice = level(), level(rounds=2)
     assert twice.goodput_per_s == once.goodput_per_s

@@ -90,3 +90,9 @@ def test_command_writes_results_of_every_policy(tmp_path: Path) -> None:
     (path,) = tmp_path.glob("*.json")
     (table,) = orjson.loads(path.read_bytes())["tables"]
     assert [row[0] for row in table["rows"]] == [policy.name for policy in POLICIES]
+
+
+@pytest.mark.parametrize("speedups", [["8"], ["4", "12", "30", "60"]])
+def test_every_model_needs_one_speedup(speedups: list[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["placement", "--gpu-speedups", *speedups])

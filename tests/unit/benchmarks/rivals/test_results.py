@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import summarize
 from benchmarks.rivals.results import (
     AnswerCheck,
@@ -15,6 +16,7 @@ from benchmarks.rivals.results import (
     RivalResults,
     build_tables,
     describe,
+    require_answered,
 )
 from benchmarks.serving.load import LoadResult
 
@@ -97,6 +99,15 @@ def test_tables_show_rates_failures_and_ratios() -> None:
     assert theirs == ["Toy", "fp32", "5.0 (2 failed)", "200.0", "3.00"]
     assert tables["systems"].rows[1] == ["Toy", "toy 1.0", "fp32", "4", "0.9999", "-"]
     assert tables["missing"].rows == [["Triton", "an image"]]
+
+
+def test_failures_of_hundredfold_are_shown_and_rejected() -> None:
+    measured = results(paired([load(10, 0.2)], [load(30, 0.1, {"503": 5})]))
+    ours = build_tables(measured)[0].rows[0]
+    assert ours[2] == "15.0 (5 failed)"
+    with pytest.raises(BenchmarkError, match=r"requests to hundredfold failed.*'503': 5"):
+        require_answered(measured)
+    require_answered(results(paired([load(10, 0.2, {"503": 2})], [load(30, 0.1)])))
 
 
 def test_tables_leave_skipped_levels_empty() -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from benchmarks.__main__ import main
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.serving import profile
 from benchmarks.serving.profile import (
@@ -21,6 +23,8 @@ from benchmarks.serving.profile import (
     sampling,
     summarize_costs,
 )
+
+LAUNCHER = os.getpid()  # a process that leads no session of a server
 
 
 @pytest.mark.parametrize(
@@ -66,11 +70,11 @@ def test_wake_ups_are_a_column_of_the_table() -> None:
 
 
 def test_threads_that_wait_are_counted_as_woken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile.psutil, "process_iter", lambda: iter((psutil.Process(),)))
+    monkeypatch.setattr(profile, "find_members", lambda _: iter((psutil.Process(),)))
     monkeypatch.setattr(profile, "classify_process", lambda *_: "Ingress")
 
     def read_main() -> ThreadUsage:
-        return read_threads()["Ingress", os.getpid(), os.getpid(), "main"]
+        return read_threads(LAUNCHER)["Ingress", os.getpid(), os.getpid(), "main"]
 
     before = read_main()
     for _ in range(5):
@@ -97,8 +101,8 @@ def test_every_replica_of_a_deployment_has_a_stack_file(
     monkeypatch.setattr(profile.shutil, "which", lambda *_, **__: str(program))
     processes = (("Ingress", 1), ("Ingress", 2), ("CpuEncoder", 3), ("haproxy", 4))
     threads = {(kind, pid, pid, "main"): ThreadUsage() for kind, pid in processes}
-    monkeypatch.setattr(profile, "read_threads", lambda: threads)
-    with sampling(tmp_path, connections=4, seconds=1.0) as stacks:
+    monkeypatch.setattr(profile, "read_threads", lambda _: threads)
+    with sampling(LAUNCHER, tmp_path, connections=4, seconds=1.0) as stacks:
         pass
     found = {name: len(set(paths)) for name, paths in stacks.items()}
     assert found == {"Ingress": 2, "CpuEncoder": 1}
@@ -113,7 +117,22 @@ def test_stack_file_that_py_spy_did_not_write_is_named(tmp_path: Path) -> None:
         read_stacks([written, missing])
 
 
-def test_missing_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile.psutil, "process_iter", lambda: iter(()))
-    with pytest.raises(BenchmarkError, match="no replica"):
-        read_threads()
+def test_replica_of_another_server_is_no_replica_of_this_one() -> None:
+    title = "ray::ServeReplica:hundredfold:Ingress"
+    with subprocess.Popen(["bash", "-c", f"exec -a '{title}' sleep 60"]) as stranger:
+        try:
+            while title not in psutil.Process(stranger.pid).cmdline():
+                assert stranger.poll() is None
+            with pytest.raises(BenchmarkError, match="the server has no replica"):
+                read_threads(LAUNCHER)
+        finally:
+            stranger.kill()
+
+
+def test_py_spy_is_looked_for_before_the_first_level(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(profile.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(profile, "find_launcher", lambda _: LAUNCHER)
+    assert main(["profile", "--samples", "--url", "http://127.0.0.1:9"]) == 1
+    assert "py-spy is not installed" in capsys.readouterr().err

@@ -11,24 +11,6 @@ from benchmarks.common.http import ServerAddress
 
 # Status of a connection that the server refuses, or closes without a valid response.
 CLOSED = 0
-REJECTED = frozenset({400, 404, 413, 415, 422, CLOSED})
-
-
-@dataclass(frozen=True, slots=True)
-class HostileRequest:
-    """A request and its expected statuses.
-
-    `stalls`: the request is incomplete, and the connection stays open. `leaves`: the answer may
-    take minutes, so the client disconnects after a few seconds. `has_deadline`: the request states
-    a deadline, so 504 is expected.
-    """
-
-    name: str
-    raw: bytes
-    statuses: frozenset[int]  # expected besides 408, 429 and 503; empty: all statuses below 500
-    stalls: bool = False
-    leaves: bool = False
-    has_deadline: bool = False
 
 
 def build_request(
@@ -67,6 +49,12 @@ class HttpExchange:
     status: int
     head: bytes
     body: bytes
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the body is shorter than its Content-Length; False without this header."""
+        length = CONTENT_LENGTH.search(self.head)
+        return length is not None and len(self.body) < int(length[1])
 
 
 async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpExchange:
@@ -126,8 +114,8 @@ def is_complete(received: bytes | bytearray) -> bool:
 
 
 def parse_response(received: bytes) -> HttpExchange:
-    head, _, body = received.partition(b"\r\n\r\n")
+    head, end, body = received.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
-    if len(words) < 2 or not words[1].isdigit():
+    if not end or len(words) < 2 or not words[1].isdigit():
         return HttpExchange(CLOSED, head, body)
     return HttpExchange(int(words[1]), head, body)
