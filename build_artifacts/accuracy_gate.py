@@ -18,7 +18,11 @@ from build_artifacts.families.base import (
     Ranking,
     S,
 )
-from build_artifacts.storage.workspace import StepRunner, describe_search_timeout
+from build_artifacts.storage.workspace import (
+    StepRunner,
+    describe_search_timeout,
+    repeat_when_resumed,
+)
 from deployments.artifacts.types import Device
 
 _RESULT_NAME = "gate.json"
@@ -69,9 +73,10 @@ class AccuracyGate(Generic[R, S]):
                 message, hint=f"a more accurate graph cannot be built: {latest.message}"
             )
         reasons = "; ".join(latest.result.reasons)
-        return GateFailed(
-            f"{message} ({latest.recipe.precision}: {reasons})", hint=self._build.gate_failed_hint
-        )
+        hint = self._build.gate_failed_hint
+        if latest.result.parity is None:
+            hint = "the build log has the details; ONNX Runtime may not support this architecture"
+        return GateFailed(f"{message} ({latest.recipe.precision}: {reasons})", hint=hint)
 
     def find_failures(self, device: Device) -> dict[str, str]:
         """Return the graphs for `device` that failed or returned invalid numbers, with reasons."""
@@ -103,6 +108,8 @@ class AccuracyGate(Generic[R, S]):
         def work(into: Path) -> str:
             result = self._build.evaluate(spec)
             (into / _RESULT_NAME).write_text(result.model_dump_json(), encoding="utf-8")
+            if result.parity is None:  # the engine may have failed for lack of memory
+                repeat_when_resumed(into)
             return result.describe()
 
         detail = f"{attempt.label} against fp32 torch"

@@ -8,7 +8,7 @@ from functools import cache
 from build_artifacts.recipes import GPU_FP16, GPU_FP16_BOUND, BuildRecipe
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
-from deployments.gpus import count_visible, read_gpus
+from deployments.gpus import find_visible, read_gpus
 
 _CUDA = "CUDAExecutionProvider"
 
@@ -17,13 +17,13 @@ _CUDA = "CUDAExecutionProvider"
 def has_device(device: Device) -> bool:
     """Return whether this host can measure graphs for `device`.
 
-    A GPU must be visible and fit for CUDA. The CUDA provider of ONNX Runtime alone proves nothing,
+    CUDA must run on the first visible GPU. The CUDA provider of ONNX Runtime alone proves nothing,
     because its package may be installed on a host without a usable GPU.
     """
     if device is Device.CPU:
         return True
-    gpus = read_gpus()
-    if not count_visible(len(gpus)) or gpus[0].problem:
+    visible = find_visible(read_gpus())
+    if not visible or visible[0].problem:
         return False  # before the import, so that hosts without a GPU do not import ONNX Runtime
     import onnxruntime
 

@@ -34,7 +34,7 @@ from build_artifacts.recipes import (
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.artifacts.types import TaskName
-from deployments.errors import ArtifactMissing
+from deployments.errors import ArtifactMissing, LatestInvalid
 
 # Seconds of tuning per model: few, because a demo model has few graphs to measure. Builds from the
 # queue, as in `make serve`, skip tuning (see `plan_build` in pulls.py).
@@ -204,6 +204,6 @@ def build_demo_model(
     try:
         # Keep an existing `latest`, because the user may have chosen it.
         resolve_version(store, model.id, LATEST_NAME)
-    except ArtifactMissing:
+    except (ArtifactMissing, LatestInvalid):
         set_latest(store, model.id, version)
     return sealed

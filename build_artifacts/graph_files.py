@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -36,6 +41,20 @@ def save_graph(model: ir.Model, path: Path) -> None:
     # Load external weights first. Otherwise the new graph would refer to the old weight file.
     ir.external_data.load_to_model(model)
     ir.save(model, path)
+
+
+@contextmanager
+def session_errors() -> Iterator[None]:
+    """Convert errors of ONNX Runtime about a float graph to UnsupportedModel."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as exc:  # the errors of ONNX Runtime have no other common base
+        raise UnsupportedModel(
+            f"ONNX Runtime does not run the exported graph: {first_line(exc)}",
+            hint="the exporter does not support this variant of the architecture; use another one",
+        ) from exc
 
 
 def open_with_outputs(

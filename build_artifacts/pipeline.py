@@ -20,7 +20,7 @@ from build_artifacts.families import find_family
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.recipes import FULL, BuildRecipe, artifact_version
+from build_artifacts.recipes import FULL, BuildRecipe, artifact_version, compute_digest
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import (
@@ -134,8 +134,10 @@ def _compile(
         write_artifact(contents, into)
         return ""
 
+    # A resumed build may accept other graphs than the build that was interrupted.
+    key = f"artifact-{compute_digest([candidate.recipe.name for candidate in accepted])[:12]}"
     detail = f"{identity.id} version {identity.version}"
-    return steps.run_cached("artifact", "seal", detail, seal)
+    return steps.run_cached(key, "seal", detail, seal)
 
 
 def find_sealed(store: Path, model_id: str, version: str) -> BuildResult | None:

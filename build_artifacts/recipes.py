@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Literal, TypeAlias
 
 from deployments.artifacts.manifest import EngineOptions, Gate
-from deployments.artifacts.types import Device, KvCacheDtype, Precision
+from deployments.artifacts.types import Device, EngineName, KvCacheDtype, Precision
 
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
@@ -108,7 +108,7 @@ class CandidateRecipe:
     source: ExportRecipe | TorchProgramRecipe
     rewrites: GraphRewrites | None = None
     quantization: Quantization | None = None
-    engine: Literal["onnxruntime", "openvino", "torch"] = "onnxruntime"
+    engine: EngineName = "onnxruntime"
     options: EngineOptions = _DEFAULT_OPTIONS
     # Fallbacks in order if the first calibration fails the gate; the speed is the same.
     other_calibrations: tuple[CalibrationMethod, ...] = ()

@@ -139,7 +139,7 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
     "mpnet": lambda _: 2,  # fixed in the model code; the config has no effect
     **dict.fromkeys(
         ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm",
-         "data2vec-text", "xmod", "esm", "ibert", "luke", "markuplm"),
+         "data2vec-text", "xmod", "esm", "ibert", "luke", "markuplm", "lilt", "layoutlmv3"),
         _count_padding_positions,
     ),
 }  # fmt: skip

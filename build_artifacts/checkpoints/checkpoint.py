@@ -178,10 +178,10 @@ def read_modules(directory: Path) -> list[SentenceModule]:
 
 
 def check_modules(directory: Path) -> None:
-    """Check the types of the sentence-transformers modules and their order.
+    """Check the types, the order and the number of the sentence-transformers modules.
 
-    Raises UnsupportedModel for a type outside MODULE_TYPES or another order, and the errors of
-    `read_modules`.
+    Raises UnsupportedModel for a type outside MODULE_TYPES, another order, no Transformer, or more
+    than one Transformer or Pooling. Raises the errors of `read_modules`.
     """
     names = [module.class_name for module in read_modules(directory)]
     hint = f"supported: {', '.join(MODULE_TYPES)}"
@@ -194,6 +194,12 @@ def check_modules(directory: Path) -> None:
         raise UnsupportedModel(
             f"`{MODULES_NAME}` has the modules in the unsupported order {', '.join(names)}",
             hint=hint,
+        )
+    if names and (names.count("Transformer") != 1 or names.count("Pooling") > 1):
+        raise UnsupportedModel(
+            f"`{MODULES_NAME}` has the modules {', '.join(names)}; one Transformer and at most one "
+            "Pooling are supported",
+            hint="use a checkpoint with one Transformer",
         )
 
 
@@ -210,12 +216,20 @@ def is_hashed(name: str) -> bool:
 def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of the files that `is_hashed` accepts, sorted by path.
 
-    Hidden files and directories are left out. Raises SourceUnreadable if a directory or one of
-    these files cannot be read.
+    Hidden files and directories are left out, and links to directories other than those of
+    sentence-transformers modules. Raises SourceUnreadable if a directory or one of these files
+    cannot be read, and the errors of `read_modules`.
     """
+    modules = [directory / module.path for module in read_modules(directory)]
+
+    def is_entered(path: Path) -> bool:
+        return not path.name.startswith(".") and (
+            not path.is_symlink() or any(module.is_relative_to(path) for module in modules)
+        )
+
     paths = []
-    for top, below, names in os.walk(directory, onerror=_raise_unreadable):
-        below[:] = [name for name in below if not name.startswith(".")]
+    for top, below, names in os.walk(directory, onerror=_raise_unreadable, followlinks=True):
+        below[:] = [name for name in below if is_entered(Path(top, name))]
         paths += [Path(top, name) for name in names if not name.startswith(".")]
     for path in sorted(paths):
         name = path.relative_to(directory).as_posix()

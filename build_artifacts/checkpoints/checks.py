@@ -31,10 +31,10 @@ _MODULE_PACKAGE = "sentence_transformers."
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
-    Raises UnsafeSource for remote code. If no GGUF or ONNX file holds the weights, raises the
-    errors of `check_weights`. Raises UnsupportedModel if the files of a LoRA adapter are beside the
-    weights or in place of a model. Without config.json, raises the errors of `check_modules`, the
-    error for pickled or GGUF weights, or SourceNotFound.
+    Raises UnsafeSource for remote code and for a module outside of the checkpoint. If no GGUF or
+    ONNX file holds the weights, raises the errors of `check_weights`. Raises UnsupportedModel if
+    the files of a LoRA adapter are beside the weights or in place of a model. Without config.json,
+    raises the errors of `check_modules`, the error for pickled or GGUF weights, or SourceNotFound.
     """
     weights = checkpoint.weights
     is_adapter = is_plain_file(weights / ADAPTER_CONFIG_NAME)
@@ -48,6 +48,8 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
         )
     _check_remote_code(checkpoint)
+    for module in read_modules(checkpoint.directory):
+        checkpoint.module(module.path)  # raises for a link that leaves the checkpoint
     if is_adapter:  # transformers would load the adapter too, and add a merged one a second time
         raise UnsupportedModel(
             f"the checkpoint also has a LoRA adapter (`{ADAPTER_CONFIG_NAME}`)",

@@ -25,8 +25,8 @@ def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) 
     pooling is accepted as an encoder if its config does not set `is_decoder`.
     """
     architecture = read_architecture(config)
-    if not (_is_encoder(config) or (pooled and not _generates_only(config))):
-        kind = "encoder-decoders" if config.is_encoder_decoder else "decoders"
+    if not (_is_encoder(config, head) or (pooled and not _generates_only(config, head))):
+        kind = "encoder-decoders" if _has_decoder(config, head) else "decoders"
         raise UnsupportedModel(
             f"`{architecture}` cannot be built as an encoder: `{config.model_type}` models are "
             f"{kind}",
@@ -53,7 +53,7 @@ def _suggest_way(config: TransformersConfig, head: ModelHead, *, pooled: bool) -
     if pooled:
         return _USE_ENCODER
     ways = []
-    if head is ModelHead.VECTOR and not _generates_only(config):
+    if head is ModelHead.VECTOR and not _generates_only(config, head):
         ways.append("add a sentence-transformers pooling")
     if generation := suggest_text_generation(config):
         ways.append(generation)
@@ -63,10 +63,10 @@ def _suggest_way(config: TransformersConfig, head: ModelHead, *, pooled: bool) -
     return ", or ".join(ways) or _USE_ENCODER
 
 
-def _is_encoder(config: TransformersConfig) -> bool:
+def _is_encoder(config: TransformersConfig, head: ModelHead) -> bool:
     from transformers.models.auto import modeling_auto as known
 
-    if _generates_only(config):
+    if _generates_only(config, head):
         return False
     # transformers lists models such as BERT as masked and as causal language models, because they
     # can be configured as decoders. A model in both tables is an encoder here.
@@ -74,8 +74,25 @@ def _is_encoder(config: TransformersConfig) -> bool:
     return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-def _generates_only(config: TransformersConfig) -> bool:
-    return bool(config.is_encoder_decoder or getattr(config, "is_decoder", False))
+def _generates_only(config: TransformersConfig, head: ModelHead) -> bool:
+    return _has_decoder(config, head) or bool(getattr(config, "is_decoder", False))
+
+
+def _has_decoder(config: TransformersConfig, head: ModelHead) -> bool:
+    """Return whether transformers loads an encoder and a decoder for `head`.
+
+    transformers 5 saves encoders such as T5EncoderModel with `is_encoder_decoder: false`. Their
+    classes for tokens have the encoder alone, but `AutoModel`, for vectors, also has the decoder.
+    """
+    from transformers.models.auto import modeling_auto as known
+
+    if config.is_encoder_decoder or head is not ModelHead.VECTOR:
+        return bool(config.is_encoder_decoder)
+    return (
+        config.model_type in known.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+        and config.model_type not in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+        and config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    )
 
 
 Reason = tuple[str, str]  # why a model cannot be exported, and a hint for the user

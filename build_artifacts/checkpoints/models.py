@@ -93,6 +93,17 @@ def check_token_ids(model: TorchModel, highest: int, token: str | None = None) -
         )
 
 
+def check_special_ids(model: TorchModel, ids: Iterable[int]) -> None:
+    """Raise UnsupportedModel if the model has no vector for an id that its configs state."""
+    known = len(model.get_input_embeddings().weight)
+    if (highest := max(ids)) >= known:
+        raise UnsupportedModel(
+            f"the configs state the token id {highest}, such as `eos_token_id`; the model has "
+            f"vectors for {known} tokens",
+            hint="correct the token ids in config.json and generation_config.json",
+        )
+
+
 def find_required(keys: Iterable[str], head: ModelHead) -> list[str]:
     """Return the weights among `keys` that a model with `head` uses, sorted."""
     return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))

@@ -42,6 +42,12 @@ TRANSFORMER_CONFIG_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
+# Arguments that sentence-transformers passes to `from_pretrained` of the config, the model and the
+# tokenizer. It ignores `trust_remote_code` there. The other names do not change fp32 outputs.
+_ARGUMENTS = ("config_args", "model_args", "tokenizer_args")
+_ARGUMENTS_WITHOUT_EFFECT = {
+    "trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "add_pooling_layer",
+}  # fmt: skip
 # Prompts that every SentenceTransformer has. If the config states no text for them, they are empty.
 _OWN_PROMPTS = ("query", "document")
 
@@ -86,10 +92,18 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
 def read_max_seq_length(weights: Path) -> Json:
     """Read the maximum input length in tokens, `max_seq_length`; None when absent.
 
-    Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them.
+    Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them,
+    and for arguments that change the outputs.
     """
     configs = (read_object(weights / name) for name in TRANSFORMER_CONFIG_NAMES)
     config = next(filter(None, configs), {})
+    for key in _ARGUMENTS:
+        if changing := sorted(set(config.get(key) or {}) - _ARGUMENTS_WITHOUT_EFFECT):
+            raise UnsupportedModel(
+                f"the Transformer module has `{changing[0]}` in its `{key}`, which the build does "
+                "not pass on",
+                hint=f"state `{changing[0]}` in {CONFIG_NAME} or tokenizer_config.json instead",
+            )
     if config.get("do_lower_case"):
         _check_lowercases(weights)
     return config.get("max_seq_length")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.graph_files import session_errors
 from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.engines.decoder import LOGITS_FROM
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class CalibrationTexts(NamedTuple):
-    """Calibration texts of a decoder-only model. The methods run its float graph on the texts."""
+    """Calibration texts of a decoder-only model.
+
+    The methods run its float graph on the texts. They raise UnsupportedModel if it does not run.
+    """
 
     texts: Sequence[Tokens]
     generation_config: GenerationConfig
@@ -59,11 +63,15 @@ class CalibrationTexts(NamedTuple):
         options.add_session_config_entry(
             "session.model_external_initializers_file_folder_path", str(directory)
         )
-        session = ort.InferenceSession(
-            model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        with session_errors():
+            session = ort.InferenceSession(
+                model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
         for text in self.texts:
-            yield session.run(list(outputs), _build_feeds(model, text, self.generation_config))
+            feeds = _build_feeds(model, text, self.generation_config)
+            with session_errors():
+                values = session.run(list(outputs), feeds)
+            yield values
 
 
 def _build_feeds(

@@ -16,7 +16,7 @@ from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
 from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, is_supported_family
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
-from build_artifacts.decoders.rope_check import check_rope
+from build_artifacts.decoders.rope_check import check_head_size, check_rope
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.decoders.window_check import check_windows
 from build_artifacts.errors import UnsupportedModel
@@ -58,6 +58,7 @@ def export_decoder(
         built = Path(temporary, "made")
         _run_model_builder(weights, recipe, built)
         _check_shape(metadata, _read_shape(built))
+        check_head_size(built / GRAPH_NAME, metadata.required_generation_config.head_dim)
         for name in (GRAPH_NAME, WEIGHTS_NAME):
             (built / name).rename(into / name)
     check_rope(into / GRAPH_NAME, weights, metadata)

@@ -13,7 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, check_token_ids, load_model
+from build_artifacts.checkpoints.models import (
+    TorchModel,
+    check_special_ids,
+    check_token_ids,
+    load_model,
+)
 from build_artifacts.decoders.gate_inputs import GateInputs, load_gate_inputs, max_answer_tokens
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray, Tokens
@@ -150,16 +155,15 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
     Raises UnsupportedModel if the checkpoint cannot be loaded, if a token id has no vector in the
     model, if the chat template fails, or if a logit is not finite.
     """
-    decoder_start_token_id = _decoder_start_token_id(metadata.required_generation_config)
+    generation_config = metadata.required_generation_config
+    decoder_start_token_id = _decoder_start_token_id(generation_config)
     has_encoder = decoder_start_token_id is not None
     gate_inputs = load_gate_inputs(weights, metadata.max_tokens, has_encoder=has_encoder)
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
     check_token_ids(model, max(max(text) for text in (*gate_inputs.prompts, *gate_inputs.passages)))
+    check_special_ids(model, (*generation_config.eos_token_ids, decoder_start_token_id or 0))
     answers = _generate_answers(
-        model,
-        gate_inputs.prompts,
-        metadata.required_generation_config,
-        max_answer_tokens(metadata.max_tokens),
+        model, gate_inputs.prompts, generation_config, max_answer_tokens(metadata.max_tokens)
     )
     texts = _join_texts(gate_inputs, answers, decoder_start_token_id)
     logits = np.lib.format.open_memmap(

@@ -33,6 +33,7 @@ _ANGLE_ROUNDING = 2.0**-22  # allowed difference per position, added to _TOLERAN
 # Number of positions to check: the first 256, and 256 at growing distances up to the last one.
 _DENSE_POSITIONS, _SPARSE_POSITIONS = 256, 256
 _COSINES, _SINES = 7, 8  # input indices of GroupQueryAttention
+_HEAD_SIZE_STEP = 16  # GroupQueryAttention with RoPE requires a multiple as head size
 # RoPE type whose graph selects one of two tables at run time. The check skips such a graph, because
 # `read_max_positions` limits texts to the range of the shorter table.
 _SWITCHING_TYPE = "longrope"
@@ -44,6 +45,19 @@ class _RopeLayer(NamedTuple):
     number: int
     cosines: str
     sines: str
+
+
+def check_head_size(graph: Path, head_dim: int) -> None:
+    """Raise UnsupportedModel if ONNX Runtime cannot apply RoPE to heads of `head_dim` values."""
+    import onnx
+
+    layers = _find_rope_layers(onnx.load(graph, load_external_data=False))
+    if head_dim % _HEAD_SIZE_STEP and any(layers):
+        raise UnsupportedModel(
+            f"the head size {head_dim} is not a multiple of {_HEAD_SIZE_STEP}, which the attention "
+            "of ONNX Runtime with RoPE requires",
+            hint="use a model with another head size, such as 64 or 128",
+        )
 
 
 def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None:

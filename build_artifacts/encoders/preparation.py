@@ -223,18 +223,17 @@ def prepare(
     check_token_ids(model, highest, tokenizer.id_to_token(highest))
     try:
         outputs = tuple(run_probes(reference, items, 1))
-    except (ValueError, TypeError) as exc:
+    except (ValueError, TypeError, IndexError) as exc:
         raise UnsupportedModel(
             f"`{metadata.architecture}` does not run on token ids alone: {first_line(exc)}",
-            hint="use a model without other inputs, or set their default in config.json",
+            hint="use a model without other inputs",
         ) from exc
     if not all(np.isfinite(output).all() for output in outputs):
         raise UnsupportedModel(
             f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",
             hint="the checkpoint is damaged: download or save it again",
         )
-    reference_outputs = ReferenceOutputs(items, outputs, metadata.problem_type, metadata.similarity)
-    reference_outputs.write(into / REFERENCE_NAME)
+    ReferenceOutputs(items, outputs, metadata.problem_type).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
     (into / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")

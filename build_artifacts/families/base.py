@@ -73,7 +73,7 @@ class Attempt(Generic[R]):
 
 
 class GateResult(BaseModel):
-    """Result of the accuracy gate. Stored, so that a resumed build does not evaluate again."""
+    """Result of the accuracy gate. Stored; a resumed build evaluates only failed graphs again."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -42,7 +42,7 @@ from build_artifacts.recipes import (
     compute_digest,
 )
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from build_artifacts.storage.workspace import describe_search_timeout
+from build_artifacts.storage.workspace import describe_search_timeout, repeat_when_resumed
 from deployments.artifacts.manifest import REFERENCE_NAME, TOKENIZER_NAME, Candidate, Gate
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import Device, ModelHead
@@ -98,7 +98,10 @@ def _load_evaluation(context: BuildContext) -> Evaluation | None:
 
 
 class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
-    gate_failed_hint = "the checkpoint may be damaged: compare it with its published scores"
+    gate_failed_hint = (
+        "the checkpoint may be damaged: compare it with its published scores; if only batched "
+        "values are too low, padding changes the answers of this architecture"
+    )
 
     def __init__(
         self, context: BuildContext, prepared: PreparedModel, graphs: CandidateGraphs
@@ -215,6 +218,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
                 self.prepared.metadata.max_tokens,
             )
             (into / _SCREENING_NAME).write_text(screening.model_dump_json(), encoding="utf-8")
+            if screening.unmeasured:
+                repeat_when_resumed(into)
             return screening.describe()
 
         key = f"screen-{device}-{compute_digest(list(specs))[:12]}"

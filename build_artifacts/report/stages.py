@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
+from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files, read_object
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
@@ -139,8 +139,17 @@ def _check_revision(name: str, actual: str, built_from: str | None) -> None:
 
 
 def sum_weight_bytes(directory: Path) -> int:
-    weights = (path for name, path in hashed_files(directory) if name.endswith(".safetensors"))
-    return sum(path.stat().st_size for path in weights)
+    """Return the bytes of the weights. Shards beside a whole file are not counted: none is read."""
+    sizes = {
+        name: path.stat().st_size
+        for name, path in hashed_files(directory)
+        if name.endswith(".safetensors")
+    }
+    if "model.safetensors" in sizes:
+        shards = read_object(directory / "model.safetensors.index.json").get("weight_map", {})
+        for shard in set(shards.values()):
+            sizes.pop(shard, None)
+    return sum(sizes.values())
 
 
 _RECIPES = {

@@ -6,13 +6,16 @@ unchanged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
-from build_artifacts.graph_files import save_graph
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.graph_files import save_graph, session_errors
 from build_artifacts.graph_nodes import ORT_DOMAIN, only_user
 from build_artifacts.recipes import GraphRewrites
 from deployments.engines.forward_pass import Batch
@@ -47,19 +50,37 @@ def largest_difference(
     """Return the largest difference of the first outputs, as a share of the batch's largest value.
 
     Graph structure cannot distinguish a padding mask from a mask for sliding-window attention, so
-    only equal outputs prove a rewrite correct. NaN in an output makes the result NaN.
+    only equal outputs prove a rewrite correct. NaN in an output makes the result NaN, as does a
+    graph `after` that does not run. Raises UnsupportedModel if `before` does not run.
     """
+    expected = _run_batches(before, batches, mask_token)
+    try:
+        actual = _run_batches(after, batches, mask_token)
+    except UnsupportedModel as exc:
+        print(exc.message, flush=True)  # The build redirects stdout to its log.
+        return math.nan
+    differences = [
+        np.abs(new - old).max() / max(np.abs(old).max(), 1e-12)
+        for old, new in zip(expected, actual, strict=True)
+    ]
+    return float(np.max(differences))  # Python's max may drop NaN
+
+
+def _run_batches(
+    graph: Path, batches: Sequence[Batch], mask_token: int | None
+) -> list[NDArray[np.float64]]:
+    """Return the first output of the graph for each batch."""
     import onnxruntime as ort
 
-    sessions = [
-        ort.InferenceSession(g, providers=["CPUExecutionProvider"]) for g in (before, after)
-    ]
-    differences = []
-    for batch in batches:
-        feeds = build_feeds(batch, [i.name for i in sessions[0].get_inputs()], mask_token)
-        old, new = (np.asarray(s.run(None, feeds.arrays)[0], dtype=np.float64) for s in sessions)
-        differences.append(np.abs(new - old).max() / max(np.abs(old).max(), 1e-12))
-    return float(np.max(differences))  # Python's max may drop NaN
+    with session_errors():
+        session = ort.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_inputs()]
+        return [
+            np.asarray(
+                session.run(None, build_feeds(batch, names, mask_token).arrays)[0], dtype=np.float64
+            )
+            for batch in batches
+        ]
 
 
 def drop_empty_rows(model: ir.Model) -> int:

@@ -65,6 +65,7 @@ def store_errors(store: Path) -> Iterator[None]:
 
 _STEP_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 _BUILD_INPUTS_NAME = "made-with"
+_REPEATED_NAME = "repeated"  # file in the directories of the steps that a resumed build repeats
 # bytes; a disk without this much free space counts as full
 _PROBE_BYTES = 1 << 20
 
@@ -139,6 +140,14 @@ class Workspace:
             raise
 
 
+def repeat_when_resumed(step: Path) -> None:
+    """Mark the directory of a step, so that a resumed build runs the step again.
+
+    Within the current build, the result of the step is kept.
+    """
+    (step / _REPEATED_NAME).touch()
+
+
 @contextmanager
 def build_workspace(
     store: Path, model_id: str, version: str, progress: BuildProgress, *, build_inputs: str = ""
@@ -146,8 +155,8 @@ def build_workspace(
     """Open the workspace of one version. Report and await another running build of this version.
 
     During the wait, the other build may publish the version, so callers must check the store again.
-    Steps of an interrupted build are reused if its `build_inputs` were equal. Raises BuildError if
-    the store cannot be written.
+    Steps of an interrupted build are reused if its `build_inputs` were equal, except those with the
+    mark of `repeat_when_resumed`. Raises BuildError if the store cannot be written.
 
     After success, and after a BuildError, which would occur again, the steps are removed. After any
     other exception, such as an interruption, they stay. The log stays after every failure.
@@ -185,6 +194,8 @@ def _enter(root: Path, build_inputs: str) -> Workspace:
         log_path(root).unlink(missing_ok=True)
         root.mkdir()
         inputs_file.write_bytes(inputs)
+    for mark in root.glob(f"steps/*/{_REPEATED_NAME}"):
+        remove_atomically(mark.parent, root.parent)
     return Workspace(root)
 
 

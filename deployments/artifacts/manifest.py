@@ -59,7 +59,8 @@ class Gate(FrozenModel):
     batched_top1_agreement: float = 1.0
     top1_agreement: float = 0.98  # share of equal best choices, near-ties excluded
     # Correlation of the logits, centered per class, for heads that return choices. Without this
-    # limit, a graph with constant logits would pass if all probes belong to one class.
+    # limit, a graph with constant logits would pass if all probes belong to one class, and so would
+    # a graph whose logits have a factor, which changes the probabilities.
     logit_correlation: float = 0.98
     # If the two best choices of an output differ by less probability than this, the output is a
     # near-tie. Rounding decides near-ties in every precision, so the comparison skips them.
@@ -76,12 +77,13 @@ class Gate(FrozenModel):
 class Parity(FrozenModel):
     """Distance of a candidate to the fp32 torch reference on the probe texts of the build.
 
-    Cosines compare the whole output of an item. For vectors that are compared by dot product, a
-    difference of the norms lowers the cosine. For a single score, the correlation over all items
-    replaces the cosine. Agreements are the share of outputs (label, token label, span end, masked
-    token) with the same best choice, near-ties excluded. `logit_correlation` covers all logits of
-    such outputs, centered per class. Agreements and `logit_correlation` are None for heads that
-    return vectors or scores.
+    Cosines compare the whole output of an item. For vectors and for several scores, a difference of
+    the norms lowers the cosine. For a single score, the concordance correlation over all items
+    replaces the cosine; an offset or a factor of the scores lowers it. Agreements are the share of
+    outputs (label, token label, span end, masked token) with the same best choice, near-ties
+    excluded. `logit_correlation` covers all logits of such outputs, centered per class; a factor
+    lowers it. Agreements and `logit_correlation` are None for heads that return vectors or scores.
+    Older artifacts have values that no norm, offset or factor lowers.
 
     `cosine_*` compare the unbatched run with the reference. `top1_agreement` and
     `logit_correlation` compare the unbatched and the batched run with the reference; the lower

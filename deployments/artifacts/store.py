@@ -27,6 +27,7 @@ from deployments.errors import (
     ArtifactError,
     ArtifactMissing,
     DigestMismatch,
+    LatestInvalid,
     ManifestInvalid,
     PathOutsideArtifact,
     StoreNotWritable,
@@ -125,17 +126,22 @@ def resolve_version(store: Path, model_id: str, version: str) -> str:
     """Return `version`; for `latest`, the version that it names.
 
     Raises ArtifactMissing if the store lacks the version, ManifestInvalid for an invalid model id,
-    and ArtifactError if `latest` cannot be read, such as with too many open files.
+    LatestInvalid if `latest` is damaged, and ArtifactError if it cannot be read, such as with too
+    many open files.
     """
     directory = model_directory(store, model_id)
     if version == LATEST_NAME:
         try:
-            version = (directory / LATEST_NAME).read_text(encoding="utf-8").strip()
-        except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError) as exc:
+            version = (directory / LATEST_NAME).read_text(errors="replace").strip()
+        except (FileNotFoundError, NotADirectoryError) as exc:
             raise ArtifactMissing(f"`{model_id}` is not built; run `hundredfold build`") from exc
         except OSError as exc:
             message = f"`{LATEST_NAME}` of `{model_id}` cannot be read: {exc.strerror}"
             raise ArtifactError(message) from exc
+        if not VERSION.fullmatch(version):  # such as empty, after a full disk or a power failure
+            raise LatestInvalid(
+                f"`{LATEST_NAME}` of `{model_id}` names no version; promote one, or build the model"
+            )
     if not VERSION.fullmatch(version) or not (directory / version).is_dir():
         raise ArtifactMissing(f"`{model_id}` has no version `{version}`")
     return version

@@ -16,9 +16,9 @@ class FrozenModel(BaseModel):
 
 
 class TaskName(StrEnum):
-    """Hugging Face names of built-in tasks.
+    """Hugging Face names of the tasks that other code names.
 
-    The names of other tasks in `deployments.tasks.TASKS` are plain strings.
+    The name of another task in `deployments.tasks.TASKS` may be a plain string.
     """
 
     FEATURE_EXTRACTION = "feature-extraction"

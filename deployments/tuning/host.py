@@ -12,6 +12,7 @@ import psutil
 from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.types import Device
+from deployments.engines import ENGINES
 from deployments.gpus import MEBIBYTE, query_gpus, query_visible_gpus
 from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
 
@@ -55,14 +56,6 @@ def _file_bytes(graph: Path) -> int:
     return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*"))
 
 
-# Python packages that provide each engine.
-_PACKAGES = {
-    "onnxruntime": ("onnxruntime", "onnxruntime-gpu"),
-    "openvino": ("openvino",),
-    "torch": ("torch",),
-}
-
-
 class Host(BaseModel):
     """One kind of host. Equal hosts share their cost tables."""
 
@@ -94,9 +87,10 @@ def read_host(device: Device) -> Host:
 
 
 def read_engine_versions(engines: Iterable[str]) -> dict[str, str]:
-    """Return the package version of each of `engines` that is installed."""
+    """Return the package versions of each of `engines` that is installed."""
     versions = {}
-    for engine in sorted(set(engines)):
-        for package, version in installed_versions(_PACKAGES.get(engine, ())).items():
-            versions[engine] = f"{package} {version}"
+    for engine in sorted(ENGINES.keys() & set(engines)):
+        kind = ENGINES[engine]
+        if installed := installed_versions(kind.distributions or kind.packages):
+            versions[engine] = ", ".join(f"{name} {version}" for name, version in installed.items())
     return versions

@@ -49,7 +49,6 @@ class ReferenceOutputs:
     items: tuple[TokenizedItem, ...]
     outputs: tuple[Floats, ...]
     problem_type: str | None = None  # `ArtifactManifest.problem_type`
-    similarity: str = "cosine"  # `ArtifactManifest.similarity`
 
     def write(self, path: Path) -> None:
         """Write one .npz file: concatenated arrays, and the index at which each array ends.
@@ -70,7 +69,6 @@ class ReferenceOutputs:
                 output_ends=_ends(rows),
                 pooled=np.array(pooled),
                 problem_type=np.array(self.problem_type or ""),
-                similarity=np.array(self.similarity),
             )
 
     @classmethod
@@ -84,12 +82,11 @@ class ReferenceOutputs:
                 seconds = file["second_segment_start"].tolist()
                 pooled = bool(file["pooled"])
                 problem_type = str(file["problem_type"]) if "problem_type" in file else ""
-                similarity = str(file["similarity"]) if "similarity" in file else "cosine"
             items = tuple(TokenizedItem(i, s) for i, s in zip(ids, seconds, strict=True))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as exc:
             raise ArtifactError(f"{path}: not a file of reference outputs: {exc}") from exc
         shaped = tuple(rows[0] if pooled else rows for rows in outputs)
-        return cls(items, shaped, problem_type or None, similarity)
+        return cls(items, shaped, problem_type or None)
 
 
 def _ends(parts: Sequence[NDArray[Number]]) -> NDArray[np.int64]:
@@ -203,12 +200,13 @@ def compare_outputs(
     """Compare a candidate's outputs with the reference and with the limits of the gate.
 
     The measure depends on the model's head and problem type:
-    - Vectors, and regression with several scores: cosine. Vectors that are compared by dot product
-      must have equal norms too.
+    - Vectors, and regression with several scores: cosine, lower if the norms differ. Clients may
+      compare vectors by dot product, whatever the checkpoint states.
     - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement and
       correlation of the logits. The lower value of the unbatched and the batched run counts. The
       cosine of a few logits is a weak measure. Each label of a multi-label model is a choice.
-    - A single score: correlation over all probes. The cosine of one number is only its sign.
+    - A single score: concordance correlation over all probes. The cosine of one number is only its
+      sign, and the plain correlation ignores an offset and a factor.
     """
     for outputs in (unbatched, batched):
         if problem := _find_invalid_output(outputs, reference.outputs):
@@ -216,9 +214,7 @@ def compare_outputs(
     is_score = head is ModelHead.LABELS and len(reference.outputs[0]) == 1
     is_vector = head is ModelHead.VECTOR or reference.problem_type == "regression"
     to_choices = _label_choices if reference.problem_type == "multi_label" else CHOICES.get(head)
-    similarity = correlation if is_score else cosines
-    if reference.similarity == "dot":
-        similarity = scaled_cosines
+    similarity = concordance if is_score else scaled_cosines if is_vector else cosines
     to_reference = similarity(unbatched, reference.outputs)
     agreement = batched_agreement = logits = None
     if to_choices is not None and not is_vector and not is_score:
@@ -291,7 +287,11 @@ def _top2_gaps(logits: Floats) -> NDArray[np.float64]:
 
 
 def logit_correlation(actual: ProbeOutputs, expected: ProbeOutputs) -> float:
-    """Return the correlation of all logits, centered per class over all outputs.
+    """Return the correlation of all logits, centered per class; lower if their variances differ.
+
+    The value is 2 cov(a, b) / (var a + var b). For logits that are 1.3 times as large, and thus for
+    other probabilities, it is 0.97. Offsets of classes do not count: `top1_agreement` finds those
+    that change a choice.
 
     `top1_agreement` finds no error if one class is the best everywhere, or if no choice is clear.
     Both outputs count as if the same noise, with a deviation of _LOGIT_NOISE, were added to them.
@@ -305,7 +305,7 @@ def logit_correlation(actual: ProbeOutputs, expected: ProbeOutputs) -> float:
         products += (x * y).sum(), (x * x).sum(), (y * y).sum()
         count += x.size
     covariance, variance, expected_variance = products / max(count, 1) + _LOGIT_NOISE**2
-    return float(covariance / np.sqrt(variance * expected_variance))
+    return float(2 * covariance / (variance + expected_variance))
 
 
 def _class_means(outputs: ProbeOutputs) -> NDArray[np.float64]:
@@ -335,10 +335,10 @@ def _find_violations(parity: Parity, gate: Gate, *, is_score: bool) -> Iterator[
                 gate.batched_top1_agreement,
             ),
         ]
-    elif is_score:  # one correlation is both mean and worst value: apply the stricter limit
+    elif is_score:  # one concordance is both mean and worst value: apply the stricter limit
         measured = [
-            ("correlation", parity.cosine_mean, max(gate.cosine_mean, gate.cosine_worst)),
-            ("batched correlation", parity.batched_cosine_worst, gate.batched_cosine_worst),
+            ("concordance", parity.cosine_mean, max(gate.cosine_mean, gate.cosine_worst)),
+            ("batched concordance", parity.batched_cosine_worst, gate.batched_cosine_worst),
         ]
     for name, value, minimum in measured:
         if value < minimum:
@@ -359,10 +359,16 @@ def scaled_cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
     return np.array([2 * float(x @ y) / max(float(x @ x + y @ y), 1e-12) for x, y in pairs])
 
 
-def correlation(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
-    """Return the correlation, shape [1], of two outputs with one score per item."""
+def concordance(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
+    """Return the concordance correlation, shape [1], of two outputs with one score per item.
+
+    The value is 2 cov(a, b) / (var a + var b + (mean a - mean b)^2), that is the correlation, lower
+    if the scores have an offset or a factor. It is 0.985 for random errors, or for an offset, of
+    0.17 standard deviations of the scores, and for the factors 0.84 and 1.19.
+    """
     x, y = (np.concatenate(scores).astype(np.float64) for scores in (a, b))
-    return np.array([_cosine(x - x.mean(), y - y.mean())])
+    spread = x.var() + y.var() + (x.mean() - y.mean()) ** 2
+    return np.array([1 - np.square(x - y).mean() / max(spread, 1e-12)])
 
 
 def _cosine(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:

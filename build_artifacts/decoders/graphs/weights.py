@@ -72,8 +72,8 @@ def embedding_names(side: Side) -> list[str]:
 
 
 def _files(checkpoint: Path) -> list[Path]:
-    index = checkpoint / _INDEX
-    if not index.is_file():
+    """Return the files of the weights. As in transformers, one whole file comes before shards."""
+    if (checkpoint / _SINGLE).is_file():
         return [checkpoint / _SINGLE]
-    shards = json.loads(index.read_bytes())["weight_map"].values()
+    shards = json.loads((checkpoint / _INDEX).read_bytes())["weight_map"].values()
     return [checkpoint / shard for shard in sorted(set(shards))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.checkpoints.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import content_digest, copy_without_weights
 from build_artifacts.errors import (
     BuildError,
     SourceNotFound,
@@ -180,6 +180,11 @@ def module_elsewhere(directory: Path) -> None:
     write_json(directory / "modules.json", [{"path": "../../etc", "type": "models.Transformer"}])
 
 
+def pooling_elsewhere(directory: Path) -> None:
+    pooling = directory / "1_Pooling"
+    pooling.symlink_to(pooling.rename(directory.with_name("pooling")))
+
+
 @pytest.mark.parametrize(
     ("damage", "error", "sentence"),
     [
@@ -223,6 +228,7 @@ def module_elsewhere(directory: Path) -> None:
         (shard_missing, SourceNotFound, "no `model-00001-of-00002.safetensors`"),
         (shard_promised_more, UnsupportedModel, "00001.safetensors` is corrupt.*`pooler.lost`"),
         (module_elsewhere, UnsafeSource, "points outside"),
+        (pooling_elsewhere, UnsafeSource, "points outside the checkpoint: `1_Pooling`"),
         (static_embedding, UnsupportedModel, "unsupported module `StaticEmbedding`"),
     ],
 )
@@ -323,6 +329,33 @@ def test_revision_depends_on_content_only(tmp_path: Path, embedding_source: Path
     assert content_digest(copy) == content_digest(embedding_source)
     write_json(copy / "config_sentence_transformers.json", {"prompts": {"query": "q: "}})
     assert content_digest(copy) != content_digest(embedding_source)
+
+
+def test_revision_depends_on_linked_modules(tmp_path: Path, embedding_source: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(embedding_source, copy)
+    pooling = copy / "1_Pooling"
+    shutil.copytree(pooling, copy / "other")
+    write_json(copy / "other" / "config.json", {"pooling_mode": "cls"})
+    pooling.rename(copy / "mean")
+    revisions = set()
+    for target in ("mean", "other"):
+        pooling.symlink_to(target)
+        revisions.add(content_digest(copy))
+        pooling.unlink()
+    assert len(revisions) == 2
+
+
+def test_linked_modules_are_copied(tmp_path: Path, embedding_source: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(embedding_source, source)
+    pooling = source / "1_Pooling"
+    pooling.symlink_to(pooling.rename(source / "mean").name)
+    (source / "again").symlink_to(".")  # no module, and endless
+    copy_without_weights(source, tmp_path / "copy", weights=source)
+    read = (tmp_path / "copy" / "1_Pooling" / "config.json").read_bytes()
+    assert read == (source / "mean" / "config.json").read_bytes()
+    assert not (tmp_path / "copy" / "again").exists()
 
 
 @pytest.mark.parametrize(

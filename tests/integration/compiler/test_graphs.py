@@ -23,7 +23,13 @@ from build_artifacts.recipes import (
 )
 from build_artifacts.steps.rewrite import REWRITES, Rewrite
 from deployments.tuning.parity import cosines
-from tests.support.prepared_build import FLOAT, PreparedBuild, RecordingRunner, op_counts
+from tests.support.prepared_build import (
+    FLOAT,
+    PreparedBuild,
+    RecordingRunner,
+    op_counts,
+    unreadable,
+)
 
 SHARED = (CPU_FP32, CPU_INT8, CPU_INT8_WEIGHTS, CPU_INT8_STATIC)
 
@@ -143,3 +149,28 @@ def test_rewrite_with_nonfinite_outputs_is_discarded(
     monkeypatch.setitem(REWRITES, "drop-empty-rows", scale_a_norm(float("nan")))
     graphs = CandidateGraphs(RecordingRunner(tmp_path / "work").steps, prepared_build.prepared)
     assert graphs.float_graph(CPU_FP32).read_bytes() == graphs.float_graph(FLOAT).read_bytes()
+
+
+def use_unknown_operator(model: ir.Model) -> int:
+    """Rewrite that ONNX Runtime cannot open."""
+    next(n for n in model.graph if n.op_type == "LayerNormalization").op_type = "Telepathy"
+    return 1
+
+
+def test_rewrite_that_does_not_run_is_discarded(
+    prepared_build: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REWRITES, "drop-empty-rows", use_unknown_operator)
+    graphs = CandidateGraphs(RecordingRunner(tmp_path / "work").steps, prepared_build.prepared)
+    assert graphs.float_graph(CPU_FP32).read_bytes() == graphs.float_graph(FLOAT).read_bytes()
+
+
+def test_export_that_does_not_run_is_unsupported(
+    prepared_build: PreparedBuild, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = RecordingRunner(tmp_path / "work")
+    graphs = CandidateGraphs(runner.steps, prepared_build.prepared)
+    unreadable(graphs.float_graph(FLOAT))
+    monkeypatch.setitem(REWRITES, "drop-empty-rows", lambda model: 1)
+    with pytest.raises(UnsupportedModel, match="ONNX Runtime does not run the exported graph: "):
+        graphs.float_graph(CPU_FP32)

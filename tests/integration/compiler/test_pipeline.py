@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from build_artifacts import pipeline
+from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.checkpoints.checkpoint import content_digest
 from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.errors import BuildError, UnsafeSource
@@ -109,6 +111,26 @@ def test_sealed_graph_matches_checkpoint(
     # The graph does not normalize vectors; the server does.
     assert abs(np.linalg.norm(answers[0]) - np.linalg.norm(expected[0])) < 0.1
     assert abs(np.linalg.norm(answers[0]) - 1) > 0.1
+
+
+def test_resumed_build_seals_the_graphs_that_it_accepts(
+    embedding_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU without free memory rejects graphs that it later runs."""
+    request = BuildRequest(
+        ref=str(embedding_source), store=tmp_path, recipe=BOTH_DEVICES, budget=LITTLE
+    )
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CandidateSearch, "select_graphs", lambda self: self.select_for(Device.CPU))
+        patch.setattr(pipeline, "publish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            build(request, BuildProgress(io.StringIO()))
+    resumed = build(request, BuildProgress(io.StringIO()))
+    assert resumed.manifest.candidate_for(Device.GPU) is not None
 
 
 def test_second_build_reuses_version_and_sets_latest(

@@ -63,6 +63,17 @@ def test_hidden_gpu_is_no_gpu(
     assert not has_device(Device.GPU)
 
 
+def test_first_visible_gpu_decides(
+    fake_host: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    display = Gpu(name="Quadro P400", driver="580.159.03", compute_capability=(6, 1))
+    fake_host(display, H200)
+    assert not has_device(Device.GPU), "engines would run on the first"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    fake_host(display, H200)
+    assert has_device(Device.GPU)
+
+
 def test_only_gpu_graph_gets_cuda_graphs_where_a_gpu_runs_them(
     fake_host: Callable[..., None],
 ) -> None:

@@ -5,6 +5,13 @@ from __future__ import annotations
 import pytest
 
 from build_artifacts.recipes import SEARCH_PRESETS, DynamicInt8, SmoothedInt8
+from deployments.engines import ENGINES
+
+
+def test_engines_of_all_candidates_are_registered() -> None:
+    presets = SEARCH_PRESETS.values()
+    engines = {each.engine for preset in presets for each in (*preset.candidates, preset.fallback)}
+    assert engines <= ENGINES.keys()
 
 
 def test_only_the_dynamic_preset_has_ranges_that_depend_on_the_batch() -> None:

@@ -105,6 +105,16 @@ def test_texts_stay_in_the_shorter_table_of_longrope(
     assert read_checkpoint_metadata(directory).max_tokens == 128
 
 
+@pytest.mark.parametrize("model_type", ["roberta", "lilt", "layoutlmv3"])
+def test_positions_that_start_after_the_padding_id_shorten_texts(
+    directory: Path, model_type: str
+) -> None:
+    config = {"max_position_embeddings": 514, "pad_token_id": 1}
+    write_pooling(directory)
+    write_json(directory / "config.json", {"model_type": model_type} | config)
+    assert read_checkpoint_metadata(directory).max_tokens == 512
+
+
 def test_eos_token_ids_merge_all_files(directory: Path) -> None:
     write_json(directory / "generation_config.json", {"eos_token_id": [5, 7]})
     write_json(directory / "tokenizer_config.json", {"eos_token": {"content": END}})

@@ -59,6 +59,9 @@ def test_dense_module_with_pickled_weights_only_is_rejected(tmp_path: Path) -> N
     [
         (["Transformer", "Pooling", "LayerNorm"], "unsupported module `LayerNorm`"),
         (["Transformer", "Pooling", "Normalize", "Dense"], "unsupported order Transformer, Po"),
+        (["Pooling", "Normalize"], "has the modules Pooling, Normalize; one Transformer"),
+        (["Transformer", "Transformer", "Pooling"], "Transformer, Pooling; one Transformer and"),
+        (["Transformer", "Pooling", "Pooling"], "Pooling, Pooling; one Transformer and at most"),
     ],
 )
 def test_modules_that_cannot_be_built_are_rejected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,14 @@ from tokenizers import Tokenizer
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
+from build_artifacts.decoders.reference import write_reference
 from build_artifacts.encoders.preparation import prepare
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import ModelHead
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.tiny_decoders import tiny_gpt2
 from tests.support.tiny_encoders import tiny_checkpoint, write_json, write_pooling
 
 USE_ENCODER = "use an encoder of text, such as BERT, XLM-RoBERTa or ModernBERT"
@@ -94,13 +97,22 @@ def test_hint_of_a_refused_encoder_decoder_offers_only_what_is_supported(
     assert refusal.hint.startswith(hint)
 
 
+@pytest.mark.parametrize("is_encoder_decoder", [True, False])  # False: saved by transformers 5
 def test_embedding_model_of_an_encoder_decoder_is_refused_although_it_has_a_pooling(
-    tmp_path: Path,
+    tmp_path: Path, is_encoder_decoder: bool
 ) -> None:
     write_pooling(tmp_path)
-    refusal = refuse(tmp_path, "t5", "T5EncoderModel", is_encoder_decoder=True)
+    refusal = refuse(tmp_path, "t5", "T5EncoderModel", is_encoder_decoder=is_encoder_decoder)
     assert "`t5` models are encoder-decoders" in refusal.message
     assert refusal.hint == USE_ENCODER
+
+
+def test_tagger_with_the_encoder_of_an_encoder_decoder_is_accepted(tmp_path: Path) -> None:
+    architecture = "T5ForTokenClassification"
+    config = {"model_type": "t5", "architectures": [architecture], "is_encoder_decoder": False}
+    write_json(tmp_path / "config.json", config)
+    write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 512})
+    assert read_checkpoint_metadata(tmp_path).architecture == architecture
 
 
 @pytest.mark.parametrize(
@@ -134,6 +146,21 @@ def test_model_that_requires_other_inputs_is_refused(tmp_path: Path) -> None:
     metadata = read_checkpoint_metadata(checkpoint)
     with pytest.raises(UnsupportedModel, match=r"not run on token ids alone: .* language"):
         prepare(checkpoint, metadata, None, tmp_path)
+
+
+def test_model_without_a_position_for_every_token_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path / "mpnet", model_type="mpnet")
+    metadata = replace(read_checkpoint_metadata(checkpoint), max_tokens=512)
+    with pytest.raises(UnsupportedModel, match="not run on token ids alone: index out of range"):
+        prepare(checkpoint, metadata, None, tmp_path)
+
+
+def test_end_token_without_a_vector_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_gpt2(tmp_path / "gpt2")
+    write_json(checkpoint / "generation_config.json", {"eos_token_id": 70_000})
+    metadata = read_checkpoint_metadata(checkpoint)
+    with pytest.raises(UnsupportedModel, match="token id 70000, such as `eos_token_id`; the model"):
+        write_reference(checkpoint, metadata, tmp_path)
 
 
 def test_token_without_a_vector_is_refused_by_name(tmp_path: Path) -> None:

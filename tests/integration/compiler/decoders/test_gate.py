@@ -247,6 +247,15 @@ def test_failed_fallback_hint_names_the_exporter(
     assert "damaged" not in failure.hint
 
 
+def test_hint_for_a_graph_that_does_not_run_is_not_about_its_accuracy(
+    builder: Builder, runner: RecordingRunner, original: DecoderReference
+) -> None:
+    builder.attention = lambda graph: graph.node[0].ClearField("input")
+    admission = build_gate(runner, original, Gate())
+    assert admission.first_accepted(DECODER_FP32) is None
+    assert admission.failure().hint.startswith("the build log has the details; ONNX Runtime may")
+
+
 def test_unsupported_fallback_is_reported_in_hint(
     builder: Builder, runner: RecordingRunner, original: DecoderReference
 ) -> None:

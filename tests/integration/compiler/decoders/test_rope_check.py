@@ -24,7 +24,7 @@ from transformers.models.phi.modeling_phi import PhiRotaryEmbedding
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.export import export_decoder
-from build_artifacts.decoders.rope_check import check_rope
+from build_artifacts.decoders.rope_check import check_head_size, check_rope
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
 from deployments.artifacts.generation_config import GenerationConfig
@@ -184,6 +184,15 @@ def test_computed_rope_tables_require_longrope(tmp_path: Path) -> None:
     check_rope(graph, write_checkpoint(tmp_path, llama(YARN | split)), build_metadata(1024))
     with pytest.raises(UnsupportedModel, match="rope type is `default`"):
         check_rope(graph, write_checkpoint(tmp_path, llama(DEFAULT)), build_metadata(1024))
+
+
+def test_head_size_that_the_attention_cannot_rotate_is_rejected(tmp_path: Path) -> None:
+    tables = {"all": tables_of(LlamaRotaryEmbedding(llama(DEFAULT)))}
+    rotating = write_graph(tmp_path / "rotating.onnx", ["all"], tables)
+    check_head_size(rotating, 32)
+    with pytest.raises(UnsupportedModel, match="the head size 120 is not a multiple of 16"):
+        check_head_size(rotating, 120)
+    check_head_size(write_graph(tmp_path / "plain.onnx", [None], {}), 120)
 
 
 @pytest.mark.slow

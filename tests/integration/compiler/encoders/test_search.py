@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from build_artifacts.build_devices import has_device
 from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.encoder import EncoderCandidate
+from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import (
     CPU_FP32,
     CPU_INT8_DYNAMIC,
@@ -23,6 +25,7 @@ from build_artifacts.recipes import (
     CandidateRecipe,
 )
 from build_artifacts.steps.seal import ArtifactIdentity
+from build_artifacts.storage.workspace import StepRunner, build_workspace
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
 from deployments.artifacts.types import Device
 from deployments.engines import GraphSpec
@@ -318,6 +321,30 @@ def test_resumed_search_reuses_screening(
     )
     assert first == second
     assert resumed_runner.output.getvalue().count("done by an interrupted build") == 2
+
+
+@pytest.mark.parametrize("others", [(), (SLOW,)], ids=["alone", "screened"])
+def test_resumed_search_measures_failed_graphs_again(
+    prepared_build: PreparedBuild,
+    files: Mapping[str, Path],
+    tmp_path: Path,
+    others: tuple[CandidateRecipe, ...],
+) -> None:
+    """The engine may have failed because other processes had the memory of the GPU."""
+    accepted = []
+    for graph in ("broken", "fast"):
+        runner = RecordingRunner(tmp_path / graph)
+        progress = BuildProgress(runner.output)
+        with (
+            suppress(KeyboardInterrupt),
+            build_workspace(tmp_path / "store", "org/model", "0123456789ab", progress) as place,
+        ):
+            runner.steps = StepRunner(place, progress)
+            graphs = FixedGraphs({**files, "broken": files[graph]})
+            selected = search(prepared_build, runner, graphs, BROKEN, *others, keep=1)
+            accepted.append([each.recipe for each in selected.select_for(Device.CPU)])
+            raise KeyboardInterrupt
+    assert accepted == [list(others), [BROKEN]]
 
 
 def test_cost_table_covers_the_accepted_graphs(

@@ -133,6 +133,16 @@ def test_config_named_after_another_architecture_is_read(tmp_path: Path, name: s
     assert read_max_seq_length(tmp_path) == 128
 
 
+@pytest.mark.parametrize("key", ["config_args", "model_args", "tokenizer_args"])
+def test_arguments_that_change_outputs_are_rejected(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "sentence_bert_config.json"
+    write_json(path, {"max_seq_length": 8, key: {"trust_remote_code": True, "dtype": "float16"}})
+    assert read_max_seq_length(tmp_path) == 8
+    write_json(path, {key: {"trust_remote_code": True, "is_causal": False}})
+    with pytest.raises(UnsupportedModel, match=f"`is_causal` in its `{key}`"):
+        read_max_seq_length(tmp_path)
+
+
 def test_first_config_with_content_counts(tmp_path: Path) -> None:
     assert read_max_seq_length(tmp_path) is None
     write_json(tmp_path / "sentence_bert_config.json", {})

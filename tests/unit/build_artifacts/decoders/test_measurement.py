@@ -59,6 +59,16 @@ def test_corrupted_graph_violates_limits(
     assert any("next-token agreement" in reason for reason in result.reasons)
 
 
+def test_corrupted_graph_is_rejected_if_no_position_of_the_reference_is_clear(
+    tmp_path: Path, graph: Path, reference: DecoderReference
+) -> None:
+    never_clear = Gate(near_tie_margin=2.0)
+    assert compare_decoder(open_graph(graph), reference, never_clear).reasons == ()
+    other = add_noise(graph, tmp_path / "other.onnx", table="head", noise=0.5)
+    result = compare_decoder(open_graph(other), reference, never_clear)
+    assert any("next-token agreement" in reason for reason in result.reasons)
+
+
 def test_nonfinite_logits_are_rejected(
     tmp_path: Path, graph: Path, reference: DecoderReference
 ) -> None:

@@ -10,6 +10,7 @@ import pytest
 from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.float_graph import FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
+from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of, tiny_graph
 from tests.support.outlier_models import LOUD_CHANNELS, graph_with_outliers
@@ -50,6 +51,14 @@ def test_observe_returns_activations_of_all_tokens(path: Path) -> None:
     }
     loud = np.abs(observed["a_0"]).max(axis=0)
     assert set(np.argsort(loud)[-2:]) == set(LOUD_CHANNELS)
+
+
+def test_float_graph_that_does_not_run_is_unsupported(path: Path) -> None:
+    texts = CalibrationTexts([(VOCABULARY,)], spec_of(path).generation_config)  # has no vector
+    with pytest.raises(UnsupportedModel, match=r"not run the exported graph: .*Gather"):
+        texts.observe(path, ["a_0"])
+    with pytest.raises(UnsupportedModel, match=r"not run the exported graph: .*Gather"):
+        list(texts.observe_kv_cache(path))
 
 
 def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: Path) -> None:

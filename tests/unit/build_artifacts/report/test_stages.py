@@ -8,8 +8,9 @@ from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.report.stages import find_adapter, find_pruning
+from build_artifacts.report.stages import find_adapter, find_pruning, sum_weight_bytes
 from deployments.artifacts.manifest import ModelSource, PruningSource
+from tests.support.tiny_encoders import write_json
 
 SENTIMENT, QUESTIONS = (model.adapter for model in DEMO_MODELS if model.adapter)
 
@@ -55,3 +56,12 @@ def test_unknown_data_of_a_pruning_require_a_file(tmp_path: Path) -> None:
         assert "--prune-data FILE" in caught.value.hint
     with pytest.raises(SourceNotFound):
         find_pruning(PruningSource(fraction=0.2), data)
+
+
+def test_shards_beside_a_whole_file_are_not_counted(tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    write_json(tmp_path / "model.safetensors.index.json", index)
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(bytes(7))
+    assert sum_weight_bytes(tmp_path) == 7
+    (tmp_path / "model.safetensors").write_bytes(bytes(5))
+    assert sum_weight_bytes(tmp_path) == 5

@@ -15,7 +15,7 @@ import pytest
 
 from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.progress import BuildProgress
-from build_artifacts.storage.workspace import build_workspace
+from build_artifacts.storage.workspace import build_workspace, repeat_when_resumed
 from deployments.artifacts.store import BUILDING_NAME, build_path, log_path
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
@@ -205,6 +205,32 @@ def test_steps_of_other_tool_versions_are_not_resumed(tmp_path: Path) -> None:
         build(tmp_path, fill_the_disk, build_inputs="torch 1")
     assert has_resumable_export(tmp_path, build_inputs="torch 1")
     assert not has_resumable_export(tmp_path, build_inputs="torch 2")
+
+
+def test_marked_step_is_repeated_only_by_a_resumed_build(tmp_path: Path) -> None:
+    runs = []
+
+    def judge(into: Path) -> None:
+        runs.append("judge")
+        repeat_when_resumed(into)
+
+    def judge_twice_and_stop(into: Path) -> None:
+        place.run_cached("judge", judge)
+        place.run_cached("judge", judge)
+        raise KeyboardInterrupt
+
+    for number in (1, 2):
+        with (
+            suppress(KeyboardInterrupt),
+            build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place,
+        ):
+            assert place.is_done("export") is (number == 2)
+            place.run_cached("export", write)
+            place.run_cached("stop", judge_twice_and_stop)
+        assert runs == ["judge"] * number
+    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())):
+        pass
+    assert leftovers(tmp_path) == []
 
 
 def test_second_build_waits_and_finds_version(tmp_path: Path) -> None:

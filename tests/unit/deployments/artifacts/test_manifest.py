@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,39 @@ from deployments.artifacts.store import (
     set_latest,
 )
 from deployments.artifacts.types import Device
+from tests.support import released
 from tests.support.artifacts import GRAPH_NAME, make_previous, seal_tiny, tiny_manifest
 
 ManifestDamage = Callable[[Path], None]
+
+
+# The schema version, and the fingerprint of what a manifest may contain.
+PINNED = (5, "39ce7cd169a11b24")
+
+
+def test_a_change_of_the_manifest_raises_its_schema_version() -> None:
+    described = json.dumps(describe_schema(ArtifactManifest.model_json_schema()), sort_keys=True)
+    fingerprint = hashlib.sha256(described.encode()).hexdigest()[:16]
+    version = max(SCHEMA, released.SCHEMA + 1)
+    assert (SCHEMA, fingerprint) == PINNED, (
+        "a field of manifests changed, so the last release cannot read them. Set `SCHEMA` in "
+        f"deployments/artifacts/migration.py to {version}, let `upgrade` there convert manifests "
+        f'of the version before, and set `PINNED` of this test to ({version}, "{fingerprint}")'
+    )
+
+
+def describe_schema(schema: Any) -> Any:
+    """Return a JSON schema without texts and defaults. Manifests contain every field."""
+    match schema:
+        case dict():
+            return {
+                key: describe_schema(value)
+                for key, value in schema.items()
+                if key not in ("title", "description", "default")
+            }
+        case list():
+            return list(map(describe_schema, schema))
+    return schema
 
 
 def edit_manifest(change: Callable[[dict[str, Any]], object]) -> ManifestDamage:
@@ -223,11 +254,21 @@ def test_resolve_version_of_an_unknown_version_raises(version: str, tmp_path: Pa
     assert str(tmp_path) not in raised.value.message
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"../../etc", b"0123456789ab"])
-def test_resolve_version_with_a_damaged_latest_file_raises(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b"", errors.LatestInvalid),
+        (b"\xff\xfe", errors.LatestInvalid),
+        (b"../../etc", errors.LatestInvalid),
+        (b"0123456789ab", errors.ArtifactMissing),
+    ],
+)
+def test_resolve_version_with_a_damaged_latest_file_raises(
+    content: bytes, error: type[Exception], tmp_path: Path
+) -> None:
     directory = seal_tiny(tmp_path, "tiny/model")
     (directory.parent / LATEST_NAME).write_bytes(content)
-    with pytest.raises(errors.ArtifactMissing):
+    with pytest.raises(error):
         resolve_version(tmp_path, "tiny/model", "latest")
 
 

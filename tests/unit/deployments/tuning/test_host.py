@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import find_spec
 
 import pytest
 
 from deployments.artifacts.types import Device
+from deployments.engines import ENGINES
 from deployments.machine import read_cpu_info
 from deployments.tuning.host import Host, read_engine_versions, read_host
+from tests.support.toy_engine import TOY
 
 HOST = Host(device=Device.CPU, name="EPYC", generation="25-17-1", flags=("avx2",), cores=2)
 
@@ -77,3 +81,22 @@ def test_versions_are_those_of_installed_packages() -> None:
     versions = read_engine_versions(["onnxruntime", "onnxruntime"])
     assert versions == {"onnxruntime": f"onnxruntime {version('onnxruntime')}"}
     assert read_engine_versions([]) == {}
+
+
+def test_versions_of_every_engine_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "toy", replace(TOY, packages=("numpy",)))
+    installed = {
+        name
+        for name, kind in ENGINES.items()
+        if kind.open_encoder is not None and all(map(find_spec, kind.packages))
+    }
+    versions = read_engine_versions(installed)
+    assert versions.keys() == installed
+    assert versions["toy"] == f"numpy {version('numpy')}"
+
+
+def test_versions_of_all_packages_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(TOY, distributions=("numpy", "no-such", "pydantic"))
+    monkeypatch.setitem(ENGINES, "toy", engine)
+    both = f"numpy {version('numpy')}, pydantic {version('pydantic')}"
+    assert read_engine_versions(["toy", "unknown"]) == {"toy": both}
