@@ -3,51 +3,64 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from deployments.command_line import CommandSpec, Program
+from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
 
-COMMANDS: Mapping[str, CommandSpec] = {
+_KEYS = CommandGroup(
+    "Create, list and revoke API keys",
+    {
+        "add": CommandSpec("cluster.keys:ADD", "Create an API key and print it once"),
+        "ls": CommandSpec("cluster.keys:LIST", "List the API keys"),
+        "revoke": CommandSpec("cluster.keys:REVOKE", "Remove an API key"),
+    },
+)
+_MODELS = CommandGroup(
+    "List, route, load and remove models",
+    {
+        "ls": CommandSpec("cluster.store_list", "List the versions of a store"),
+        "alias": CommandSpec("cluster.models:ALIAS", "Let an alias name a version"),
+        "promote": CommandSpec(
+            "cluster.models:PROMOTE", "Let a version answer all requests that name none"
+        ),
+        "rollback": CommandSpec("cluster.models:ROLLBACK", "Undo the last promotion"),
+        "split": CommandSpec(
+            "cluster.models:SPLIT", "Let a version answer a share of the requests"
+        ),
+        "shadow": CommandSpec(
+            "cluster.models:SHADOW",
+            "Let a version compute a share of the requests again, to compare",
+        ),
+        "pin": CommandSpec("cluster.models:PIN", "Keep a model in the memory of the replicas"),
+        "unpin": CommandSpec(
+            "cluster.models:UNPIN", "Let the replicas forget a model while it is unused"
+        ),
+        "ps": CommandSpec(
+            "cluster.remote_models:PS", "Show what the replicas of a server have in memory"
+        ),
+        "load": CommandSpec(
+            "cluster.remote_models:LOAD", "Load a model into the replicas of a server"
+        ),
+        "unload": CommandSpec(
+            "cluster.remote_models:UNLOAD", "Remove a model from the memory of the replicas"
+        ),
+        "rm": CommandSpec("cluster.models:REMOVE", "Remove a model, or one version of it"),
+        "gc": CommandSpec("cluster.models:COLLECT", "Remove versions that nothing names"),
+        "migrate": CommandSpec(
+            "cluster.store_migration", "Write manifests of the previous schema in the present one"
+        ),
+    },
+)
+COMMANDS: Tree = {
     "up": CommandSpec("cluster.up", "Start Ray on this host and serve a config"),
+    "models": _MODELS,
+    "keys": _KEYS,
+    "doctor": CommandSpec(
+        "cluster.doctor", "Describe this host: what was found, what it means, what to do"
+    ),
     "check": CommandSpec("cluster.check", "Lint a Serve config strictly"),
     "render": CommandSpec(
         "cluster.kuberay.render", "Write the KubeRay RayService of a Serve config"
-    ),
-    "keys-add": CommandSpec("cluster.keys:ADD", "Create an API key and print it once"),
-    "keys-ls": CommandSpec("cluster.keys:LIST", "List the API keys"),
-    "keys-revoke": CommandSpec("cluster.keys:REVOKE", "Remove an API key"),
-    "models-ls": CommandSpec("cluster.store_list", "List the versions of a store"),
-    "models-alias": CommandSpec("cluster.models:ALIAS", "Let an alias name a version"),
-    "models-promote": CommandSpec(
-        "cluster.models:PROMOTE", "Let a version answer all requests that name none"
-    ),
-    "models-rollback": CommandSpec("cluster.models:ROLLBACK", "Undo the last promotion"),
-    "models-split": CommandSpec(
-        "cluster.models:SPLIT", "Let a version answer a share of the requests"
-    ),
-    "models-shadow": CommandSpec(
-        "cluster.models:SHADOW", "Let a version compute a share of the requests again, to compare"
-    ),
-    "models-pin": CommandSpec("cluster.models:PIN", "Keep a model in the memory of the replicas"),
-    "models-unpin": CommandSpec(
-        "cluster.models:UNPIN", "Let the replicas forget a model while it is unused"
-    ),
-    "models-ps": CommandSpec(
-        "cluster.remote_models:PS", "Show what the replicas of a server have in memory"
-    ),
-    "models-load": CommandSpec(
-        "cluster.remote_models:LOAD", "Load a model into the replicas of a server"
-    ),
-    "models-unload": CommandSpec(
-        "cluster.remote_models:UNLOAD", "Remove a model from the memory of the replicas"
-    ),
-    "models-rm": CommandSpec("cluster.models:REMOVE", "Remove a model, or one version of it"),
-    "models-gc": CommandSpec("cluster.models:COLLECT", "Remove versions that nothing names"),
-    "models-migrate": CommandSpec(
-        "cluster.store_migration", "Write manifests of the previous schema in the present one"
-    ),
-    "doctor": CommandSpec(
-        "cluster.doctor", "Describe this host: what was found, what it means, what to do"
     ),
     "dashboard": CommandSpec("cluster.monitoring:DASHBOARD", "Print a dashboard for Grafana"),
     "alerts": CommandSpec("cluster.monitoring:ALERT_RULES", "Print alert rules for Prometheus"),

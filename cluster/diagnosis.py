@@ -41,8 +41,9 @@ class HostDescription:
     memory_bytes: int
     free_bytes: int  # free memory of the host, or less if this process's control groups allow less
     gpus: tuple[Gpu, ...]
-    visible_gpus: int  # number of GPUs that CUDA shows to this process
+    visible_gpus: tuple[Gpu, ...]  # those that CUDA shows to this process, in the order of CUDA
     knows_gpu_memory: bool  # whether nvidia-smi lists the memory of these GPUs
+    gpu_memory_in_bytes: bool  # whether `gpu_memory` of the config is in bytes, not a fraction
     python: str
     packages: Mapping[str, str]  # name -> installed version
     store: StoreDescription
@@ -120,7 +121,9 @@ def _check_gpu(host: HostDescription) -> Finding:
             )
         return Finding("GPU", "problem", found, meaning, action)
     meaning = f"Ray gets {support.usable}; FP16 candidates run on `options.use_gpu: true`"
-    if not host.knows_gpu_memory:
+    if support.repair:
+        return Finding("GPU", "note", found, meaning, support.repair)
+    if not (host.knows_gpu_memory or host.gpu_memory_in_bytes):
         return Finding(
             "GPU", "note", found,
             f"{meaning}; its memory is unknown, so that a fraction as `gpu_memory` bounds nothing",

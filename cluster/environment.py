@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from deployments.gpus import BUS_ORDER, DEVICE_ORDER_VARIABLE
+
 RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         # Uses HAProxy instead of Serve's Python proxy, for 3 times the requests per second.
@@ -74,6 +76,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "TOKENIZERS_PARALLELISM": "false",
         # Replicas read sealed artifacts only and never connect to a model hub.
         "HF_HUB_OFFLINE": "1",
+        # Orders the GPUs of CUDA as nvidia-smi does. Ray writes an index into CUDA_VISIBLE_DEVICES.
+        # CUDA chooses the GPU of a replica by this index, nvidia-smi tells the memory of that GPU.
+        DEVICE_ORDER_VARIABLE: BUS_ORDER,
         # Sends no usage statistics to the Ray project.
         "RAY_USAGE_STATS_ENABLED": "0",
     }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from cluster.installation import REPAIR, why_no_gpu
 from deployments.gpus import (
@@ -11,7 +13,7 @@ from deployments.gpus import (
     MIN_DRIVER_SERIES,
     VISIBLE_GPUS_VARIABLE,
     Gpu,
-    count_visible,
+    find_visible,
     read_gpus,
 )
 from deployments.machine import installed_versions
@@ -28,44 +30,51 @@ class GpuSupport:
     """The GPUs of a host, and the installed engines that can use them."""
 
     gpus: tuple[Gpu, ...]
-    visible: int  # number of GPUs that CUDA shows to this process
+    visible: tuple[Gpu, ...]  # those that CUDA shows to this process, in the order of CUDA
     engines: tuple[str, ...]  # names of installed engine packages that are built for CUDA
     problem: str | None  # why no engine here can use the GPUs; None if one can
-    # What to do about `problem`. Empty without a problem, or if GPU and _ENGINE are both missing.
+    # What to do about `problem`, or about visible GPUs that no engine can use. Empty without these,
+    # or if GPU and _ENGINE are both missing.
     repair: str
 
     @property
     def usable(self) -> int:
-        """Number of GPUs to report to Ray."""
-        return 0 if self.problem else self.visible
+        """Number of GPUs to report to Ray, which places replicas on the first ones."""
+        fit = takewhile(lambda gpu: gpu.problem is None, self.visible)
+        return 0 if self.problem else len(tuple(fit))
 
     def describe(self) -> str:
         if not self.gpus:
             return f"no GPU, although `{_ENGINE}` is installed" if self.repair else "no GPU"
-        first = self.gpus[0]
-        count = f"{len(self.gpus)} x " if len(self.gpus) > 1 else ""
-        facts = [f"{count}{first.name}"]
-        if first.memory_bytes:
-            facts.append(f"{first.memory_bytes / _GIBIBYTE:.0f} GiB")
-        if first.capability_text:
-            facts.append(f"compute capability {first.capability_text}")
-        facts.append(f"driver {first.driver or 'unknown'}")
+        kinds = Counter(map(_describe_kind, self.visible or self.gpus))
+        counted = (f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items())
         use = f"not used, {self.problem}" if self.problem else f"for {' and '.join(self.engines)}"
-        return f"{', '.join(facts)}: {use}"
+        return f"{' and '.join(counted)}, driver {self.gpus[0].driver or 'unknown'}: {use}"
+
+
+def _describe_kind(gpu: Gpu) -> str:
+    facts = [gpu.name]
+    if gpu.memory_bytes:
+        facts.append(f"{gpu.memory_bytes / _GIBIBYTE:.0f} GiB")
+    if gpu.capability_text:
+        facts.append(f"compute capability {gpu.capability_text}")
+    return ", ".join(facts)
 
 
 def read_gpu_support() -> GpuSupport:
     gpus = read_gpus()
-    return assess_gpus(gpus, installed_versions(_PACKAGES), count_visible(len(gpus)))
+    return assess_gpus(gpus, installed_versions(_PACKAGES), find_visible(gpus))
 
 
-def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) -> GpuSupport:
-    """Find the installed engines that run on `gpus`. CUDA shows `visible` of these GPUs."""
+def assess_gpus(
+    gpus: Sequence[Gpu], versions: Mapping[str, str], visible: Sequence[Gpu]
+) -> GpuSupport:
+    """Find the installed engines that run on `gpus`, of which CUDA shows `visible`."""
     engines = [_ENGINE] if _ENGINE in versions else []
     # The version of a CPU build of torch ends with `+cpu`, such as 2.13.0+cpu.
     if "+cpu" not in versions.get("torch", "+cpu") and "transformers" in versions:
         engines.append("torch")
-    problem, repair = why_no_gpu(gpus), ""
+    problem, repair = why_no_gpu(gpus, visible), ""
     if problem is not None:
         repair = _repair_host(gpus, visible) if gpus or _ENGINE in versions else ""
     elif _ENGINE not in versions:
@@ -73,10 +82,12 @@ def assess_gpus(gpus: Sequence[Gpu], versions: Mapping[str, str], visible: int) 
     elif "onnxruntime" in versions:
         problem = f"`onnxruntime` and `{_ENGINE}` are both installed and own one import name"
         repair = REPAIR
-    return GpuSupport(tuple(gpus), visible, tuple(engines), problem, repair)
+    else:
+        repair = _advise_visible(gpus, visible)
+    return GpuSupport(tuple(gpus), tuple(visible), tuple(engines), problem, repair)
 
 
-def _repair_host(gpus: Sequence[Gpu], visible: int) -> str:
+def _repair_host(gpus: Sequence[Gpu], visible: Sequence[Gpu]) -> str:
     if not gpus:
         return (
             "run `nvidia-smi` as the user of the server; if only root sees the GPU, enable "
@@ -86,8 +97,21 @@ def _repair_host(gpus: Sequence[Gpu], visible: int) -> str:
         return f"unset `{VISIBLE_GPUS_VARIABLE}`"
     if gpus[0].has_old_driver:
         return f"install driver {MIN_DRIVER_SERIES} or later, then {REPAIR}"
+    if advice := _advise_visible(gpus, visible):
+        return f"{advice}, then {REPAIR}"
     major, minor = MIN_COMPUTE_CAPABILITY
     return f"use a GPU of compute capability {major}.{minor} or later"
+
+
+def _advise_visible(gpus: Sequence[Gpu], visible: Sequence[Gpu]) -> str:
+    """Return how to show only GPUs on which CUDA runs; empty if it does so already, or cannot."""
+    unfit = [gpu.name for gpu in visible if gpu.problem]
+    shown = [gpu for gpu in visible if not gpu.problem] or gpus
+    fit = [str(index) for index, gpu in enumerate(gpus) if gpu in shown and not gpu.problem]
+    if not unfit or not fit:
+        return ""
+    names, indices = " and ".join(dict.fromkeys(unfit)), ",".join(fit)
+    return f"set `{VISIBLE_GPUS_VARIABLE}={indices}`, because CUDA 13 does not run on {names}"
 
 
 def gpu_environment(requested: int | None) -> dict[str, str]:

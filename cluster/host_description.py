@@ -19,7 +19,7 @@ from cluster.processes import PORTS, describe_port_owner, end_with_parent, is_po
 from cluster.serve_config import read_args, read_mapping
 from deployments.artifacts.store import list_model_directories
 from deployments.config import default_store, expand_home
-from deployments.gpus import count_visible, read_gpus, read_visible_gpus
+from deployments.gpus import find_visible, read_gpus, read_visible_gpus
 from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
 from deployments.machine import (
     ControlGroups,
@@ -38,7 +38,7 @@ _DEFAULT_HTTP_PORT = 8000
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 # Default inner ports of `hundredfold serve` to check: GCS, dashboard, agent, metrics, HAProxy's
 # statistics.
-_INNER_PORTS = (6379, 8265, 52365, 9101, 8404)
+_INNER_PORTS = (8265, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -56,8 +56,9 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         memory_bytes=memory.total,
         free_bytes=memory.available if limit is None else min(limit, memory.available),
         gpus=gpus,
-        visible_gpus=count_visible(len(gpus)),
+        visible_gpus=find_visible(gpus),
         knows_gpu_memory=bool(read_visible_gpus()),
+        gpu_memory_in_bytes=_has_gpu_memory_in_bytes(document),
         python=platform.python_version(),
         packages=installed_versions(PACKAGES),
         store=_describe_store(store or _find_store(document)),
@@ -102,6 +103,11 @@ def _find_store(document: Any) -> Path:
         if isinstance(store := args.get("store"), str):
             return expand_home(store)
     return default_store()
+
+
+def _has_gpu_memory_in_bytes(document: Any) -> bool:
+    budgets = (args.get("gpu_memory") for args in read_args(document))
+    return any(isinstance(budget, int | float) and budget > 1 for budget in budgets)
 
 
 def _describe_store(path: Path) -> StoreDescription:

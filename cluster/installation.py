@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from deployments.gpus import Gpu, count_visible, read_gpus
+from deployments.gpus import Gpu, find_visible, read_gpus
 
 CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
 GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")
@@ -61,11 +61,12 @@ def plan_install(
     is_editable: bool = True,
 ) -> InstallPlan:
     """Plan an installation for the CPU or CUDA. `installed` holds names of packages."""
-    no_gpu = why_no_gpu(gpus, allow_gpu=allow_gpu)
+    visible = find_visible(gpus)
+    no_gpu = why_no_gpu(gpus, visible, allow_gpu=allow_gpu)
     for_cpu, for_gpu = _EXTRAS[purpose]
     if no_gpu is None:
         extras, required, excluded = for_gpu, GPU_PACKAGES, CPU_PACKAGES
-        reason = f"for {gpus[0].name}, driver {gpus[0].driver or 'unknown'}"
+        reason = f"for {visible[0].name}, driver {visible[0].driver or 'unknown'}"
     else:
         extras, required, excluded = for_cpu, CPU_PACKAGES, GPU_PACKAGES
         reason = f"for the CPU: {no_gpu}"
@@ -74,18 +75,20 @@ def plan_install(
     return InstallPlan(extras, reason, remove, reinstall, is_editable)
 
 
-def why_no_gpu(gpus: Sequence[Gpu], *, allow_gpu: bool = True) -> str | None:
-    """Return why CUDA packages would be useless; None if the first GPU can run them.
+def why_no_gpu(
+    gpus: Sequence[Gpu], visible: Sequence[Gpu], *, allow_gpu: bool = True
+) -> str | None:
+    """Return why CUDA packages would be useless; None if the first visible GPU can run them.
 
-    Only the first GPU is checked, because one environment serves all GPUs of a host.
+    `visible` are those of the host's `gpus` that CUDA shows. Engines and builds use the first one.
     """
     if not gpus:
         return "no NVIDIA GPU was found"
     if not allow_gpu:
         return f"{gpus[0].name} is left out on request"
-    if not count_visible(len(gpus)):
+    if not visible:
         return f"CUDA_VISIBLE_DEVICES hides {gpus[0].name}"
-    return gpus[0].problem
+    return visible[0].problem
 
 
 def is_editable(distributions: Iterable[metadata.Distribution]) -> bool:

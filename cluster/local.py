@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import random
 import shlex
 import signal
 import socket
@@ -43,16 +44,13 @@ CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that c
 # process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
 MAX_RAY_TEMP_PATH = 107 - 75
 WRAPPER = Path(__file__).parent / "edge" / "haproxy-wrapper.sh"
-_DEFAULT_PORTS = {
-    "gcs": 6379,
-    "raylet": 6380,
-    "dashboard": 8265,
-    "agent": 52365,
-    "metrics": 9101,
-    "haproxy_stats": 8404,
-    "fallback_http": 8500,
-    "fallback_grpc": 9500,
-}
+_DEFAULT_PORTS = {"dashboard": 8265, "metrics": 9101, "haproxy_stats": 8404}
+# Ports that no operator or client addresses are random, so that they occupy no number that another
+# server may want. Their range is above Ray's ports for workers and below Serve's for replicas. It
+# is outside of the range for outgoing connections (from 32768), any of which could take the port of
+# a Ray that is being restarted.
+_INNER_PORTS = range(20_000, 30_000)
+_INNER_NAMES = ("gcs", "raylet", "agent", "fallback_http", "fallback_grpc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,7 @@ class LocalPorts:
 
     @classmethod
     def choose(cls, claims: ExitStack, *, reserved: int, metrics: int | None = None) -> LocalPorts:
-        """Choose and claim each default port if it is free, else another free port.
+        """Choose and claim all ports: default ports that are free, else other free ports.
 
         Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
         these ports, many of which are bound seconds later. `reserved` is the port for clients. If
@@ -86,9 +84,10 @@ class LocalPorts:
         for port in given.values():
             _claim_given_port(port, claims)
         taken = [reserved, *given.values()]
+        preferred = {name: random.choice(_INNER_PORTS) for name in _INNER_NAMES}
         chosen = {
             name: _claim_free_port(port, taken, claims)
-            for name, port in _DEFAULT_PORTS.items()
+            for name, port in (_DEFAULT_PORTS | preferred).items()
             if name not in given
         }
         return cls(**chosen, **given)
@@ -106,7 +105,8 @@ def _claim_free_port(preferred: int, taken: list[int], claims: ExitStack) -> int
 def _claim_given_port(port: int, claims: ExitStack) -> None:
     if not _claim_port(port, claims):
         raise StartError(
-            f"another server on this host has chosen port {port}", hint="choose another port"
+            f"port {port} belongs to another `hundredfold serve` on this host",
+            hint="choose another port",
         )
 
 

@@ -106,8 +106,8 @@ class ChildProcesses:
         with file_errors(run_dir):
             save_session(self._session_file, self._session)
 
-    def start(self, name: str, command: list[str], environment: dict[str, str]) -> None:
-        """Start a child. The kernel ends the child if this process is killed.
+    def start(self, name: str, command: list[str], environment: dict[str, str]) -> int:
+        """Start a child and return its id. The kernel ends the child if this process is killed.
 
         Raises StartError if the child, or a run directory that was removed, cannot be created.
         """
@@ -117,6 +117,7 @@ class ChildProcesses:
                 save_session(self._session_file, self._session)
             log = self._find_log(name)
             self._processes[name] = _start(command, environment, log, process_group=0)
+        return self._processes[name].pid
 
     def _find_log(self, name: str) -> Path:
         return self.run_dir / f"{name}.log"

@@ -27,6 +27,8 @@ from cluster.progress import (
     check_ready,
     file_errors,
 )
+from cluster.ray_sessions import find_session, link_session
+from cluster.serve_status import DeployFailures, find_token_file
 from deployments.files import write_atomically
 from deployments.machine import usable_cores
 
@@ -59,21 +61,27 @@ class RayHost:
             f"metrics on {self.metrics_address})"
         )
         command = build_ray_command(self.ports, self.num_gpus)
-        self.children.start("ray", command, self.environment)
+        pid = self.children.start("ray", command, self.environment)
         self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
+        self._report_logs(pid)
         self._start_serve()
 
     def wait_until_ready(self, edge: Edge) -> None:
         """Wait until `GET /ready` succeeds, HAProxy is attached and the dashboard runs.
 
         Without HAProxy, Serve would silently use its slow Python proxy. Raises StartError if a
-        child ends, or if one of the three takes longer than `start_timeout_s`.
+        child ends, if Serve cannot start a deployment, or if one of the three takes longer than
+        `start_timeout_s`.
         """
+        failures = DeployFailures(self.ports.dashboard, self.environment)
 
         def missing() -> str | None:
             return None if edge.is_attached else "starting: HAProxy"
 
-        self._wait_for(check_ready(self.find_url()))
+        def failure() -> str | None:
+            return self.children.failure() or failures.find()
+
+        self.progress.wait(check_ready(self.find_url()), failure, self.start_timeout_s)
         self._wait_for(missing)
         self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
@@ -123,6 +131,13 @@ class RayHost:
 
     def _wait_for(self, missing: StatusCheck) -> None:
         self.progress.wait(missing, self.children.failure, self.start_timeout_s)
+
+    def _report_logs(self, pid: int) -> None:
+        """Link to the session of the Ray that process `pid` has started, and print its logs."""
+        session = find_session(Path(self.environment["RAY_TMPDIR"]), pid)
+        if session is not None:
+            link_session(self.children.run_dir, session)
+            self.progress.report(f"logs of the replicas: {session}/logs/serve")
 
     def _start_serve(self) -> None:
         effective = self.children.run_dir / CONFIG_NAME
@@ -187,7 +202,7 @@ def ensure_token(environment: dict[str, str]) -> None:
             raise StartError(f"$RAY_AUTH_TOKEN_PATH names `{named}`, which cannot be read")
         return
     try:
-        token = Path.home() / ".ray" / "auth_token"
+        token = find_token_file()
         # A full disk or a power failure can leave an empty file.
         if not token.exists() or not token.read_bytes().strip():
             command = [bin_path("ray"), "get-auth-token", "--generate"]

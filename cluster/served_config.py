@@ -11,9 +11,15 @@ import yaml
 
 from cluster.access import check_access, use_key_file
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
+from cluster.linting.document import format_path
 from cluster.processes import format_address
-from cluster.progress import StartError, UnusableConfig
+from cluster.progress import StartError, UnusableConfig, file_errors
 from cluster.serve_config import find_applications
+from deployments.artifacts.store import LATEST_NAME
+from deployments.config import STORE_VARIABLE, AppArgs
+from deployments.errors import ServeError, UnknownModel
+from deployments.plan.plan_file import read_plan
+from deployments.plan.resolution import resolve_name
 
 DEFAULT_LIMITS = ClientLimits()
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of all interfaces -> loopback address
@@ -53,9 +59,9 @@ class ServedConfig:
     def read(self) -> dict[str, Any]:
         """Lint and read the file. Later reads keep the host and port of the first read.
 
-        Raises UnusableConfig if the file has problems, if no client could reach the application, or
-        if it opens the server to other hosts without keys. Raises StartError for an unusable key
-        file, or if the config cannot be read.
+        Raises UnusableConfig if the file has problems, if no client could reach the application,
+        if it opens the server to other hosts without keys, or if the store lacks a version that it
+        names. Raises StartError for an unusable key file, or if config or store cannot be read.
         """
         settings = self._settings
         reject_problems(settings.config)
@@ -71,6 +77,7 @@ class ServedConfig:
         for opened in (http["host"], settings.metrics_host):
             check_access(config, opened, no_auth=settings.no_auth)
         find_prefix(config)
+        check_store(config)
         self._text, self._last = text, config
         return config
 
@@ -110,6 +117,45 @@ def find_prefix(config: dict[str, Any]) -> str:
                 )
             return str(prefix).rstrip("/")
     return ""
+
+
+def check_store(config: dict[str, Any]) -> None:
+    """Raise UnusableConfig if no replica could start with the store and the versions of `config`.
+
+    Pass a store that does not exist: it may be mounted later. Raises StartError if the store cannot
+    be read.
+    """
+    for application in find_applications(config):
+        if not application.is_hundredfold:
+            continue
+        args = AppArgs.model_validate(application.raw.get("args") or {})
+        store, field = args.store_path(), format_path((*application.path, "args"))
+        with file_errors(store):
+            if not store.exists():
+                continue
+            if not store.is_dir():
+                raise UnusableConfig(
+                    f"the store `{store}` is not a directory",
+                    hint=f"set `{field}.store` or ${STORE_VARIABLE} to the directory of the models",
+                )
+            _check_versions(args, store, field)
+
+
+def _check_versions(args: AppArgs, store: Path, field: str) -> None:
+    """Raise UnusableConfig if the store lacks the version that answers for a configured one."""
+    for index, model in enumerate(args.models):
+        if model.version == LATEST_NAME:
+            continue
+        try:
+            resolve_name(store, read_plan(store), model.id, {model.id: model.version})
+        except UnknownModel as error:
+            raise UnusableConfig(
+                f"`{field}.models[{index}].version`: {error.message}",
+                hint=f"build it, or name a version that the store `{store}` has "
+                "(`hundredfold models ls`)",
+            ) from error
+        except ServeError as error:  # a damaged file of the store, which the config cannot change
+            raise StartError(f"`{field}.models[{index}].version`: {error.message}") from error
 
 
 def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:

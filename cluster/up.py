@@ -32,7 +32,13 @@ from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
 from cluster.gpu_support import gpu_environment, read_gpu_support
-from cluster.local import LocalPorts, find_haproxy, local_environment, ray_temp_environment
+from cluster.local import (
+    LocalPorts,
+    find_haproxy,
+    find_ray_directory,
+    local_environment,
+    ray_temp_environment,
+)
 from cluster.new_session import leads_own_session, run_in_new_session
 from cluster.processes import (
     PORTS,
@@ -52,6 +58,7 @@ from cluster.progress import (
     notify_systemd,
 )
 from cluster.ray_host import RayHost
+from cluster.ray_sessions import remove_ended_sessions
 from cluster.serve_config import read_args
 from cluster.served_config import (
     DEFAULT_LIMITS,
@@ -238,6 +245,8 @@ def serve_at_edge(
         progress=progress,
     )
     try:
+        if not os.environ.get("RAY_TMPDIR"):  # else other programs may use the directory too
+            remove_ended_sessions(find_ray_directory())
         host.start()
         host.wait_until_ready(edge)
         progress.report(build_startup_message(served.find_url(), served.last))
@@ -339,12 +348,13 @@ def choose_ports(
 
     Raises StartError if `port` or `metrics` cannot be used, or if another launcher has claimed it.
     """
-    check_port(host, port, "--port")
     if metrics == port:
         raise StartError(
             f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
         )
+    # First the claims: they tell that another launcher, and not any process, has a port.
     ports = LocalPorts.choose(claims, reserved=port, metrics=metrics)
+    check_port(host, port, "--port")
     check_port(metrics_host, ports.metrics, "--metrics-port")
     return ports
 

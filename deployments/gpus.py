@@ -11,22 +11,25 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain
 from pathlib import Path
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 VISIBLE_GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"  # read by CUDA, written by Ray
+# CUDA's order of GPUs. "PCI_BUS_ID" is the order of nvidia-smi; by default CUDA sorts by speed.
+DEVICE_ORDER_VARIABLE, BUS_ORDER = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 MEBIBYTE = 1 << 20  # unit of nvidia-smi
 # onnxruntime-gpu and torch of constraints.txt need CUDA 13: a driver of the 580 series or later and
 # a Turing GPU or later. https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 MIN_DRIVER_SERIES = 580
 MIN_COMPUTE_CAPABILITY = (7, 5)
 _TIMEOUT_S = 30  # seconds after which a call of nvidia-smi fails
-_FIELDS = "name,driver_version,memory.total,compute_cap"
+_FIELDS = "name,driver_version,memory.total,compute_cap,uuid"
 _DRIVER_DIRECTORY = Path("/proc/driver/nvidia")
+_DEVICE_FILE = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,7 @@ class Gpu:
     driver: str  # such as "580.159.03"
     memory_bytes: int = 0
     compute_capability: tuple[int, int] = (0, 0)
+    uuid: str = ""
 
     @property
     def capability_text(self) -> str:
@@ -60,25 +64,53 @@ class Gpu:
         return None
 
 
-def read_gpus(driver_directory: Path = _DRIVER_DIRECTORY) -> tuple[Gpu, ...]:
-    """Return the GPUs of this host in the order of the driver; empty without a driver."""
+def order_by_bus() -> None:
+    """Let CUDA order the GPUs as nvidia-smi does, unless the user has set another order.
+
+    Otherwise an index in CUDA_VISIBLE_DEVICES would name one GPU for CUDA and another one here. The
+    call must precede the first use of CUDA in this process.
+    """
+    os.environ.setdefault(DEVICE_ORDER_VARIABLE, BUS_ORDER)
+
+
+def read_gpus(
+    driver_directory: Path = _DRIVER_DIRECTORY, device_file: Path = _DEVICE_FILE
+) -> tuple[Gpu, ...]:
+    """Return the GPUs of this host in the order of the driver; empty without a driver.
+
+    Return () if this process may not use the `device_file` of the driver.
+    """
     gpus = tuple(map(_parse_line, query_gpus(_FIELDS)))
-    return gpus or _read_driver_files(driver_directory)
+    return gpus or _read_driver_files(driver_directory, device_file)
 
 
-def count_visible(gpus: int, environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many GPUs CUDA shows to this process. `gpus` is the number that the driver has."""
+def find_visible(
+    gpus: Sequence[Gpu], environment: Mapping[str, str] = os.environ
+) -> tuple[Gpu, ...]:
+    """Return those of the host's `gpus` that CUDA shows to this process, in the order of CUDA."""
     names = environment.get(VISIBLE_GPUS_VARIABLE)
     if names is None:
-        return gpus
-    # CUDA ends the list at the first invalid entry, such as -1.
-    visible = list(takewhile(lambda name: _can_name_gpu(name.strip(), gpus), names.split(",")))
-    return min(gpus, len(visible))
+        return tuple(gpus)
+    visible: list[Gpu] = []
+    for name in names.split(","):
+        gpu = _find_named(name.strip(), gpus)
+        if gpu is None:  # CUDA ends the list at the first invalid entry, such as -1
+            break
+        visible.append(gpu)
+    return tuple(visible[: len(gpus)])  # one GPU may have several MIG instances
 
 
-def _can_name_gpu(name: str, gpus: int) -> bool:
-    """Return whether `name` is an index below `gpus` or has the form of a UUID."""
-    return int(name) < gpus if name.isdecimal() else name.startswith(("GPU-", "MIG-"))
+def _find_named(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """Return the GPU with the index or UUID `name`, whose end may be missing; None if invalid."""
+    if name.isdecimal():
+        return gpus[int(name)] if int(name) < len(gpus) else None
+    if not gpus or not name.startswith(("GPU-", "MIG-")):
+        return None
+    named = (gpu for gpu in gpus if gpu.uuid.startswith(name))
+    # The GPU of a MIG instance is unknown, and without nvidia-smi every UUID. CUDA 13 runs on all
+    # GPUs with MIG, so take one on which it runs.
+    fit = (gpu for gpu in gpus if gpu.problem is None)
+    return next(chain(named, fit), gpus[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +168,25 @@ def query_gpus(fields: str) -> tuple[str, ...]:
 
 def _parse_line(line: str) -> Gpu:
     """Parse one line of nvidia-smi. A value that the GPU does not report is `[N/A]`."""
-    name, driver, memory, compute = (*(part.strip() for part in line.split(",")), "", "", "")[:4]
+    values = (*(part.strip() for part in line.split(",")), *[""] * 4)
+    name, driver, memory, compute, uuid = values[:5]
     major, _, minor = compute.partition(".")
     return Gpu(
         name=name,
         driver=driver if re.fullmatch(r"[\d.]+", driver) else "",
         memory_bytes=int(memory) * MEBIBYTE if memory.isdecimal() else 0,
         compute_capability=(int(major), int(minor)) if (major + minor).isdecimal() else (0, 0),
+        uuid=uuid,
     )
 
 
-def _read_driver_files(directory: Path) -> tuple[Gpu, ...]:
-    """Read name and driver version from the kernel module, for containers without nvidia-smi."""
+def _read_driver_files(directory: Path, device_file: Path) -> tuple[Gpu, ...]:
+    """Read name and driver version from the kernel module, for containers without nvidia-smi.
+
+    Containers without a GPU see these files too, but not the device files.
+    """
+    if not os.access(device_file, os.R_OK | os.W_OK):
+        return ()
     try:
         version = (directory / "version").read_text(encoding="utf-8")
         cards = [path.read_text(encoding="utf-8") for path in directory.glob("gpus/*/information")]

@@ -41,7 +41,7 @@ def check_gpu_rules(application: ApplicationEntry) -> Iterator[KeyFinding]:
 def _wrong_share(entry: DeploymentEntry, settings: HardwareSettings) -> Iterator[KeyFinding]:
     path, share = (*entry.path, "ray_actor_options", "num_gpus"), _read_share(entry)
     if not share and _GPU_PROVIDERS & set(settings.providers):
-        yield path, "must be above 0: Ray hides the GPUs from replicas without a share"
+        yield path, "must be above 0: else Ray places others on the GPU that this replica uses"
     elif share > 1 and entry.name == ENCODER:
         yield path, f"{share:g} must be at most 1: an encoder runs on one GPU. Raise max_replicas"
     elif share > 1 and share % 1:

@@ -85,6 +85,7 @@ def _check_deployment(
         yield from _required_at_zero(entry)
     if entry.name in GENERATORS:
         yield from _queue_limit_unreachable(application, entry)
+        yield from _prefill_limits_crossed(entry)
     if entry.name == INGRESS:
         yield from _ingress_that_scales(entry)
         yield from _ingress_below_micro_batch(entry)
@@ -207,6 +208,18 @@ def _queue_limit_unreachable(
             f"max_waiting_requests ({waiting:g}) + generators.{device}.kv_slots "
             f"({kv_slots:g}) must be below max_ongoing_requests ({ongoing:g}), or the queue limit "
             "never applies",
+        )
+
+
+def _prefill_limits_crossed(entry: DeploymentEntry) -> Iterator[KeyFinding]:
+    scheduling = read_mapping(read_mapping(entry.raw, "user_config"), "scheduling")
+    lower = read_number(scheduling, "min_prefill_chunk_tokens", {})  # if the file names it
+    upper = read_number(scheduling, "max_prefill_chunk_tokens", SCHEDULING_DEFAULTS)
+    if lower is not None and upper is not None and lower > upper:
+        yield (
+            (*entry.path, "user_config", "scheduling", "min_prefill_chunk_tokens"),
+            f"{lower:g} must be at most max_prefill_chunk_tokens ({upper:g}), which limits every "
+            "chunk",
         )
 
 

@@ -57,9 +57,12 @@ def sections(model: type[BaseModel], value: Any, path: KeyPath) -> Iterator[Sect
 def find_problems(section: Section) -> Iterator[KeyFinding]:
     """Yield the unknown keys of a section. For a root section, yield invalid values too."""
     known = section.model.model_fields
-    for key in section.value:
+    for key, value in section.value.items():
         if key not in known:
             yield (*section.path, str(key)), describe_unknown_key(key, known)
+        elif isinstance(value, bool) and _is_number_field(known[key].annotation):
+            # Pydantic would read `true` as 1.
+            yield (*section.path, str(key)), f"`{str(value).lower()}` is not a number"
     for field, allowed in OPEN_FIELDS.items():
         if field in known:
             yield from _unknown_in_open_field(section, field, allowed)
@@ -108,6 +111,24 @@ def _sections_in(annotation: Any, value: Any, path: KeyPath, *, is_root: bool) -
             yield from _sections_in(inner[1], item, (*path, str(key)), is_root=is_root)
 
 
+def _is_number_field(annotation: Any) -> bool:
+    """Return whether a field accepts numbers, but no booleans."""
+    choices = set(_list_types(annotation))
+    return bool(choices & {int, float}) and not choices & {bool, Any}
+
+
+def _list_types(annotation: Any) -> Iterator[Any]:
+    """Yield the types that a field accepts; for a list or mapping, only the type itself."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        yield from _list_types(get_args(annotation)[0])
+    elif origin in (Union, UnionType):
+        for choice in get_args(annotation):
+            yield from _list_types(choice)
+    else:
+        yield annotation if origin is None else origin
+
+
 def _unknown_in_open_field(
     section: Section, field: str, allowed: frozenset[str]
 ) -> Iterator[KeyFinding]:
@@ -128,10 +149,14 @@ def _invalid_values(section: Section) -> Iterator[KeyFinding]:
             warnings.simplefilter("ignore")
             section.model.model_validate(copy.deepcopy(section.value))
     except ValidationError as exc:
-        for error in exc.errors(include_url=False, include_input=False):
+        for error in exc.errors(include_url=False):
             if error["type"] != "extra_forbidden":  # `find_problems` reports unknown keys
                 location = _locate(section.value, error["loc"], missing=error["type"] == "missing")
-                yield (*section.path, *location), error["msg"].removeprefix("Value error, ")
+                message = error["msg"].removeprefix("Value error, ")
+                # For instance a version of 12 digits, which YAML reads as a number.
+                if error["type"] == "string_type" and isinstance(error["input"], int | float):
+                    message += "; put it in quotes"
+                yield (*section.path, *location), message
     except (ImportError, AttributeError, TypeError, NotImplementedError) as exc:
         # Some validators of Serve import a named object or assume the type of a value. Pydantic
         # does not convert their exceptions to ValidationError.

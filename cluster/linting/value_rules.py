@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
+import socket
 from collections.abc import Iterator
 from math import isfinite
 from typing import Any
@@ -11,7 +13,13 @@ from typing import Any
 from cluster.access import INGRESS
 from cluster.linting.schema import KeyFinding
 from cluster.processes import PORTS
-from cluster.serve_config import ApplicationEntry, KeyPath, find_applications, read_mapping
+from cluster.serve_config import (
+    IMPORT_PATH,
+    ApplicationEntry,
+    KeyPath,
+    find_applications,
+    read_mapping,
+)
 from deployments.artifacts.store import LATEST_NAME, VERSION, is_model_id
 from deployments.artifacts.types import Device
 from deployments.ingress.http.cors import WILDCARD
@@ -36,6 +44,8 @@ _ROUTE_PREFIX = re.compile(r"(/[A-Za-z0-9._~:@+=!-]+)+")
 # files it sends `null`.
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+|null")
 _DEFAULT_PORT = re.compile(r"http://.*:80|https://.*:443")
+_HOST_NAME = re.compile(r"\w([\w.-]*\w)?")
+_DIGITS_AND_DOTS = re.compile(r"[0-9.]+")
 
 
 def check_values(config: Any) -> Iterator[KeyFinding]:
@@ -43,13 +53,16 @@ def check_values(config: Any) -> Iterator[KeyFinding]:
     for path, message in _find_infinite(config, (), frozenset()):
         if not _is_foreign_setting(config, path):
             yield path, message
+    if config.get("applications") == []:
+        yield ("applications",), f"is empty: name one with the `import_path` `{IMPORT_PATH}`"
     yield from _invalid_ports(config)
+    yield from _invalid_host(config)
     yield from _unusable_http_options(config)
     for application in find_applications(config):
         yield from _invalid_route_prefix(application)
         if application.is_hundredfold:
             yield from _invalid_models(application)
-            yield from _unknown_providers(application)
+            yield from _unusable_providers(application)
             yield from _invalid_origins(application)
 
 
@@ -86,6 +99,29 @@ def _invalid_ports(config: Any) -> Iterator[KeyFinding]:
                 (options, "port"),
                 f"{port} is not a port: use a number from {PORTS[0]} to {PORTS[-1]}",
             )
+
+
+def _invalid_host(config: Any) -> Iterator[KeyFinding]:
+    """Check the address to listen on. A name is looked up at the start."""
+    host = _read_text(read_mapping(config, "http_options"), "host")
+    if host is not None and not _is_host(host):
+        yield (
+            ("http_options", "host"),
+            f"`{host}` is not an address: use `127.0.0.1` for this host only, or `0.0.0.0` or `::`",
+        )
+
+
+def _is_host(text: str) -> bool:
+    try:
+        if _DIGITS_AND_DOTS.fullmatch(text):
+            socket.inet_aton(text)  # accepts `127.1`, as a server does
+        elif ":" in text:
+            ipaddress.IPv6Address(text)
+        else:
+            return bool(_HOST_NAME.fullmatch(text))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def _unusable_http_options(config: Any) -> Iterator[KeyFinding]:
@@ -141,20 +177,20 @@ def _invalid_models(application: ApplicationEntry) -> Iterator[KeyFinding]:
         )
 
 
-def _unknown_providers(application: ApplicationEntry) -> Iterator[KeyFinding]:
+def _unusable_providers(application: ApplicationEntry) -> Iterator[KeyFinding]:
     args = read_mapping(application.raw, "args")
     for kind in ("encoders", "generators"):
         for device in Device:
             providers = read_mapping(read_mapping(args, kind), device.value).get("providers")
+            path = (*application.path, "args", kind, device.value, "providers")
+            if providers == []:
+                yield path, "is empty: name a provider of ONNX Runtime, or remove the key"
             for index, name in enumerate(providers if isinstance(providers, list) else ()):
                 if not isinstance(name, str) or name in PROVIDERS:
                     continue
                 close = difflib.get_close_matches(name.lower(), _PROVIDER_BY_LOWER, n=1)
                 hint = f"; did you mean `{_PROVIDER_BY_LOWER[close[0]]}`?" if close else ""
-                yield (
-                    (*application.path, "args", kind, device.value, "providers", index),
-                    f"ONNX Runtime has no provider `{name}`{hint}",
-                )
+                yield (*path, index), f"ONNX Runtime has no provider `{name}`{hint}"
 
 
 def _invalid_origins(application: ApplicationEntry) -> Iterator[KeyFinding]:

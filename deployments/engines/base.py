@@ -118,6 +118,9 @@ class EngineKind:
     """
 
     packages: tuple[str, ...]  # Python packages that must be installed
+    # Names under which pip installs `packages`; empty: the same names. Measurements count only for
+    # the versions with which they were made.
+    distributions: tuple[str, ...] = ()
     # Returns a sentence about a requirement that this process does not meet, or None. Called only
     # if all `packages` are installed.
     missing_requirement: Callable[[EngineTarget, HardwareSettings], str | None] = _require_nothing

@@ -32,7 +32,12 @@ class EngineThread:
             done = self._executor.submit(function, *args, **kwargs)
         except RuntimeError as exc:
             raise EngineFailed("the engine is closed") from exc
-        return done.result()
+        try:
+            return done.result()
+        finally:
+            # An exception refers to this frame. Together with the future, which refers to the
+            # exception, they would keep the engine in memory until a garbage collection.
+            del done
 
     def close(self) -> None:
         """Wait for the last call, then end the thread."""

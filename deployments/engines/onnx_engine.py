@@ -46,6 +46,7 @@ def _open_decoder(
 
 ONNXRUNTIME = EngineKind(
     packages=("onnxruntime",),
+    distributions=("onnxruntime", "onnxruntime-gpu"),
     missing_requirement=_missing_requirement,
     open_encoder=_open_encoder,
     open_decoder=_open_decoder,

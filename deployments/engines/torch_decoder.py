@@ -53,6 +53,7 @@ from deployments.engines.torch_capture import (
     count_staging_slots,
 )
 from deployments.engines.torch_devices import (
+    clear_frames,
     missing_torch_device,
     release_modules,
     to_host,
@@ -147,10 +148,15 @@ class TorchDecoder:
         # Decode steps by (slots, kv_length), prefills by (1, kv_length, tokens).
         self._captured: dict[tuple[int, ...], CapturedCall] = {}
         self._loaded: _LoadedDecoder | None = None
-        with translate_errors(spec.path.name), self._lock.open_model():
-            self._loaded = self._load(spec, hardware)
-        if self._staging_slots:
-            self._capture_prefills()
+        try:
+            with translate_errors(spec.path.name), self._lock.open_model():
+                self._loaded = self._load(spec, hardware)
+            if self._staging_slots:
+                self._capture_prefills()
+        except BaseException as exc:
+            clear_frames(exc)
+            self._release()
+            raise
 
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
@@ -213,13 +219,9 @@ class TorchDecoder:
         while start < context:
             chunks.append((longest, start))
             start *= 2
-        try:
-            for size, start in chunks:
-                if start + size <= context:
-                    self.prefill(0, [0] * size, start)
-        except BaseException:
-            self.close()
-            raise
+        for size, start in chunks:
+            if start + size <= context:
+                self.prefill(0, [0] * size, start)
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
         import torch
@@ -256,8 +258,10 @@ class TorchDecoder:
             cache[:, second, :, :tokens] = saved
 
     def close(self) -> None:
-        if self._loaded is None:
-            return
+        if self._loaded is not None:
+            self._release()
+
+    def _release(self) -> None:
         with self._lock.run_pass():
             self._captured.clear()
             self._loaded = None

@@ -6,6 +6,7 @@ import gc
 import os
 import shutil
 import sysconfig
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,17 @@ def uses_cuda(hardware: HardwareSettings) -> bool:
 def to_host(tensor: torch.Tensor) -> NDArray[np.float32]:
     """Return an fp32 tensor as an array. Waits until the device has computed the tensor."""
     return np.asarray(tensor.cpu().numpy())
+
+
+def clear_frames(error: BaseException) -> None:
+    """Drop the local variables of the calls that raised `error` or its causes.
+
+    They refer to the modules of an engine that could not be opened, as long as `error` is handled.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__cause__ or cause.__context__
 
 
 def release_modules(device: str, lock: CaptureLock) -> None:

@@ -1,4 +1,4 @@
-"""The engine torch: encoder programs in half precision with fused attention, and decoders.
+"""The engine torch: encoder programs with fused attention, and decoders, on GPUs and CPUs.
 
 On a GPU, an encoder captures a CUDA graph for each of its buckets (torch_capture.py). The CUDA
 graphs of torch.compile are not used. Their state exists only in the first thread that compiles
@@ -37,6 +37,7 @@ from deployments.engines.graph_io import (
 )
 from deployments.engines.torch_capture import CapturedCall, capture
 from deployments.engines.torch_devices import (
+    clear_frames,
     missing_torch_device,
     release_modules,
     to_host,
@@ -128,7 +129,8 @@ class TorchEngine:
         try:
             with translate_errors(spec.path.name):
                 self._program = self._thread.call(self._load, spec, settings)
-        except EngineFailed:
+        except EngineFailed as exc:
+            clear_frames(exc)
             self.close()
             raise
 

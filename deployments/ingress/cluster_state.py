@@ -55,6 +55,9 @@ class ClusterSnapshot:
     failing: frozenset[str] = frozenset()  # deployments with one of FAILING_STATUSES
     starting: Mapping[str, int] = field(default_factory=dict)  # replicas by deployment, no zeros
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)  # by deployment name
+    # Whether Serve listed no deployments, because it imports the application or has failed to.
+    # Until an import succeeds, Serve keeps the replicas of the one before.
+    is_importing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,11 @@ class ClusterMonitor:
         return self._starts.expect_s(name_deployment(model, device))
 
     async def refresh(self) -> None:
-        """Read the status. Concurrent callers share one read; a failed read changes nothing."""
+        """Read the status. Concurrent callers share one read.
+
+        A failed read changes nothing. While Serve imports the application, the snapshot before
+        stays, with the age of this read.
+        """
         if self._refreshing is None:
             self._refreshing = asyncio.ensure_future(self._refresh())
         await asyncio.shield(self._refreshing)
@@ -143,7 +150,8 @@ class ClusterMonitor:
 
     async def _refresh(self) -> None:
         try:
-            self.apply(await asyncio.to_thread(self._read_status))
+            snapshot = await asyncio.to_thread(self._read_status)
+            self.apply(self.snapshot if snapshot.is_importing else snapshot)
         except Exception:
             log.warning("reading the cluster status failed", exc_info=True)
         finally:
@@ -207,6 +215,7 @@ def read_serve_status(app_name: str) -> ClusterSnapshot:
         name for name, details in deployments.items() if details["status"] in FAILING_STATUSES
     )
     return ClusterSnapshot(
+        is_importing=bool(app) and not deployments,
         running={name: sum(map(serving.__contains__, each)) for name, each in states.items()},
         gpus=ray.cluster_resources().get("GPU", 0.0),
         failing=failing,

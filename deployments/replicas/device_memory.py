@@ -8,9 +8,9 @@ lock ends with its process, so the claim of a replica that was killed does not c
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import logging
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -106,9 +106,9 @@ def open_device_memory(
         return None
     root = root or Path(tempfile.gettempdir(), _ROOT.format(user=os.getuid()))
     # nvidia-smi does not list some GPUs, such as MIG instances. CUDA_VISIBLE_DEVICES names these.
-    names = [gpu.uuid for gpu in gpus] or [os.environ.get(VISIBLE_GPUS_VARIABLE, "")]
-    name = re.sub(r"[^\w-]", "", "+".join(names)) or "unknown"
-    return DeviceMemory(root / name, limit)
+    names = ",".join(gpu.uuid for gpu in gpus) or os.environ.get(VISIBLE_GPUS_VARIABLE, "")
+    # The UUIDs of seven GPUs exceed the longest file name.
+    return DeviceMemory(root / hashlib.sha256(names.encode()).hexdigest()[:32], limit)
 
 
 def count_budget(budget: float, gpus: Sequence[VisibleGpu]) -> int | None:

@@ -165,6 +165,14 @@ def test_port_out_of_range_is_reported(options: str, port: int) -> None:
             "generators.cpu.kv_slots (28)",
         ),
         (
+            {
+                f"{CPU_GENERATOR}.user_config.scheduling.min_prefill_chunk_tokens": 64,
+                f"{CPU_GENERATOR}.user_config.scheduling.max_prefill_chunk_tokens": 4,
+            },
+            f"{CPU_GENERATOR}.user_config.scheduling.min_prefill_chunk_tokens",
+            "64 must be at most max_prefill_chunk_tokens (4)",
+        ),
+        (
             {f"{TOKENIZER}.request_router_config": {}},
             f"{TOKENIZER}.request_router_config",
             "AnnouncingRouter",
@@ -321,7 +329,8 @@ def test_check_prints_file_line_path_and_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "c.yaml"
-    config.write_text("http_options:\n  port: 8000\n  hots: localhost\napplications: []\n")
+    app = "{name: a, route_prefix: /, import_path: 'shop:app'}"
+    config.write_text(f"http_options:\n  port: 8000\n  hots: localhost\napplications: [{app}]\n")
     assert main(["check", str(config)]) == 1
     assert capsys.readouterr().out == (
         f"{config}:3: http_options.hots: unknown key `hots`; did you mean `host`?\n"

@@ -11,6 +11,7 @@ from cluster.check import check_text
 from cluster.linting.value_rules import PROVIDERS
 from tests.support.checked_configs import (
     APP,
+    CPU_ENCODER,
     INGRESS,
     assert_reported,
     check_config,
@@ -48,6 +49,21 @@ PEM = "/etc/server.pem"
             "http_options.request_timeout_s",
             "use `user_config.timeout_s`",
         ),
+        ({"applications": []}, "applications", "is empty"),
+        ({"http_options.host": ""}, "http_options.host", "`` is not an address"),
+        ({"http_options.host": "300.1.1.1"}, "http_options.host", "`300.1.1.1` is not an address"),
+        ({"http_options.host": "localhost:80"}, "http_options.host", "is not an address"),
+        ({"http_options.host": "http://a"}, "http_options.host", "is not an address"),
+        (
+            {f"{APP}.args.encoders.cpu.providers": []},
+            f"{APP}.args.encoders.cpu.providers",
+            "is empty: name a provider",
+        ),
+        (
+            {f"{MODELS}.0.version": 123456789012},  # as YAML reads 12 digits without quotes
+            f"{MODELS}.0.version",
+            "put it in quotes",
+        ),
         ({f"{MODELS}.0.id": ""}, f"{MODELS}.0.id", "`` is not a model id"),
         ({f"{MODELS}.0.id": "../x"}, f"{MODELS}.0.id", "`../x` is not a model id"),
         ({f"{MODELS}.0.version": "lastest"}, f"{MODELS}.0.version", "use `latest`"),
@@ -76,6 +92,21 @@ def test_value_without_a_ready_server_is_reported(
     assert_reported(changes, path, expected)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "http_options.port",
+        f"{INGRESS}.max_ongoing_requests",
+        f"{INGRESS}.user_config.limits.items",
+        f"{APP}.args.generators.cpu.intra_op_threads",
+        f"{CPU_ENCODER}.ray_actor_options.num_cpus",
+    ],
+)
+@pytest.mark.parametrize("value", [True, False])
+def test_boolean_is_no_number(path: str, value: bool) -> None:
+    assert_reported({path: value}, path, f"`{str(value).lower()}` is not a number")
+
+
 @pytest.mark.parametrize("prefix", ['/a"b', "/a b", "/a#b", "/a?b", "/a%20b", "/a//b"])
 def test_route_prefix_that_no_path_has_is_reported(prefix: str) -> None:
     assert_reported({f"{APP}.route_prefix": prefix}, f"{APP}.route_prefix", "only letters, digits")
@@ -98,6 +129,10 @@ def test_origin_that_no_browser_sends_is_reported(origin: str) -> None:
     [
         {"proxy_location": "HeadOnly"},
         {"http_options.keep_alive_timeout_s": 1},
+        *(
+            {"http_options.host": host, f"{INGRESS}.user_config.no_auth": True}
+            for host in ("localhost", "127.1", "::1", "fe80::1%lo", "box_1.example.org")
+        ),
         {f"{APP}.route_prefix": "/a-b_c.d~e/F9/models@x:y+z=1!"},
         {f"{MODELS}.0.version": "0123456789ab"},
         {ORIGINS: ["*", "https://example.org", "http://127.0.0.1:8080", "null", "tauri://local"]},

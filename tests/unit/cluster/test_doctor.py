@@ -23,14 +23,17 @@ from tests.support.ordinary_rights import ordinary_rights
 
 GIGABYTE = 10**9
 H200 = Gpu(name="NVIDIA H200", driver="580.159.03", compute_capability=(9, 0))
+OLD = replace(H200, driver="535.1")
+P400 = Gpu(name="Quadro P400", driver="580.159.03", compute_capability=(6, 1))
 GOOD = HostDescription(
     cpu=CpuInfo("Xeon", "6-143-8", ("avx2", "avx512_vnni", "amx_int8"), "x86_64"),
     cores=8,
     memory_bytes=64 * GIGABYTE,
     free_bytes=60 * GIGABYTE,
     gpus=(),
-    visible_gpus=0,
+    visible_gpus=(),
     knows_gpu_memory=False,
+    gpu_memory_in_bytes=False,
     python="3.11.7",
     packages={"ray": "2.60", "onnxruntime": "1", "tokenizers": "1", "numpy": "2", "torch": "2+cpu"},
     store=StoreDescription(path="/store", models=4, is_writable=True, free_bytes=90 * GIGABYTE),
@@ -47,7 +50,7 @@ FOR_CUDA = {name: v for name, v in GOOD.packages.items() if name != "onnxruntime
 SERVING_ONLY = {name: v for name, v in GOOD.packages.items() if name != "torch"}
 SERVING_ONLY_CUDA = {**SERVING_ONLY, "onnxruntime-gpu": "1"}
 del SERVING_ONLY_CUDA["onnxruntime"]
-WITH_GPU: dict[str, Any] = {"gpus": (H200,), "visible_gpus": 1, "knows_gpu_memory": True}
+WITH_GPU: dict[str, Any] = {"gpus": (H200,), "visible_gpus": (H200,), "knows_gpu_memory": True}
 
 
 def test_good_host_has_nothing_to_do() -> None:
@@ -66,13 +69,13 @@ def test_good_host_has_nothing_to_do() -> None:
         (WITH_GPU, "GPU", "problem", "`onnxruntime-gpu` is not installed"),
         ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
         (
-            {"gpus": (replace(H200, driver="535.1"),), "visible_gpus": 1},
+            {"gpus": (OLD,), "visible_gpus": (OLD,)},
             "GPU",
             "problem",
             "-> install driver 580 or later, then run `",
         ),
         (
-            {**WITH_GPU, "gpus": (replace(H200, compute_capability=(7, 0)),)},
+            {"gpus": (P400,), "visible_gpus": (P400,)},
             "GPU",
             "problem",
             "or leave the GPU out: `make serve NO_GPU=1` or `hundredfold serve --no-gpu`",
@@ -87,6 +90,28 @@ def test_good_host_has_nothing_to_do() -> None:
             "GPU",
             "note",
             "-> set `gpu_memory` of the config in bytes",
+        ),
+        (
+            {
+                **WITH_GPU,
+                "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"},
+                "knows_gpu_memory": False,
+                "gpu_memory_in_bytes": True,
+            },
+            "GPU",
+            "ok",
+            "Ray gets 1",
+        ),
+        (
+            {
+                **WITH_GPU,
+                "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"},
+                "gpus": (H200, P400),
+                "visible_gpus": (H200, P400),
+            },
+            "GPU",
+            "note",
+            "-> set `CUDA_VISIBLE_DEVICES=0`, because CUDA 13 does not run on Quadro P400",
         ),
         (
             {"packages": {**GOOD.packages, "onnxruntime-gpu": "1"}},
@@ -160,9 +185,20 @@ def test_gpu_is_described_with_its_compute_capability() -> None:
     host = replace(GOOD, **WITH_GPU, packages={**FOR_CUDA, "onnxruntime-gpu": "1"})
     (finding,) = (found for found in diagnose(host) if found.name == "GPU")
     assert "NVIDIA H200, compute capability 9.0, driver 580.159.03" in finding.found
-    unknown = replace(host, gpus=(replace(H200, compute_capability=(0, 0)),))
+    unnamed = (replace(H200, compute_capability=(0, 0)),)
+    unknown = replace(host, gpus=unnamed, visible_gpus=unnamed)
     (finding,) = (found for found in diagnose(unknown) if found.name == "GPU")
     assert "NVIDIA H200, driver 580.159.03" in finding.found
+
+
+@pytest.mark.parametrize(("budget", "in_bytes"), [("0.85", False), ("30000000000", True)])
+def test_config_tells_whether_gpu_memory_is_in_bytes(
+    tmp_path: Path, budget: str, in_bytes: bool
+) -> None:
+    config = tmp_path / "config.yaml"
+    args = f"{{gpu_memory: {budget}}}"
+    config.write_text(f"applications: [{{import_path: deployments.app:build_app, args: {args}}}]\n")
+    assert read_host_description(config).gpu_memory_in_bytes is in_bytes
 
 
 def test_config_names_store_and_port(tmp_path: Path) -> None:

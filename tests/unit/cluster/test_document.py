@@ -35,7 +35,9 @@ def test_missing_key_is_reported_at_its_nearest_ancestor() -> None:
 def test_duplicate_key_is_reported() -> None:
     document = read_document("a:\n  b: 1\n  b: 2\n")
     assert document.duplicates == (("a", "b"),)
-    problems = check_text("applications: []\nhttp_options:\n  port: 1\n  port: 2\n")
+    problems = check_text(
+        "applications: [{name: a, import_path: 'shop:app'}]\nhttp_options:\n  port: 1\n  port: 2\n"
+    )
     assert [(p.line, p.path) for p in problems] == [(4, "http_options.port")]
 
 

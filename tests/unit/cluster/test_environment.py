@@ -11,6 +11,10 @@ import pytest
 from cluster.environment import RAY_ENVIRONMENT
 
 
+def test_replicas_index_gpus_as_nvidia_smi() -> None:
+    assert RAY_ENVIRONMENT["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
 @pytest.mark.parametrize("name", [n for n in RAY_ENVIRONMENT if n.startswith("RAY_SERVE_")])
 def test_serve_reads_the_variable(name: str) -> None:
     spec = find_spec("ray.serve._private.constants")

@@ -23,11 +23,12 @@ from cluster.installation import (
 from cluster.local import LocalPorts
 from cluster.progress import StartupProgress
 from cluster.ray_host import build_ray_command
-from deployments.gpus import Gpu
+from deployments.gpus import Gpu, find_visible
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 H200 = Gpu(name="H200", driver="580.159.03", compute_capability=(9, 0))
+P400 = Gpu(name="Quadro P400", driver="580.159.03", compute_capability=(6, 1))
 OLD = Gpu(name="V100", driver="535.54.03", compute_capability=(7, 0))
 
 
@@ -61,6 +62,46 @@ def test_hidden_gpu_is_not_installed_for(monkeypatch: pytest.MonkeyPatch) -> Non
     plan = plan_install((H200,), (), purpose="serve")
     assert plan.extras == "cpu,build"
     assert "CUDA_VISIBLE_DEVICES" in plan.reason
+
+
+def test_first_visible_gpu_decides_the_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = (P400, H200)
+    assert plan_install(gpus, (), purpose="serve").extras == "cpu,build"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    plan = plan_install(gpus, (), purpose="serve")
+    assert plan.extras == "gpu-build"
+    assert "H200" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "usable", "indices"),
+    [
+        ((P400, H200), "0,1", 0, "1"),
+        ((P400, H200), "1", 1, None),
+        ((P400, H200), "1,0", 1, "1"),
+        ((P400, H200), "0", 0, "1"),
+        ((H200, P400), "0,1", 1, "0"),
+        ((H200, P400, H200), "0,1,2", 1, "0,2"),
+        ((H200, H200), "0,1", 2, None),
+        ((P400, P400), "0,1", 0, None),
+    ],
+)
+def test_ray_gets_only_gpus_that_run_cuda(
+    gpus: tuple[Gpu, ...], visible: str, usable: int, indices: str | None
+) -> None:
+    shown = find_visible(gpus, {"CUDA_VISIBLE_DEVICES": visible})
+    support = assess_gpus(gpus, {"onnxruntime-gpu": "1"}, shown)
+    assert support.usable == usable
+    advice = f"set `CUDA_VISIBLE_DEVICES={indices}`, because CUDA 13 does not run on Quadro P400"
+    assert (advice in support.repair) == (indices is not None)
+
+
+def test_gpus_of_two_kinds_are_both_described() -> None:
+    support = assess_gpus((H200, P400, H200), {"onnxruntime-gpu": "1"}, (H200, P400, H200))
+    assert support.describe() == (
+        "2 x H200, compute capability 9.0 and Quadro P400, compute capability 6.1, "
+        "driver 580.159.03: for onnxruntime-gpu"
+    )
 
 
 def test_other_family_is_removed_first() -> None:
@@ -167,7 +208,7 @@ def test_runs_before_anything_is_installed() -> None:
 def test_ray_gets_a_gpu_only_if_onnx_runtime_can_use_it(
     packages: dict[str, str], engines: tuple[str, ...], usable: int
 ) -> None:
-    support = assess_gpus((H200,), packages, 1)
+    support = assess_gpus((H200,), packages, (H200,))
     assert (support.engines, support.usable) == (engines, usable)
     assert (support.problem is None) == bool(usable)
     assert support.repair == ("" if usable else REPAIR)
@@ -185,17 +226,17 @@ class Lines(StartupProgress):
 
 def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Lines()
-    support = assess_gpus((H200,), {"onnxruntime-gpu": "1.31.1"}, 1)
+    support = assess_gpus((H200,), {"onnxruntime-gpu": "1.31.1"}, (H200,))
     monkeypatch.setattr(up, "read_gpu_support", lambda: support)
     assert up.count_gpus(None, progress) == 1
     assert progress.lines == [
         "H200, compute capability 9.0, driver 580.159.03: for onnxruntime-gpu"
     ]
     assert up.count_gpus(0, progress) == 0
-    monkeypatch.setattr(up, "read_gpu_support", lambda: assess_gpus((), {}, 0))
+    monkeypatch.setattr(up, "read_gpu_support", lambda: assess_gpus((), {}, ()))
     assert up.count_gpus(None, progress) == 0
     assert len(progress.lines) == 1
-    for_cuda = assess_gpus((), {"onnxruntime-gpu": "1.31.1"}, 0)
+    for_cuda = assess_gpus((), {"onnxruntime-gpu": "1.31.1"}, ())
     monkeypatch.setattr(up, "read_gpu_support", lambda: for_cuda)
     assert up.count_gpus(None, progress) == 0
     assert progress.lines[1].startswith("no GPU, although `onnxruntime-gpu` is installed; run `")

@@ -22,6 +22,8 @@ from cluster.processes import find_free_port
 from cluster.progress import StartError
 from tests.support.old_setpriv import install_old_setpriv
 
+PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
 
 @pytest.fixture(autouse=True)
 def own_claims(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,11 +119,21 @@ def test_metrics_port_is_the_given_one() -> None:
         assert LocalPorts.choose(claims, reserved=8000).metrics != free
 
 
+def test_inner_ports_are_not_those_of_well_known_servers() -> None:
+    """Another server may want each of them. A restart must find them free again."""
+    first, last = map(int, PORTS_OF_CONNECTIONS.read_text().split())
+    with ExitStack() as claims:
+        ports = LocalPorts.choose(claims, reserved=8400)
+    inner = {ports.gcs, ports.raylet, ports.agent, ports.fallback_http, ports.fallback_grpc}
+    assert inner <= set(range(20_000, 30_000))
+    assert inner.isdisjoint(range(first, last + 1))
+
+
 def test_given_port_that_another_server_has_chosen_is_refused() -> None:
     with ExitStack() as first, ExitStack() as second:
         chosen = LocalPorts.choose(first, reserved=8000)
         for given in ({"reserved": chosen.dashboard}, {"reserved": 8000, "metrics": chosen.gcs}):
-            with pytest.raises(StartError, match="another server on this host has chosen port"):
+            with pytest.raises(StartError, match="belongs to another `hundredfold serve`"):
                 LocalPorts.choose(second, **given)
 
 

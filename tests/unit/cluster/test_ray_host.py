@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import socket
 import stat
 import threading
@@ -24,16 +25,19 @@ NOWHERE = "http://127.0.0.1:9"  # nothing serves the discard port
 class RecordedChildren:
     """Children that run until `end` or `kill`. `events` lists what happened to them."""
 
+    PID = 4711
+
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.events: list[str] = []
         self._running = {"ray", "serve"}
         self._ended: dict[str, int] = {}
 
-    def start(self, name: str, _command: list[str], _environment: dict[str, str]) -> None:
+    def start(self, name: str, _command: list[str], _environment: dict[str, str]) -> int:
         self.events.append(f"start {name}" if name not in self._running else f"second {name}")
         self._running.add(name)
         self._ended.pop(name, None)
+        return self.PID
 
     def end(self, name: str) -> None:
         self._running.remove(name)
@@ -63,7 +67,7 @@ def children(tmp_path: Path) -> RecordedChildren:
 
 
 @pytest.fixture
-def host(children: RecordedChildren, open_port: int) -> RayHost:
+def host(children: RecordedChildren, open_port: int, tmp_path: Path) -> RayHost:
     """A host whose Ray accepts connections, and whose Serve never becomes ready."""
     return RayHost(
         children=children,
@@ -71,7 +75,7 @@ def host(children: RecordedChildren, open_port: int) -> RayHost:
         find_url=lambda: NOWHERE,
         ports=LocalPorts(*[open_port] * 8),
         metrics_address="127.0.0.1:9101",
-        environment={"RAY_AUTH_TOKEN": "secret"},
+        environment={"RAY_AUTH_TOKEN": "secret", "RAY_TMPDIR": str(tmp_path / "tmp")},
         num_gpus=0,
         start_timeout_s=0,
         progress=StartupProgress(),
@@ -126,6 +130,59 @@ def test_restart_waits_below_the_prefix_of_the_config_that_it_reads(
         changed.restart(SimpleNamespace(is_attached=True))
         ingress.shutdown()
     assert children.events == ["kill", "start ray", "start serve"]
+
+
+def test_logs_of_the_replicas_are_named_and_linked(
+    host: RayHost, children: RecordedChildren, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Servers of one user share the directory, and `session_latest` is the last started one's."""
+    sessions = Path(host.environment["RAY_TMPDIR"]) / "ray"
+    (sessions / "session_2026-11-28_10-55-54_740506_7911").mkdir(parents=True)
+    for time in ("10-54-05", "10-54-35"):  # a restart of Ray replaces the link
+        session = sessions / f"session_2026-11-28_{time}_241062_{RecordedChildren.PID}"
+        session.mkdir()
+        host.start()
+        assert (children.run_dir / "ray").readlink() == session
+        assert f"logs of the replicas: {session}/logs/serve\n" in capsys.readouterr().err
+
+
+class FailedDashboard(BaseHTTPRequestHandler):
+    """Ray's dashboard, with a deployment that failed to start."""
+
+    def do_GET(self) -> None:
+        known = self.headers["authorization"] == "Bearer secret"
+        message = (
+            "The deployment failed to start.\nTraceback:\n  f()\nUnknownModel: no version 01\n"
+        )
+        deployments = {
+            "CpuEncoder": {"status": "DEPLOY_FAILED", "message": message},
+            "Ingress": {"status": "UPDATING", "message": ""},
+        }
+        app = {"status": "DEPLOY_FAILED", "message": "Failed.", "deployments": deployments}
+        body = json.dumps({"applications": {"hundredfold": app}}).encode()
+        self.send_response(200 if known else 401)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_deployment_that_cannot_start_ends_the_start_with_its_reason(
+    host: RayHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.serve_status.ASK_AFTER_S", 0)
+    with HTTPServer(("127.0.0.1", 0), FailedDashboard) as dashboard:
+        threading.Thread(target=dashboard.serve_forever, args=(0.05,), daemon=True).start()
+        ports = replace(host.ports, dashboard=dashboard.server_port)
+        started = replace(host, ports=ports, start_timeout_s=60)
+        with pytest.raises(StartError) as raised:
+            started.wait_until_ready(SimpleNamespace(is_attached=True))
+        dashboard.shutdown()
+    assert raised.value.message == (
+        "Ray Serve cannot start the server\nCpuEncoder: UnknownModel: no version 01"
+    )
 
 
 def test_served_config_is_private(host: RayHost, children: RecordedChildren) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.progress import StartError
+from cluster.progress import StartError, UnusableConfig
 from cluster.served_config import ServedConfig, UpSettings, find_prefix, move_behind_edge
 from tests.support.checked_configs import create_config
 
@@ -125,6 +125,35 @@ def test_clients_get_a_url_of_this_host(tmp_path: Path, host: str, url: str) -> 
 def test_problems_are_listed_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="has problems"):
         served(write(tmp_path, {"applications": 5})).read()
+
+
+def test_version_that_the_store_lacks_is_named(tmp_path: Path) -> None:
+    """The replicas would fail at their start, after half a minute."""
+    model = {"id": "acme/ner", "version": "0123456789ab"}
+    file = write(tmp_path, {"applications.0.args.models": [model]})
+    config = served(file)
+    store = tmp_path / "store"
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HUNDREDFOLD_STORE", str(store))
+        config.read()  # the store may be mounted later
+        store.mkdir()
+        with pytest.raises(UnusableConfig, match="Model acme/ner does not exist") as raised:
+            config.read()
+        assert "`applications[0].args.models[0].version`" in raised.value.message
+        (store / "acme--ner" / "0123456789ab").mkdir(parents=True)
+        config.read()
+        (store / "plan.json").write_text("{")
+        with pytest.raises(StartError, match=r"the plan .* is invalid"):
+            config.read()
+
+
+def test_store_that_is_no_directory_is_named(tmp_path: Path) -> None:
+    store = tmp_path / "file"
+    store.touch()
+    file = write(tmp_path, {"applications.0.args.store": str(store)})
+    with pytest.raises(UnusableConfig, match="is not a directory") as raised:
+        served(file).read()
+    assert "`applications[0].args.store`" in raised.value.hint
 
 
 def test_replicas_behind_the_edge_listen_on_loopback() -> None:

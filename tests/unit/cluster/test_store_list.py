@@ -80,7 +80,7 @@ def test_ls_needs_no_compiler(tmp_path: Path) -> None:
         f"import sys; sys.modules.update(dict.fromkeys({BUILD_PACKAGES!r})); "
         "sys.modules['build_artifacts'] = None; "
         "from cluster.__main__ import main; "
-        f"sys.exit(main(['models-ls', '--store', {str(tmp_path)!r}]))"
+        f"sys.exit(main(['models', 'ls', '--store', {str(tmp_path)!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

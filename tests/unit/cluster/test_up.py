@@ -76,6 +76,18 @@ def test_ipv6_address_is_served(host: str, claims: ExitStack) -> None:
             socket.create_connection((address, port), 5).close()
 
 
+def test_port_of_another_launcher_is_named(claims: ExitStack) -> None:
+    """Its processes must not be stopped, though `port` is in use by one of them."""
+    other = LocalPorts.choose(claims, reserved=8000)
+    with (
+        open_listener("127.0.0.1", other.dashboard),
+        ExitStack() as own,
+        pytest.raises(StartError, match="belongs to another `hundredfold serve`") as refused,
+    ):
+        choose_ports("127.0.0.1", other.dashboard, METRICS_HOST, None, own)
+    assert refused.value.hint == "choose another port"
+
+
 @pytest.mark.parametrize(
     ("host", "port", "metrics", "message"),
     [

@@ -108,12 +108,23 @@ def test_edit_sets_the_limits(paths: EdgePaths) -> None:
     assert "nbsrv,mul(5)" in edited.partition("backend http-app\n")[2]
     assert "wait-for-body time 2000ms" in edited
     assert "sc1_gpc0_rate gt 20 }" in edited.partition("backend http-app\n")[2]
+    assert "sc1_gpc0_rate le 5 }" in edited.partition("backend http-app\n")[2], "a quarter"
 
 
 def test_rollback_is_not_repeated_after_a_lost_replica(paths: EdgePaths) -> None:
     clients = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")[2]
     rule = "    http-request disable-l7-retry if { path,url_dec,rtrim(/) -m end /rollback }\n"
     assert rule in clients.partition("backend ")[0]
+
+
+def test_clients_cannot_set_the_timeout_of_serve(paths: EdgePaths) -> None:
+    clients = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")[2]
+    rule = "    http-request set-header x-request-timeout-seconds 0\n"
+    assert rule in clients.partition("use_backend ")[0]
+
+
+def test_haproxy_logs_no_requests(paths: EdgePaths) -> None:
+    assert "local0" not in edit_for_host(SERVE, paths, ClientLimits())
 
 
 def test_haproxy_accepts_the_edited_config(paths: EdgePaths, tmp_path: Path) -> None:

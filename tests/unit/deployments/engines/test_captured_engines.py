@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,21 @@ def test_closed_encoder_ends_its_thread(encoder: GraphSpec, cuda: FakeCuda) -> N
     engine.close()
     engine.close()
     assert threading.active_count() == before
+
+
+def test_encoder_without_memory_for_its_buckets_keeps_no_session(
+    encoder: GraphSpec, cuda: FakeCuda
+) -> None:
+    """Replicas collect garbage rarely, and the pool lets the next model use the memory at once."""
+    cuda.has_memory = False
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(EngineFailed):
+            IoBindingEngine(encoder, ENCODER)
+        assert [session() for session in cuda.sessions] == [None]
+    finally:
+        gc.enable()
 
 
 def test_unbound_encoder_shares_the_lock(encoder: GraphSpec, cuda: FakeCuda) -> None:

@@ -102,6 +102,25 @@ def test_budget_is_that_of_the_assigned_gpus(
     memory.close()
 
 
+def test_replica_with_eight_gpus_has_a_budget(
+    tmp_path: Path, fake_nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their UUIDs together are longer than a file name may be."""
+    uuids = [f"GPU-0000000{number}-1111-2222-3333-444444444444" for number in range(8)]
+    fake_nvidia_smi("\n".join(f"echo {n}, {uuid}, 1000" for n, uuid in enumerate(uuids)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7")
+    memory, same = (open_device_memory(0.5, Device.GPU, tmp_path) for _ in range(2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6")
+    other = open_device_memory(0.5, Device.GPU, tmp_path)
+    assert memory is not None
+    assert same is not None
+    assert other is not None
+    assert memory.claim(4000 * MEBIBYTE)
+    assert (same.count_free(), other.count_free()) == (0, 3500 * MEBIBYTE)
+    for each in (memory, same, other):
+        each.close()
+
+
 def test_unknown_gpu_has_no_fraction(
     tmp_path: Path,
     fake_nvidia_smi: Callable[[str], None],
