@@ -120,6 +120,7 @@ class _ChannelHooks:
 
     _channel: ReplicaChannel
     _meter: LoadMeter
+    _metrics: EncoderMetrics | GeneratorMetrics | None = None
     # `manage_pool` applies a request to all of these pools and returns the state of the first.
     _pools: tuple[HasPool, ...]
 
@@ -129,6 +130,8 @@ class _ChannelHooks:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         load = self._meter.load(self._channel.backlog)
         self._load_metrics.record(load)
+        if load.is_idle and self._metrics is not None:
+            self._metrics.record_idle()
         return load.to_metrics()
 
     async def manage_pool(self, request: PoolRequest) -> tuple[str, PoolState | ServeError]:
@@ -195,9 +198,8 @@ class Encoder(_ChannelHooks):
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica(args)
-        self._replica = self._meter = EncoderReplica(
-            args, device, DeferredRecorder(EncoderMetrics())
-        )
+        self._metrics = EncoderMetrics()
+        self._replica = self._meter = EncoderReplica(args, device, DeferredRecorder(self._metrics))
         self._replica.start()
         self._tokenizer = TokenizerReplica(
             args, DeferredRecorder(TokenizerMetrics()), generative=False
@@ -231,8 +233,9 @@ class Generator(_ChannelHooks):
 
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica(args)
+        self._metrics = GeneratorMetrics()
         self._replica = self._meter = GeneratorReplica(
-            args, device, DeferredRecorder(GeneratorMetrics())
+            args, device, DeferredRecorder(self._metrics)
         )
         self._replica.start()
         self._pools = (self._replica,)

@@ -24,6 +24,7 @@ from math import inf
 from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
+from deployments.gpus import order_by_bus
 
 OK, FAILED, UNUSABLE_CONFIG, INTERRUPTED = 0, 1, os.EX_CONFIG, 130
 STDOUT = 1  # file descriptor
@@ -92,6 +93,7 @@ class Program:
         Expected failures are printed to stderr. `arguments.command_line` has the whole command
         line as text.
         """
+        order_by_bus()  # commands import CUDA's libraries later
         spec = _find_command(self.tree, argv)
         try:
             arguments = self.build_parser([spec] if spec else []).parse_args(argv)

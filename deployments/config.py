@@ -160,7 +160,7 @@ class LimitSettings(_Settings):
     body_bytes: int = Field(2_000_000, ge=1)  # limit before and after decompression
     body_timeout_s: float = Field(20.0, gt=0)
     body_bytes_per_s: int = Field(10_000, ge=1)  # minimum average rate after the first 3 s
-    items: int = Field(1_024, ge=1)
+    items: int = Field(1_024, ge=1)  # text_embeddings and open_inference announce it to clients
     item_chars: int = Field(200_000, ge=1)
     request_chars: int = Field(4_000_000, ge=1)  # over all texts; a text in n pairs counts n times
     inflight_items: int = Field(8_192, ge=1)  # a client may use half

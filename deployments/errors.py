@@ -327,6 +327,12 @@ class ArtifactMissing(ArtifactError):
     model_id: str | None = None
 
 
+class LatestInvalid(ArtifactError):
+    """The file `latest` of a model names no version."""
+
+    code = "latest_invalid"
+
+
 class ManifestInvalid(ArtifactError):
     """The manifest is unreadable or violates its schema, or a model id is invalid."""
 

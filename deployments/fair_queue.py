@@ -229,7 +229,7 @@ class FairQueue(Generic[T]):
                 if gap := gaps[sender]:
                     group = self._classes[entry.priority]
                     earliest = max(group.now, ends.get(sender, 0.0)) + entry.cost
-                    finish = max(entry.finish - gap, min(entry.finish, earliest))
+                    finish = max(entry.finish - gap, earliest)
                     entry, is_sorted = entry._replace(finish=finish), False
                 ends[sender] = entry.finish
             kept.append(entry)

@@ -19,6 +19,10 @@ class Load(NamedTuple):
     busy: float  # share of the capacity in use since the last report, 0 to 1
     queued_s: float  # seconds that this replica needs for its waiting work
 
+    @property
+    def is_idle(self) -> bool:
+        return not self.busy and not self.queued_s
+
     def to_metrics(self) -> dict[str, float]:
         return {BUSY: self.busy, QUEUED_S: self.queued_s}
 

@@ -1,5 +1,7 @@
 """All metrics with unit, buckets and labels, one recorder per kind of replica.
 
+Ray exports a gauge for a limited time after it was set. So idle replicas set their gauges again.
+
 Ray's agent on each node exports the metrics of the node with the prefix `ray_`. `GET /metrics`
 scrapes all nodes (ingress/apis/operations), so every ingress replica returns the same metrics.
 """
@@ -50,6 +52,7 @@ class IngressMetrics:
             "response_cache_lookups", "Look-ups in the response cache", CACHE_LABELS
         )
         self._cache_bytes = Gauge(f"{PREFIX}_response_cache_bytes", "Bytes in the response cache")
+        self._last_cache_bytes = 0
         self._replicas = Gauge(
             f"{PREFIX}_running_replicas",
             "Running replicas, as the ingress sees them",
@@ -77,18 +80,16 @@ class IngressMetrics:
         if request.cache != "none":
             self._lookups.inc(1, {"model": self._label(request.model), "result": request.cache})
         if request.cache == "miss":
+            self._last_cache_bytes = request.cache_bytes
             self._cache_bytes.set(request.cache_bytes)
         if request.key:
             self._record_key(request)
 
     def record_replicas(self, running: Mapping[str, int]) -> None:
-        """Record the running replicas by deployment.
-
-        Ray exports a gauge for a limited time after it was set. Repeated calls therefore show that
-        this ingress replica runs, also while it has no requests.
-        """
+        """Record the running replicas by deployment, and the size of the response cache again."""
         for deployment, count in running.items():
             self._replicas.set(count, {"deployment": deployment})
+        self._cache_bytes.set(self._last_cache_bytes)
 
     def _record_key(self, request: RequestRecord) -> None:
         self._key_requests.inc(1, {"key": request.key, "status": str(request.status)})
@@ -130,6 +131,11 @@ class EncoderMetrics:
         self._waiting.set(done.waiting_items)
         self._waiting_s.set(done.waiting_s)
 
+    def record_idle(self) -> None:
+        """Record that no text waits."""
+        self._waiting.set(0)
+        self._waiting_s.set(0.0)
+
 
 class GeneratorMetrics:
     def __init__(self) -> None:
@@ -154,9 +160,11 @@ class GeneratorMetrics:
             "Predicted time of the requests waiting for a KV slot",
             tag_keys=PASS_LABELS,
         )
+        self._recorded: dict[tuple[str, str], dict[str, str]] = {}  # labels of gauges that were set
 
     def record(self, done: StepRecord) -> None:
         labels = {"model": self._label(done.model), "compute": done.compute}
+        self._recorded[labels["model"], done.compute] = labels
         for counter, tokens in (
             (self._prompt, done.prompt_tokens),
             (self._answers, done.answer_tokens),
@@ -166,9 +174,19 @@ class GeneratorMetrics:
             if tokens:
                 counter.inc(tokens, labels)
         self._step.observe(done.step_s, labels)
-        self._active.set(done.active, labels)
-        self._waiting.set(done.waiting, labels)
-        self._waiting_s.set(done.waiting_s, labels)
+        self._set_gauges(labels, done.active, done.waiting, done.waiting_s)
+
+    def record_idle(self) -> None:
+        """Record that no request runs or waits."""
+        for labels in list(self._recorded.values()):
+            self._set_gauges(labels, 0, 0, 0.0)
+
+    def _set_gauges(
+        self, labels: dict[str, str], active: int, waiting: int, waiting_s: float
+    ) -> None:
+        self._active.set(active, labels)
+        self._waiting.set(waiting, labels)
+        self._waiting_s.set(waiting_s, labels)
 
 
 class TokenizerMetrics:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from deployments.command_line import CommandGroup, CommandSpec, Program
 
@@ -22,32 +23,25 @@ that cannot be served, 130 interrupted
 """
 
 
-def _load_commands(package: str) -> Mapping[str, CommandSpec]:
+def _load_commands(package: str) -> dict[str, Any]:
     """Return a package's commands, or {} if it is not installed, as in images for serving."""
     if importlib.util.find_spec(package) is None:
         return {}
-    commands: Mapping[str, CommandSpec] = importlib.import_module(f"{package}.__main__").COMMANDS
-    return commands
+    return dict(importlib.import_module(f"{package}.__main__").COMMANDS)
 
 
 def build_program() -> Program:
     """Arrange the commands of all installed packages in one tree."""
-    cluster, compiler = _load_commands("cluster"), dict(_load_commands("build_artifacts"))
+    cluster, compiler = _load_commands("cluster"), _load_commands("build_artifacts")
     benchmarks = _load_commands("benchmarks")
-    tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster["up"]}
+    tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster.pop("up")}
     tree |= {name: compiler.pop(name) for name in ("build", "demo") if name in compiler}
-    models = {
-        name.removeprefix("models-"): command
-        for name, command in cluster.items()
-        if name.startswith("models-")
-    }
-    tree["models"] = CommandGroup(
-        "Pull, list, check, measure, route and remove models", {**compiler, **models}
-    )
-    keys = {name: cluster[f"keys-{name}"] for name in ("add", "ls", "revoke")}
-    tree["keys"] = CommandGroup("Create, list and revoke API keys", keys)
-    others = ("doctor", "check", "render", "dashboard", "alerts", "env")
-    tree |= {name: cluster[name] for name in others}
+    tree |= cluster
+    if compiler:
+        tree["models"] = CommandGroup(
+            "Pull, list, check, measure, route and remove models",
+            {**compiler, **cluster["models"].commands},
+        )
     if benchmarks:
         tree["bench"] = CommandGroup("Measure this host and compare with other systems", benchmarks)
     tree["completion"] = CommandSpec(

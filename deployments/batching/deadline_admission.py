@@ -56,8 +56,6 @@ class DeadlineAdmission:
         A call that failed or was cancelled counts only if it is late. The ingress cancels a call
         at its deadline, so a cancelled call may be a late one.
         """
-        if not prediction.is_informative:
-            return
         factor = self._safety_factors[prediction.priority]
         if done.cancelled() or done.exception() is not None:
             factor.record_abandoned(prediction)

@@ -35,6 +35,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 QUEUE_NAME = ".builds"
 DRAIN_LOCK_NAME = ".drain.lock"  # never the lock of a model: no model id starts with a dot
 MAX_CRASHES = 3  # a build fails after this many of its builders crashed
+MAX_FAILED = 100  # maximum number of records of failed builds, which requests can cause
 MAX_QUEUED = 16  # maximum number of builds that wait or run
 HISTORY_BYTES = 64 << 10  # bytes that are read from the end of history.jsonl
 MAX_REASON_CHARS = 1_000
@@ -69,7 +70,16 @@ class BuildQueue:
             now_s = self._now()
             record = BuildRecord(id=model_id, source=source, queued_s=now_s, changed_s=now_s)
             self._write(path, record)
+            self._forget_failures()
         return record, True
+
+    def _forget_failures(self) -> None:
+        """Remove the records of failed builds, except the newest MAX_FAILED."""
+        records = map(self._parse, self.directory.glob("*.json"))
+        failed = [each for each in records if each and each.state is BuildState.FAILED]
+        failed.sort(key=lambda each: each.changed_s)
+        for record in failed[:-MAX_FAILED]:
+            self._record(record.id).unlink(missing_ok=True)
 
     def read(self, model_id: str) -> BuildRecord | None:
         """Return the record of the model's last build; None if there is none or it is unreadable.

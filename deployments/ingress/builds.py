@@ -29,7 +29,7 @@ from deployments.errors import (
     ServeError,
 )
 from deployments.keys.caller import current_caller
-from deployments.plan.resolution import split_name
+from deployments.plan.resolution import sealed_versions, split_name
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -186,6 +186,10 @@ class BuildService:
             status.state is BuildState.FAILED and status.since_end_s > FAILED_FOR_S
         )
         if not (may_pull and is_new):
+            return status
+        # The hub may have another model of this name than that whose versions the store has.
+        versions = await asyncio.to_thread(sealed_versions, self._queue.store, model_id)
+        if versions:
             return status
         log.info("model %s is unknown and will be built", model_id)
         await self._submit(model_id, model_id)

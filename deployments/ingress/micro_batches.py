@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
@@ -247,7 +247,7 @@ class BatchSlots:
         self._send = send
         self._settings = settings
         self._taken: Counter[Sender] = Counter()  # number of taken slots
-        self._waiting: defaultdict[Sender, deque[asyncio.Future[None]]] = defaultdict(deque)
+        self._waiting: defaultdict[Sender, list[asyncio.Future[None]]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, calls: list[PendingCall]) -> list[None]:
@@ -300,15 +300,7 @@ class BatchSlots:
                 self._admit(sender)
 
     def _admit(self, sender: Sender) -> None:
-        """Admit waiting calls of a sender, at most as many as fit into one micro-batch."""
-        waiting = self._waiting.get(sender)
-        if waiting is None:
-            return
-        admitted = 0
-        while waiting and admitted < self._settings.max_batch_size:
-            entered = waiting.popleft()
+        """Admit the waiting calls of a sender, which are at most one micro-batch (see `submit`)."""
+        for entered in self._waiting.pop(sender, ()):
             if not entered.done():  # done: cancelled together with its caller
                 entered.set_result(None)
-                admitted += 1
-        if not waiting:
-            del self._waiting[sender]

@@ -141,11 +141,11 @@ class RequestPipeline:
             if not from_cache:
                 self._forecasts.record_result(work, resolved.device, items, result.timings)
             self.shadows.mirror(resolved, result)
+            if resolved.shortened > result.truncated:
+                result = result._replace(truncated=resolved.shortened)
             context.compute, context.timings = result.compute_type, result.timings
             if self._encoders.uses_cache(request.options):
                 context.cache = "hit" if from_cache else "miss"
-        if resolved.shortened > result.truncated:
-            result = result._replace(truncated=resolved.shortened)
         return InferenceResponse(
             result=result,
             model=resolved.model,

@@ -38,12 +38,15 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Limit = Annotated[int, Field(ge=1, le=10**12)]
+
+
 class KeyLimits(KeyRecord):
     """Limits of a key in the whole cluster; None: unlimited."""
 
-    requests_per_minute: int | None = Field(None, ge=1)
-    tokens_per_minute: int | None = Field(None, ge=1)
-    concurrent_requests: int | None = Field(None, ge=1)
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    concurrent_requests: Limit | None = None
 
 
 class ApiKey(KeyRecord):

@@ -112,7 +112,9 @@ ACTIONS: Mapping[str, Action] = {
             "promote",
             "Let a version answer all requests that name none",
             NoArguments,
-            lambda model, _: changes.promote(model.store, model.id, model.selector),
+            lambda model, _: changes.promote(
+                model.store, model.id, model.selector, model.configured
+            ),
         ),
         Action(
             "rollback",

@@ -21,6 +21,7 @@ from deployments.artifacts.store import (
 from deployments.builds.queue import BuildQueue
 from deployments.errors import (
     ArtifactMissing,
+    LatestInvalid,
     ManifestInvalid,
     ModelInUse,
     StoreNotWritable,
@@ -119,7 +120,7 @@ def _update_latest(store: Path, model_id: str) -> None:
     """Let `latest` name the newest version if the version that it named was removed."""
     try:
         resolve_version(store, model_id, LATEST_NAME)
-    except ArtifactMissing:
+    except (ArtifactMissing, LatestInvalid):
         if versions := sealed_versions(store, model_id):
             set_latest(store, model_id, versions[0])
 

@@ -10,13 +10,14 @@ raise PlanUnusable if the plan cannot be read or written.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import LATEST_NAME, model_directory
-from deployments.errors import BadSetting
+from deployments.errors import BadSetting, ServeError
 from deployments.messages import ModelRef
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, check_alias
 from deployments.plan.plan_file import change_model_plan
@@ -64,15 +65,25 @@ def remove_alias(store: Path, model_id: str, alias: str) -> Plan:
     return change_model_plan(store, model_id, change)
 
 
-def promote(store: Path, model_id: str, selector: str = LATEST_NAME) -> Plan:
+def promote(
+    store: Path,
+    model_id: str,
+    selector: str = LATEST_NAME,
+    configured: Mapping[str, str] = NO_VERSIONS,
+) -> Plan:
     """Let a version answer all requests that name no version, and end splits and the shadow.
 
+    `configured` is as in `rollback`. The first promotion remembers the version that it replaces.
     If the version was refused, end its refusal.
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
         version = _resolve(store, entry, model_id, selector)
         refused = {k: v for k, v in entry.refused.items() if k != version}
+        if STABLE not in entry.aliases:
+            with suppress(ServeError):  # without a default version, there is none to remember
+                default = _find_default(store, entry, model_id, configured)
+                entry = _replace(entry, aliases={**entry.aliases, STABLE: default})
         return _replace(_move(entry, STABLE, version), splits={}, shadow=None, refused=refused)
 
     return change_model_plan(store, model_id, change)

@@ -85,8 +85,8 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
 def resolve_named(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version that `selector` names, even if it is refused.
 
-    Raises UnknownModel if the store has no such model or version, and ArtifactError if `latest`
-    cannot be read.
+    Raises UnknownModel if the store has no such model or version, and ArtifactError if `latest` is
+    damaged or cannot be read.
     """
     try:
         return resolve_version(store, model_id, entry.aliases.get(selector, selector))

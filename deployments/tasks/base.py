@@ -106,8 +106,9 @@ class Task(Protocol):
     def decode(self, context: DecodeContext, options: Any) -> Any:
         """Convert the outputs of one call to the value that Hugging Face clients expect.
 
-        Runs in the encoder replica, so that only small results are sent to the ingress. Raises
-        ServeError for errors that show only after tokenization, such as a text without a mask.
+        Runs in the encoder replica, so that only small results are sent to the ingress. The
+        forward pass runs also for a task that does not read `context.rows`. Raises ServeError for
+        errors that show only after tokenization, such as a text without a mask.
         """
         ...
 

@@ -9,7 +9,14 @@ import pytest
 
 from tests.support.client_environment import run_client, run_old_hub
 from tests.support.ray_cluster import Cluster
-from tests.support.served_models import EMBEDDER, FIXED_PROMPT, FIXED_TEXT_MODEL, SAYS, WRITER
+from tests.support.served_models import (
+    EMBEDDER,
+    FIXED_PROMPT,
+    FIXED_TEXT_MODEL,
+    NUMBER_WORDS,
+    SAYS,
+    WRITER,
+)
 
 
 def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
@@ -33,6 +40,16 @@ def test_old_hub_client_chats(cluster: Cluster) -> None:
         cluster.url, "chat_completion", messages=messages, model=FIXED_TEXT_MODEL, temperature=0.01
     )
     assert response["choices"][0]["message"]["content"] == SAYS
+
+
+@pytest.mark.parametrize(
+    ("method", "key"), [("summarization", "summary_text"), ("translation", "translation_text")]
+)
+def test_old_hub_client_finds_the_key_of_its_method(
+    cluster: Cluster, method: str, key: str
+) -> None:
+    response = run_old_hub(cluster.url, method, text="12", model=NUMBER_WORDS)
+    assert response[key] == "twelve"
 
 
 def test_old_hub_client_lists_loaded_generators(cluster: Cluster) -> None:

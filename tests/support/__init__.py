@@ -13,5 +13,6 @@ fakes         of deployments: `fakes`, `generators`, `channel_replicas`; with sc
               `fake_decoder`, `virtual_time`; of builds: `fake_builds`; of a hub: `model_hub`; of
               CUDA: `captured_sessions`, `flash_attention`; one-file plug-ins: `toy_engine`,
               `toy_task`, `toy_rival`
+releases      `released` (format versions of the last release)
 in process    `local_clients` (clients of replicas), `in_process` (the whole application)
 """

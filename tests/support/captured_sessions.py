@@ -7,6 +7,7 @@ Engines with these sessions run their code for GPUs on hosts without a GPU.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -69,6 +70,7 @@ class FakeCuda:
     has_memory: bool = True  # without memory all calls with IO binding fail
     modes: list[str] = field(default_factory=list)  # mode of each requested session
     openings: list[SessionCall] = field(default_factory=list)
+    sessions: list[weakref.ref[RecordedSession]] = field(default_factory=list)
     calls: list[SessionCall] = field(default_factory=list)
     shrunk: list[str] = field(default_factory=list)  # arenas of each call that shrinks arenas
 
@@ -78,7 +80,9 @@ class FakeCuda:
         self.openings.append(self._note(UNCAPTURED))
         if mode == "captured" and self.refuses_captures:
             raise EngineFailed("this graph has an operator on the host")
-        return RecordedSession(session, self)
+        recorded = RecordedSession(session, self)
+        self.sessions.append(weakref.ref(recorded))
+        return recorded
 
     def note_call(self, options: ort.RunOptions | None) -> None:
         self.calls.append(self._note(_read_entry(options, "gpu_graph_id", UNCAPTURED)))

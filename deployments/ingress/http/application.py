@@ -170,11 +170,11 @@ class HttpApplication:
 
     def _build_unknown_route(self, path: str, scope: Scope) -> UnknownRoute:
         """Build an error that lists similar routes. Use their most common error format."""
-        family = self.table.find_family(path)
-        if not family:
+        neighbors = self.table.find_neighbors(path)
+        if not neighbors:
             return UnknownRoute(f"no route matches {path}; see /docs")
-        scope[ERROR_FORMAT_KEY] = mode(route.error_format for route in family)
-        names = ", ".join(sorted({route.path for route in family}))
+        scope[ERROR_FORMAT_KEY] = mode(route.error_format for route in neighbors)
+        names = ", ".join(sorted({route.path for route in neighbors}))
         return UnknownRoute(f"no route matches {path}; there are {names}; see /docs")
 
     async def _run(self, route: OperationRoute, request: Request) -> Response:

@@ -112,11 +112,11 @@ class RouteTable:
             raise WrongMethod(longest.route, allowed)
         return None
 
-    def find_family(self, path: str) -> list[OperationRoute]:
+    def find_neighbors(self, path: str) -> list[OperationRoute]:
         """Return the routes without parameters below the first segment of `path`, such as `/v1`."""
-        family = f"/{path.lstrip('/').partition('/')[0]}/"
+        prefix = f"/{path.lstrip('/').partition('/')[0]}/"
         routes = (route for route in self.routes if "{" not in route.path)
-        return [route for route in routes if route.path.startswith(family)]
+        return [route for route in routes if route.path.startswith(prefix)]
 
     def _remember(self, key: tuple[str, str], match: MatchedRoute) -> None:
         if len(key[1]) <= MAX_CACHED_PATH_CHARS:

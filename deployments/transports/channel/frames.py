@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 Buffer = bytes | memoryview
 
-# Increase this with every change of the bytes on the wire. A test compares a fingerprint of all
-# messages.
+# Differs from the last release if the bytes on the wire do. test_wire_version.py compares a
+# fingerprint of all messages, and says when to raise it.
 WIRE_VERSION = 10
 MAX_HANDSHAKE_BYTES = 256
 # Equal to RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH. A micro-batch of 32 calls fits, because a call

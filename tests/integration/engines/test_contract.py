@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,22 @@ from onnx import helper
 
 from deployments.artifacts.types import ModelHead
 from deployments.batching.batch_policy import collate
-from deployments.engines import EncoderEngine, open_engine
+from deployments.engines import ENGINES, EncoderEngine, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem
 from tests.integration.engines.conftest import SETTINGS, ContractEngine, Written, spec_of
 from tests.support.artifacts import WIDTH
-from tests.support.engine_programs import MASK_TOKEN, NAN_WORD, WORDS, expected, write_model
+from tests.support.engine_programs import (
+    MASK_TOKEN,
+    NAN_WORD,
+    WORDS,
+    expected,
+    write_model,
+    write_onnx,
+)
 from tests.support.fakes import build_item, item
 from tests.support.tiny_encoders import ENCODER_HEADS
+from tests.support.toy_engine import TOY
 
 # For fp32 sums of at most 20 values of size 1.
 TOLERANCE = 1e-5
@@ -33,6 +42,13 @@ ITEMS = (
     build_item(range(4, 12)),
     build_item([2, 2, 9, 8, 1]),
 )
+
+
+def test_engine_needs_its_packages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ENGINES, "toy", TOY)
+    monkeypatch.setitem(ENGINES, "lost", replace(TOY, packages=("no_such",)))
+    assert ContractEngine("toy", write_onnx).missing_package is None
+    assert ContractEngine("lost", write_onnx).missing_package == "no_such"
 
 
 def check(engine: EncoderEngine, head: ModelHead, items: Sequence[TokenizedItem]) -> None:
@@ -91,8 +107,8 @@ def check_every_token(engine: EncoderEngine, items: Sequence[TokenizedItem]) -> 
 
 
 def test_pooling_model_supports_unpooled_batches(kind: ContractEngine, open_tiny: OpenTiny) -> None:
-    if kind.engine == "torch":
-        pytest.skip("a torch program has one output")
+    if not kind.supports_unpooled:
+        pytest.skip(f"{kind.engine} does not support unpooled batches")
     engine = open_tiny(ModelHead.VECTOR)
     assert engine.info.supports_unpooled
     check_every_token(engine, ITEMS[:1])
@@ -165,8 +181,8 @@ def test_truncated_file_fails(kind: ContractEngine, written: Written, tmp_path: 
 
 
 def test_failed_pass_does_not_affect_the_next(kind: ContractEngine, open_tiny: OpenTiny) -> None:
-    if kind.engine == "openvino":
-        pytest.skip("OpenVINO returns zeros for an unknown token id")
+    if not kind.rejects_unknown_tokens:
+        pytest.skip(f"{kind.engine} computes unknown token ids")
     engine = open_tiny(ModelHead.VECTOR)
     with pytest.raises(EngineFailed, match="cpu-fp32") as failure:
         engine.run(collate([item(WORDS + 1)]))

@@ -25,7 +25,12 @@ from deployments.errors import RequirementMissing
 CPU = EncoderSettings()
 CUDA = EncoderSettings(providers=("CUDAExecutionProvider",))
 UNKNOWN_PROVIDER = EncoderSettings(providers=("CPUExecutionProvider", "AbacusExecutionProvider"))
-ENCODERS = [name for name, kind in ENGINES.items() if kind.open_encoder is not None]
+REQUIREMENTS = [
+    (engine, package)
+    for engine, kind in ENGINES.items()
+    if kind.open_encoder is not None
+    for package in kind.packages
+]
 
 
 def build_spec(engine: str, options: EngineOptions | None = None) -> GraphSpec:
@@ -61,12 +66,14 @@ def test_open_engine_with_decoder_engine_fails() -> None:
         open_engine(build_spec("transformers"), CPU)
 
 
-@pytest.mark.parametrize("engine", ENCODERS)
-def test_missing_package_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, engine, None)
+@pytest.mark.parametrize(("engine", "package"), REQUIREMENTS)
+def test_missing_package_is_named(
+    engine: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
     spec = build_spec(engine)
-    assert missing_requirement(spec, CPU) == f"the package `{engine}` is not installed"
-    with pytest.raises(RequirementMissing, match=rf"model\.graph: the package `{engine}`"):
+    assert missing_requirement(spec, CPU) == f"the package `{package}` is not installed"
+    with pytest.raises(RequirementMissing, match=rf"model\.graph: the package `{package}`"):
         open_engine(spec, CPU)
 
 

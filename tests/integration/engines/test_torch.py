@@ -30,6 +30,7 @@ from tests.integration.engines.conftest import KINDS, SETTINGS, Written, spec_of
 from tests.integration.engines.test_contract import ITEMS, check  # noqa: E402
 from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.fakes import item  # noqa: E402
+from tests.support.torch_memory import count_tensor_bytes, without_collections  # noqa: E402
 
 TORCH = KINDS["torch"]
 Nodes = list[dict[str, Any]]
@@ -242,6 +243,26 @@ def test_buckets_are_captured_and_replayed(
     assert len(compiled) == compiles
     assert held[:3] == ["opening"] * 3, "an allocation would end the capture of another engine"
     assert set(held[3:]) == {"pass"}
+
+
+def test_encoder_that_fails_for_lack_of_memory_frees_its_own(
+    written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(call: Any, other: Any, lock: Any, *, waits: bool) -> ReplayedShape:
+        if other is not None:
+            raise RuntimeError("out of memory")
+        return ReplayedShape(call, other, lock, waits=waits)
+
+    monkeypatch.setattr(torch_engine, "capture", capture)
+    monkeypatch.setattr(torch_engine, "uses_cuda", lambda _: True)
+    monkeypatch.setattr(torch_engine, "_CUDA", "cpu")
+    options = EngineOptions(buckets=((1, 4), (2, 16)))
+    spec = replace(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), options=options)
+    with without_collections():
+        before = count_tensor_bytes()
+        with pytest.raises(EngineFailed, match="out of memory") as error:
+            open_engine(spec, SETTINGS)
+        assert count_tensor_bytes() == before, error
 
 
 def test_closed_engine_returns_the_memory_that_torch_keeps(

@@ -25,6 +25,7 @@ from deployments.errors import EngineFailed  # noqa: E402
 from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.decoder_programs import program_spec  # noqa: E402
 from tests.support.tiny_decoders import tiny_llama  # noqa: E402
+from tests.support.torch_memory import count_tensor_bytes, without_collections  # noqa: E402
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))
@@ -117,20 +118,28 @@ def test_longest_chunk_is_captured_for_every_kv_length(
     decoder.close()
 
 
-def test_failed_capture_closes_the_decoder(
-    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+def run_out_of_memory(*_: object, **__: object) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["capture", "_compile", "_LoadedDecoder"],
+    ids=["in a capture", "after the weights", "after the KV cache"],
+)
+def test_decoder_that_fails_for_lack_of_memory_frees_its_own(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch, function: str
 ) -> None:
-    closed = []
-
-    def fail(*_: object, **__: object) -> None:
-        raise RuntimeError("out of memory")
-
-    monkeypatch.setattr(torch_decoder, "capture", fail)
+    """The pool gives the bytes of the model to the next load as soon as this one has failed."""
+    compiled = replace(spec, options=spec.options.model_copy(update={"compile": True}))
+    monkeypatch.setattr(torch_decoder, "_compile", lambda module: module)
     monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
-    monkeypatch.setattr(torch_decoder, "release_modules", lambda *_: closed.append(True))
-    with pytest.raises(EngineFailed, match="out of memory"):
-        TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
-    assert closed
+    monkeypatch.setattr(torch_decoder, function, run_out_of_memory)
+    with without_collections():
+        before = count_tensor_bytes()
+        with pytest.raises(EngineFailed, match="out of memory") as error:
+            TorchDecoder(compiled, GeneratorSettings(), slots=1, context=100)
+        assert count_tensor_bytes() == before, error
 
 
 def test_prompt_logits_are_computed_uncaptured(

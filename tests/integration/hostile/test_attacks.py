@@ -13,9 +13,10 @@ import psutil
 import pytest
 
 from benchmarks.common.http import ServerAddress
+from benchmarks.common.wire import HttpExchange, send_raw
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.generation_attacks import EXPRESSIONS, SCHEMAS
-from benchmarks.hostile.wire import HostileRequest, HttpExchange, send_raw
+from benchmarks.hostile.requests import HostileRequest
 from tests.support.all_models import FILL_MASK_MODEL, NER_MODEL, NLI_MODEL, QA_MODEL, RANKER
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.decoder_artifacts import DECODER

@@ -41,6 +41,7 @@ CONTRACT = [
     (errors.StoreNotWritable, 503, "store_not_writable", False),
     (errors.PlanUnusable, 503, "plan_unusable", False),
     (errors.ArtifactMissing, 503, "artifact_missing", False),
+    (errors.LatestInvalid, 503, "latest_invalid", False),
     (errors.ManifestInvalid, 503, "manifest_invalid", False),
     (errors.ManifestTooNew, 503, "manifest_too_new", False),
     (errors.UnknownTask, 503, "unknown_task", False),

@@ -190,6 +190,21 @@ def test_idle_clients_are_forgotten() -> None:
     assert not queue._classes
 
 
+def test_client_served_before_its_turn_waits_although_many_clients_were_idle() -> None:
+    queue: FairQueue[str] = FairQueue()
+    queue.push("stays", cost=100.0, client="patient")
+    for number in range(10):
+        queue.push(f"early {number}", cost=1.0, client="early")
+    queue.take(10, lambda items: list(range(len(items))))
+    for number in range(MAX_IDLE_CLIENTS + 1):
+        queue.push("one", cost=1.0, client=f"client {number}")
+    for _ in range(MAX_IDLE_CLIENTS + 1):
+        queue.take_first()
+    queue.push("early again", cost=1.0, client="early")
+    queue.push("new", cost=1.0, client="new")
+    assert take_all(queue) == ["new", "early again", "stays"]
+
+
 @pytest.mark.parametrize("count", [1, 2, 16, 32, 256])
 def test_share_of_a_lower_priority_does_not_depend_on_the_items_per_turn(count: int) -> None:
     """Turns take many items at once, as the forward passes of an encoder do."""

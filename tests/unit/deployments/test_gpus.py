@@ -1,27 +1,30 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from deployments.gpus import MEBIBYTE, Gpu, count_visible, read_gpus
+from deployments.gpus import MEBIBYTE, Gpu, find_visible, order_by_bus, read_gpus
 
 H200 = Gpu(
     name="NVIDIA H200",
     driver="580.159.03",
     memory_bytes=143771 * MEBIBYTE,
     compute_capability=(9, 0),
+    uuid="GPU-5a1b",
 )
+T4 = Gpu(name="Tesla T4", driver="580.159.03", compute_capability=(7, 5), uuid="GPU-7c2d")
+P400 = Gpu(name="Quadro P400", driver="580.159.03", compute_capability=(6, 1), uuid="GPU-9e3f")
 
 
 def test_gpus_are_read_from_nvidia_smi(fake_nvidia_smi: Callable[[str], None]) -> None:
     fake_nvidia_smi(
-        "echo 'NVIDIA H200, 580.159.03, 143771, 9.0'; echo 'Tesla T4, 580.159.03, [N/A], 7.5'"
+        "echo 'NVIDIA H200, 580.159.03, 143771, 9.0, GPU-5a1b'\n"
+        "echo 'Tesla T4, 580.159.03, [N/A], 7.5, GPU-7c2d'"
     )
-    first, second = read_gpus()
-    assert first == H200
-    assert (second.name, second.memory_bytes, second.compute_capability) == ("Tesla T4", 0, (7, 5))
+    assert read_gpus() == (H200, T4)
 
 
 def test_old_driver_without_a_field_leaves_it_unknown(
@@ -42,8 +45,11 @@ def test_gpus_are_read_from_the_driver_without_nvidia_smi(
     (tmp_path / "version").write_text(
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\n"
     )
-    assert read_gpus(tmp_path) == (Gpu(name="NVIDIA H200", driver="580.159.03"),)
-    assert read_gpus(tmp_path / "missing") == ()
+    device_file = tmp_path / "nvidiactl"
+    assert read_gpus(tmp_path, device_file) == (), "a container without the GPUs of its host"
+    device_file.touch()
+    assert read_gpus(tmp_path, device_file) == (Gpu(name="NVIDIA H200", driver="580.159.03"),)
+    assert read_gpus(tmp_path / "missing", device_file) == ()
 
 
 @pytest.mark.parametrize(
@@ -60,23 +66,42 @@ def test_driver_and_capability_decide_whether_cuda_runs(gpu: Gpu, problem: str |
 
 
 @pytest.mark.parametrize(
-    ("visible", "count"),
+    ("visible", "expected"),
     [
-        (None, 2),
-        ("", 0),
-        ("-1", 0),
-        ("1", 1),
-        ("0,1", 2),
-        ("0, 1", 2),
-        ("0,1,2", 2),
-        ("GPU-5a1b,MIG-7c2d", 2),
+        (None, (H200, T4)),
+        ("", ()),
+        ("-1", ()),
+        ("1", (T4,)),
+        ("1,0", (T4, H200)),
+        ("0, 1", (H200, T4)),
+        ("0,1,2", (H200, T4)),
+        ("GPU-7c2d,GPU-5a", (T4, H200)),
         # CUDA ignores what follows an invalid entry.
-        ("0,-1,1", 1),
-        ("2,0", 0),
-        ("0,,1", 1),
-        ("none", 0),
+        ("0,-1,1", (H200,)),
+        ("2,0", ()),
+        ("0,,1", (H200,)),
+        ("none", ()),
     ],
 )
-def test_hidden_gpus_do_not_count(visible: str | None, count: int) -> None:
+def test_visible_gpus_are_those_that_cuda_shows(
+    visible: str | None, expected: tuple[Gpu, ...]
+) -> None:
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert count_visible(2, environment) == count
+    assert find_visible((H200, T4), environment) == expected
+
+
+def test_instance_of_a_gpu_counts_as_a_gpu_that_runs_cuda() -> None:
+    """nvidia-smi does not tell which GPU has the instance."""
+    instances = {"CUDA_VISIBLE_DEVICES": "MIG-7c2d,MIG-8d3e,MIG-9f4a"}
+    assert find_visible((P400, H200), instances) == (H200, H200)
+    assert find_visible((P400,), instances) == (P400,)
+    assert find_visible((), instances) == ()
+
+
+def test_cuda_orders_gpus_as_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    order_by_bus()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    order_by_bus()
+    assert os.environ["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

@@ -164,7 +164,28 @@ def test_tokenizer_metrics_record_hits_and_misses(recorded: Recorded) -> None:
 def test_ingress_metrics_record_running_replicas(recorded: Recorded) -> None:
     IngressMetrics().record_replicas({"Ingress": 1, "GpuEncoder": 0})
     assert recorded == {
-        "running_replicas": [(1, {"deployment": "Ingress"}), (0, {"deployment": "GpuEncoder"})]
+        "running_replicas": [(1, {"deployment": "Ingress"}), (0, {"deployment": "GpuEncoder"})],
+        "response_cache_bytes": [(0, {})],
+    }
+
+
+def test_idle_replicas_record_their_gauges_again(recorded: Recorded) -> None:
+    encoder, generator, ingress = EncoderMetrics(), GeneratorMetrics(), IngressMetrics()
+    generator.record(StepRecord("org/name", "cpu-int8", 5, 3, 4, 2, 6, 7, 0.01, 1.5))
+    ingress.record(
+        RequestRecord("org/name", "fill-mask", "cpu-int8", 200, 2, 0.001, "miss", cache_bytes=9)
+    )
+    recorded.clear()
+    encoder.record_idle()
+    generator.record_idle()
+    ingress.record_replicas({})
+    assert recorded == {
+        "waiting_items": [(0, {})],
+        "waiting_seconds": [(0.0, {})],
+        "running_requests": [(0, PASS)],
+        "waiting_requests": [(0, PASS)],
+        "generation_waiting_seconds": [(0.0, PASS)],
+        "response_cache_bytes": [(9, {})],
     }
 
 

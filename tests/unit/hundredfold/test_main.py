@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.__main__ import COMMANDS
 from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
 from deployments.errors import ServeError
 from hundredfold.__main__ import build_program, main
@@ -42,6 +44,17 @@ WITHOUT_RESULT = {
 
 def program_with(**commands: str) -> Program:
     return Program("toy", "A toy.", {name: CommandSpec(f, name) for name, f in commands.items()})
+
+
+def test_commands_index_gpus_as_nvidia_smi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert program_with(fail=f"{__name__}:FAILING").run(["fail"]) == 1
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+def test_command_of_the_cluster_needs_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "toy", CommandSpec("toy", "Toy"))
+    assert "toy" in build_program().tree
 
 
 def test_every_command_has_options_and_a_handler() -> None:

@@ -26,7 +26,12 @@ from deployments.ingress.apis.openai.schemas import (
     ResponseToolCall,
 )
 from deployments.ingress.apis.openai.streaming import encode_stream
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser, offered_tools
+from deployments.ingress.apis.openai.tools import (
+    FunctionCall,
+    ToolCallParser,
+    forced_tools,
+    offered_tools,
+)
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse
 from deployments.messages import Chunk, Completion, FinishReason, Token, TopLogprob
@@ -69,18 +74,22 @@ def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
     return ToolCallParser(
         frozenset(tool.function.name for tool in tools),
         is_parallel=body.parallel_tool_calls is not False,
+        is_forced=bool(forced_tools(body)),
     )
 
 
 def build_choice(
     index: int, completion: Completion, parser: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
-    """Build a choice. If the text ends with tool calls, the content is the text before them."""
+    """Build a choice. If the text ends with tool calls, the content is the text before them.
+
+    A forced call has no content, even if the text ended before the name of the function did.
+    """
     text: str | None = completion.text
     calls: Sequence[FunctionCall] = ()
     if parser is not None:
         end, calls = parser.parse_tool_calls(completion.text)
-        if calls:
+        if calls or parser.is_forced:
             text = completion.text[:end].rstrip() or None
     message = ChatMessage(role="assistant", content=text)
     if calls:
@@ -94,7 +103,8 @@ def build_choice(
 
 
 def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> FinishReasonWord:
-    return "tool_calls" if calls else FINISH_REASONS[reason]
+    has_ended = bool(calls) and all(call.is_complete for call in calls)
+    return "tool_calls" if has_ended else FINISH_REASONS[reason]
 
 
 def build_tool_call(call: FunctionCall) -> ResponseToolCall:
@@ -144,7 +154,9 @@ class ChatStreamChoice:
         self._tokens: list[Token] = []  # tokens not sent yet
 
     def open(self) -> Iterator[ChatChunkChoice]:
-        yield self._build({"role": "assistant", "content": ""})
+        # As in OpenAI's streams, a message that is only a call has no content.
+        is_forced = self._parser is not None and self._parser.is_forced
+        yield self._build({"role": "assistant", "content": None if is_forced else ""})
 
     def add_chunk(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
         self._text += chunk.text

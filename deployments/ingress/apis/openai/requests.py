@@ -44,6 +44,10 @@ MIN_TOP_P = 1e-9  # replaces `top_p` 0; keeps only the most likely token
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
+# vLLM's fields that constrain the text, as `response_format` does.
+VLLM_CONSTRAINTS = (
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+)  # fmt: skip
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -198,12 +202,23 @@ def build_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
 
     Raises InvalidField or EmptyInput.
     """
+    _reject_vllm_constraints(body)
     return GenerationOptions(
         sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
         stop=parse_stops(body.stop),
         grammar=parse_grammar(body.response_format),
     )
+
+
+def _reject_vllm_constraints(body: GenerationBody) -> None:
+    """Raise InvalidField for VLLM_CONSTRAINTS.
+
+    Other unknown keys are ignored, but a text without the requested form would be wrong.
+    """
+    for name in VLLM_CONSTRAINTS:
+        if getattr(body, name) is not None:
+            raise InvalidField(f"`{name}` is not supported; send `response_format`", field=name)
 
 
 def build_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:
@@ -276,7 +291,8 @@ def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
 def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
     """Build the message for the chat template, with text content.
 
-    Raises InvalidField for missing content, which only an assistant with tool calls may omit.
+    Raises InvalidField for missing content. Only an assistant with a refusal, which is then the
+    content, or with tool calls may omit it.
     """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -294,8 +310,8 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
 def _parse_content(message: ChatRequestMessage, index: int) -> str:
     content = message.content
     if content is None:
-        if message.role == "assistant" and message.tool_calls:
-            return ""
+        if message.role == "assistant" and (message.refusal is not None or message.tool_calls):
+            return message.refusal or ""
         path = f"messages[{index}].content"
         raise InvalidField(f"Error in `{path}`: field required", field=path)
     return content if isinstance(content, str) else "".join(part.text for part in content)

@@ -20,7 +20,7 @@ Alternatives = Annotated[int, Field(ge=0, le=20)]
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 # Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
-_TEXT, _PARTS = "<text>", "<parts>"
+_TEXT, _PARTS, _REFUSAL = "<text>", "<parts>", "<refusal>"
 
 
 class StreamOptions(BaseModel):
@@ -51,6 +51,12 @@ class GenerationBody(BaseModel):
     logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
     response_format: Annotated[Any, WithJsonSchema(build_schema(dict[str, Any] | None))] = None
+    # vLLM's fields for the form of the text; rejected.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
     options: RawOptions = None
 
     @property
@@ -74,12 +80,25 @@ class CompletionBody(GenerationBody):
 
 
 class TextPart(BaseModel):
-    """A part of a message. Only text is supported."""
+    """A part of a message. Only texts and refusals are supported."""
 
     model_config = LENIENT
 
     type: Literal["text"]
     text: str
+
+
+class RefusalPart(BaseModel):
+    """A part of a message of the assistant in which it declines to answer."""
+
+    model_config = LENIENT
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        return self.refusal
 
 
 class CalledFunction(BaseModel):
@@ -100,8 +119,18 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+def _select_part(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _REFUSAL if kind == "refusal" else _TEXT
+
+
+# Parts of other types are validated as TextPart, so that the error names `type`.
+ContentPart = Annotated[
+    Annotated[TextPart, Tag(_TEXT)] | Annotated[RefusalPart, Tag(_REFUSAL)],
+    Discriminator(_select_part),
+]
 Content = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[Many[TextPart], Tag(_PARTS)],
+    Annotated[str, Tag(_TEXT)] | Annotated[Many[ContentPart], Tag(_PARTS)],
     Discriminator(lambda value: _PARTS if isinstance(value, list) else _TEXT),
 ]
 
@@ -111,6 +140,7 @@ class ChatRequestMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
+    refusal: str | None = None  # of the assistant, in place of `content`
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FailFastList()] | None = None
     tool_call_id: str | None = None
@@ -286,7 +316,7 @@ class ChatDelta(TypedDict):
     """Change of a message. The last chunk of a choice has an empty delta."""
 
     role: NotRequired[Literal["assistant"]]
-    content: NotRequired[str]
+    content: NotRequired[str | None]  # null only at the start of a forced call
     tool_calls: NotRequired[list[ResponseToolCall]]
 
 

@@ -28,6 +28,16 @@ _OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
 # The start of a further member, which has another key and may be incomplete.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
+# The start of a call in the form of `call_grammar`, with a complete name.
+_CUT_CALL = re.compile(r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.S)
+
+# Keywords, except `required`, that allow or describe members which `properties` does not list.
+_MEMBER_KEYWORDS = frozenset(
+    {
+        "additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties",
+        "$ref", "allOf", "anyOf", "oneOf", "const", "enum",
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class FunctionCall:
 
     name: str
     arguments: str
+    is_complete: bool = True  # False: the text ended early; `arguments` may be cut, or empty
 
 
 class WrittenCall(msgspec.Struct):
@@ -57,11 +68,12 @@ class ToolCallParser:
     objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
     calls between marks count. Calls before other text are content. A stream holds text back while
     the text may be a call. The first MAX_PREFIX_CHARS characters of the text decide this
-    (`may_start_tool_call`).
+    (`may_start_tool_call`). A forced call has the form of `call_grammar`, and is never content.
     """
 
     names: frozenset[str]
     is_parallel: bool = True  # False: only the first of several calls counts
+    is_forced: bool = False  # True: the text is one call, or its start if it ended early
     # A JSON object may be a call if its first deciding member starts with one of these texts.
     _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
@@ -117,9 +129,9 @@ class ToolCallParser:
             else:
                 calls += parsed
             start = following
-        if not calls:
-            return len(text), ()
-        return end, tuple(calls if self.is_parallel else calls[:1])
+        if calls:
+            return end, tuple(calls if self.is_parallel else calls[:1])
+        return (0, parse_cut_call(text)) if self.is_forced else (len(text), ())
 
     def _find_mark(self, text: str, start: int) -> int:
         """Return the first position from `start` where a marked call may begin.
@@ -152,6 +164,12 @@ class ToolCallParser:
             return None
         are_calls = [call.name in self.names and call.arguments[0] == "{" for call in calls]
         return calls if calls and all(are_calls) else None
+
+
+def parse_cut_call(text: str) -> tuple[FunctionCall, ...]:
+    """Return the incomplete forced call in `text`. Return nothing if its name is incomplete too."""
+    found = _CUT_CALL.match(text)
+    return () if found is None else (FunctionCall(found[1], found[2] or "", is_complete=False),)
 
 
 def read_arguments(written: bytes) -> str:
@@ -224,11 +242,27 @@ def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
 
 
 def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
-    """Build the schema of the arguments, which is stored at `root` and requires an object."""
+    """Build the schema of the arguments, which is stored at `root` and requires an object.
+
+    JSON Schema allows any further members by default. Many clients rely on this default, but their
+    functions reject members that `properties` does not list, and small models invent them.
+    """
     parameters = dict(tool.function.parameters or {})
     # With an `$id`, references with `#` would be relative to the `$id`, not to the root.
     parameters.pop("$id", None)
-    return {**_move_references(parameters, root), "type": "object"}
+    closing = {"additionalProperties": False} if _lists_members(parameters) else {}
+    return {**_move_references(parameters, root), "type": "object", **closing}
+
+
+def _lists_members(schema: Mapping[str, Any]) -> bool:
+    """Return whether `properties` alone describes the members, and has all required ones."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    return (
+        _MEMBER_KEYWORDS.isdisjoint(schema)
+        and isinstance(properties, Mapping)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )
 
 
 def _move_references(schema: Any, root: str) -> Any:

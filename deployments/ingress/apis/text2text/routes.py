@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.artifacts.types import TEXT2TEXT_TASKS
+from deployments.artifacts.types import TEXT2TEXT_TASKS, TaskName
 from deployments.deadlines import deadline_after
 from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.envelope import parse_stream_flag
@@ -39,20 +39,20 @@ from deployments.tasks.inputs import JsonSchema
 
 # Strings from which `clean_up_tokenization_spaces` removes spaces, in the order of transformers.
 SPACED_MARKS = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
-PLAIN_KEY = "generated_text"
+# Names in the user agents of huggingface_hub and huggingface.js.
+HUB_CLIENTS = ("hf_hub/", "@huggingface/inference/")
 
 
 def build_text2text_response(
-    response: GenerationResponse, request: TextToTextRequest, *, both_keys: bool
+    response: GenerationResponse, request: TextToTextRequest, tasks: Sequence[str]
 ) -> list[Any]:
     """Return a list of objects, one per sequence.
 
     If the request has a list of texts and several sequences per text, return a list of lists, one
-    list per text. With `both_keys`, each object repeats its text as `generated_text`. Objects
-    with details always have this key.
+    list per text. Each object has its text under the keys of `tasks`.
     """
     objects = [
-        [_build_object(generated, request, both_keys=both_keys) for generated in sequences]
+        [_build_object(generated, request, tasks) for generated in sequences]
         for sequences in build_generate_responses(response, request.tgi_request)
     ]
     if not request.tgi_request.is_list:
@@ -63,16 +63,14 @@ def build_text2text_response(
 
 
 def _build_object(
-    generated: Generated, request: TextToTextRequest, *, both_keys: bool
+    generated: Generated, request: TextToTextRequest, tasks: Sequence[str]
 ) -> dict[str, Any]:
     text = generated["generated_text"]
     if request.parameters.clean_up_tokenization_spaces:
         text = clean_up_spaces(text)
-    built: dict[str, Any] = {TEXT_KEYS[request.task]: text}
-    if both_keys or "details" in generated:
-        built[PLAIN_KEY] = text
+    built: dict[str, Any] = {TEXT_KEYS[task]: text for task in tasks}
     if "details" in generated:
-        built["details"] = generated["details"]
+        built |= {"generated_text": text, "details": generated["details"]}
     return built
 
 
@@ -107,9 +105,9 @@ class TextToTextHandler:
     ) -> Response:
         """Respond with a list or a stream.
 
-        The methods `text_generation` and `summarization` of huggingface_hub send the same body to
-        the same path. If the path has no task, the response to this client therefore has the keys
-        of both methods.
+        The methods `text_generation`, `summarization` and `translation` of HUB_CLIENTS send the
+        same body to the same path. If the path has no task, the response to these clients
+        therefore has the keys of all tasks of the model, and the key of `text_generation`.
         """
         task = resolve_generation_task(model, path_task)
         streams = parse_stream_flag(body)
@@ -126,9 +124,12 @@ class TextToTextHandler:
             response = await self._search_beams(parsed, generation_request)
         else:
             response = await self._text_generation.complete(parsed.tgi_request, generation_request)
-        is_hub = "hf_hub/" in request.headers.get("user-agent", "")
+        agent = request.headers.get("user-agent", "")
+        tasks: tuple[str, ...] = (task,)
+        if path_task is None and any(name in agent for name in HUB_CLIENTS):
+            tasks = (*model.tasks, TaskName.TEXT2TEXT_GENERATION)
         return json_response(
-            build_text2text_response(response, parsed, both_keys=is_hub and path_task is None),
+            build_text2text_response(response, parsed, tasks),
             headers=tgi_response_headers(response, parsed.tgi_request),
         )
 

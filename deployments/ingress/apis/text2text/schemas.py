@@ -99,22 +99,28 @@ class TextToTextParameters(GenerateParameters):
 
 
 class GeneratedText(TypedDict):
+    """A text. Other keys repeat it for clients that read only the key of their task."""
+
     generated_text: str
+    summary_text: NotRequired[str]
+    translation_text: NotRequired[str]
     details: NotRequired[Details]
 
 
 class Summary(TypedDict):
-    """A summary. `generated_text` repeats the text for clients that read only this key."""
+    """A summary. Other keys repeat it for clients that read only the key of their task."""
 
     summary_text: str
+    translation_text: NotRequired[str]
     generated_text: NotRequired[str]
     details: NotRequired[Details]
 
 
 class Translation(TypedDict):
-    """A translation. `generated_text` repeats the text for clients that read only this key."""
+    """A translation. Other keys repeat it for clients that read only the key of their task."""
 
     translation_text: str
+    summary_text: NotRequired[str]
     generated_text: NotRequired[str]
     details: NotRequired[Details]
 

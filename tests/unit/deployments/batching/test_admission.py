@@ -76,6 +76,22 @@ async def test_pass_that_runs_counts_as_work_before_a_call() -> None:
         await waiting
 
 
+async def test_pass_that_ended_does_not_count_as_work_before_a_call() -> None:
+    async with Busy() as busy:
+        busy.engine.release()
+        await busy.first
+        busy.scheduler.prices.record(MODEL, 1e6, 1e6)  # an item takes 1 s, as before
+        busy.engine.hold()
+        running = busy.submit(MODEL, [item(1)], far_deadline())
+        await wait_until(lambda: bool(busy.later_passes))
+        waiting = busy.submit(MODEL, [item(2)], far_deadline())
+        with pytest.raises(Overloaded) as refused:
+            busy.submit(MODEL, [item(3)], deadline_after(3.0))
+        assert refused.value.needed_s == pytest.approx(MIN_FACTOR * 3, rel=0.01)
+        busy.engine.release()
+        await asyncio.gather(running, waiting)
+
+
 @pytest.mark.parametrize("items", [1, 40])
 async def test_late_call_raises_the_factor_of_later_predictions_once(items: int) -> None:
     async with Busy(item_s=0.5 / items) as busy:

@@ -37,6 +37,15 @@ def test_priorities_of_a_client_count_apart() -> None:
     assert clients.find_fewest_items(0.0) == 1
 
 
+def test_client_whose_call_takes_long_is_kept_until_the_call_ends() -> None:
+    clients = RecentClients()
+    clients.start(LOUD, 5, 0.0)
+    clients.start(QUIET, 1, 0.0)
+    clients.find_fewest_items(2 * RECENT_S)
+    clients.end(LOUD, 5)
+    clients.end(QUIET, 1)
+
+
 def test_client_counts_for_a_while_after_its_last_call() -> None:
     clients = RecentClients()
     clients.start(LOUD, 50, 0.0)

@@ -356,4 +356,14 @@ async def test_load_is_the_busy_threads_and_the_measured_time_of_the_queue(
     assert scheduler.load(backlog=20).queued_s > scheduler.load().queued_s
     engine.release()
     await asyncio.gather(*running, *waiting)
-    assert scheduler.load().queued_s == 0.0
+    scheduler.load()  # ends the interval with work
+    assert scheduler.load() == (0.0, 0.0)
+
+
+async def test_replica_that_stops_refuses_calls() -> None:
+    scheduler = BatchScheduler(
+        {MODEL: FakeEngine()}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
+    )
+    await scheduler.drain()
+    with pytest.raises(Overloaded, match="is stopping"):
+        scheduler.submit(MODEL, [item(1)], far_deadline())

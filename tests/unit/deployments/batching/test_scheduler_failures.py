@@ -23,7 +23,7 @@ from tests.support.fakes import (
     item,
     wait_until,
 )
-from tests.unit.deployments.batching.conftest import MODEL, MakeScheduler
+from tests.unit.deployments.batching.conftest import MODEL, OTHER, MakeScheduler
 
 
 async def test_failing_item_fails_alone(make_scheduler: MakeScheduler) -> None:
@@ -127,6 +127,19 @@ async def test_engine_that_fails_on_known_tokens_is_quarantined(
             await scheduler.submit(MODEL, [item(2)], far_deadline())
     with pytest.raises(ModelUnavailable):
         await scheduler.submit(MODEL, [item(1)], far_deadline())
+
+
+async def test_quarantine_outlasts_an_eviction_of_the_model(
+    make_scheduler: MakeScheduler,
+) -> None:
+    scheduler = make_scheduler(FakeEngine())
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        scheduler.health[MODEL].record_failure()
+    for model in (MODEL, OTHER):
+        scheduler.forget(model)
+    with pytest.raises(ModelUnavailable):
+        await scheduler.submit(MODEL, [item(1)], far_deadline())
+    assert OTHER not in scheduler.health, "a healthy model leaves nothing behind"
 
 
 async def test_bad_text_as_a_probe_ends_the_quarantine_of_an_engine_that_works(

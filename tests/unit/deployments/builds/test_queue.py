@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from deployments.artifacts.locks import exclusive_lock
-from deployments.builds.queue import MAX_CRASHES, BuildClaim, BuildQueue
+from deployments.builds.queue import MAX_CRASHES, MAX_FAILED, BuildClaim, BuildQueue
 from deployments.builds.record import BuildState
 from deployments.errors import ManifestInvalid, Overloaded, StoreNotWritable
 from tests.support.fake_builds import Killed
@@ -56,6 +56,24 @@ def test_build_ends_if_its_durations_cannot_be_stored(queue: BuildQueue, clock: 
     record = queue.read(MODEL)
     assert record is not None
     assert record.state is BuildState.READY
+
+
+def test_records_of_failed_builds_are_bounded(queue: BuildQueue, clock: Clock) -> None:
+    def submit_failing(number: int) -> None:
+        clock.now_s += 1
+        queue.submit(f"acme/failing-{number}", SOURCE)
+        with queue.claim(f"acme/failing-{number}") as claim:
+            assert claim is not None
+            claim.fail("no such model")
+
+    queue.submit(MODEL, SOURCE)
+    run_build(queue, clock)
+    for number in range(MAX_FAILED + 5):
+        submit_failing(number)
+    assert queue.read("acme/failing-0") is None
+    assert len(list(queue.directory.glob("*.json"))) <= MAX_FAILED + 2
+    assert queue.read(MODEL)
+    assert queue.read(f"acme/failing-{MAX_FAILED + 4}")
 
 
 def test_build_is_read_in_each_state(queue: BuildQueue) -> None:

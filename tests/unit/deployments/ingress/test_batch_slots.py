@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from deployments.config import MicroBatchSettings
 from deployments.ingress.micro_batches import BatchSlots, PendingCall, SendMicroBatch
 from deployments.messages import Call, CallOutcome, CallResult, Truncation
@@ -29,13 +31,17 @@ class HeldEncoder:
 
 
 def collect_by_turn(
-    send: SendMicroBatch, max_batch_size: int
+    send: SendMicroBatch, max_batch_size: int, batch_wait_timeout_s: float = 0.0
 ) -> Callable[..., Coroutine[Any, Any, CallOutcome]]:
     """Return a function that submits a text to BatchSlots with one slot per client.
 
     Calls of the same step of the event loop form one micro-batch.
     """
-    settings = MicroBatchSettings(max_concurrent_batches=1, max_batch_size=max_batch_size)
+    settings = MicroBatchSettings(
+        max_concurrent_batches=1,
+        max_batch_size=max_batch_size,
+        batch_wait_timeout_s=batch_wait_timeout_s,
+    )
     slots = BatchSlots(send, settings)
     queue: list[PendingCall] = []
 
@@ -73,6 +79,17 @@ async def test_calls_without_a_free_slot_are_sent_together() -> None:
     assert encoder.sizes == [1, 2]
     assert [outcome.value for outcome in (outcomes[0], outcomes[1], outcomes[3])] == ["a", "b", "d"]
     assert isinstance(outcomes[2], asyncio.CancelledError)
+
+
+@pytest.mark.parametrize(("batch_wait_timeout_s", "sizes"), [(0.0, [1, 1]), (0.01, [2])])
+async def test_first_call_of_an_idle_ingress_waits_for_others_only_if_configured(
+    batch_wait_timeout_s: float, sizes: list[int]
+) -> None:
+    encoder = HeldEncoder()
+    encoder.release.set()
+    submit = collect_by_turn(encoder.send, 8, batch_wait_timeout_s)
+    await asyncio.gather(submit("a"), submit("b"))
+    assert encoder.sizes == sizes
 
 
 async def test_client_does_not_wait_for_the_slots_of_another() -> None:

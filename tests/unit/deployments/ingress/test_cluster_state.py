@@ -119,6 +119,42 @@ async def test_failed_read_keeps_the_former_state() -> None:
     assert encoders.missing() == []
 
 
+@pytest.mark.parametrize("status", ["DEPLOYING", "DEPLOY_FAILED"])
+async def test_import_of_the_application_keeps_the_former_state(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Serve imports a deployed application, it lists no deployments. The old ones serve."""
+    clock = FakeClock()
+    monkeypatch.setattr("deployments.ingress.cluster_state.time.monotonic", clock)
+    running = {
+        "status": "HEALTHY",
+        "replicas": [{"state": "RUNNING"}, {"state": "RUNNING"}],
+        "target_num_replicas": 2,
+        "deployment_config": {},
+    }
+    names = ("Ingress", "Tokenizer", "CpuEncoder")
+    apps = iter(
+        [
+            {"status": status, "deployments": {}},
+            {"status": "RUNNING", "deployments": dict.fromkeys(names, running)},
+            {"status": status, "deployments": {}},
+        ]
+    )
+    client = SimpleNamespace(get_serve_details=lambda: {"applications": {"app": next(apps)}})
+    monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    servers = ClusterMonitor({Device.CPU: EncoderSettings()}, lambda: read_serve_status("app"))
+    await servers.refresh()
+    assert servers.missing() == ["no tokenizer is running", "no cpu encoder is running"]
+    await servers.refresh()
+    assert servers.missing() == []
+    clock.now_s += MAX_AGE_S + 1
+    await servers.refresh()
+    assert servers.missing() == []
+    assert servers.count_ingress_replicas() == 2
+    assert servers.states[Device.CPU].running == 2
+
+
 async def test_state_that_is_too_old_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     monkeypatch.setattr("deployments.ingress.cluster_state.time.monotonic", clock)

@@ -51,6 +51,15 @@ def test_refusals_of_many_clients_are_bounded() -> None:
     assert len(refusals._refusals) == MAX_KEPT
 
 
+def test_new_refusals_replace_the_expired_ones_at_the_limit(refusals: RecentRefusals) -> None:
+    for number in range(MAX_KEPT - 1):
+        refusals.note(number, 1, build_overloaded("full", 1.0, 0.0))
+    refusals.note("new", 1, build_overloaded("full", 1.0, 40.0))
+    for queue in (QUEUE, "new"):
+        with pytest.raises(Overloaded):
+            refusals.check(queue, 100, deadline_after(30.0))
+
+
 def test_known_queue_is_updated_although_no_other_fits(refusals: RecentRefusals) -> None:
     for number in range(MAX_KEPT):
         refusals.note(number, 1, build_overloaded("full", 1.0, 50.0))

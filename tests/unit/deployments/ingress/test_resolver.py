@@ -1,4 +1,4 @@
-"""Tests of the default model of generation routes."""
+"""Tests of the default model of a request that names none."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ import pytest
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
+from deployments.artifacts.types import TaskName
 from deployments.config import ModelSettings
+from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.resolver import RequestResolver
 from deployments.registry import ModelRegistry, RegisteredModel
+from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 
 
@@ -45,6 +48,11 @@ def models(writing_store: Path) -> dict[str, RegisteredModel]:
     }
 
 
+def resolver(*models: RegisteredModel) -> RequestResolver:
+    unused = cast(Any, None)
+    return RequestResolver(cast(ModelRegistry, ListedModels([*models])), unused, unused)
+
+
 @pytest.mark.parametrize(
     ("served", "for_chat", "expected"),
     [
@@ -58,7 +66,22 @@ def models(writing_store: Path) -> dict[str, RegisteredModel]:
 def test_default_generator_fits_the_route(
     served: tuple[str, ...], for_chat: bool, expected: str, models: dict[str, RegisteredModel]
 ) -> None:
-    registry = ListedModels([models[name] for name in served])
-    unused = cast(Any, None)
-    resolver = RequestResolver(cast(ModelRegistry, registry), unused, unused)
-    assert resolver.find_generator(None, for_chat=for_chat).ref.id == expected
+    found = resolver(*(models[name] for name in served)).find_generator(None, for_chat=for_chat)
+    assert found.ref.id == expected
+
+
+@pytest.mark.parametrize(
+    ("task", "expected"), [(None, "writer"), (TaskName.FEATURE_EXTRACTION, EMBEDDER)]
+)
+def test_stream_of_a_text_goes_to_no_generator_if_it_names_a_task(
+    task: TaskName | None,
+    expected: str,
+    models: dict[str, RegisteredModel],
+    writing_store: Path,
+) -> None:
+    encoder = ModelRegistry(writing_store, (ModelSettings(id=EMBEDDER),)).find(EMBEDDER)
+    request = InferenceRequest("Once upon a time", task=task)
+    selection = resolver(models["writer"], encoder).select(
+        request, may_generate=True, wants_text=True
+    )
+    assert selection.model.ref.id == expected

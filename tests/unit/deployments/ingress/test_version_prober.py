@@ -21,7 +21,7 @@ from deployments.keys.key import Scope
 from deployments.plan.plan_file import AVOID_S, read_plan
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER, seal_tiny_version
-from tests.support.fakes import FakeClock
+from tests.support.fakes import FakeClock, wait_until
 
 OLD, NEW = "aaaaaaaaaaa1", "bbbbbbbbbbb2"
 
@@ -100,7 +100,10 @@ async def test_trial_refuses_only_the_files_that_it_loaded(
 async def test_version_that_this_host_cannot_run_is_avoided_here_for_some_minutes(
     registry: ModelRegistry, tmp_path: Path, error: ServeError
 ) -> None:
-    async def load(_model: RegisteredModel) -> None:
+    tried: list[str] = []
+
+    async def load(model: RegisteredModel) -> None:
+        tried.append(model.ref.version)
         raise error
 
     clock = FakeClock()
@@ -114,5 +117,6 @@ async def test_version_that_this_host_cannot_run_is_avoided_here_for_some_minute
     assert registry.find(f"{EMBEDDER}@{NEW}").ref == new.ref
     assert not read_plan(tmp_path).find(EMBEDDER).refused
     clock.now_s += AVOID_S
-    registry.find(EMBEDDER)  # starts a trial
-    assert await prober.start(new)
+    assert tried == [NEW]
+    assert registry.find(EMBEDDER).ref == old.ref, "it answers until the trial accepts the other"
+    await wait_until(lambda: tried == [NEW, NEW])

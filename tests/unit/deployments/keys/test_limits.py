@@ -81,6 +81,8 @@ def test_concurrent_requests_are_bounded_and_freed() -> None:
     assert refused.value.retry_after_s == 1
     metered.pop().release()
     meter.enter(1)
+    with pytest.raises(RateLimited):
+        meter.enter(1)
 
 
 def test_small_limit_leaves_every_replica_one_request() -> None:

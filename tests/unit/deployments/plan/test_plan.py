@@ -104,6 +104,16 @@ def test_rollback_undoes_promotions_one_by_one(store: Path) -> None:
         changes.rollback(store, MODEL)
 
 
+def test_rollback_follows_the_order_of_the_promotions_not_of_the_builds(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    for version in (OLD, NEWEST, NEW):
+        changes.promote(store, MODEL, version)
+    assert [changes.rollback(store, MODEL).find(MODEL).aliases[STABLE] for _ in range(2)] == [
+        NEWEST,
+        OLD,
+    ]
+
+
 def test_rollback_of_a_refused_promotion_returns_to_the_version_that_answers(store: Path) -> None:
     seal_version(store, NEWEST, 3)
     for version in (OLD, NEW, NEWEST):
@@ -111,6 +121,16 @@ def test_rollback_of_a_refused_promotion_returns_to_the_version_that_answers(sto
     refuse_version(store, MODEL, NEWEST)
     assert default_version(store) == NEW
     assert changes.rollback(store, MODEL).find(MODEL).aliases[STABLE] == NEW
+
+
+@pytest.mark.parametrize("configured", [{}, {MODEL: OLD}])
+def test_rollback_of_the_first_promotion_returns_to_the_version_that_answered(
+    store: Path, configured: dict[str, str]
+) -> None:
+    seal_version(store, NEWEST, 3)
+    answered = resolve_name(store, read_plan(store), MODEL, configured).version
+    changes.promote(store, MODEL, NEW, configured)
+    assert changes.rollback(store, MODEL, configured).find(MODEL).aliases[STABLE] == answered
 
 
 def test_rollback_without_a_promotion_takes_the_version_before(store: Path) -> None:
@@ -135,7 +155,9 @@ def test_aliases_remember_a_bounded_number_of_versions(store: Path) -> None:
     assert plan.find(MODEL).former["beta"] == tuple(versions[-2 : -2 - MAX_FORMER : -1])
 
 
-@pytest.mark.parametrize("alias", ["latest", "", "UPPER", "a/b", "0" * 12, "a" * 64, "a@b"])
+@pytest.mark.parametrize(
+    "alias", ["latest", "", "UPPER", "a/b", "0" * 12, "a" * 12, "a" * 64, "a@b"]
+)
 def test_invalid_aliases_are_refused(store: Path, alias: str) -> None:
     with pytest.raises(BadSetting, match="cannot be an alias"):
         changes.set_alias(store, MODEL, alias, OLD)

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.artifacts.manifest import MANIFEST_NAME, sealed_ns
 from deployments.artifacts.store import model_directory
 from deployments.errors import BadSetting
 from deployments.messages import ModelRef
 from deployments.plan import changes
 from deployments.plan.plan import Refusal
-from deployments.plan.plan_file import read_plan
+from deployments.plan.plan_file import AVOID_S, PlanWatch, read_plan
 from deployments.plan.resolution import resolve_name
 from tests.support.artifacts import refuse_version
+from tests.support.fakes import FakeClock
 from tests.support.plan_stores import MODEL, NEW, NEWEST, OLD, default_version, seal_version
 
 
@@ -38,6 +39,17 @@ def test_refused_version_is_skipped_until_it_is_sealed_again(store: Path) -> Non
     assert resolve_name(store, read_plan(store), f"{MODEL}@{NEW}").version == NEW, "named exactly"
     os.utime(model_directory(store, MODEL) / NEW / MANIFEST_NAME, (9, 9))
     assert default_version(store) == NEW
+
+
+def test_version_that_this_host_cannot_run_is_avoided_for_some_minutes(store: Path) -> None:
+    clock = FakeClock()
+    watch = PlanWatch(store, clock)
+    seal = sealed_ns(model_directory(store, MODEL) / NEW)
+    watch.avoid(ModelRef(MODEL, NEW), Refusal(reason="no GPU", sealed_ns=seal))
+    clock.now_s += AVOID_S - 1
+    assert resolve_name(store, watch.current(), MODEL).version == OLD
+    clock.now_s += 1
+    assert resolve_name(store, watch.current(), MODEL).version == NEW
 
 
 def test_refused_promotion_serves_the_version_before(store: Path) -> None:

@@ -8,13 +8,13 @@ from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, Prun
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
 from deployments.ingress.apis.model_list import owner
-from deployments.plan.changes import refuse
 from tests.support.artifacts import (
     CLASSIFIER,
     EMBEDDER,
     GRAPH_NAME,
     MAX_TOKENS,
     WIDTH,
+    refuse_version,
     seal,
     seal_tiny,
     seal_tiny_version,
@@ -71,7 +71,7 @@ async def test_versions_are_told_to_keys_that_only_use_models(
         directory = seal_tiny_version(tmp_path, EMBEDDER, version)
         if version == "000000000003":
             (directory / MANIFEST_NAME).write_text("{}")
-    refuse(tmp_path, EMBEDDER, "000000000002", "it failed")
+    refuse_version(tmp_path, EMBEDDER, "000000000002")
     key_file = tmp_path_factory.mktemp("keys") / "keys.json"
     key = add_key(key_file, models=(EMBEDDER,))
     settings = IngressUserConfig(key_file=key_file)

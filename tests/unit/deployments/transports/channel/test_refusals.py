@@ -25,7 +25,7 @@ from deployments.transports.channel.server import ChannelServer, Reply, Service
 from deployments.transports.channel.services import encoder_service
 from tests.support.channel_replicas import KEY, FakeEncoder, FakeTokenizer, Fallback, build_call
 from tests.support.channels import NODE, send, until
-from tests.support.fakes import collect_outcomes
+from tests.support.fakes import TIMEOUT_S, collect_outcomes
 
 FULL = Overloaded("the queue is full")
 
@@ -33,10 +33,10 @@ FULL = Overloaded("the queue is full")
 class RefusingReplica:
     """Replica that raises `refusal`, if it is set. Calls with the message `b"long"` never end."""
 
-    def __init__(self, refusal: ServeError | None = None) -> None:
+    def __init__(self, refusal: ServeError | None = None, window: int = MAX_U32) -> None:
         self.refusal = refusal
         self.calls = 0
-        self.server = ChannelServer(Service({Method.INFER: self.infer}, {}, MAX_U32))
+        self.server = ChannelServer(Service({Method.INFER: self.infer}, {}, window))
         self.drains = False
 
     async def infer(self, message: memoryview, _deadline_s: float) -> Reply:
@@ -138,6 +138,48 @@ async def test_refusal_by_a_draining_replica_leaves_the_other_replica_a_try() ->
         assert await send(pool, b"call") == b"answer"
         busy.pending_cost -= 1
     assert (draining.calls, working.calls) == (1, 1)
+
+
+@asynccontextmanager
+async def pool_beside_a_busy_replica(
+    refusing: RefusingReplica, busy: RefusingReplica
+) -> AsyncIterator[tuple[ReplicaPool, asyncio.Task[bytes]]]:
+    """Yield a pool and the call that takes the whole window of `busy`."""
+    async with pool_over(busy.server, refusing.server) as pool, asyncio.timeout(TIMEOUT_S):
+        long = asyncio.create_task(send(pool, b"long"))  # to the first of equally loaded replicas
+        await until(lambda: busy.calls == 1)
+        yield pool, long
+        long.cancel()
+
+
+async def test_refusal_by_a_full_replica_is_final_while_the_others_have_no_credit() -> None:
+    full, busy = RefusingReplica(FULL), RefusingReplica(window=1)
+    async with pool_beside_a_busy_replica(full, busy) as (pool, _):
+        with pytest.raises(Overloaded):
+            await send(pool, b"call")
+    assert (full.calls, busy.calls) == (1, 1)
+
+
+async def test_call_for_a_quarantined_model_waits_for_a_replica_without_credit() -> None:
+    failing, busy = RefusingReplica(ModelUnavailable("it keeps failing")), RefusingReplica(window=1)
+    async with pool_beside_a_busy_replica(failing, busy) as (pool, long):
+        waiting = asyncio.create_task(send(pool, b"call"))
+        refusing = pool.connections()[1]
+        await until(lambda: failing.calls == 1 and not refusing.pending_cost)
+        long.cancel()
+        assert await waiting == b"answer"
+    assert (failing.calls, busy.calls) == (1, 2)
+
+
+async def test_draining_replica_gets_no_call_that_another_refused() -> None:
+    failing, busy = RefusingReplica(ModelUnavailable("it keeps failing")), RefusingReplica(window=1)
+    async with pool_beside_a_busy_replica(failing, busy) as (pool, _):
+        for connection in busy.server.connections:
+            connection.send(FrameType.GOAWAY)
+        await until(lambda: pool.connected == 1)
+        with pytest.raises(ModelUnavailable):
+            await send(pool, b"call")
+    assert (failing.calls, busy.calls) == (1, 1)
 
 
 class FullEncoder(FakeEncoder):

@@ -16,7 +16,7 @@ from huggingface_hub.utils._http import async_hf_response_event_hook, default_as
 
 from deployments.config import GeneratorSettings
 from tests.integration.serving.ingress.apis.text2text.conftest import MODELS, OWN_WAY_SAID, PREFIX
-from tests.integration.serving.ingress.apis.text2text.test_tasks import RIVER
+from tests.integration.serving.ingress.apis.text2text.test_tasks import RIVER, TEXT_KEYS
 from tests.support.encoder_decoder_artifacts import (
     SUMMARIZER,
     TRANSLATOR,
@@ -71,6 +71,34 @@ async def test_translation_returns_a_translation(
         assert result.translation_text == tiny_writer.answer(RIVER, **arguments)
         with pytest.raises(BadRequestError, match="has no language codes"):
             await client.translation(RIVER, src_lang="en_XX", tgt_lang="fr_XX")
+
+
+async def test_model_with_several_tasks_returns_the_key_of_each_method(
+    rewriting_store: Path, tiny_writer: TinyEncoderDecoder
+) -> None:
+    text = tiny_writer.answer(RIVER)
+    async with hub_client(rewriting_store, WRITER) as client:
+        assert (await client.summarization(RIVER)).summary_text == text
+        assert (await client.translation(RIVER)).translation_text == text
+        assert await client.text_generation(RIVER) == text
+
+
+@pytest.mark.parametrize(
+    ("agent", "keys"),
+    [
+        ("@huggingface/inference/4.13.0 node", set(TEXT_KEYS.values())),
+        ("curl/8.5", {"generated_text"}),
+    ],
+)
+async def test_keys_of_all_tasks_are_for_hub_clients(
+    agent: str, keys: set[str], http: httpx.AsyncClient
+) -> None:
+    headers, body = {"user-agent": agent}, {"inputs": RIVER}
+    reply = await http.post(f"/models/{WRITER}", json=body, headers=headers)
+    assert reply.json()[0].keys() == keys
+    path = f"/models/{WRITER}/pipeline/summarization"
+    reply = await http.post(path, json=body, headers=headers)
+    assert reply.json()[0].keys() == {"summary_text"}
 
 
 async def test_pipeline_urls_select_the_task(rewriting_store: Path) -> None:

@@ -95,6 +95,16 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"tools": [TOOL], "tool_choice": 7}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"guided_regex": "[ab]"}, "guided_regex"),
+        ({"guided_choice": ["a", "b"]}, "guided_choice"),
+        ({"guided_grammar": "root ::= x"}, "guided_grammar"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs"),
+        ({"messages": [{"role": "user", "refusal": "No."}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]},
+            "messages[0].content[0].refusal",
+        ),
         (
             {"messages": [USER, {"role": "assistant", "function_call": {"name": "f"}}]},
             "messages[1].function_call",
@@ -140,6 +150,8 @@ async def test_limits_and_missing_fields_are_named(
     [
         ({"prompt": None}, 400, "invalid_field", "prompt"),
         ({"suffix": "after"}, 400, "invalid_field", "suffix"),
+        ({"guided_choice": ["a", "b"]}, 400, "invalid_field", "guided_choice"),
+        ({"structured_outputs": {"json": {}}}, 400, "invalid_field", "structured_outputs"),
         ({"prompt": ""}, 400, "empty_input", "prompt"),
         ({"prompt": []}, 400, "empty_input", "prompt"),
         ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),

@@ -271,6 +271,26 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        {"content": None, "refusal": "I cannot."},
+        {"content": [{"type": "text", "text": "I "}, {"type": "refusal", "refusal": "cannot."}]},
+        {"content": "I cannot.", "refusal": None},
+    ],
+)
+async def test_template_receives_refusals_of_the_assistant_as_content(
+    message: dict[str, Any], writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store)
+    messages = [USER, {"role": "assistant", **message}, USER]
+    response = await harness.post(CHAT, {"messages": messages})
+    assert response.status_code == 200, response.text
+    prompt = harness.call.prompt
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1] == {"role": "assistant", "content": "I cannot."}
+
+
+@pytest.mark.parametrize(
     ("function", "expected"),
     [
         ({"arguments": ""}, {}),

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import orjson
 import pytest
 
@@ -272,103 +270,3 @@ async def test_stream_holds_back_possible_calls_only(writing_store: Path) -> Non
 )
 def test_may_start_tool_call_detects_prefixes(text: str, possible: bool) -> None:
     assert QA_MODEL.may_start_tool_call(text) is possible
-
-
-def grammar_schema(harness: ChatHarness) -> Any:
-    grammar = harness.call.options.grammar
-    assert grammar is not None
-    assert grammar.kind == "json_schema"
-    schema = orjson.loads(grammar.value)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    return schema
-
-
-def accepts(schema: Any, texts: Sequence[str]) -> list[bool]:
-    validator = jsonschema.Draft202012Validator(schema)
-    return [validator.is_valid(orjson.loads(text)) for text in texts]
-
-
-async def test_forced_call_replaces_the_response_format(writing_store: Path) -> None:
-    harness = ChatHarness(writing_store)
-    forced = {**TOOLS, "tool_choice": "required"}
-    await harness.post(CHAT, forced)
-    grammar = harness.call.options.grammar
-    await harness.post(CHAT, {**forced, "response_format": {"type": "json_object"}})
-    assert harness.call.options.grammar == grammar
-
-
-async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path) -> None:
-    harness = script_text(writing_store, CALL)
-    response = await harness.post(CHAT, {**TOOLS, "tool_choice": "required"})
-    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
-    texts = (
-        CALL,
-        '{"name": "clock", "arguments": {}}',
-        '{"name": "weather", "arguments": {"city": 7}}',
-        '{"name": "weather", "arguments": {}}',
-        '{"name": "other", "arguments": {}}',
-        '{"name": "clock"}',
-    )
-    assert accepts(grammar_schema(harness), texts) == [True, True, False, False, False, False]
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"type": "function", "function": {"name": "clock"}},
-        {"function": {"name": "clock"}},
-    ],
-)
-async def test_named_function_compiles_a_grammar_of_one_tool(
-    choice: Any, writing_store: Path
-) -> None:
-    harness = script_text(writing_store, '{"name": "clock", "arguments": {}}')
-    await harness.post(CHAT, {**TOOLS, "tool_choice": choice})
-    texts = ('{"name": "clock", "arguments": {}}', CALL)
-    assert accepts(grammar_schema(harness), texts) == [True, False]
-
-
-TREE = {
-    "properties": {
-        "name": {"type": "string"},
-        "child": {"$ref": "#"},
-        "alias": {"$ref": "#/properties/name"},
-        "city": {"$ref": "#/$defs/City"},
-        "kind": {"$ref": "#/definitions/Kind"},
-    },
-    "additionalProperties": False,
-    "$defs": {"City": {"enum": ["Rome"]}},
-    "definitions": {"Kind": {"anyOf": [{"enum": ["oak"]}, {"$ref": "#/$defs/City"}]}},
-}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "is_valid"),
-    [
-        ({"name": "a", "child": {"name": "b", "child": {}}}, True),
-        ({"child": {"name": "weather", "arguments": {}}}, False),
-        ({"alias": "a", "city": "Rome", "kind": "oak"}, True),
-        ({"kind": "Rome"}, True),
-        ({"alias": 7}, False),
-        ({"city": "Oslo"}, False),
-        ({"kind": "ash"}, False),
-        (5, False),
-        (None, False),
-    ],
-)
-@pytest.mark.parametrize("more", [{}, {"$id": "https://example.org/tree"}])
-async def test_forced_arguments_match_the_parameters(
-    more: dict[str, str], arguments: Any, is_valid: bool, writing_store: Path
-) -> None:
-    harness = ChatHarness(writing_store)
-    tree = {"type": "function", "function": {"name": "tree", "parameters": {**TREE, **more}}}
-    await harness.post(CHAT, {**CHAT_BODY, "tools": [WEATHER, tree], "tool_choice": "required"})
-    text = orjson.dumps({"name": "tree", "arguments": arguments}).decode()
-    assert accepts(grammar_schema(harness), [text]) == [is_valid]
-
-
-async def test_incomplete_call_is_text(writing_store: Path) -> None:
-    harness = script_text(writing_store, CALL[:20], reason=FinishReason.LENGTH)
-    (choice,) = (await harness.post(CHAT, {**TOOLS, "tool_choice": "required"})).json()["choices"]
-    assert choice["finish_reason"] == "length"
-    assert choice["message"]["content"] == CALL[:20]

@@ -127,6 +127,26 @@ async def test_required_tool_call_is_made_by_a_random_model(store: Path) -> None
     jsonschema.validate(orjson.loads(call["function"]["arguments"]), schema)
 
 
+async def test_call_of_a_random_model_may_be_cut_anywhere(store: Path) -> None:
+    # The tokens of this model are bytes. The call is `{"name": "measure", "arguments": {}}`, with
+    # or without each of its spaces.
+    tool = {"type": "function", "function": {"name": "measure"}}
+    body = {"model": DECODER, "messages": [USER], "tools": [tool], "tool_choice": "required"}
+    arguments = []
+    async with client(store) as http:
+        for max_tokens in (5, 25, 33, 60):
+            sent = {**body, "seed": 1, "max_tokens": max_tokens}
+            (choice,) = (await http.post(CHAT, json=sent)).json()["choices"]
+            assert choice["message"]["content"] is None
+            assert choice["finish_reason"] == ("tool_calls" if max_tokens == 60 else "length")
+            for call in choice["message"].get("tool_calls", []):
+                assert call["function"]["name"] == "measure"
+                arguments.append(call["function"]["arguments"].replace(" ", ""))
+    assert len(arguments) == 3
+    assert arguments[0] == ""
+    assert arguments[-1] == "{}"
+
+
 @pytest.mark.parametrize(
     ("path", "more", "param"),
     [
