@@ -19,9 +19,9 @@ from cluster.serve_config import KeyPath
 from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from deployments.builds.queue import BuildQueue
 from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
-from deployments.ingress.apis.context import ApiContext, ModelServices
 from deployments.ingress.apis.documentation.openapi import to_openapi_path
 from deployments.ingress.apis.huggingface.routes import EXAMPLES
+from deployments.ingress.apis.shared.context import ApiContext, ModelServices
 from deployments.ingress.apis.text_generation.routes import ENVELOPE_EXAMPLE
 from deployments.ingress.app import build_apis
 from deployments.ingress.builds import BuildService

@@ -15,8 +15,7 @@ from build_artifacts.recipes import SEARCH_PRESETS
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Attention, Device
 from deployments.command_line import INTERRUPTED, print_error
-from deployments.config import default_store
-from deployments.console import add_json_option
+from deployments.console import add_json_option, add_store_option
 from deployments.errors import ArtifactError
 from deployments.tasks import list_task_names
 
@@ -34,9 +33,7 @@ class StoreCommand:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         self.add_options(parser)
-        parser.add_argument(
-            "--store", type=Path, default=default_store(), help="default: %(default)s"
-        )
+        add_store_option(parser)
         parser.epilog = self.examples
 
     def run(self, arguments: argparse.Namespace) -> int:

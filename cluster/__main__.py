@@ -18,36 +18,38 @@ _KEYS = CommandGroup(
 _MODELS = CommandGroup(
     "List, route, load and remove models",
     {
-        "ls": CommandSpec("cluster.store_list", "List the versions of a store"),
-        "alias": CommandSpec("cluster.models:ALIAS", "Let an alias name a version"),
+        "ls": CommandSpec("cluster.models.listing", "List the versions of a store"),
+        "alias": CommandSpec("cluster.models.actions:ALIAS", "Let an alias name a version"),
         "promote": CommandSpec(
-            "cluster.models:PROMOTE", "Let a version answer all requests that name none"
+            "cluster.models.actions:PROMOTE", "Let a version answer all requests that name none"
         ),
-        "rollback": CommandSpec("cluster.models:ROLLBACK", "Undo the last promotion"),
+        "rollback": CommandSpec("cluster.models.actions:ROLLBACK", "Undo the last promotion"),
         "split": CommandSpec(
-            "cluster.models:SPLIT", "Let a version answer a share of the requests"
+            "cluster.models.actions:SPLIT", "Let a version answer a share of the requests"
         ),
         "shadow": CommandSpec(
-            "cluster.models:SHADOW",
+            "cluster.models.actions:SHADOW",
             "Let a version compute a share of the requests again, to compare",
         ),
-        "pin": CommandSpec("cluster.models:PIN", "Keep a model in the memory of the replicas"),
+        "pin": CommandSpec(
+            "cluster.models.actions:PIN", "Keep a model in the memory of the replicas"
+        ),
         "unpin": CommandSpec(
-            "cluster.models:UNPIN", "Let the replicas forget a model while it is unused"
+            "cluster.models.actions:UNPIN", "Let the replicas forget a model while it is unused"
         ),
         "ps": CommandSpec(
-            "cluster.remote_models:PS", "Show what the replicas of a server have in memory"
+            "cluster.models.remote:PS", "Show what the replicas of a server have in memory"
         ),
         "load": CommandSpec(
-            "cluster.remote_models:LOAD", "Load a model into the replicas of a server"
+            "cluster.models.remote:LOAD", "Load a model into the replicas of a server"
         ),
         "unload": CommandSpec(
-            "cluster.remote_models:UNLOAD", "Remove a model from the memory of the replicas"
+            "cluster.models.remote:UNLOAD", "Remove a model from the memory of the replicas"
         ),
-        "rm": CommandSpec("cluster.models:REMOVE", "Remove a model, or one version of it"),
-        "gc": CommandSpec("cluster.models:COLLECT", "Remove versions that nothing names"),
+        "rm": CommandSpec("cluster.models.actions:REMOVE", "Remove a model, or one version of it"),
+        "gc": CommandSpec("cluster.models.actions:COLLECT", "Remove versions that nothing names"),
         "migrate": CommandSpec(
-            "cluster.store_migration", "Write manifests of the previous schema in the present one"
+            "cluster.models.migration", "Write manifests of the previous schema in the present one"
         ),
     },
 )

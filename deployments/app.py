@@ -29,8 +29,8 @@ from deployments.config import (
 from deployments.errors import ServeError
 from deployments.garbage_collection import collect_rarely
 from deployments.idle_cores import IdleCores
-from deployments.ingress.apis.context import ModelServices
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
+from deployments.ingress.apis.shared.context import ModelServices
 from deployments.ingress.app import build_http_app
 from deployments.ingress.builds import BuildService
 from deployments.ingress.cluster_state import (

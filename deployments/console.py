@@ -1,4 +1,4 @@
-"""Results of commands on stdout: tables for people, JSON for programs."""
+"""Options that many commands share, and their results: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import argparse
 import io
 import json
 from collections.abc import Collection, Sequence
+from pathlib import Path
 
 from deployments.command_line import OK
+from deployments.config import STORE_VARIABLE, default_store
 
 _COLUMN_GAP = 2  # spaces
 _UNLIMITED_WIDTH = 1_000_000  # characters; a table never wraps or truncates a cell
@@ -16,6 +18,17 @@ _UNLIMITED_WIDTH = 1_000_000  # characters; a table never wraps or truncates a c
 def add_json_option(parser: argparse.ArgumentParser) -> None:
     """Add `--json`, an option of every command that prints a table."""
     parser.add_argument("--json", action="store_true", help="print JSON to stdout")
+
+
+def add_store_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--store`, an option of every command that works on the models of a store."""
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=default_store(),
+        metavar="DIR",
+        help=f"directory of sealed artifacts; default: ${STORE_VARIABLE} or %(default)s",
+    )
 
 
 def print_json(value: object) -> int:

@@ -9,7 +9,6 @@ from pathlib import Path
 from benchmarks.common.http import DEFAULT_URL
 from benchmarks.common.report import DEFAULT_OUT
 from deployments.command_line import positive_count, positive_seconds
-from deployments.config import STORE_VARIABLE, default_store
 from deployments.console import add_json_option
 from deployments.tuning.costs import Shape
 
@@ -36,16 +35,6 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def add_url_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", default=DEFAULT_URL, help="default: %(default)s")
-
-
-def add_store_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--store",
-        type=Path,
-        default=default_store(),
-        metavar="DIR",
-        help=f"directory of sealed artifacts; default: ${STORE_VARIABLE} or %(default)s",
-    )
 
 
 def add_rounds_option(parser: argparse.ArgumentParser, default: int = 3) -> None:

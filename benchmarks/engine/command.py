@@ -26,7 +26,7 @@ from benchmarks.common.engine_timing import (
     cap_shapes,
 )
 from benchmarks.common.local_model import LocalModel, open_torch, unbatched_outputs
-from benchmarks.common.options import add_common_options, add_rounds_option, add_store_option
+from benchmarks.common.options import add_common_options, add_rounds_option
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import Sentences, load_sentences
 from benchmarks.common.statistics import summarize
@@ -40,6 +40,7 @@ from benchmarks.engine.results import (
     torch_over_engine,
 )
 from deployments.command_line import positive_count
+from deployments.console import add_store_option
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 

@@ -22,7 +22,6 @@ from benchmarks.common.options import (
     DEFAULT_GENERATOR,
     add_rounds_option,
     add_run_options,
-    add_store_option,
     add_url_option,
 )
 from benchmarks.common.report import publish, start_run
@@ -45,6 +44,7 @@ from benchmarks.generation.streams import IN_PROCESS, StreamingSystem
 from benchmarks.generation.structured_output import SchemaResults, answer_all
 from benchmarks.generation.systems import BASELINES, SystemFactory, open_baselines
 from deployments.command_line import positive_count
+from deployments.console import add_store_option
 from deployments.machine import installed_versions, usable_cores
 
 STREAMS_PART, CHURN, STRUCTURED_OUTPUT = "streams", "churn", "structured-output"

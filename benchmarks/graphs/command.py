@@ -19,7 +19,6 @@ from benchmarks.common.options import (
     DEFAULT_MODEL,
     add_rounds_option,
     add_run_options,
-    add_store_option,
     parse_shape,
 )
 from benchmarks.common.report import log_progress, publish, start_run
@@ -56,6 +55,7 @@ from build_artifacts.storage.workspace import workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, Gate
 from deployments.artifacts.types import Device
 from deployments.command_line import positive_count
+from deployments.console import add_store_option
 from deployments.engines import EncoderEngine
 from deployments.machine import usable_cores
 from deployments.tuning.costs import TuningTarget

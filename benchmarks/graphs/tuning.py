@@ -13,13 +13,14 @@ from functools import partial
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
-from benchmarks.common.options import add_run_options, add_store_option
+from benchmarks.common.options import add_run_options
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.artifacts.types import Device
 from deployments.command_line import positive_count, positive_seconds
 from deployments.config import EncoderSettings
+from deployments.console import add_store_option
 from deployments.engines import missing_requirement
 from deployments.tuning.costs import Cost, CostTable, Shape, TuningTarget, Variant, read_costs
 from deployments.tuning.measure import build_batches, choose_clock, measure, wait_until_idle

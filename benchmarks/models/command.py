@@ -28,7 +28,7 @@ import uvloop
 from benchmarks.common.encoder_config import write_encoder_config
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress, build_inference_body, model_path
-from benchmarks.common.options import DEFAULT_MODEL, add_run_options, add_store_option
+from benchmarks.common.options import DEFAULT_MODEL, add_run_options
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal, percentiles_ms
 from benchmarks.models.store import link_model, model_name, write_tiny_models
@@ -40,6 +40,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import TaskName
 from deployments.command_line import positive_count, positive_number
+from deployments.console import add_store_option
 from deployments.replicas.encoder import ENGINE_BYTES
 from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
 

@@ -23,7 +23,6 @@ from benchmarks.common.options import (
     add_common_options,
     add_load_options,
     add_rounds_option,
-    add_store_option,
 )
 from benchmarks.common.report import log_progress, publish, start_run
 from benchmarks.common.sentences import load_sentences
@@ -61,6 +60,7 @@ from benchmarks.rivals.workloads import (
 )
 from benchmarks.servers.processes import ServerProcess, run_server, stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
+from deployments.console import add_store_option
 from deployments.errors import ServeError
 from deployments.plan.resolution import SEPARATOR
 from deployments.tokenization.encodings import open_tokenizer

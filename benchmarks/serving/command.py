@@ -25,7 +25,6 @@ from benchmarks.common.options import (
     add_common_options,
     add_load_options,
     add_rounds_option,
-    add_store_option,
     add_url_option,
 )
 from benchmarks.common.report import log_progress, publish, start_run
@@ -44,6 +43,7 @@ from benchmarks.serving.results import (
 )
 from deployments.artifacts.types import TaskName
 from deployments.command_line import positive_count
+from deployments.console import add_store_option
 from deployments.machine import usable_cores
 from deployments.plan.resolution import SEPARATOR
 

@@ -23,7 +23,6 @@ from benchmarks.common.options import (
     DEFAULT_MODEL,
     add_rounds_option,
     add_run_options,
-    add_store_option,
 )
 from benchmarks.common.report import RunMetadata, Table, log_progress, publish, start_run
 from benchmarks.common.sentences import (
@@ -48,6 +47,7 @@ from build_artifacts.errors import SourceNotFound
 from build_artifacts.pruning.prune import Pruning
 from deployments.artifacts.types import TaskName
 from deployments.command_line import positive_number
+from deployments.console import add_store_option
 from deployments.machine import usable_cores
 
 DEFAULT_PRUNING = 0.2

@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from deployments.errors import ServeError, missing_model
 from deployments.idle_cores import IdleCores
-from deployments.ingress.apis.context import ApiContext, ModelServices, Scrape
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.management.routes import ManagementRoutes
@@ -19,6 +18,7 @@ from deployments.ingress.apis.openai.routes import OpenAIRoutes
 from deployments.ingress.apis.operations.routes import OperationsRoutes
 from deployments.ingress.apis.playground.routes import PlaygroundRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
+from deployments.ingress.apis.shared.context import ApiContext, ModelServices, Scrape
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes

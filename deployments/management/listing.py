@@ -1,4 +1,8 @@
-"""The models of a store with their versions, as operators see them."""
+"""The models of a store with their versions, as operators see them.
+
+Only manifests are read. `hundredfold models ls` (cluster/models/listing.py) lists the versions of
+the whole store with their candidates, and verifies the digest of every file.
+"""
 
 from __future__ import annotations
 

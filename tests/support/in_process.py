@@ -19,7 +19,7 @@ from deployments.config import (
     IngressUserConfig,
     ModelSettings,
 )
-from deployments.ingress.apis.context import ModelServices
+from deployments.ingress.apis.shared.context import ModelServices
 from deployments.ingress.app import build_http_app
 from deployments.ingress.builds import BuildService, StartBuilder
 from deployments.ingress.cluster_state import (

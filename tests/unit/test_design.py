@@ -47,6 +47,12 @@ KNOW_RAY = {
     "deployments/ingress/cluster_state.py",
     "deployments/ingress/apis/operations/metrics_text.py",
 }
+# The only imports between folders of APIs. text2text-generation extends the parameters and
+# responses of text-generation, and the paths of the Hugging Face API serve both tasks.
+APIS_THAT_IMPORT_APIS = {
+    "huggingface": {"text2text", "text_generation"},
+    "text2text": {"text_generation"},
+}
 # Packages for builds. A server must not load them: they cost seconds and hundreds of megabytes.
 BUILD_ONLY = {"torch", "transformers", "onnx", "peft", "safetensors", "huggingface_hub"}
 
@@ -178,6 +184,15 @@ def test_no_cycle_between_folders() -> None:
     folders = {f"{parent}/" for path in graph for parent in PurePosixPath(path).parents}
     for folder in sorted(folders - {"./"}):
         TopologicalSorter(grouped_by_child(graph, folder)).prepare()
+
+
+def test_apis_import_only_what_is_shared() -> None:
+    """What several APIs need is in `apis/shared`, which imports no API."""
+    apis = ROOT / "deployments/ingress/apis"
+    folders = {path.parent.name for path in apis.glob("*/__init__.py")}
+    imported = grouped_by_child(import_graph(), f"{named(apis)}/")
+    found = {name: (imported[name] & folders) - {"shared"} for name in folders & imported.keys()}
+    assert {name: others for name, others in found.items() if others} == APIS_THAT_IMPORT_APIS
 
 
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

@@ -1,1 +1,4 @@
-"""HTTP APIs, one package each. An API parses requests and builds responses, but runs no model."""
+"""HTTP APIs, one package each, and `shared`.
+
+An API parses requests and builds responses, but runs no model.
+"""

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.artifacts.types import Device
 from deployments.builds.estimates import BuildStatus
 from deployments.builds.record import BuildState
-from deployments.ingress.apis.model_list import is_loaded, running_devices
+from deployments.ingress.apis.shared.model_list import is_loaded, running_devices
 from deployments.ingress.cluster_state import ClusterMonitor
 from deployments.registry import RegisteredModel
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.store_list import list_versions
+from cluster.models.listing import list_versions
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, file_sha256
 from deployments.builds.queue import BuildQueue

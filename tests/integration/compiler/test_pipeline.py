@@ -24,7 +24,7 @@ from build_artifacts.pipeline import (
 )
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, BuildRecipe
-from cluster.store_list import list_versions
+from cluster.models.listing import list_versions
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, Gate
 from deployments.artifacts.store import BUILDING_NAME, LATEST_NAME, resolve_version
 from deployments.artifacts.types import Device, TaskName

@@ -14,9 +14,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.documentation.openapi import openapi_document
-from deployments.ingress.apis.page_files import PageFiles, build_policy
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.page_files import PageFiles, build_policy
 from deployments.ingress.http.api import Access, ApiRoutes, Operation
 from deployments.ingress.http.application import route_path
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT

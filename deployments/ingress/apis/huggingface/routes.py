@@ -25,8 +25,13 @@ from deployments.artifacts.types import TaskName
 from deployments.builds.estimates import BuildStatus
 from deployments.builds.record import ENDS
 from deployments.errors import ArtifactMissing, UnknownModel
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.envelope import (
+from deployments.ingress.apis.model_status import (
+    ModelStatus,
+    describe_served,
+    describe_unserved,
+)
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.envelope import (
     TASK_PARAMETER_KEYS,
     check_task_keys,
     find_task_inputs,
@@ -35,18 +40,13 @@ from deployments.ingress.apis.envelope import (
     parse_task,
     parse_task_inputs,
 )
-from deployments.ingress.apis.model_list import (
+from deployments.ingress.apis.shared.model_list import (
     build_model_facts,
     build_short_path_list,
     build_version_facts,
     is_loaded,
 )
-from deployments.ingress.apis.model_status import (
-    ModelStatus,
-    describe_served,
-    describe_unserved,
-)
-from deployments.ingress.apis.response_headers import (
+from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
 )

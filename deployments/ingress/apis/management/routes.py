@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.builds.estimates import BuildStatus
-from deployments.ingress.apis.context import ApiContext
+from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.http.api import Access, Handler, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT

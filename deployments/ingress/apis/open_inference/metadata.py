@@ -7,12 +7,12 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.task_tensors import (
     TensorSpec,
     find_list_parameters,
     find_task_tensors,
 )
+from deployments.ingress.apis.shared.model_list import is_loaded
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.keys.caller import current_caller
 from deployments.registry import RegisteredModel

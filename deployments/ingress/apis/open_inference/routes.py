@@ -17,8 +17,6 @@ from starlette.responses import Response
 
 from deployments import __version__
 from deployments.errors import InvalidField, MalformedBody, ServeError
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.model_list import is_loaded
 from deployments.ingress.apis.open_inference.message import (
     LENGTH_HEADER,
     InferRequest,
@@ -38,7 +36,9 @@ from deployments.ingress.apis.open_inference.metadata import (
 from deployments.ingress.apis.open_inference.requests import parse_tensor_request
 from deployments.ingress.apis.open_inference.statistics import ModelStatistics, StatisticsResponse
 from deployments.ingress.apis.open_inference.task_tensors import find_task_tensors
-from deployments.ingress.apis.response_headers import (
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.model_list import is_loaded
+from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
 )

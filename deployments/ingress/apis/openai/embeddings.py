@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, WithJsonSchema
-from typing_extensions import TypedDict
 
+from deployments.ingress.apis.shared.token_usage import Usage
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_options import RawOptions
-from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.embedding import EmbeddingParameters
 
 # Fields of an InferenceRequest and their names in the body, for errors.
@@ -49,13 +48,6 @@ class EmbeddingObject(BaseModel):
     embedding: list[float] | str
 
 
-class Usage(TypedDict):
-    """Token counts, special tokens included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
 class EmbeddingsResponse(BaseModel):
     """Response of `/v1/embeddings`."""
 
@@ -63,12 +55,6 @@ class EmbeddingsResponse(BaseModel):
     data: list[EmbeddingObject]
     model: str
     usage: Usage
-
-
-def build_embeddings_usage(response: InferenceResponse) -> Usage:
-    """Count the tokens. All of them belong to the prompt, because nothing is generated."""
-    tokens = response.result.timings.tokens
-    return {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 def build_embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:

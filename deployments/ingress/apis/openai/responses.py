@@ -1,4 +1,4 @@
-"""Response parts that chat and text completions share, and the errors of the whole API."""
+"""Response parts that chat and text completions share."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from deployments.errors import TRUNCATION_ADVICE, InputTooLong, ServeError
 from deployments.ingress.apis.openai.schemas import (
-    ErrorObject,
     FinishReasonWord,
     GenerationUsage,
     ResponseEnvelope,
@@ -32,23 +30,7 @@ FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
     FinishReason.END: "stop",
     FinishReason.STOP: "stop",
 }
-# Error types by status. All other statuses below 500 have the type `invalid_request_error`.
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-LONG_PROMPT_CODE = "context_length_exceeded"  # OpenAI's code
-PROMPT_FIELDS = ("prompt", "messages")  # fields whose texts are prompts of generation
 MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
-
-
-def build_openai_error(error: ServeError) -> ErrorObject:
-    """Build the error object. Clients recognize too long prompts by LONG_PROMPT_CODE."""
-    error_type = ERROR_TYPES.get(error.status, "invalid_request_error")
-    if error.status >= 500:
-        error_type = "server_error"
-    message, code = error.message, error.code
-    if isinstance(error, InputTooLong) and (error.field or "").startswith(PROMPT_FIELDS):
-        # Remove the advice to truncate: in this API, generation has no parameter for truncation.
-        message, code = message.replace(TRUNCATION_ADVICE, ""), LONG_PROMPT_CODE
-    return {"message": message, "type": error_type, "param": error.field, "code": code}
 
 
 def build_envelope(model: RegisteredModel, object_type: str, id_prefix: str) -> ResponseEnvelope:

@@ -17,8 +17,6 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import DeadlineExceeded, InvalidField, ServeError
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.openai.chat import build_chat_response, encode_chat_stream
 from deployments.ingress.apis.openai.completions import (
     build_completion_response,
@@ -29,14 +27,12 @@ from deployments.ingress.apis.openai.embeddings import (
     EmbeddingsRequest,
     EmbeddingsResponse,
     build_embedding_objects,
-    build_embeddings_usage,
 )
 from deployments.ingress.apis.openai.requests import (
     field_names,
     parse_chat_request,
     parse_completion_request,
 )
-from deployments.ingress.apis.openai.responses import build_openai_error
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
     ChatCompletion,
@@ -48,13 +44,17 @@ from deployments.ingress.apis.openai.schemas import (
     OpenAIError,
 )
 from deployments.ingress.apis.openai.streaming import error_encoder
-from deployments.ingress.apis.response_headers import (
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.model_list import build_model_facts, build_model_list
+from deployments.ingress.apis.shared.openai_error import build_openai_error
+from deployments.ingress.apis.shared.response_headers import (
     GENERATION_HEADERS,
     INFERENCE_HEADERS,
     generation_headers,
     inference_headers,
     stream_headers,
 )
+from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonS
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
+from deployments.ingress.apis.shared.openai_error import ErrorObject
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_options import RawOptions
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, text_or
@@ -185,15 +186,6 @@ class ChatBody(GenerationBody):
 
 
 FinishReasonWord = Literal["stop", "length", "tool_calls"]
-
-
-class ErrorObject(TypedDict):
-    """An error. `param` is the name of the field."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str
 
 
 class OpenAIError(TypedDict):

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 import orjson
 
 from deployments.errors import ServeError
-from deployments.ingress.apis.openai.responses import build_openai_error, build_timings, build_usage
+from deployments.ingress.apis.openai.responses import build_timings, build_usage
 from deployments.ingress.apis.openai.schemas import ResponseEnvelope
+from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_field
 from deployments.ingress.http.sse import build_event

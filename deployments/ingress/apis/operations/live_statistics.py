@@ -18,7 +18,7 @@ import numpy as np
 from typing_extensions import TypedDict
 
 from deployments.ingress.admission import Admission
-from deployments.ingress.apis.context import Scrape
+from deployments.ingress.apis.shared.context import Scrape
 from deployments.ingress.cluster_state import ClusterMonitor, ReplicaTarget
 from deployments.ingress.request_log import RequestContext
 from deployments.keys.caller import current_caller

@@ -8,7 +8,6 @@ from typing import ClassVar
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from deployments.ingress.apis.context import ApiContext
 from deployments.ingress.apis.operations.live_statistics import (
     LiveStatistics,
     LiveStatisticsReader,
@@ -16,6 +15,7 @@ from deployments.ingress.apis.operations.live_statistics import (
     permitted_statistics,
 )
 from deployments.ingress.apis.operations.usage import KeyUsage, read_usage
+from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT

@@ -18,9 +18,6 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.openai.embeddings import build_embeddings_usage
-from deployments.ingress.apis.openai.responses import build_openai_error
 from deployments.ingress.apis.rerank.schemas import (
     ClassifyBody,
     ClassifyResponse,
@@ -31,11 +28,14 @@ from deployments.ingress.apis.rerank.schemas import (
     build_ranked_document,
     document_text,
 )
-from deployments.ingress.apis.response_headers import (
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.openai_error import build_openai_error
+from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
 )
-from deployments.ingress.apis.text_embeddings.routes import TEI_ERROR_FORMAT, tei_response_headers
+from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
+from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
 from deployments.ingress.http.api import (
     Access,
     ErrorFormat,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from deployments.ingress.apis.openai.embeddings import Usage
+from deployments.ingress.apis.shared.token_usage import Usage
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_options import RawOptions
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, text_or

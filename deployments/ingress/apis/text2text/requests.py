@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.ingress.apis.envelope import merge_parameters
+from deployments.ingress.apis.shared.envelope import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
     parse_text2text_parameters,

@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from deployments.artifacts.types import TEXT2TEXT_TASKS, TaskName
 from deployments.deadlines import deadline_after
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.envelope import parse_stream_flag
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.envelope import parse_stream_flag
 from deployments.ingress.apis.text2text.requests import TextToTextRequest, resolve_generation_task
 from deployments.ingress.apis.text2text.schemas import (
     NESTED_KEYS,

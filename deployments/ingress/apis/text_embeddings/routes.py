@@ -21,29 +21,11 @@ from starlette.responses import Response
 
 from deployments import __version__
 from deployments.artifacts.types import TaskName
-from deployments.errors import (
-    ArtifactError,
-    EmptyInput,
-    EngineFailed,
-    Forbidden,
-    HardwareUnavailable,
-    InputTooLong,
-    InvalidField,
-    ModelLoading,
-    Overloaded,
-    ServeError,
-    TooManyItems,
-    Unauthorized,
-    UnknownParameter,
-    UnknownToken,
-    WrongTask,
-)
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.model_list import list_configured
-from deployments.ingress.apis.response_headers import (
-    INFERENCE_HEADERS,
-    inference_headers,
-)
+from deployments.errors import ServeError, WrongTask
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.model_list import list_configured
+from deployments.ingress.apis.shared.response_headers import INFERENCE_HEADERS
+from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
 from deployments.ingress.apis.text_embeddings.schemas import (
     DecodeBody,
     EmbedAllBody,
@@ -61,52 +43,19 @@ from deployments.ingress.apis.text_embeddings.schemas import (
 )
 from deployments.ingress.http.api import (
     Access,
-    ErrorFormat,
     Handler,
     Operation,
     build_schema,
     parse_body,
 )
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.error_responses import retry_headers
-from deployments.ingress.http.errors import rename_error_fields, status_and_type
+from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_options import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.ingress.tokenization import build_token_id_inputs, parse_token_ids
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
 from deployments.tasks.text_classification import LabelScore
-
-# Status and `error_type` by error class. Other errors keep their status.
-ERRORS: Mapping[type[ServeError], tuple[int, str]] = {
-    EmptyInput: (400, "Empty"),
-    InvalidField: (422, "Validation"),
-    UnknownParameter: (422, "Validation"),
-    UnknownToken: (422, "Validation"),
-    InputTooLong: (422, "Validation"),
-    TooManyItems: (422, "Validation"),
-    HardwareUnavailable: (422, "Validation"),
-    Unauthorized: (401, "Unauthorized"),
-    Forbidden: (403, "Forbidden"),
-    WrongTask: (424, "Backend"),
-    EngineFailed: (424, "Backend"),
-    Overloaded: (429, "Overloaded"),
-    ModelLoading: (503, "Unhealthy"),
-    ArtifactError: (503, "Unhealthy"),
-}
-
-
-def build_tei_error(error: ServeError) -> Response:
-    """Build the error response.
-
-    `error_type` is in Title Case, as TEI sends it. TEI's documentation says otherwise.
-    """
-    status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
-    body = {"error": error.message, "error_type": kind, "code": error.code}
-    return json_response(body, status=status, headers=retry_headers(error))
-
-
-TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error)
 
 B = TypeVar("B", bound=BaseModel)
 
@@ -342,20 +291,6 @@ def select_model_id(request: Request, named: str | None) -> str | None:
     Return None if neither names a model. `model_in_body` ignores placeholders and URLs in `named`.
     """
     return read_model_name(request, named)
-
-
-def tei_response_headers(response: InferenceResponse) -> dict[str, str]:
-    """Build the headers that all APIs share, and TEI's time headers in whole milliseconds."""
-    timings = response.result.timings
-    times_s = {
-        "x-compute-time": response.total_s,
-        "x-total-time": response.total_s,
-        "x-tokenization-time": timings.tokenize_s,
-        "x-queue-time": timings.queue_s,
-        "x-inference-time": timings.forward_s,
-    }
-    times = {name: str(round(seconds * 1e3)) for name, seconds in times_s.items()}
-    return {**inference_headers(response), **times}
 
 
 def _post(

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from deployments.errors import InvalidField, MalformedBody
-from deployments.ingress.apis.envelope import merge_parameters
+from deployments.ingress.apis.shared.envelope import merge_parameters
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
     GrammarParameter,

@@ -27,7 +27,7 @@ from deployments.errors import (
     UnknownToken,
     WrongTask,
 )
-from deployments.ingress.apis.response_headers import (
+from deployments.ingress.apis.shared.response_headers import (
     GENERATION_HEADERS,
     generated_tokens,
     generation_headers,

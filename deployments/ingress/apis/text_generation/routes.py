@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.deadlines import deadline_after
-from deployments.ingress.apis.context import ApiContext
-from deployments.ingress.apis.envelope import parse_stream_flag
+from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.envelope import parse_stream_flag
 from deployments.ingress.apis.text_generation.requests import (
     PROMPT,
     PROMPTS,

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from deployments.artifacts.types import TaskName
 from deployments.errors import ServeError
 from deployments.ingress import app
-from deployments.ingress.apis.context import ApiContext
+from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.http.api import Access, ErrorFormat, Operation
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.request_options import model_in_path

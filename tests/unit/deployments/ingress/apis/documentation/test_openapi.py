@@ -16,7 +16,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 from deployments.artifacts.types import TaskName
 from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.apis.playground.routes import ASSETS
-from deployments.ingress.apis.response_headers import INFERENCE_HEADERS
+from deployments.ingress.apis.shared.response_headers import INFERENCE_HEADERS
 from deployments.ingress.apis.text2text.routes import text2text_body_schemas
 from deployments.ingress.apis.text2text.schemas import NESTED_KEYS, TextToTextParameters
 from deployments.ingress.http.api import build_schema

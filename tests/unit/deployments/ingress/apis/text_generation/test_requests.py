@@ -8,7 +8,6 @@ import orjson
 import pytest
 
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.ingress.apis.envelope import merge_parameters
 from deployments.ingress.apis.text_generation.requests import (
     GenerateRequest,
     RouteDefaults,
@@ -152,11 +151,6 @@ def test_grammar_accepts_schema_object_text_and_named_schema(kind: str, value: A
     assert grammar is not None
     assert grammar.kind == "json_schema"
     assert orjson.loads(grammar.value) == {"properties": {"a": {"type": "string"}}}
-
-
-def test_null_in_nested_parameters_overrides_nothing() -> None:
-    merged = merge_parameters({"top_k": 2, "parameters": {"top_k": None, "seed": None}})
-    assert merged == {"top_k": 2, "seed": None}
 
 
 def test_nested_parameters_override_top_level_ones() -> None:

@@ -1,4 +1,7 @@
-"""`hundredfold models`: versions of the models of a store. Servers apply changes within 1 s."""
+"""`hundredfold models alias|promote|...|rm|gc`: changes of a store, without a server.
+
+Running servers apply them within 1 s.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,7 @@ from cluster.linting.document import UnreadableConfig, read_document
 from cluster.serve_config import read_args
 from deployments.artifacts.store import LATEST_NAME
 from deployments.command_line import OK
-from deployments.config import default_store
-from deployments.console import add_json_option, print_json
+from deployments.console import add_json_option, add_store_option, print_json
 from deployments.errors import BadSetting
 from deployments.management import garbage, removal
 from deployments.management.actions import ACTIONS, Action
@@ -186,7 +188,7 @@ def _find_type(field: FieldInfo) -> type[str] | type[float]:
 
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", type=Path, default=default_store(), help="default: %(default)s")
+    add_store_option(parser)
     parser.add_argument(
         "--config",
         type=Path,

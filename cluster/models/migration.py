@@ -14,14 +14,13 @@ from pathlib import Path
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, has_previous_schema
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.store import list_artifacts, store_errors
-from deployments.config import default_store
-from deployments.console import print_text
+from deployments.console import add_store_option, print_text
 from deployments.errors import BadSetting
 from deployments.files import write_atomically
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", type=Path, default=default_store(), help="default: %(default)s")
+    add_store_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

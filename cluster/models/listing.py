@@ -1,4 +1,8 @@
-"""`hundredfold models ls`: every version of a store, with its candidates. Needs no torch."""
+"""`hundredfold models ls`: every version of a store, with its candidates. Needs no torch.
+
+It verifies the digest of every file. deployments/management/listing.py describes one model for its
+operators, with shares of requests and the last build, and reads only the manifests.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +19,7 @@ from deployments.artifacts.store import (
     resolve_version,
 )
 from deployments.command_line import OK, show_activity
-from deployments.config import default_store
-from deployments.console import add_json_option, format_table, print_json
+from deployments.console import add_json_option, add_store_option, format_table, print_json
 from deployments.errors import ArtifactError, BadSetting
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import read_plan
@@ -54,7 +57,7 @@ class StoreEntry:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", type=Path, default=default_store(), help="default: %(default)s")
+    add_store_option(parser)
     add_json_option(parser)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.store_list import list_versions, table
+from cluster.models.listing import list_versions, table
 from deployments.plan import changes
 from hundredfold.__main__ import main
 from tests.support.artifacts import GRAPH_NAME, refuse_version, seal_tiny, seal_tiny_version

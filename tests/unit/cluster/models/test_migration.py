@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.store_migration import migrate_manifests
+from cluster.models.migration import migrate_manifests
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.migration import SCHEMA
 from deployments.errors import ManifestInvalid

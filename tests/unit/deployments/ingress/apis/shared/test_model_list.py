@@ -7,7 +7,7 @@ import pytest
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, PruningSource
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
-from deployments.ingress.apis.model_list import owner
+from deployments.ingress.apis.shared.model_list import owner
 from tests.support.artifacts import (
     CLASSIFIER,
     EMBEDDER,

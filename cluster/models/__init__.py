@@ -1,0 +1,1 @@
+"""Commands of `hundredfold models` that need no compiler; `build_artifacts` has the others."""
