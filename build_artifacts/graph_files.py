@@ -45,12 +45,15 @@ def save_graph(model: ir.Model, path: Path) -> None:
 
 @contextmanager
 def session_errors() -> Iterator[None]:
-    """Convert errors of ONNX Runtime about a float graph to UnsupportedModel."""
+    """Convert errors of ONNX Runtime about a float graph to UnsupportedModel.
+
+    A lack of memory stays as it is: it says nothing about the graph, and a later build resumes.
+    """
     try:
         yield
-    except OSError:
-        raise
     except Exception as exc:  # the errors of ONNX Runtime have no other common base
+        if not type(exc).__module__.startswith("onnxruntime") or "alloc" in str(exc):
+            raise
         raise UnsupportedModel(
             f"ONNX Runtime does not run the exported graph: {first_line(exc)}",
             hint="the exporter does not support this variant of the architecture; use another one",

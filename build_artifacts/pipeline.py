@@ -135,7 +135,7 @@ def _compile(
         return ""
 
     # A resumed build may accept other graphs than the build that was interrupted.
-    key = f"artifact-{compute_digest([candidate.recipe.name for candidate in accepted])[:12]}"
+    key = f"artifact-{compute_digest([candidate.digest for candidate in accepted])[:12]}"
     detail = f"{identity.id} version {identity.version}"
     return steps.run_cached(key, "seal", detail, seal)
 

@@ -217,15 +217,17 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of the files that `is_hashed` accepts, sorted by path.
 
     Hidden files and directories are left out, and links to directories other than those of
-    sentence-transformers modules. Raises SourceUnreadable if a directory or one of these files
+    sentence-transformers modules inside `directory`. Raises SourceUnreadable if a directory or one of these files
     cannot be read, and the errors of `read_modules`.
     """
     modules = [directory / module.path for module in read_modules(directory)]
+    inside = directory.resolve()
 
     def is_entered(path: Path) -> bool:
-        return not path.name.startswith(".") and (
-            not path.is_symlink() or any(module.is_relative_to(path) for module in modules)
-        )
+        if path.name.startswith("."):
+            return False
+        is_module = any(module.is_relative_to(path) for module in modules)
+        return not path.is_symlink() or (is_module and path.resolve().is_relative_to(inside))
 
     paths = []
     for top, below, names in os.walk(directory, onerror=_raise_unreadable, followlinks=True):

@@ -90,7 +90,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        eos_token_ids=_read_eos_token_ids(weights, special),
+        eos_token_ids=_read_eos_token_ids(weights, special, config.vocab_size),
         special_tokens=special,
         defaults=_read_defaults(weights),
     )
@@ -171,8 +171,12 @@ def _read_template(path: Path) -> str | None:
         raise unreadable_source(path, str(exc.strerror)) from exc
 
 
-def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ...]:
-    """Return all token ids that end a text or a chat turn."""
+def _read_eos_token_ids(weights: Path, special: dict[str, str], vocab_size: int) -> tuple[int, ...]:
+    """Return all token ids that end a text or a chat turn.
+
+    Ids beyond the vocabulary are left out, if any other remains: a config of a smaller vocabulary
+    may still have the default of its architecture.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
@@ -190,7 +194,7 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str]) -> tuple[int, ..
             "the checkpoint defines no end-of-sequence token",
             hint="set `eos_token_id` in generation_config.json, such as 2 or [2, 7]",
         )
-    return tuple(token_ids)
+    return tuple(each for each in token_ids if each < vocab_size) or tuple(token_ids)
 
 
 def iterate_token_ids(value: Json) -> Iterator[int]:

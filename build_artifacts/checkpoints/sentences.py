@@ -47,6 +47,8 @@ TRANSFORMER_CONFIG_NAMES = tuple(
 _ARGUMENTS = ("config_args", "model_args", "tokenizer_args")
 _ARGUMENTS_WITHOUT_EFFECT = {
     "trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "add_pooling_layer",
+    "cache_dir", "device_map", "local_files_only", "low_cpu_mem_usage", "padding_side", "revision",
+    "token", "use_fast", "use_safetensors",
 }  # fmt: skip
 # Prompts that every SentenceTransformer has. If the config states no text for them, they are empty.
 _OWN_PROMPTS = ("query", "document")
@@ -98,7 +100,13 @@ def read_max_seq_length(weights: Path) -> Json:
     configs = (read_object(weights / name) for name in TRANSFORMER_CONFIG_NAMES)
     config = next(filter(None, configs), {})
     for key in _ARGUMENTS:
-        if changing := sorted(set(config.get(key) or {}) - _ARGUMENTS_WITHOUT_EFFECT):
+        arguments = config.get(key)
+        if not isinstance(arguments, dict | None):
+            raise UnsupportedModel(
+                f"`{key}` of the Transformer module is not an object",
+                hint="the checkpoint is damaged: download or save it again",
+            )
+        if changing := sorted(set(arguments or {}) - _ARGUMENTS_WITHOUT_EFFECT):
             raise UnsupportedModel(
                 f"the Transformer module has `{changing[0]}` in its `{key}`, which the build does "
                 "not pass on",

@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.encoders.screening import SpeedScreening
 from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling
 from build_artifacts.pruning.prune import Pruning
-from build_artifacts.recipes import BuildRecipe
+from build_artifacts.recipes import BuildRecipe, compute_digest
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import Parity
@@ -107,6 +107,11 @@ class EvaluatedCandidate(Generic[R, S]):
     spec: S
     result: GateResult
     excluded_nodes: tuple[str, ...] = ()  # MatMuls outside the quantization scheme; see `quantize`
+
+    @property
+    def digest(self) -> str:
+        """Digest that differs between the graphs of one build, also between attempts at a recipe."""
+        return compute_digest((self.recipe, self.excluded_nodes))
 
     @property
     def is_accepted(self) -> bool:

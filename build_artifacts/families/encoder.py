@@ -293,7 +293,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             (into / _TABLE_NAME).write_bytes(table.to_json())
             return ", ".join(variant.name for variant in table.selected_variants())
 
-        key = f"tune-{device}-{threads}-{compute_digest([c.recipe.name for c in graphs])[:12]}"
+        key = f"tune-{device}-{threads}-{compute_digest([c.digest for c in graphs])[:12]}"
         detail = f"{len(graphs)} graphs for {device}, {threads} threads per forward pass"
         done = self.context.steps.run_cached(key, "tune", detail, work)
         return CostTable.model_validate_json((done / _TABLE_NAME).read_bytes())

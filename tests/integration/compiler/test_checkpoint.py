@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.checkpoints.checkpoint import content_digest, copy_without_weights
+from build_artifacts.checkpoints.checkpoint import (
+    content_digest,
+    copy_without_weights,
+    hashed_files,
+)
 from build_artifacts.errors import (
     BuildError,
     SourceNotFound,
@@ -344,6 +348,18 @@ def test_revision_depends_on_linked_modules(tmp_path: Path, embedding_source: Pa
         revisions.add(content_digest(copy))
         pooling.unlink()
     assert len(revisions) == 2
+
+
+def test_links_of_modules_that_leave_the_checkpoint_are_not_entered(
+    tmp_path: Path, embedding_source: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(embedding_source, source)
+    pooling = source / "1_Pooling"
+    outside = pooling.rename(tmp_path / "outside")
+    (outside / "gone.json").symlink_to(tmp_path / "nowhere")  # an error if it were read
+    pooling.symlink_to(outside)
+    assert "1_Pooling/config.json" not in dict(hashed_files(source))
 
 
 def test_linked_modules_are_copied(tmp_path: Path, embedding_source: Path) -> None:

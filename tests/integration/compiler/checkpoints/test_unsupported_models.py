@@ -155,10 +155,19 @@ def test_model_without_a_position_for_every_token_is_refused(tmp_path: Path) -> 
         prepare(checkpoint, metadata, None, tmp_path)
 
 
-def test_end_token_without_a_vector_is_refused(tmp_path: Path) -> None:
+def test_end_token_without_a_vector_is_left_out_if_others_remain(tmp_path: Path) -> None:
     checkpoint = tiny_gpt2(tmp_path / "gpt2")
     write_json(checkpoint / "generation_config.json", {"eos_token_id": 70_000})
+    config = read_checkpoint_metadata(checkpoint).required_generation_config
+    assert config.eos_token_ids
+    assert 70_000 not in config.eos_token_ids
+
+
+def test_end_token_without_a_vector_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_gpt2(tmp_path / "gpt2")
     metadata = read_checkpoint_metadata(checkpoint)
+    config = metadata.required_generation_config.model_copy(update={"eos_token_ids": (70_000,)})
+    metadata = replace(metadata, generation_config=config)
     with pytest.raises(UnsupportedModel, match="token id 70000, such as `eos_token_id`; the model"):
         write_reference(checkpoint, metadata, tmp_path)
 

@@ -141,6 +141,18 @@ def test_arguments_that_change_outputs_are_rejected(tmp_path: Path, key: str) ->
     write_json(path, {key: {"trust_remote_code": True, "is_causal": False}})
     with pytest.raises(UnsupportedModel, match=f"`is_causal` in its `{key}`"):
         read_max_seq_length(tmp_path)
+    write_json(path, {key: True})
+    with pytest.raises(UnsupportedModel, match=f"`{key}` of the Transformer module"):
+        read_max_seq_length(tmp_path)
+
+
+def test_arguments_about_loading_and_padding_are_accepted(tmp_path: Path) -> None:
+    arguments = {
+        "model_args": {"use_safetensors": True, "device_map": "auto", "revision": "main"},
+        "tokenizer_args": {"use_fast": True, "padding_side": "left"},
+    }
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 8, **arguments})
+    assert read_max_seq_length(tmp_path) == 8
 
 
 def test_first_config_with_content_counts(tmp_path: Path) -> None:
