@@ -60,9 +60,22 @@ def test_launcher_leads_the_session_that_owns_the_port(
     assert read_memory_mib(os.getpid()) == 0, "replicas of other sessions are not counted"
 
 
+def test_listener_without_a_server_is_no_launcher() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(BenchmarkError, match="no visible process of a server listens"):
+            find_launcher(ServerAddress("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1"])
+def test_names_and_addresses_of_this_host_are_accepted(host: str) -> None:
+    with pytest.raises(BenchmarkError, match="no visible process"):
+        find_launcher(ServerAddress(host, find_free_port(8650, 0)))
+
+
 def test_servers_of_other_hosts_and_closed_ports_are_rejected() -> None:
-    for host in ("192.0.2.1", "example.org"):
+    for host in ("192.0.2.1", "2001:db8::1"):
         with pytest.raises(BenchmarkError, match="is not this host"):
             find_launcher(ServerAddress(host, 8000))
-    with pytest.raises(BenchmarkError, match="no visible process listens"):
+    with pytest.raises(BenchmarkError, match="no visible process of a server listens"):
         find_launcher(ServerAddress("127.0.0.1", find_free_port(8650, 0)))
