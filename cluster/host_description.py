@@ -36,8 +36,7 @@ PACKAGES = (
 )  # fmt: skip
 _DEFAULT_HTTP_PORT = 8000
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
-# Default inner ports of `hundredfold serve` to check: GCS, dashboard, agent, metrics, HAProxy's
-# statistics.
+# Default inner ports of `hundredfold serve` to check: dashboard, metrics, HAProxy's statistics.
 _INNER_PORTS = (8265, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
 

@@ -18,6 +18,8 @@ ASK_AFTER_S = 15.0
 PERIOD_S = 2.0
 MAX_REASON_CHARS = 500
 FAILED = "DEPLOY_FAILED"
+# Deployments that `GET /ready` requires.
+REQUIRED = frozenset({"Ingress", "Tokenizer", "CpuEncoder", "CpuGenerator"})
 
 
 class DeployFailures:
@@ -46,8 +48,12 @@ class DeployFailures:
                 self._url, headers={"authorization": f"Bearer {token}"}
             )
             with DIRECT.open(request, timeout=PROBE_TIMEOUT_S) as response:
-                applications = json.load(response)["applications"].values()
-                return [reason for each in applications for reason in _list_reasons(each)]
+                applications = json.load(response)["applications"]
+            failed = [each for each in applications.values() if each["status"] == FAILED]
+            reasons = [reason for each in failed for reason in _list_reasons(each)]
+            if failed and len(applications) == 1 and not failed[0]["deployments"]:
+                return [f"the application: {_last_line(failed[0]['message'])}"]
+            return reasons
         # The dashboard starts late, and may not know Serve yet.
         except (OSError, http.client.HTTPException, ValueError, LookupError, AttributeError):
             return []
@@ -68,17 +74,16 @@ def find_token_file() -> Path:
 
 
 def _list_reasons(application: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the last line of the message of each failed deployment, else of the application.
+    """Yield name and reason of each failed deployment without which a server is not ready.
 
-    The lines before it are the traceback.
+    In place of a GPU deployment the CPU answers. Other applications do not concern this server.
     """
-    if application["status"] != FAILED:
-        return
-    failed = {
-        name: details["message"]
-        for name, details in application["deployments"].items()
-        if details["status"] == FAILED
-    }
-    for name, message in (failed or {"the application": application["message"]}).items():
-        lines = message.strip().splitlines() or ["no reason"]
-        yield f"{name}: {lines[-1].strip()[:MAX_REASON_CHARS]}"
+    for name, details in application["deployments"].items():
+        if name in REQUIRED and details["status"] == FAILED:
+            yield f"{name}: {_last_line(details['message'])}"
+
+
+def _last_line(message: str) -> str:
+    """Return the reason in a message of Serve, which follows the traceback."""
+    lines = message.strip().splitlines() or ["no reason"]
+    return lines[-1].strip()[:MAX_REASON_CHARS]

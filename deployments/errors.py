@@ -109,6 +109,7 @@ class HardwareUnavailable(ServeError):
     """The request requires hardware that this cluster does not have."""
 
     status, code = 400, "hardware_unavailable"
+    lacks_graph = False  # True: the cluster has the hardware, but the model has no graph for it
 
 
 class Unauthorized(ServeError):

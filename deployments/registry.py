@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,15 +23,14 @@ from deployments.artifacts.store import (
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel, UnknownTask
 from deployments.messages import ModelRef
+from deployments.model_route import ModelRoute
 from deployments.plan import changes
 from deployments.plan.plan import Refusal, Shadow
 from deployments.plan.plan_file import PlanWatch
 from deployments.plan.resolution import (
-    Traffic,
     list_refused,
     list_substitutes,
     resolve_name,
-    select_version,
     split_name,
     usable_versions,
 )
@@ -64,31 +63,6 @@ class RegisteredModel:
         if self.manifest.generation_config is None:
             raise AssertionError("bug: the model is not generative")
         return self.manifest.generation_config
-
-
-class _Route(NamedTuple):
-    """Cached look-up of a name: the models that answer its requests until `expires_s`."""
-
-    traffic: Traffic
-    models: Mapping[str, RegisteredModel]  # by version
-    expires_s: float = 0.0
-
-    @property
-    def default(self) -> RegisteredModel:
-        return self.models[self.traffic.version]
-
-    def select(self, client: Callable[[], str] | None) -> RegisteredModel:
-        if client is None or not self.traffic.splits:
-            return self.default
-        return self.models[select_version(self.traffic, client())]
-
-    def without(self, versions: Collection[str], former: RegisteredModel) -> _Route:
-        """Return this route without `versions`; `former` replaces a default that is one of them."""
-        default = former if self.traffic.version in versions else self.default
-        splits = tuple(split for split in self.traffic.splits if split[0] not in versions)
-        models = {version: self.models[version] for version, _ in splits}
-        traffic = self.traffic._replace(version=default.ref.version, splits=splits)
-        return _Route(traffic, {**models, default.ref.version: default})
 
 
 class ModelRegistry:
@@ -125,7 +99,7 @@ class ModelRegistry:
         # If the trial succeeds, the function calls `accept`. None: new versions need no trial.
         self.probe: Callable[[RegisteredModel], object] | None = None
         self._accepted: set[ModelRef] = set()
-        self._routes: dict[str, _Route] = {}
+        self._routes: dict[str, ModelRoute[RegisteredModel]] = {}
         self._models: OrderedDict[ModelRef, _Opened] = OrderedDict()
         for model_id in self._configured:
             try:
@@ -249,7 +223,7 @@ class ModelRegistry:
                 errors[model_id] = error
         return errors
 
-    def _resolve(self, name: str) -> _Route:
+    def _resolve(self, name: str) -> ModelRoute[RegisteredModel]:
         """Look up a name again.
 
         The former default keeps answering if the new one is invalid, while `latest` cannot be read,
@@ -265,7 +239,13 @@ class ModelRegistry:
         except ArtifactError:
             if former is None:
                 raise
-            route = former
+            splits = self._plan.current().find(former.default.ref.id).splits
+            ended = [
+                version
+                for version, _ in former.traffic.splits
+                if version not in splits or not self._may_stay(former.models[version])
+            ]
+            route = former.without(ended, former.default)
         if former is not None and self.probe is not None:
             new = [model for version, model in route.models.items() if version not in former.models]
             untried = [model for model in new if model.ref not in self._accepted]
@@ -278,7 +258,7 @@ class ModelRegistry:
         self._routes[name] = route = route._replace(expires_s=self._clock() + REFRESH_S)
         return route
 
-    def _build_route(self, name: str) -> _Route:
+    def _build_route(self, name: str) -> ModelRoute[RegisteredModel]:
         plan = self._plan.current()
         try:
             traffic = resolve_name(self._store, plan, name, self._configured)
@@ -296,7 +276,9 @@ class ModelRegistry:
                 splits.append((version, percent))
             except ArtifactError as error:
                 log.error("no split of %s to %s: %s", model_id, version, error.message)
-        return _Route(traffic._replace(version=default.ref.version, splits=tuple(splits)), models)
+        return ModelRoute(
+            traffic._replace(version=default.ref.version, splits=tuple(splits)), models
+        )
 
     def _may_stay(self, model: RegisteredModel) -> bool:
         """Return whether the former version may keep answering: it exists and is not refused."""

@@ -217,8 +217,8 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
     """Yield relative name and path of the files that `is_hashed` accepts, sorted by path.
 
     Hidden files and directories are left out, and links to directories other than those of
-    sentence-transformers modules inside `directory`. Raises SourceUnreadable if a directory or one of these files
-    cannot be read, and the errors of `read_modules`.
+    sentence-transformers modules inside `directory`. Raises SourceUnreadable if a directory or one
+    of these files cannot be read, and the errors of `read_modules`.
     """
     modules = [directory / module.path for module in read_modules(directory)]
     inside = directory.resolve()

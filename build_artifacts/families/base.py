@@ -110,7 +110,7 @@ class EvaluatedCandidate(Generic[R, S]):
 
     @property
     def digest(self) -> str:
-        """Digest that differs between the graphs of one build, also between attempts at a recipe."""
+        """Digest that differs between all graphs of one build, also attempts at one recipe."""
         return compute_digest((self.recipe, self.excluded_nodes))
 
     @property

@@ -288,7 +288,9 @@ def _check_device(
         message = f"Model {manifest.id} has no graph for `{device}`"
         if device is Device.GPU:
             message += ". Build it again with `--force` on a host with a GPU"
-        return HardwareUnavailable(message)
+        error = HardwareUnavailable(message)
+        error.lacks_graph = True
+        return error
     return None
 
 

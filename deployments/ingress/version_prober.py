@@ -34,8 +34,6 @@ RETRY_S = MIN_QUARANTINE_S + 0.5
 # Maximum seconds that a request waits for the trial. Afterwards the request uses the new version,
 # although the result of the trial is not known.
 MAX_WAIT_S = 10.0
-# Errors of a version that another host, or other settings, may run.
-CANNOT_RUN = (RequirementMissing, HardwareUnavailable)
 
 
 class VersionProber:
@@ -88,10 +86,12 @@ class VersionProber:
     async def _try(self, model: RegisteredModel) -> bool:
         try:
             await self._load_twice(model)
-        except CANNOT_RUN as error:
-            log.warning("version %s is tried again in minutes: %s", model.ref.name, error.message)
-            self._registry.avoid(model, error.message)
-            return True
+        except RequirementMissing as error:
+            return self._avoid(model, error)
+        except HardwareUnavailable as error:  # or the hardware may be away for a moment
+            if error.lacks_graph:
+                return self._avoid(model, error)
+            log.warning("version %s is tried again: %s", model.ref.name, error.message)
         except (ArtifactError, EngineFailed) as error:
             log.error("version %s gets no requests: %s", model.ref.name, error.message)
             return await self._refuse(model, error)
@@ -102,10 +102,16 @@ class VersionProber:
             self._registry.accept(model.ref)
         return False
 
+    def _avoid(self, model: RegisteredModel, error: ServeError) -> bool:
+        """Let other versions answer for some minutes: other hosts or settings may run this one."""
+        log.warning("version %s is tried again in minutes: %s", model.ref.name, error.message)
+        self._registry.avoid(model, error.message)
+        return True
+
     async def _load_twice(self, model: RegisteredModel) -> None:
         try:
             await self._load_in_time(model)
-        except CANNOT_RUN:
+        except RequirementMissing:
             raise
         except (ArtifactError, EngineFailed) as error:
             log.warning("version %s is tried once more: %s", model.ref.name, error.message)

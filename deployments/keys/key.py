@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 KEY_PREFIX = "hk-"
 ID_CHARS = 8  # hexadecimal
@@ -38,7 +38,9 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-Limit = Annotated[int, Field(ge=1, le=10**12)]
+# A larger limit acts as this one, which no server reaches.
+MAX_LIMIT = 10**12
+Limit = Annotated[int, Field(ge=1), AfterValidator(lambda limit: min(limit, MAX_LIMIT))]
 
 
 class KeyLimits(KeyRecord):

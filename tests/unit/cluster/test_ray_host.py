@@ -7,17 +7,22 @@ import json
 import socket
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
 from cluster.local import LocalPorts
 from cluster.progress import StartError, StartupProgress
 from cluster.ray_host import RayHost, ensure_token
+from cluster.serve_status import REQUIRED, DeployFailures
+from deployments.artifacts.types import Device
+from deployments.config import EncoderSettings
+from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
 
 NOWHERE = "http://127.0.0.1:9"  # nothing serves the discard port
 
@@ -147,17 +152,18 @@ def test_logs_of_the_replicas_are_named_and_linked(
 
 
 class FailedDashboard(BaseHTTPRequestHandler):
-    """Ray's dashboard, with a deployment that failed to start."""
+    """Ray's dashboard, with deployments that failed to start."""
+
+    failed: ClassVar[Sequence[str]] = ("CpuEncoder", "GpuEncoder")
 
     def do_GET(self) -> None:
         known = self.headers["authorization"] == "Bearer secret"
         message = (
             "The deployment failed to start.\nTraceback:\n  f()\nUnknownModel: no version 01\n"
         )
-        deployments = {
-            "CpuEncoder": {"status": "DEPLOY_FAILED", "message": message},
-            "Ingress": {"status": "UPDATING", "message": ""},
-        }
+        deployments = {"Ingress": {"status": "UPDATING", "message": ""}}
+        for name in self.failed:
+            deployments[name] = {"status": "DEPLOY_FAILED", "message": message}
         app = {"status": "DEPLOY_FAILED", "message": "Failed.", "deployments": deployments}
         body = json.dumps({"applications": {"hundredfold": app}}).encode()
         self.send_response(200 if known else 401)
@@ -183,6 +189,16 @@ def test_deployment_that_cannot_start_ends_the_start_with_its_reason(
     assert raised.value.message == (
         "Ray Serve cannot start the server\nCpuEncoder: UnknownModel: no version 01"
     )
+
+
+def test_failed_gpu_deployment_does_not_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.serve_status.ASK_AFTER_S", 0)
+    monkeypatch.setattr(FailedDashboard, "failed", ["GpuEncoder"])
+    with HTTPServer(("127.0.0.1", 0), FailedDashboard) as dashboard:
+        threading.Thread(target=dashboard.serve_forever, args=(0.05,), daemon=True).start()
+        failures = DeployFailures(dashboard.server_port, {"RAY_AUTH_TOKEN": "secret"})
+        assert failures.find() is None
+        dashboard.shutdown()
 
 
 def test_served_config_is_private(host: RayHost, children: RecordedChildren) -> None:
@@ -298,3 +314,13 @@ def test_home_without_rights_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(StartError, match="cannot create or read the token") as raised:
         ensure_token({"HOME": str(home), "PATH": "/usr/bin"})
     assert "$HOME" in raised.value.hint
+
+
+def test_start_ends_for_failures_of_the_deployments_that_a_ready_server_needs() -> None:
+    devices = {Device.CPU: EncoderSettings()}
+    monitor = ClusterMonitor(devices, ClusterSnapshot, devices)
+    monitor.apply(ClusterSnapshot(running=dict.fromkeys(REQUIRED, 1)))
+    assert monitor.missing() == []
+    for name in REQUIRED - {"Ingress"}:
+        monitor.apply(ClusterSnapshot(running=dict.fromkeys(REQUIRED - {name}, 1)))
+        assert monitor.missing()

@@ -220,6 +220,40 @@ def test_removed_version_of_a_split_ends_while_a_new_version_is_tried(tmp_path: 
     assert registry.find("tiny/model", lambda: "anybody").ref.version == old
 
 
+def test_split_ends_although_latest_is_damaged(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model").name
+    new = seal_tiny_version(tmp_path, "tiny/model", NEW)
+    (new.parent / "latest").write_text(old)
+    changes.set_split(tmp_path, "tiny/model", NEW, 100)
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+
+    def answering() -> str:
+        clock.now_s += REFRESH_S
+        return registry.find("tiny/model", lambda: "anybody").ref.version
+
+    assert answering() == NEW
+    (new.parent / "latest").write_text("")
+    assert answering() == NEW
+    changes.set_split(tmp_path, "tiny/model", NEW, 0)
+    assert answering() == old
+
+
+def test_version_on_trial_is_replaced_by_one_that_is_not_its_own_shadow(tmp_path: Path) -> None:
+    old = seal_tiny(tmp_path, "tiny/model").name
+    clock = FakeClock()
+    registry = ModelRegistry(tmp_path, [], clock)
+    registry.probe = lambda _model: None
+    registry.find("tiny/model")
+    seal_tiny_version(tmp_path, "tiny/model", NEW)
+    changes.promote(tmp_path, "tiny/model", NEW)
+    changes.set_shadow(tmp_path, "tiny/model", old, 100)
+    clock.now_s += REFRESH_S
+    answering = registry.find("tiny/model").ref
+    assert answering.version == old
+    assert registry.find_shadow("tiny/model", answering) is None
+
+
 def test_new_split_begins_when_its_version_is_accepted(tmp_path: Path) -> None:
     old = seal_tiny(tmp_path, "tiny/model").name
     clock = FakeClock()

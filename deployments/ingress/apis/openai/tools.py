@@ -119,6 +119,9 @@ class ToolCallParser:
         The text is split only at marks that may start a call. Such a mark cannot be inside another
         call, because JSON would escape the quotes after the mark.
         """
+        if self.is_forced:
+            whole = self._parse_block(text)
+            return 0, parse_cut_call(text) if whole is None else tuple(whole)
         end = start = 0
         calls: list[FunctionCall] = []
         while start < len(text):
@@ -129,9 +132,9 @@ class ToolCallParser:
             else:
                 calls += parsed
             start = following
-        if calls:
-            return end, tuple(calls if self.is_parallel else calls[:1])
-        return (0, parse_cut_call(text)) if self.is_forced else (len(text), ())
+        if not calls:
+            return len(text), ()
+        return end, tuple(calls if self.is_parallel else calls[:1])
 
     def _find_mark(self, text: str, start: int) -> int:
         """Return the first position from `start` where a marked call may begin.

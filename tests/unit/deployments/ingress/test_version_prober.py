@@ -90,11 +90,30 @@ async def test_trial_refuses_only_the_files_that_it_loaded(
     assert not read_plan(tmp_path).find(EMBEDDER).refused
 
 
+def lacking_graph() -> HardwareUnavailable:
+    error = HardwareUnavailable("Model tiny/embedder has no graph for `cpu`")
+    error.lacks_graph = True
+    return error
+
+
+async def test_version_whose_hardware_is_away_is_tried_again_at_once(
+    registry: ModelRegistry,
+) -> None:
+    async def load(_model: RegisteredModel) -> None:
+        raise HardwareUnavailable("this cluster runs no model on `gpu`")
+
+    prober = VersionProber(registry, load)
+    new = registry.find(EMBEDDER)
+    assert not await prober.refuses(EMBEDDER, new)
+    registry.follow_plan()
+    assert registry.find(EMBEDDER).ref == new.ref
+
+
 @pytest.mark.parametrize(
     "error",
     [
         RequirementMissing("the package `openvino` is not installed"),
-        HardwareUnavailable("Model tiny/embedder has no graph for `cpu`"),
+        lacking_graph(),
     ],
 )
 async def test_version_that_this_host_cannot_run_is_avoided_here_for_some_minutes(

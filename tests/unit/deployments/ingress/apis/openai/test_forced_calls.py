@@ -10,6 +10,7 @@ import jsonschema
 import orjson
 import pytest
 
+from deployments.ingress.apis.openai.tools import ToolCallParser
 from deployments.messages import FinishReason
 from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
 from tests.unit.deployments.ingress.apis.openai.test_tools import (
@@ -233,3 +234,13 @@ async def test_stream_of_a_forced_call_begins_without_content(writing_store: Pat
     assert first["delta"] == {"role": "assistant", "content": None}
     assert called["delta"]["tool_calls"][0]["function"]["name"] == "weather"
     assert last["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize("mark", ["<tool_call>{", "<tool_call>[{"])
+def test_complete_call_with_a_mark_in_its_arguments_is_complete(mark: str) -> None:
+    arguments = {"city": mark}
+    text = orjson.dumps({"name": "weather", "arguments": arguments}).decode()
+    parser = ToolCallParser(frozenset({"weather"}), is_forced=True)
+    (call,) = parser.parse_tool_calls(text)[1]
+    assert call.is_complete
+    assert orjson.loads(call.arguments) == arguments
