@@ -32,6 +32,12 @@ from tests.support.in_process import InProcess
 SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=0.5))
 
 
+@pytest.fixture(autouse=True)
+def _own_process_is_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a server in this process count as one that a launcher has started."""
+    monkeypatch.setattr(hostile_command, "find_launcher", lambda _address: os.getpid())
+
+
 def run_against(server: InProcess, out: Path, *options: str) -> tuple[int, dict[str, Any]]:
     with serve_http(server) as running:
         command = ["hostile", "--url", running.url, "--out", str(out), *options]
