@@ -186,7 +186,7 @@ def run_worker(
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     with (
-        # Not the worker removes its files, because it may be killed.
+        # This process removes the files of the worker, because the worker may be killed.
         TemporaryDirectory(prefix="hundredfold-gpu-", ignore_cleanup_errors=True) as scratch,
         log.open("a+", encoding="utf-8", errors="replace") as errors,
         _start_worker(part, names, target, scratch, errors) as process,
