@@ -32,6 +32,12 @@ def build_settings(*model_ids: str) -> list[ModelSettings]:
     return [ModelSettings(id=model_id) for model_id in model_ids]
 
 
+def find_answering(registry: ModelRegistry, clock: FakeClock) -> str:
+    """Return the version that answers a client after the look-up has expired."""
+    clock.now_s += REFRESH_S
+    return registry.find("tiny/model", lambda: "anybody").ref.version
+
+
 def test_damaged_models_are_rejected_and_the_others_open(tmp_path: Path) -> None:
     seal_tiny(tmp_path, "tiny/whole")
     damaged = seal_tiny(tmp_path, "tiny/damaged")
@@ -190,18 +196,16 @@ def test_ended_split_ends_while_a_new_version_is_tried(tmp_path: Path) -> None:
     tried: list[str] = []
     registry.probe = lambda model: tried.append(model.ref.version)
 
-    def answering() -> str:
-        clock.now_s += REFRESH_S
-        return registry.find("tiny/model", lambda: "anybody").ref.version
-
-    assert answering() == NEW
+    assert find_answering(registry, clock) == NEW
     seal_tiny_version(tmp_path, "tiny/model", NEWEST)
     changes.remove_alias(tmp_path, "tiny/model", "stable")
-    assert (answering(), tried) == (NEW, [NEWEST]), "the trial of the new default does not end it"
+    assert (find_answering(registry, clock), tried) == (NEW, [NEWEST]), (
+        "the trial of the new default does not end it"
+    )
     changes.set_split(tmp_path, "tiny/model", NEW, 0)
-    assert answering() == old
+    assert find_answering(registry, clock) == old
     registry.accept(ModelRef("tiny/model", NEWEST))
-    assert answering() == NEWEST
+    assert find_answering(registry, clock) == NEWEST
 
 
 def test_removed_version_of_a_split_ends_while_a_new_version_is_tried(tmp_path: Path) -> None:
@@ -228,15 +232,11 @@ def test_split_ends_although_latest_is_damaged(tmp_path: Path) -> None:
     clock = FakeClock()
     registry = ModelRegistry(tmp_path, [], clock)
 
-    def answering() -> str:
-        clock.now_s += REFRESH_S
-        return registry.find("tiny/model", lambda: "anybody").ref.version
-
-    assert answering() == NEW
+    assert find_answering(registry, clock) == NEW
     (new.parent / "latest").write_text("")
-    assert answering() == NEW
+    assert find_answering(registry, clock) == NEW
     changes.set_split(tmp_path, "tiny/model", NEW, 0)
-    assert answering() == old
+    assert find_answering(registry, clock) == old
 
 
 def test_version_on_trial_is_replaced_by_one_that_is_not_its_own_shadow(tmp_path: Path) -> None:
@@ -264,13 +264,9 @@ def test_new_split_begins_when_its_version_is_accepted(tmp_path: Path) -> None:
     seal_tiny_version(tmp_path, "tiny/model", NEW)
     changes.set_split(tmp_path, "tiny/model", NEW, 100)
 
-    def answering() -> str:
-        clock.now_s += REFRESH_S
-        return registry.find("tiny/model", lambda: "anybody").ref.version
-
-    assert answering() == old
+    assert find_answering(registry, clock) == old
     registry.accept(ModelRef("tiny/model", NEW))
-    assert answering() == NEW
+    assert find_answering(registry, clock) == NEW
 
 
 def test_shadow_repeats_requests_that_name_no_version_and_ends_at_once(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from deployments.errors import RateLimited
-from deployments.keys.key import KeyLimits
+from deployments.keys.key import MAX_LIMIT, KeyLimits
 from deployments.keys.limits import KeyMeter, MeteredRequest, format_seconds
 from tests.support.fakes import FakeClock
 
@@ -180,3 +180,9 @@ def test_every_refusal_names_all_limits() -> None:
 )
 def test_seconds_are_formatted_as_openai_does(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_limits_beyond_all_numbers_of_requests_are_clamped() -> None:
+    limits = KeyLimits(requests_per_minute=10**400, tokens_per_minute=10**13)
+    assert limits == KeyLimits(requests_per_minute=MAX_LIMIT, tokens_per_minute=MAX_LIMIT)
+    KeyMeter("alice", limits, FakeClock()).enter(replicas=3).release()

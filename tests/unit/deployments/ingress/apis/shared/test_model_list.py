@@ -64,7 +64,7 @@ async def test_all_model_paths_return_the_same_facts(tiny_store: Path) -> None:
     ] * 4
 
 
-async def test_versions_are_told_to_keys_that_only_use_models(
+async def test_keys_that_only_use_models_see_the_versions(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     for version in ("000000000001", "000000000002", "000000000003", "000000000004"):
