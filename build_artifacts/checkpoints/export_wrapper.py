@@ -46,20 +46,20 @@ def wrap_for_export(
     return rows
 
 
-def input_names(model: TorchModel, head: ModelHead) -> tuple[str, ...]:
+def input_names(model: TorchModel, metadata: CheckpointMetadata) -> tuple[str, ...]:
     """Return the names of the inputs, int64 [B, T].
 
     The head MASKS adds `mask_positions`, [M]: flat indices into B * T of the tokens to predict.
     """
     names = ["input_ids", "attention_mask"]
-    if _has_token_types(model):
+    if metadata.has_token_types and _reads_token_types(model):
         names.append("token_type_ids")
-    if head is ModelHead.MASKS:
+    if metadata.head is ModelHead.MASKS:
         names.append(MASK_POSITIONS)
     return tuple(names)
 
 
-def _has_token_types(model: TorchModel) -> bool:
+def _reads_token_types(model: TorchModel) -> bool:
     """Return whether token types affect the output."""
     is_input = "token_type_ids" in inspect.signature(type(model).forward).parameters
     return is_input and getattr(model.config, "type_vocab_size", 0) > 1

@@ -26,6 +26,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
 )
 from build_artifacts.checkpoints.decoders import (
+    TOKENIZER_CONFIG_NAME,
     check_decoder,
     read_generation_config,
     special_tokens,
@@ -41,6 +42,7 @@ from build_artifacts.checkpoints.projection import DenseLayer
 from build_artifacts.checkpoints.sentences import (
     Pooling,
     Similarity,
+    check_arguments,
     check_no_default_prompt,
     is_cross_encoder,
     read_embedding_config,
@@ -49,7 +51,7 @@ from build_artifacts.checkpoints.sentences import (
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead, TaskName
+from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead, TaskName, TruncationSide
 from deployments.tasks import find_head, list_task_names
 from deployments.tasks.zero_shot import has_entailment_label
 
@@ -70,6 +72,7 @@ class CheckpointMetadata:
     tasks: tuple[str, ...]
     architecture: str
     max_tokens: int
+    truncation_side: TruncationSide = "right"  # side of a long text that the tokenizer removes
     output_width: int  # values per output row: embedding size, labels, 2 span ends or vocabulary
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
@@ -77,10 +80,12 @@ class CheckpointMetadata:
     projection: tuple[DenseLayer, ...] = ()  # layers to apply to the pooled vectors
     token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
+    default_dimensions: int | None = None  # values that a vector keeps by default; None: all
     similarity: Similarity = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
     mask_token: int | None = None  # token id, head MASKS only
+    has_token_types: bool = True  # False: the model gets no `token_type_ids`
     generation_config: GenerationConfig | None = None  # head NEXT_TOKEN only
 
     @property
@@ -192,7 +197,9 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
         tasks=tasks,
         architecture=read_architecture(config),
         max_tokens=_read_max_tokens(checkpoint, config),
+        truncation_side=_read_truncation_side(checkpoint.weights),
         output_width=config.num_labels,
+        has_token_types=has_token_types(checkpoint.weights),
     )
     if head is ModelHead.SPAN:
         return replace(common, output_width=2)
@@ -200,6 +207,7 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
         mask_token = _read_mask_token(checkpoint.weights)
         return replace(common, output_width=config.vocab_size, mask_token=mask_token)
     if head is ModelHead.LABELS and is_cross_encoder(checkpoint):
+        check_arguments(checkpoint.weights)
         check_no_default_prompt(checkpoint)
     return replace(
         common,
@@ -256,6 +264,7 @@ def read_encoder_decoder_metadata(
         tasks=tasks,
         architecture=read_architecture(config),
         max_tokens=max_tokens,
+        truncation_side=_read_truncation_side(checkpoint.weights),
         output_width=read_vocabulary_size(config),
         generation_config=read_encoder_decoder_config(checkpoint.weights, config, max_tokens),
     )
@@ -271,11 +280,14 @@ def _embedding_metadata(
         tasks=tasks,
         architecture=read_architecture(config),
         max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=max_seq_length),
+        truncation_side=_read_truncation_side(checkpoint.weights),
         output_width=projection[-1].width if projection else config.hidden_size,
+        has_token_types=has_token_types(checkpoint.weights),
         pooling=embedding.pooling,
         projection=projection,
         token_width=config.hidden_size if projection else None,
         normalize=embedding.normalize,
+        default_dimensions=embedding.dimensions,
         similarity=embedding.similarity,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
@@ -295,7 +307,7 @@ def _read_max_tokens(
     include special tokens. Raises UnsupportedModel if there is no limit.
     """
     if not _is_limit(tokenizer_limit):
-        tokenizer_file = checkpoint.weights / "tokenizer_config.json"
+        tokenizer_file = checkpoint.weights / TOKENIZER_CONFIG_NAME
         tokenizer_limit = read_object(tokenizer_file).get("model_max_length")
     limits = (tokenizer_limit, read_max_positions(config), further_limit)
     stated = [int(limit) for limit in limits if limit is not None and _is_limit(limit)]
@@ -307,9 +319,37 @@ def _read_max_tokens(
     return min(stated)
 
 
+def _read_truncation_side(weights: Path) -> TruncationSide:
+    """Return the side of a long text that transformers removes.
+
+    tokenizer_config.json overrides tokenizer.json. Raises UnsupportedModel for another value.
+    """
+    path = weights / TOKENIZER_CONFIG_NAME
+    side = read_field(path, "truncation_side", str)
+    if side is None:
+        path = weights / TOKENIZER_NAME
+        side = (read_field(path, "truncation", dict) or {}).get("direction", "Right").lower()
+    if side not in ("left", "right"):
+        raise corrupt_file(path, f"the side of the truncation is `{side}`")
+    return "left" if side == "left" else "right"
+
+
 def _is_limit(value: Json) -> bool:
     # Tokenizers without a limit store 10**30.
     return isinstance(value, int | float) and 0 < value < 10**9
+
+
+def has_token_types(weights: Path) -> bool:
+    """Return whether the tokenizer gives a model the type of each token: its segment of a pair.
+
+    Without types, both segments of a pair have type 0, whatever tokenizer.json states.
+    """
+    path = weights / TOKENIZER_CONFIG_NAME
+    if (names := read_field(path, "model_input_names", list)) is not None:
+        return "token_type_ids" in names
+    # transformers 5 gives general tokenizers this class, and returns no types. transformers 4, with
+    # its class PreTrainedTokenizerFast, returned types, so models were trained with them.
+    return read_field(path, "tokenizer_class", str) != "TokenizersBackend"
 
 
 def _read_mask_token(weights: Path) -> int:

@@ -15,6 +15,7 @@ from build_artifacts.checkpoints.checkpoint import (
     corrupt_file,
     is_plain_file,
     read_field,
+    read_object,
 )
 from build_artifacts.checkpoints.checks import check_weights
 from build_artifacts.errors import UnsupportedModel
@@ -44,8 +45,9 @@ class DenseLayer:
 def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
     """Read a Dense module. Take its shape from the weights, not from the config.
 
-    Raises UnsupportedModel if the build does not support the activation or the input, or if the
-    weights do not fit `input_width`. Also raises the errors of `check_weights`.
+    Raises UnsupportedModel if the build does not support the activation, a residual connection, the
+    input or the output, or if the weights do not fit `input_width`. Also raises the errors of
+    `check_weights`.
     """
     config = directory / CONFIG_NAME
     name = read_field(config, "activation_function", str) or "torch.nn.modules.activation.Tanh"
@@ -55,11 +57,11 @@ def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
             f"the Dense module `{directory.name}` has the unsupported activation `{name}`",
             hint=f"supported: {', '.join(_ACTIVATIONS)} of torch.nn",
         )
-    source = read_field(config, "module_input_name", str) or _POOLED
-    if source != _POOLED:
+    check_module_names(directory)
+    if read_object(config).get("use_residual"):
         raise UnsupportedModel(
-            f"the Dense module `{directory.name}` projects `{source}` instead of pooled vectors",
-            hint="use a model that pools token vectors before it projects them",
+            f"the Dense module `{directory.name}` adds its input to its output (`use_residual`)",
+            hint="use a model without residual connections between its modules",
         )
     weight, bias = _read_weights(directory)
     path = directory / f"{_WEIGHTS}.safetensors"
@@ -71,6 +73,19 @@ def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
     if bias is not None and bias.shape != weight.shape[:1]:
         raise corrupt_file(path, f"`linear.bias` has the shape {list(bias.shape)}")
     return DenseLayer(weight, bias, activation)
+
+
+def check_module_names(directory: Path) -> None:
+    """Raise UnsupportedModel unless a Dense or Normalize module replaces the pooled vectors."""
+    config = directory / CONFIG_NAME
+    source = read_field(config, "module_input_name", str) or _POOLED
+    target = read_field(config, "module_output_name", str) or source
+    for name, verb in ((source, "reads"), (target, "writes")):
+        if name != _POOLED:
+            raise UnsupportedModel(
+                f"the module `{directory.name}` {verb} `{name}` instead of pooled vectors",
+                hint="use a model that only changes its vectors after it pools them",
+            )
 
 
 def _read_weights(directory: Path) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:

@@ -12,11 +12,16 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULE_TYPES,
     Checkpoint,
     Json,
+    corrupt_file,
     read_field,
     read_modules,
     read_object,
 )
-from build_artifacts.checkpoints.projection import DenseLayer, read_dense_layer
+from build_artifacts.checkpoints.projection import (
+    DenseLayer,
+    check_module_names,
+    read_dense_layer,
+)
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
@@ -43,8 +48,12 @@ TRANSFORMER_CONFIG_NAMES = tuple(
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
 # Arguments that sentence-transformers passes to `from_pretrained` of the config, the model and the
-# tokenizer. It ignores `trust_remote_code` there. The other names do not change fp32 outputs.
-_ARGUMENTS = ("config_args", "model_args", "tokenizer_args")
+# tokenizer, and to the call of the tokenizer. Versions before 6 use the names that end in `_args`.
+_ARGUMENTS = (
+    "config_args", "model_args", "tokenizer_args", "config_kwargs", "model_kwargs",
+    "processor_kwargs", "processing_kwargs.common", "processing_kwargs.text",
+)  # fmt: skip
+# sentence-transformers ignores `trust_remote_code` there. The others do not change fp32 outputs.
 _ARGUMENTS_WITHOUT_EFFECT = {
     "trust_remote_code", "torch_dtype", "dtype", "attn_implementation", "add_pooling_layer",
     "cache_dir", "device_map", "local_files_only", "low_cpu_mem_usage", "padding_side", "revision",
@@ -61,6 +70,8 @@ class EmbeddingConfig:
     pooling: Pooling
     projection: tuple[DenseLayer, ...]  # layers to apply to the pooled vectors, in order
     normalize: bool
+    # Values of a vector that remain after the projection and the normalization; None: all.
+    dimensions: int | None
     similarity: Similarity
     prompts: tuple[tuple[str, str], ...]
     default_prompt: str | None
@@ -69,8 +80,9 @@ class EmbeddingConfig:
 def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> EmbeddingConfig:
     """Read the embedding config of modules that passed `check_modules`.
 
-    Without a Pooling module, the pooling is the mean. Raises UnsupportedModel for a pooling or
-    similarity that is not supported, and the errors of `read_dense_layer` and `_read_prompts`.
+    Without a Pooling module, the pooling is the mean. Raises UnsupportedModel for a pooling,
+    normalization or similarity that is not supported, and the errors of `read_dense_layer` and
+    `_read_prompts`.
     """
     modules = _read_modules(checkpoint)
     prompts, default_prompt = _read_prompts(checkpoint)
@@ -78,14 +90,20 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
     if paths := modules["Pooling"]:
         pooling = _pooling(checkpoint.module(paths[0]) / CONFIG_NAME, any(prompts.values()))
     projection: list[DenseLayer] = []
+    width = hidden_size
     for path in modules["Dense"]:
-        width = projection[-1].width if projection else hidden_size
         projection.append(read_dense_layer(checkpoint.module(path), width))
+        width = projection[-1].width
+    for path in modules["Normalize"]:
+        check_module_names(checkpoint.module(path))
+    normalize = bool(modules["Normalize"])
+    dimensions = _read_dimensions(checkpoint, width)
     return EmbeddingConfig(
         pooling=pooling,
         projection=tuple(projection),
-        normalize=bool(modules["Normalize"]),
-        similarity=_read_similarity(checkpoint, normalized=bool(modules["Normalize"])),
+        normalize=normalize,
+        dimensions=dimensions,
+        similarity=_read_similarity(checkpoint, normalized=normalize and dimensions is None),
         prompts=tuple(prompts.items()),
         default_prompt=default_prompt,
     )
@@ -95,26 +113,73 @@ def read_max_seq_length(weights: Path) -> Json:
     """Read the maximum input length in tokens, `max_seq_length`; None when absent.
 
     Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them,
-    and for arguments that change the outputs.
+    if the module does not return token vectors, and the errors of `check_arguments`.
     """
-    configs = (read_object(weights / name) for name in TRANSFORMER_CONFIG_NAMES)
-    config = next(filter(None, configs), {})
+    config = _read_transformer_config(weights)
+    check_arguments(weights)
+    _check_token_outputs(config)
+    if config.get("do_lower_case"):
+        _check_lowercases(weights)
+    return config.get("max_seq_length")
+
+
+def check_arguments(weights: Path) -> None:
+    """Raise UnsupportedModel for arguments of the Transformer module that change the outputs."""
+    config = _read_transformer_config(weights)
     for key in _ARGUMENTS:
-        arguments = config.get(key)
-        if not isinstance(arguments, dict | None):
-            raise UnsupportedModel(
-                f"`{key}` of the Transformer module is not an object",
-                hint="the checkpoint is damaged: download or save it again",
-            )
+        arguments = _read_path(config, key)
         if changing := sorted(set(arguments or {}) - _ARGUMENTS_WITHOUT_EFFECT):
             raise UnsupportedModel(
                 f"the Transformer module has `{changing[0]}` in its `{key}`, which the build does "
                 "not pass on",
-                hint=f"state `{changing[0]}` in {CONFIG_NAME} or tokenizer_config.json instead",
+                hint=f"remove it, and state its effect in {CONFIG_NAME} or tokenizer_config.json",
             )
-    if config.get("do_lower_case"):
-        _check_lowercases(weights)
-    return config.get("max_seq_length")
+
+
+def _read_transformer_config(weights: Path) -> dict[str, Json]:
+    configs = (read_object(weights / name) for name in TRANSFORMER_CONFIG_NAMES)
+    return next(filter(None, configs), {})
+
+
+def _read_path(config: Mapping[str, Json], path: str) -> dict[str, Json] | None:
+    """Return the object at the dotted `path`, or None. Raises UnsupportedModel for other values."""
+    value: Json = config
+    for name in path.split("."):
+        value = value.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise UnsupportedModel(
+                f"`{name}` of the Transformer module is not an object",
+                hint="the checkpoint is damaged: download or save it again",
+            )
+    return dict(value)
+
+
+def _check_token_outputs(config: Mapping[str, Json]) -> None:
+    """Raise UnsupportedModel unless the Transformer module returns the last hidden state.
+
+    It may return another output, such as BERT's pooled vector, or the output for a text that the
+    chat template renders.
+    """
+    text = _read_path(config, "modality_config.text") or {}
+    stated = {
+        "transformer_task": (config.get("transformer_task"), "feature-extraction"),
+        "module_output_name": (config.get("module_output_name"), "token_embeddings"),
+        "modality_config.text.method": (text.get("method"), "forward"),
+        "modality_config.text.method_output_name": (
+            text.get("method_output_name"),
+            "last_hidden_state",
+        ),
+        "modality_config.message": (_read_path(config, "modality_config.message"), None),
+    }
+    for name, (value, supported) in stated.items():
+        if value not in (None, supported, [supported]):
+            raise UnsupportedModel(
+                f"`{name}` of the Transformer module is `{value}`; the build reads the last hidden "
+                "state of texts only",
+                hint="use a model that pools the token vectors of its Transformer module",
+            )
 
 
 def is_cross_encoder(checkpoint: Checkpoint) -> bool:
@@ -170,6 +235,15 @@ def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
         f"`{path.name}` does not define its default prompt `{default}`",
         hint="correct `default_prompt_name` or `prompts`",
     )
+
+
+def _read_dimensions(checkpoint: Checkpoint, width: int) -> int | None:
+    """Return how many of `width` values sentence-transformers keeps; None for all."""
+    path = checkpoint.directory / SENTENCE_CONFIG_NAME
+    dimensions = read_field(path, "truncate_dim", int)
+    if dimensions is not None and dimensions < 1:
+        raise corrupt_file(path, f"`truncate_dim` is {dimensions}")
+    return dimensions if dimensions is not None and dimensions < width else None
 
 
 def _read_similarity(checkpoint: Checkpoint, *, normalized: bool) -> Similarity:

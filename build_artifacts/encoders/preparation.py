@@ -52,7 +52,7 @@ class TorchReferenceEngine:
         self.info = EngineInfo(compute_type="cpu-fp32")
         self._metadata = metadata
         self._model = wrap_for_export(model, metadata)
-        self._names = input_names(model, metadata.head)
+        self._names = input_names(model, metadata)
         self._threads = threads  # None: the setting of torch
 
     def run(self, batch: Batch) -> Outputs:
@@ -154,6 +154,7 @@ def load_examples(
     model = EvaluatedModel(
         directory=weights,
         max_tokens=metadata.max_tokens,
+        truncation_side=metadata.truncation_side,
         labels=metadata.labels,
         problem_type=metadata.problem_type,
         prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
@@ -223,10 +224,10 @@ def prepare(
     check_token_ids(model, highest, tokenizer.id_to_token(highest))
     try:
         outputs = tuple(run_probes(reference, items, 1))
-    except (ValueError, TypeError, IndexError) as exc:
+    except (ValueError, TypeError, IndexError, RuntimeError) as exc:
         raise UnsupportedModel(
             f"`{metadata.architecture}` does not run on token ids alone: {first_line(exc)}",
-            hint="use a model without other inputs",
+            hint="use a model without other inputs, and without a fixed number of tokens",
         ) from exc
     if not all(np.isfinite(output).all() for output in outputs):
         raise UnsupportedModel(

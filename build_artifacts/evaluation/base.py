@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.metadata import ProblemType
 from build_artifacts.checkpoints.sentences import Similarity
+from deployments.artifacts.types import TruncationSide
 from deployments.errors import BadSetting, EngineFailed, ServeError
 from deployments.messages import Call, Text, TokenizedItem, Truncation
 from deployments.tokenization.encodings import open_tokenizer
@@ -33,6 +34,7 @@ class EvaluatedModel:
 
     directory: Path  # holds tokenizer.json
     max_tokens: int  # longest item, special tokens included
+    truncation_side: TruncationSide = "right"  # side that a longer text loses
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     prompt: str = ""  # prefix of every sentence for an embedding model
@@ -126,7 +128,7 @@ class Evaluation(ABC):
 
 
 def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[TokenizedItem]:
-    """Tokenize each text or pair of texts as the server does. Long texts lose their end.
+    """Tokenize each text or pair of texts as the server does.
 
     Raises ServeError if the texts cannot be tokenized.
     """
@@ -134,7 +136,7 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
         texts=tuple(texts),
         fields=tuple(f"examples[{i}]" for i in range(len(texts))),
         options=None,
-        truncation=Truncation.KEEP_START,
+        truncation=Truncation.remove(model.truncation_side),
         deadline_s=float("inf"),
     )
     (tokenized,) = CachingTokenizer(model.directory, model.max_tokens).tokenize([call])
@@ -149,5 +151,5 @@ def open_truncating_tokenizer(model: EvaluatedModel) -> Tokenizer:
     Its encodings state special tokens, words and offsets; the items of `tokenize_texts` do not.
     """
     tokenizer = open_tokenizer(model.directory)
-    tokenizer.enable_truncation(model.max_tokens)
+    tokenizer.enable_truncation(model.max_tokens, direction=model.truncation_side)
     return tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from build_artifacts.build_devices import has_device
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.decoders import read_chat_templates
+from build_artifacts.checkpoints.decoders import find_decoder_settings, read_chat_templates
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_decoder_metadata
 from build_artifacts.decoders.candidates import (
     DecoderGraphs,
@@ -69,6 +69,7 @@ class DecoderFamily:
 
     def start(self, context: BuildContext) -> DecoderBuild:
         check_options(context)
+        report_ineffective(context, find_decoder_settings(context.weights))
         return DecoderBuild(context, cached_reference(context))
 
 
@@ -93,6 +94,13 @@ def check_options(context: BuildContext) -> None:
             f"`--gate {unknown[0]}` is not supported for models that generate text",
             hint=f"use one of {', '.join(LIMITS)}",
         )
+
+
+def report_ineffective(context: BuildContext, settings: Sequence[str]) -> None:
+    """Name the checkpoint's generation settings that the server does not apply."""
+    if settings:
+        names = ", ".join(f"`{name}`" for name in settings)
+        context.steps.report(f"settings of the checkpoint without effect: {names}")
 
 
 def cached_reference(context: BuildContext) -> DecoderReference:

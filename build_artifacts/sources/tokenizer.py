@@ -124,11 +124,18 @@ def correct_settings(weights: Path, into: Path) -> Path:
 
     The copy also has the tokens that only tokenizer_config.json states. If transformers cannot load
     the tokenizer, the settings stay as they are. Raises UnsupportedModel for a corrupt file, for a
-    token that cannot get its stated id, or if the class lowercases texts and tokenizer.json has no
-    setting for that.
+    token that cannot get its stated id, or for a setting that tokenizer.json cannot state: special
+    tokens that are split, and lowercasing if the file has no setting for it.
     """
     path = weights / TOKENIZER_NAME
     config, tokenizer = read_object(weights / _CONFIG_NAME), _open(path)
+    if config.get("split_special_tokens"):
+        raise UnsupportedModel(
+            f"`{_CONFIG_NAME}` states `split_special_tokens`: no text has special tokens, whatever "
+            "it contains",
+            hint=f"remove `split_special_tokens` from {_CONFIG_NAME} if texts contain no names of "
+            "special tokens",
+        )
     before = tokenizer.to_str()
     _add_stated_tokens(weights / _CONFIG_NAME, tokenizer)
     if not _has_settings_of(config, tokenizer):  # loading transformers takes seconds
@@ -141,9 +148,10 @@ def correct_settings(weights: Path, into: Path) -> Path:
 
 
 def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
-    """Add the tokens of `added_tokens_decoder` in `config` that `tokenizer` does not add to texts.
+    """Add the tokens that `config` states and `tokenizer` does not find in texts.
 
-    Raises UnsupportedModel if a token would get another id than the stated one.
+    Raises UnsupportedModel if a token would get another id than the stated one, or than the one
+    that transformers gives it.
     """
     name = "added_tokens_decoder"
     stated = read_field(config, name, dict) or {}
@@ -152,16 +160,44 @@ def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
         tokens = {int(number): _read_token(fields) for number, fields in stated.items()}
     except (TypeError, ValueError, LookupError) as exc:
         raise corrupt_file(config, f"`{name}` does not name tokens by their ids") from exc
+    named = known.union(token.content for token in tokens.values())
+    if extra := [token for token in _read_extra_tokens(config) if token.content not in named]:
+        tokens |= _number_tokens(config.parent, extra)
     for number, token in sorted(tokens.items()):
         if token.content in known:
             continue
         (tokenizer.add_special_tokens if token.special else tokenizer.add_tokens)([token])
         if (own := tokenizer.token_to_id(token.content)) != number:
             raise UnsupportedModel(
-                f"`{config.name}` states the id {number} for the token `{token.content}`, and "
+                f"the token `{token.content}` of `{config.name}` has the id {number}, and "
                 f"`{TOKENIZER_NAME}` would give it the id {own}",
                 hint=f"save the tokenizer again where its tokens can be compared: {_SAVE_HINT}",
             )
+
+
+def _read_extra_tokens(config: Path) -> list[AddedToken]:
+    """Return the special tokens in `config` that have no role, such as that of the end token."""
+    tokens: list[AddedToken] = []
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        value = read_object(config).get(name) or []
+        entries = value.values() if isinstance(value, dict) else value
+        try:
+            for entry in entries:
+                fields = entry if isinstance(entry, dict) else {"content": entry}
+                tokens.append(_read_token({"normalized": False, **fields, "special": True}))
+        except (TypeError, LookupError) as exc:
+            raise corrupt_file(config, f"`{name}` does not name tokens") from exc
+    return tokens
+
+
+def _number_tokens(weights: Path, tokens: Iterable[AddedToken]) -> dict[int, AddedToken]:
+    """Return the tokens by the ids that transformers gives them; {} if it cannot load them."""
+    try:
+        other = _convert(weights)
+    except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
+        return {}
+    ids = [(other.token_to_id(token.content), token) for token in tokens]
+    return {number: token for number, token in ids if number is not None}
 
 
 def _read_token(fields: Mapping[str, Json]) -> AddedToken:

@@ -63,7 +63,7 @@ def export(
     """
     from transformers.exporters import OnnxConfig, OnnxExporter
 
-    names = input_names(model, metadata.head)
+    names = input_names(model, metadata)
     inputs, shapes = build_example_inputs(
         names, min_trace_tokens(model.config), metadata.max_tokens
     )

@@ -25,7 +25,7 @@ def save_program(model: TorchModel, metadata: CheckpointMetadata, path: Path) ->
     """
     from transformers.exporters import DynamoConfig, DynamoExporter
 
-    names = input_names(model, metadata.head)
+    names = input_names(model, metadata)
     inputs, shapes = build_example_inputs(
         names, min_trace_tokens(model.config), metadata.max_tokens
     )

@@ -25,6 +25,7 @@ from deployments.artifacts.types import (
     KvCacheDtype,
     ModelHead,
     Precision,
+    TruncationSide,
 )
 from deployments.errors import (
     ArtifactMissing,
@@ -186,6 +187,8 @@ class ArtifactManifest(FrozenModel):
     tasks: tuple[str, ...] = Field(min_length=1)  # the model's own task first
     architecture: str
     max_tokens: int = Field(ge=1)
+    # Side of a long text that is removed if a request states none.
+    truncation_side: TruncationSide = "right"
     # Values per output row: embedding size, number of labels, 2 span ends or vocabulary size.
     output_width: int = Field(ge=1)
     # Values per unpooled vector; None: output_width.
@@ -194,6 +197,8 @@ class ArtifactManifest(FrozenModel):
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
     pooling: Literal["mean", "cls", "last"] | None = None
     normalize: bool = False
+    # Values of a normalized vector that remain if a request sets no `dimensions`; None: all.
+    default_dimensions: int | None = Field(default=None, ge=1)
     similarity: Literal["cosine", "dot"] = "cosine"  # how two vectors of the model are compared
     prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None

@@ -243,6 +243,8 @@ class SamplingJob(Job):
 
     def _accept_prompt_token(self, token: int, logits: Logits | None) -> None:
         added = self._detokenizer.push(token)
+        if self._model.is_special(token):  # the text of a prompt has the names of its tokens
+            added = token_text(self._model.tokenizer, token)
         self._prompt_tokens.append(self._build_token(token, added, logits))
 
     def build_started(self, compute_type: str) -> Started:
@@ -311,7 +313,7 @@ class SamplingJob(Job):
 
     def _build_alternative(self, id_: int, logprob: float, token: int, added: str) -> TopLogprob:
         special = self._model.is_special(id_)
-        # `added` of a special token is empty, which would not name the token.
+        # `added` of a special token may be empty, which would not name the token.
         is_named = id_ == token and not special
         text = added if is_named else token_text(self._model.tokenizer, id_)
         return TopLogprob(id_, text, logprob, special, self._find_raw_bytes(id_, text))

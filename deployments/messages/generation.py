@@ -136,8 +136,9 @@ class TopLogprob(NamedTuple):
 class Token(NamedTuple):
     """One token of an answer or of a prompt.
 
-    `text` is the text that the token completes. It is empty for a special token, and for a token
-    that ends within a character. Log-probabilities are the model's, before penalties and
+    `text` is the text that the token completes. It is empty for a token that ends within a
+    character. A special token has its name in a prompt and no text in an answer, whose text omits
+    special tokens. Log-probabilities are the model's, before penalties and
     temperature; None if not requested, and for the first token of a prompt.
     """
 

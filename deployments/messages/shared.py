@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
+from deployments.artifacts.types import TruncationSide
+
 
 class ModelRef(NamedTuple):
     """A model and its exact version."""
@@ -24,6 +26,10 @@ class Truncation(StrEnum):
     REFUSE = "refuse"
     KEEP_START = "keep-start"
     KEEP_END = "keep-end"
+
+    @classmethod
+    def remove(cls, side: TruncationSide) -> Truncation:
+        return cls.KEEP_END if side == "left" else cls.KEEP_START
 
 
 # Interactive work has the higher priority. While both kinds wait, batch work still gets a small

@@ -13,7 +13,6 @@ from typing import (
     Any,
     ClassVar,
     Generic,
-    Literal,
     NamedTuple,
     Protocol,
     TypeVar,
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from deployments.artifacts.manifest import ArtifactManifest
-from deployments.artifacts.types import ModelHead
+from deployments.artifacts.types import ModelHead, TruncationSide
 from deployments.messages import Text, TokenizedItem, TokenOffsets, Truncation, Windowing
 from deployments.tasks.inputs import ANY_CASE, Inputs
 
@@ -123,15 +122,13 @@ class TextParameters(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     truncate: bool | None = None
-    truncation_direction: Annotated[Literal["left", "right"] | None, ANY_CASE] = None
+    truncation_direction: Annotated[TruncationSide | None, ANY_CASE] = None
 
-    @property
-    def truncation(self) -> Truncation:
-        """How to shorten a long text. `truncation_direction` is the side that is removed."""
+    def choose_truncation(self, manifest: ArtifactManifest) -> Truncation:
+        """Return how to shorten a long text. `truncation_direction` is the side that is removed."""
         if not self.truncate:
             return Truncation.REFUSE
-        left = self.truncation_direction == "left"
-        return Truncation.KEEP_END if left else Truncation.KEEP_START
+        return Truncation.remove(self.truncation_direction or manifest.truncation_side)
 
 
 class TruncatingParameters(TextParameters):

@@ -62,18 +62,21 @@ class FeatureExtraction(Task):
     ) -> TaskInput:
         params = parse_parameters(EmbeddingParameters, parameters)
         texts, fields, _ = as_list(self.inputs.read(inputs))
-        dimensions = params.dimensions or manifest.output_width
+        default = manifest.default_dimensions
+        dimensions = params.dimensions or default or manifest.output_width
         if dimensions > manifest.output_width:
             raise InvalidField(
                 f"`parameters.dimensions` is {dimensions}; the maximum is {manifest.output_width}",
                 field="parameters.dimensions",
             )
-        normalize = manifest.normalize if params.normalize is None else params.normalize
+        normalize = params.normalize
+        if normalize is None:  # sentence-transformers does not normalize after its own truncation
+            normalize = manifest.normalize and (default is None or params.dimensions is not None)
         return TaskInput(
             texts=add_prompt(texts, params.prompt_name, manifest),
             fields=fields,
             options=EmbeddingOptions(normalize, dimensions),
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
         )
 
     def decode(self, context: DecodeContext, options: EmbeddingOptions) -> NDArray[np.float32]:
@@ -81,7 +84,7 @@ class FeatureExtraction(Task):
 
         Vectors are truncated to the requested dimensions before they are normalized.
         """
-        truncated = np.stack(context.rows)[:, : options.dimensions]
+        truncated = _stack_vectors(context)[:, : options.dimensions]
         # Contiguous, because the JSON encoder and the transport copy whole buffers.
         return normalize(truncated) if options.normalize else np.ascontiguousarray(truncated)
 
@@ -124,7 +127,7 @@ class SentenceSimilarity(Task):
                 *build_item_paths("inputs.sentences", len(value.sentences), single=False),
             ),
             options=None,
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
             many="inputs.sentences",
             extra=1,
         )
@@ -133,12 +136,22 @@ class SentenceSimilarity(Task):
         return [float(similarity) for similarity in compare_with_first(context)]
 
 
+def _stack_vectors(context: DecodeContext) -> NDArray[np.float32]:
+    """Return the vectors [N, W]. If the model truncates them, its own normalization comes before.
+
+    Otherwise, the vectors are not normalized.
+    """
+    vectors = np.stack(context.rows)
+    is_truncated = context.manifest.default_dimensions is not None
+    return normalize(vectors) if is_truncated and context.manifest.normalize else vectors
+
+
 def compare_with_first(context: DecodeContext) -> NDArray[np.float32]:
     """Return the similarities of the first vector with each of the others, [N - 1].
 
     The model's manifest states whether the similarities are cosines or dot products.
     """
-    vectors = np.stack(context.rows)
+    vectors = _stack_vectors(context)[:, : context.manifest.default_dimensions]
     if context.manifest.similarity == "cosine":
         vectors = normalize(vectors)
     similarities: NDArray[np.float32] = vectors[1:] @ vectors[0]

@@ -97,7 +97,7 @@ class FillMask(Task):
             texts=texts,
             fields=fields,
             options=FillMaskOptions(top_k, targets, fields, single),
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
         )
 
     def decode(

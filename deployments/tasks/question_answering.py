@@ -137,7 +137,7 @@ class QuestionAnswering(Task):
                 span_options=_build_span_options(params),
                 single=isinstance(value, QuestionInput),
             ),
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
             windowing=build_question_windowing(manifest.max_tokens, params),
         )
 

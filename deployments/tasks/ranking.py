@@ -90,16 +90,17 @@ class TextRanking(Task):
         texts = tuple(value.texts)
         fields = build_item_paths(TEXTS_PATH, len(texts), single=False)
         options = RankingOptions(bool(params.raw_scores), texts if params.return_text else None)
+        truncation = params.choose_truncation(manifest)
         if manifest.head is ModelHead.LABELS:
             pairs = tuple((value.query, text) for text in texts)
-            return TaskInput(pairs, fields, options, params.truncation, many=TEXTS_PATH)
+            return TaskInput(pairs, fields, options, truncation, many=TEXTS_PATH)
         query = add_prompt((value.query,), _find_prompt(QUERY_PROMPTS, manifest), manifest)
         documents = add_prompt(texts, _find_prompt(DOCUMENT_PROMPTS, manifest), manifest)
         return TaskInput(
             texts=(*query, *documents),
             fields=("inputs.query", *fields),
             options=options,
-            truncation=params.truncation,
+            truncation=truncation,
             many=TEXTS_PATH,
             extra=1,
         )

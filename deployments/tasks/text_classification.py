@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
@@ -14,6 +14,7 @@ from deployments.artifacts.types import ModelHead, TaskName
 from deployments.messages import Text
 from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import (
+    ANY_CASE,
     Inputs,
     one_or_many,
     parse_parameters,
@@ -29,7 +30,7 @@ _LABEL_S = 8e-7  # seconds of `decode` per label of the result, on a core of an 
 
 class ClassificationParameters(TextParameters):
     top_k: int | None = Field(None, ge=1)
-    function_to_apply: ScoreFunction | None = None
+    function_to_apply: Annotated[ScoreFunction | None, ANY_CASE] = None
 
 
 class ClassificationOptions(NamedTuple):
@@ -84,7 +85,7 @@ class TextClassification(Task):
             texts=tuple(map(_text, given)),
             fields=fields,
             options=ClassificationOptions(params.top_k or len(manifest.labels), function),
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
         )
 
     def decode(

@@ -90,7 +90,7 @@ class TokenClassification(Task):
             texts=texts,
             fields=fields,
             options=EntityOptions(strategy, ignored, texts, single),
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
             windowing=Windowing(stride=params.stride),
         )
 

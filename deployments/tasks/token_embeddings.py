@@ -37,7 +37,7 @@ class TokenEmbeddings(Task):
             texts=add_prompt(texts, params.prompt_name, manifest),
             fields=fields,
             options=None,
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
         )
 
     def decode(self, context: DecodeContext, options: None) -> list[NDArray[np.float32]]:

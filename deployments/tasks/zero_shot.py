@@ -136,7 +136,7 @@ class ZeroShotClassification(Task):
             # Errors about a pair that is too long name the path of its text.
             fields=tuple(field for field in fields for _ in labels),
             options=ZeroShotOptions(texts, labels, params.independent, single),
-            truncation=params.truncation,
+            truncation=params.choose_truncation(manifest),
             many=LABELS_PATH if single else "inputs",
             paired_with=None if single else LABELS_PATH,
         )

@@ -86,8 +86,7 @@ def build_item(encoding: Encoding, *, pair: bool) -> TokenizedItem:
     """Convert an encoding. The second segment of a `pair` starts at the first type id 1."""
     ids = np.array(encoding.ids, dtype=np.int32)
     types = encoding.type_ids if pair else []
-    # RoBERTa tokenizers give both segments type 0, because their models have no segment types. The
-    # item then has no second segment.
+    # Templates such as RoBERTa's give both segments type 0. The item then has no second segment.
     return TokenizedItem(ids, types.index(1) if 1 in types else len(ids))
 
 

@@ -36,6 +36,7 @@ class ScriptedReply(NamedTuple):
     waits_for: asyncio.Event | None = None  # event to await before the first event
     logprob: float = -0.5  # same for each token
     cached_tokens: int = 1
+    prompt: tuple[Token, ...] = ()  # tokens of the prompt; empty: one for each word or id
 
 
 class ScriptedGeneratorClient:
@@ -112,7 +113,7 @@ def build_started(call: GenerationCall, reply: ScriptedReply) -> Started:
     words = split_prompt(call)
     prompt: tuple[Token, ...] = ()
     if call.options.prompt_logprobs:
-        prompt = tuple(
+        prompt = reply.prompt or tuple(
             Token(number, word, None if number == 0 else -1.0) for number, word in enumerate(words)
         )
     seed = call.options.sampling.seed

@@ -55,11 +55,17 @@ class ParityModel:
     task: TaskName
 
     @classmethod
-    def make(cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = ()) -> ParityModel:
-        """Write a BERT of two layers and 64 positions with the head of `task`."""
+    def make(
+        cls, root: Path, task: TaskName, *, labels: tuple[str, ...] = (), **tokenizer: Any
+    ) -> ParityModel:
+        """Write a BERT of two layers and 64 positions with the head of `task`.
+
+        `tokenizer` replaces settings of TOKENIZER; None removes one.
+        """
         head = find_head(task)
         checkpoint = tiny_checkpoint(root / "checkpoint", head=head, labels=labels, normalize=False)
-        write_json(checkpoint / "tokenizer_config.json", TOKENIZER)
+        settings = {k: v for k, v in (TOKENIZER | tokenizer).items() if v is not None}
+        write_json(checkpoint / "tokenizer_config.json", settings)
         return cls(root, task)
 
     @property

@@ -56,7 +56,8 @@ def digest_exporter() -> str:
 def _digest(model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecipe) -> str:
     """Digest everything that `export` reads."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in _UNUSED}
-    reads = (type(model).__name__, metadata.head, metadata.pooling, metadata.max_tokens, recipe)
+    reads: tuple[object, ...] = (type(model).__name__, metadata.head, metadata.pooling)
+    reads = (*reads, metadata.max_tokens, metadata.has_token_types, recipe)
     digest = hashlib.sha256(json.dumps(config, default=str, sort_keys=True).encode())
     digest.update(repr((reads, model.config._attn_implementation)).encode())
     for layer in metadata.projection:

@@ -35,7 +35,7 @@ class VectorLength(Task):
     ) -> TaskInput:
         params = parse_parameters(RoundingParameters, parameters)
         texts, fields, _ = as_list(self.inputs.read(inputs))
-        return TaskInput(texts, fields, params.digits, params.truncation)
+        return TaskInput(texts, fields, params.digits, params.choose_truncation(manifest))
 
     def decode(self, context: DecodeContext, options: int | None) -> list[float]:
         lengths = [float((row**2).sum() ** 0.5) for row in context.rows]

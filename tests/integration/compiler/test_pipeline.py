@@ -189,6 +189,20 @@ def test_sealed_adapter_matches_peft(
     np.testing.assert_allclose(np.stack(answers), np.stack(expected), atol=1e-4)
 
 
+def test_adapter_without_an_id_does_not_replace_its_base(
+    embedding_build: BuildResult, embedding_source: Path, adapter_source: Path
+) -> None:
+    store = store_path(embedding_build)
+    request = BuildRequest(
+        ref=str(embedding_source), store=store, adapter=adapter_source, recipe=SMALL, budget=LITTLE
+    )
+    with pytest.raises(BuildError, match="would answer for the model without it") as raised:
+        build(request, BuildProgress(io.StringIO()))
+    assert f"--adapter {adapter_source} --id ORGANIZATION/NAME" in raised.value.hint
+    latest = resolve_version(store, embedding_build.manifest.id, LATEST_NAME)
+    assert latest == embedding_build.manifest.version
+
+
 def read_build_version(request: BuildRequest, data: str) -> str:
     """Return the version of a build with evaluation data `data`, which must be invalid.
 
@@ -213,7 +227,7 @@ def test_version_depends_on_recipe_gate_adapter_and_data(
         "base": base,
         "recipe": replace(base, recipe=BOTH_DEVICES),
         "gate": replace(base, recipe=strict),
-        "adapter": replace(base, adapter=adapter_source),
+        "adapter": replace(base, adapter=adapter_source, id="tiny/mood"),
         "longer": replace(base, budget=longer, id="another/name"),
     }
     versions = {

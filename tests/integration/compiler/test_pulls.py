@@ -14,9 +14,10 @@ import pytest
 from build_artifacts import commands, pulls
 from build_artifacts.__main__ import main
 from build_artifacts.demo import DEMO_MODELS
-from build_artifacts.errors import SourceNotFound
+from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.pipeline import BuildRequest, BuildResult
 from build_artifacts.pulls import build_first_demo_model, drain, pull
+from build_artifacts.sources.hub import HubListing
 from deployments.artifacts.locks import exclusive_lock
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
@@ -55,6 +56,41 @@ def test_drain_builds_what_waits_and_records_failures(tmp_path: Path, source: Pa
         file.stat().st_size for file in source.rglob("*") if file.is_file()
     )
     assert {state.value for state in durations.seconds} == {"pulling", "building", "verifying"}
+
+
+class LocalHub:
+    """Hub of one model, whose files are already in its cache."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache = cache
+
+    def listing(self, model_id: str, revision: str | None) -> HubListing:
+        files = ("model.safetensors", "tokenizer.json")
+        return HubListing("c0ffee" * 6, files)
+
+    def download(self, model_id: str, commit: str, files: list[str]) -> Path:
+        return self.cache
+
+
+def test_log_of_the_builder_names_the_file_that_cannot_be_read(tmp_path: Path) -> None:
+    unreadable = tmp_path / "checkpoint" / "config.json"
+    unreadable.mkdir(parents=True)
+    queue, output = BuildQueue(tmp_path / "store"), io.StringIO()
+    queue.submit("acme/tiny", str(unreadable.parent))
+    assert drain(queue, output) == 1
+    assert f"`{unreadable}` cannot be read: a directory, not a file. Hint: " in output.getvalue()
+
+
+def test_checkpoint_of_the_hub_without_a_config_is_named(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    queue = BuildQueue(tmp_path / "store")
+    queue.submit("acme/tiny", "acme/tiny")
+    with pytest.raises(BuildError):
+        pull(queue, "acme/tiny", io.StringIO(), LocalHub(cache))
+    record = queue.read("acme/tiny")
+    assert record is not None
+    assert record.reason.startswith("no `config.json` in acme/tiny. Hint: ")
 
 
 def test_pull_of_a_broken_checkpoint_says_why(

@@ -274,7 +274,39 @@ def test_token_of_the_vocabulary_that_the_config_states_is_kept_whole(tmp_path: 
 
 def test_token_that_would_get_another_id_is_rejected(tmp_path: Path) -> None:
     directory = with_stated_token(tmp_path / "model", **{"999": {"content": "<|tool|>"}})
-    with pytest.raises(UnsupportedModel, match=r"the id 999 for the token `<\|tool\|>`"):
+    with pytest.raises(UnsupportedModel, match=r"token `<\|tool\|>` .* has the id 999"):
+        correct_settings(directory, tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"additional_special_tokens": ["<|tool|>"]},
+        {"additional_special_tokens": [{"__type": "AddedToken", "content": "<|tool|>"}]},
+        {"extra_special_tokens": ["[MASK]", "<|tool|>"]},
+        {"extra_special_tokens": {"tool_token": "<|tool|>"}},
+    ],
+)
+def test_special_token_without_a_role_is_added(tmp_path: Path, extra: dict[str, object]) -> None:
+    normalizer = bert_normalizer(lowercase=True)
+    directory = with_normalizer(tmp_path / "model", normalizer, **extra)
+    made = correct_settings(directory, tmp_path / "made")
+    assert_equals_transformers(made, directory)
+    tokens = Tokenizer.from_file(str(made)).encode("good<|tool|>film", add_special_tokens=False)
+    assert tokens.tokens == ["good", "<|tool|>", "film"]
+
+
+def test_special_tokens_that_are_no_texts_are_rejected(tmp_path: Path) -> None:
+    normalizer = bert_normalizer(lowercase=True)
+    directory = with_normalizer(tmp_path / "model", normalizer, extra_special_tokens=[7])
+    with pytest.raises(UnsupportedModel, match="`extra_special_tokens` does not name tokens"):
+        correct_settings(directory, tmp_path / "made")
+
+
+def test_texts_whose_special_tokens_are_split_are_rejected(tmp_path: Path) -> None:
+    normalizer = bert_normalizer(lowercase=True)
+    directory = with_normalizer(tmp_path / "model", normalizer, split_special_tokens=True)
+    with pytest.raises(UnsupportedModel, match="`split_special_tokens`"):
         correct_settings(directory, tmp_path / "made")
 
 

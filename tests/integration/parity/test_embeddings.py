@@ -7,6 +7,7 @@ sentence-transformers does.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from deployments.artifacts.types import TaskName
 from tests.support.parity_models import ParityModel, ServedModel
 from tests.support.parity_texts import varied_texts
-from tests.support.tiny_encoders import HIDDEN
+from tests.support.tiny_encoders import HIDDEN, POSITIONS, write_json
 
 INPUTS = 220
 # For cosines and values of unit vectors. The two sides add float32 numbers in different orders.
@@ -98,6 +99,21 @@ async def test_truncated_texts_equal_transformers(
     wanted = np.stack([out.last_hidden_state[0].detach().numpy().mean(axis=0) for out in outputs])
     answers = await app.mixed(long, {"truncate": True, "truncation_direction": side})
     np.testing.assert_allclose(table(answers), wanted, rtol=0, atol=RAW_TOLERANCE)
+
+
+async def test_truncation_of_the_checkpoint_is_the_default(
+    texts: list[str], tmp_path: Path
+) -> None:
+    model = ParityModel.make(tmp_path, TaskName.FEATURE_EXTRACTION, truncation_side="left")
+    write_json(model.checkpoint / "config_sentence_transformers.json", {"truncate_dim": 16})
+    long = " ".join(texts[:20])
+    tokens = model.tokenizer()(long, truncation=True, max_length=POSITIONS, return_tensors="pt")
+    (wanted,) = model.model()(**tokens).last_hidden_state.detach().numpy().mean(axis=1)
+    async with model.serving() as app:
+        (vector,) = await app.ask(long)
+        (whole,) = await app.ask(long, {"dimensions": HIDDEN})
+    np.testing.assert_allclose(vector, wanted[:16], rtol=0, atol=RAW_TOLERANCE)
+    np.testing.assert_allclose(whole, wanted, rtol=0, atol=RAW_TOLERANCE)
 
 
 async def test_similarity_is_the_cosine_of_the_means(

@@ -96,6 +96,6 @@ def test_torch_program_holds_the_projection(
     program = read_program(tmp_path / "program", "cpu")
     inputs = model.tokenizer()(texts[0], return_tensors="pt")
     with torch.inference_mode():
-        (vector,) = program(*(inputs[name] for name in input_names(torch_model, metadata.head)))
+        (vector,) = program(*(inputs[name] for name in input_names(torch_model, metadata)))
     np.testing.assert_allclose(vector.numpy(), expected[0], rtol=0, atol=TOLERANCE)
     assert not hasattr(torch_model, "sentence_projection"), "the checkpoint's model was changed"

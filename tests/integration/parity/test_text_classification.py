@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.artifacts.types import TaskName
 from tests.integration.parity.conftest import LABELS
 from tests.support.parity_models import ParityModel, ServedModel, agreement, decided
 from tests.support.parity_texts import pair_texts, varied_texts
@@ -96,6 +98,25 @@ async def test_pairs_equal_the_pipeline(
     assert len(pairs) == 200
     assert_same([answer for (answer,) in await app.alone(pairs)], expected)
     assert_same(await app.mixed(pairs), expected)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_input_names": ["input_ids", "attention_mask"]},
+        {"tokenizer_class": "TokenizersBackend", "model_input_names": None},
+    ],
+    ids=["stated", "class"],
+)
+async def test_pairs_of_a_tokenizer_without_segment_types_equal_the_pipeline(
+    settings: dict[str, Any], pairs: list[dict[str, str]], tmp_path: Path
+) -> None:
+    model = ParityModel.make(tmp_path, TaskName.TEXT_CLASSIFICATION, labels=LABELS, **settings)
+    pipeline = model.pipeline()
+    assert "token_type_ids" not in pipeline.tokenizer("a", "b")
+    async with model.serving() as app:
+        ours = await app.mixed(pairs[:40])
+    assert_same(ours, [pipeline(pair, top_k=None) for pair in pairs[:40]])
 
 
 async def test_mixed_texts_and_pairs_equal_the_pipeline(

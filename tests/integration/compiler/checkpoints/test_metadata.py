@@ -8,15 +8,20 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.checkpoints.adapter import read_adapter
-from build_artifacts.checkpoints.decoders import read_chat_templates
+from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.decoders import find_decoder_settings, read_chat_templates
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
 from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families import decoder
+from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.recipes import QUICK
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME
 from deployments.artifacts.types import TaskName
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_artifacts import CHATML, END, TURN_END, write_byte_tokenizer
+from tests.support.prepared_build import RecordingRunner
 from tests.support.tiny_decoders import tokenizer_config
 from tests.support.tiny_encoders import (
     tiny_tokenizer,
@@ -151,6 +156,62 @@ def test_neutral_sampling_values_are_omitted(directory: Path) -> None:
     for settings in (nothing, {"top_k": 2.5, "temperature": float("inf")}, {"top_k": True}):
         write_json(directory / "generation_config.json", settings)
         assert read_generation_defaults(directory) == GenerationDefaults()
+
+
+def test_suppressed_tokens_come_from_checkpoint(directory: Path) -> None:
+    settings = {"suppress_tokens": [5, -1, 320], "bad_words_ids": [[9], [11, 12]]}
+    write_json(directory / "generation_config.json", settings)
+    config = read_checkpoint_metadata(directory).required_generation_config
+    assert config.suppressed_token_ids == (5, 9), "an id beyond the vocabulary has no logit"
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"bad_words_ids": [[5], [8, 9]], "num_beams": 2}, ["bad_words_ids", "num_beams"]),
+        ({"no_repeat_ngram_size": 3, "min_new_tokens": 4}, ["min_new_tokens", "no_repeat_ngram_s"]),
+        (
+            {"do_sample": True, "top_k": 7, "num_beams": 1, "min_length": 0, "stop_strings": None},
+            [],
+        ),
+    ],
+)
+def test_settings_of_a_decoder_without_effect_are_found(
+    directory: Path, settings: dict[str, object], names: list[str]
+) -> None:
+    write_json(directory / "generation_config.json", settings)
+    assert [name[:17] for name in find_decoder_settings(directory)] == names
+
+
+def test_build_log_names_settings_of_a_decoder_without_effect(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_json(directory / "generation_config.json", {"no_repeat_ngram_size": 3})
+    monkeypatch.setattr(decoder, "cached_reference", lambda context: None)
+    runner = RecordingRunner(directory / "building")
+    context = BuildContext(
+        steps=runner.steps,
+        weights=directory,
+        metadata=read_checkpoint_metadata(directory),
+        recipe=QUICK,
+        budget=BuildBudget(),
+    )
+    decoder.DecoderFamily().start(context)
+    expected = "settings of the checkpoint without effect: `no_repeat_ngram_size`\n"
+    assert runner.output.getvalue() == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("XLMWithLMHeadModel", TaskName.FILL_MASK),
+        ("FlaubertWithLMHeadModel", TaskName.FILL_MASK),
+        ("T5WithLMHeadModel", TaskName.TEXT2TEXT_GENERATION),
+        ("GPT2LMHeadModel", TaskName.TEXT_GENERATION),
+    ],
+)
+def test_language_models_of_old_names_have_their_tasks(architecture: str, task: TaskName) -> None:
+    assert parse_task_class(architecture) is task
 
 
 def test_model_without_eos_token_is_rejected(directory: Path) -> None:

@@ -10,7 +10,13 @@ from build_artifacts.checkpoints.checkpoint import copy_without_weights
 from build_artifacts.errors import UnsafeSource, UnsupportedModel
 from deployments.artifacts.types import TaskName
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
-from tests.support.tiny_encoders import HIDDEN, write_dense, write_json, write_pooling
+from tests.support.tiny_encoders import (
+    HIDDEN,
+    tiny_checkpoint,
+    write_dense,
+    write_json,
+    write_pooling,
+)
 
 EMBEDDER = {"model_type": "bert", "architectures": ["BertModel"]}
 
@@ -30,6 +36,15 @@ def test_width_of_a_dense_module_is_that_of_the_vectors(tmp_path: Path) -> None:
     assert [layer.activation for layer in metadata.projection] == ["Tanh"]
 
 
+@pytest.mark.parametrize(("dimensions", "default"), [(16, 16), (24, None), (99, None)])
+def test_default_dimensions_are_below_the_width_of_the_vectors(
+    tmp_path: Path, dimensions: int, default: int | None
+) -> None:
+    embedder_with_dense(tmp_path)
+    write_json(tmp_path / "config_sentence_transformers.json", {"truncate_dim": dimensions})
+    assert read_checkpoint_metadata(tmp_path).default_dimensions == default
+
+
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
@@ -37,7 +52,9 @@ def test_width_of_a_dense_module_is_that_of_the_vectors(tmp_path: Path) -> None:
         ({"activation_function": "os.system.Tanh"}, "unsupported activation `os.system.Tanh`"),
         ({"activation_function": 5}, "`activation_function` is not a string"),
         ({"input_width": 31}, r"shape \[24, 31\] does not fit 32 values"),
-        ({"module_input_name": "token_embeddings"}, "projects `token_embeddings`"),
+        ({"module_input_name": "token_embeddings"}, "`2_Dense` reads `token_embeddings`"),
+        ({"module_output_name": "token_embeddings"}, "`2_Dense` writes `token_embeddings`"),
+        ({"use_residual": True}, r"`2_Dense` adds its input .* \(`use_residual`\)"),
     ],
 )
 def test_dense_module_that_cannot_be_built_is_rejected(
@@ -45,6 +62,17 @@ def test_dense_module_that_cannot_be_built_is_rejected(
 ) -> None:
     with pytest.raises(UnsupportedModel, match=reason):
         read_checkpoint_metadata(embedder_with_dense(tmp_path, **settings))
+
+
+def test_arguments_of_a_cross_encoder_that_change_outputs_are_rejected(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(tmp_path, labels=("SCORE",))
+    write_json(checkpoint / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    write_json(checkpoint / "tokenizer_config.json", {"model_max_length": 64})
+    assert read_checkpoint_metadata(checkpoint).max_tokens == 64
+    arguments = {"model_max_length": 20}
+    write_json(checkpoint / "sentence_bert_config.json", {"processor_kwargs": arguments})
+    with pytest.raises(UnsupportedModel, match="`model_max_length` in its `processor_kwargs`"):
+        read_checkpoint_metadata(checkpoint)
 
 
 def test_dense_module_with_pickled_weights_only_is_rejected(tmp_path: Path) -> None:

@@ -155,6 +155,30 @@ def test_model_without_a_position_for_every_token_is_refused(tmp_path: Path) -> 
         prepare(checkpoint, metadata, None, tmp_path)
 
 
+def test_model_for_texts_of_one_length_is_refused(tmp_path: Path) -> None:
+    checkpoint = tiny_checkpoint(
+        tmp_path / "nystromformer", model_type="nystromformer", labels=("NO", "YES")
+    )
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    lengths = {"num_landmarks": 8, "segment_means_seq_len": 128}
+    write_json(checkpoint / "config.json", config | lengths)
+    metadata = read_checkpoint_metadata(checkpoint)
+    with pytest.raises(UnsupportedModel, match="not run on token ids alone: shape"):
+        prepare(checkpoint, metadata, None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [("funnel", "FunnelForMaskedLM"), ("xlnet", "XLNetForSequenceClassification")],
+)
+def test_model_with_further_segment_types_is_refused(
+    tmp_path: Path, model_type: str, architecture: str
+) -> None:
+    refusal = refuse(tmp_path, model_type, architecture)
+    assert refusal.message.startswith(f"`{model_type}` cannot be exported: its token [CLS]")
+    assert refusal.hint == USE_ENCODER
+
+
 def test_end_token_without_a_vector_is_left_out_if_others_remain(tmp_path: Path) -> None:
     checkpoint = tiny_gpt2(tmp_path / "gpt2")
     write_json(checkpoint / "generation_config.json", {"eos_token_id": 70_000})

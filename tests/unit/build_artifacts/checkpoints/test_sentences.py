@@ -133,7 +133,94 @@ def test_config_named_after_another_architecture_is_read(tmp_path: Path, name: s
     assert read_max_seq_length(tmp_path) == 128
 
 
-@pytest.mark.parametrize("key", ["config_args", "model_args", "tokenizer_args"])
+def test_truncation_of_vectors_is_their_default(tmp_path: Path) -> None:
+    assert read_config(tmp_path).dimensions is None
+    assert read_config(tmp_path, truncate_dim=None).dimensions is None
+    assert read_config(tmp_path, truncate_dim=16).dimensions == 16
+    with pytest.raises(UnsupportedModel, match="`truncate_dim` is 0"):
+        read_config(tmp_path, truncate_dim=0)
+
+
+def test_dot_product_of_vectors_that_are_truncated_after_normalization_is_kept(
+    tmp_path: Path,
+) -> None:
+    write_pooling(tmp_path, normalize=True)
+    for dimensions, similarity in ((HIDDEN - 1, "dot"), (HIDDEN, "cosine")):
+        config = read_config(tmp_path, truncate_dim=dimensions, similarity_fn_name="dot")
+        assert config.similarity == similarity
+
+
+@pytest.mark.parametrize("name", ["module_input_name", "module_output_name"])
+def test_normalization_of_other_vectors_is_rejected(tmp_path: Path, name: str) -> None:
+    write_pooling(tmp_path, normalize=True)
+    write_json(tmp_path / "2_Normalize" / "config.json", {name: "sentence_embedding"})
+    assert read_config(tmp_path).normalize
+    write_json(tmp_path / "2_Normalize" / "config.json", {name: "token_embeddings"})
+    with pytest.raises(UnsupportedModel, match=r"`2_Normalize` .* `token_embeddings` instead"):
+        read_config(tmp_path)
+
+
+LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+def test_token_vectors_are_the_last_hidden_state(tmp_path: Path) -> None:
+    settings = {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": LAST_STATE},
+        "module_output_name": "token_embeddings",
+        "processing_kwargs": {},
+        "max_seq_length": 8,
+    }
+    write_json(tmp_path / "sentence_bert_config.json", settings)
+    assert read_max_seq_length(tmp_path) == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"transformer_task": "fill-mask"}, "transformer_task"),
+        ({"module_output_name": "sentence_embedding"}, "module_output_name"),
+        (
+            {"modality_config": {"text": LAST_STATE | {"method_output_name": "pooler_output"}}},
+            "modality_config.text.method_output_name",
+        ),
+        (
+            {"modality_config": {"text": LAST_STATE | {"method": "get_text_features"}}},
+            "modality_config.text.method",
+        ),
+        (
+            {"modality_config": {"text": LAST_STATE, "message": LAST_STATE}},
+            "modality_config.message",
+        ),
+    ],
+)
+def test_other_outputs_than_token_vectors_are_rejected(
+    tmp_path: Path, settings: dict[str, object], name: str
+) -> None:
+    write_json(tmp_path / "sentence_bert_config.json", settings)
+    with pytest.raises(UnsupportedModel, match=f"`{name}` of the Transformer module is"):
+        read_max_seq_length(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["text", "common"])
+def test_arguments_of_the_tokenizer_call_are_rejected(tmp_path: Path, part: str) -> None:
+    arguments = {"max_length": 16, "truncation": True}
+    write_json(tmp_path / "sentence_bert_config.json", {"processing_kwargs": {part: arguments}})
+    with pytest.raises(UnsupportedModel, match=f"`max_length` in its `processing_kwargs.{part}`"):
+        read_max_seq_length(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "config_args",
+        "model_args",
+        "tokenizer_args",
+        "config_kwargs",
+        "model_kwargs",
+        "processor_kwargs",
+    ],
+)
 def test_arguments_that_change_outputs_are_rejected(tmp_path: Path, key: str) -> None:
     path = tmp_path / "sentence_bert_config.json"
     write_json(path, {"max_seq_length": 8, key: {"trust_remote_code": True, "dtype": "float16"}})

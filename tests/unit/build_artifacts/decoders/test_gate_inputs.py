@@ -34,7 +34,7 @@ def test_template_of_the_model_formats_the_prompts(tmp_path: Path) -> None:
     ("template", "reason"),
     [
         (MANY_STEPS, "takes more than 500000 steps"),
-        ("{{ 'x' * 4000001 }}", "more than 4000000 characters"),
+        ("{% for _ in range(41) %}{{ 'x' * 100000 }}{% endfor %}", "more than 4000000 characters"),
         ("{% for %}", "the chat template rejects"),
         ("{{ raise_exception('no user') }}", "no user"),
     ],

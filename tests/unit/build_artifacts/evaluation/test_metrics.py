@@ -86,6 +86,11 @@ def test_micro_f1_averages_decisions_and_macro_f1_labels() -> None:
     assert macro_f1(predicted, expected) == pytest.approx((4 / 5 + 2 / 3) / 2)
 
 
+def test_label_that_is_only_predicted_lowers_macro_f1() -> None:
+    # Label 0 is right; label 1 is never expected.
+    assert macro_f1(bits("x.", "xx"), bits("x.", "x.")) == pytest.approx((1 + 0) / 2)
+
+
 def test_macro_f1_of_no_rows_is_0() -> None:
     assert macro_f1(bits("..", ".."), bits("..", "..")) == 0
 

@@ -66,7 +66,23 @@ def test_task_has_schemas_for_the_documentation(task: Any) -> None:
 def test_truncation_direction_is_the_truncated_side(
     raw: dict[str, Any], truncation: Truncation
 ) -> None:
-    assert parse_parameters(TextParameters, raw).truncation is truncation
+    parameters = parse_parameters(TextParameters, raw)
+    assert parameters.choose_truncation(tiny_manifest()) is truncation
+
+
+@pytest.mark.parametrize(
+    ("raw", "truncation"),
+    [
+        ({"truncate": True}, Truncation.KEEP_END),
+        ({"truncate": True, "truncation_direction": "right"}, Truncation.KEEP_START),
+        ({}, Truncation.REFUSE),
+    ],
+)
+def test_truncated_side_is_that_of_the_tokenizer_by_default(
+    raw: dict[str, Any], truncation: Truncation
+) -> None:
+    manifest = tiny_manifest().model_copy(update={"truncation_side": "left"})
+    assert parse_parameters(TextParameters, raw).choose_truncation(manifest) is truncation
 
 
 @pytest.mark.parametrize(

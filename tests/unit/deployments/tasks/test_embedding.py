@@ -53,6 +53,52 @@ def test_parse_reads_embedding_options(
     assert FeatureExtraction().parse("a", parameters, MANIFEST).options == options
 
 
+SHORTENED = MANIFEST.model_copy(update={"normalize": False, "default_dimensions": 2})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "dimensions"), [({}, 2), ({"dimensions": 3}, 3), ({"dimensions": WIDTH}, WIDTH)]
+)
+def test_truncation_of_the_checkpoint_is_the_default(
+    parameters: dict[str, Any], dimensions: int
+) -> None:
+    options = FeatureExtraction().parse("a", parameters, SHORTENED).options
+    assert options == (False, dimensions)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, [3 / 13, 4 / 13]),  # as in sentence-transformers
+        ({"normalize": False}, [3 / 13, 4 / 13]),
+        ({"normalize": True}, [0.6, 0.8]),
+        ({"dimensions": 2}, [0.6, 0.8]),
+    ],
+)
+def test_truncation_of_the_checkpoint_follows_its_normalization(
+    parameters: dict[str, Any], expected: list[float]
+) -> None:
+    task, manifest = FeatureExtraction(), SHORTENED.model_copy(update={"normalize": True})
+    options = task.parse("a", parameters, manifest).options
+    (row,) = task.decode(decode_context(ROWS, manifest), options)
+    assert row == pytest.approx(expected, abs=1e-6)
+
+
+def test_dot_product_of_truncated_vectors_is_below_their_cosine() -> None:
+    manifest = SHORTENED.model_copy(update={"normalize": True, "similarity": "dot"})
+    rows: list[list[float]] = [[3, 4, 12], [3, 4, 0]]
+    assert SentenceSimilarity().decode(decode_context(rows, manifest), None) == pytest.approx(
+        [5 / 13]
+    )
+
+
+@pytest.mark.parametrize(("measure", "similarity"), [("dot", 25.0), ("cosine", 1.0)])
+def test_similarity_compares_vectors_of_the_default_length(measure: str, similarity: float) -> None:
+    manifest = SHORTENED.model_copy(update={"similarity": measure})
+    rows: list[list[float]] = [[3, 4, 0], [3, 4, 12]]
+    assert SentenceSimilarity().decode(decode_context(rows, manifest), None) == [similarity]
+
+
 @pytest.mark.parametrize(
     ("parameters", "error", "field"),
     [

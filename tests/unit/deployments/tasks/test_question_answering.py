@@ -188,10 +188,15 @@ def test_handle_impossible_answer_allows_the_null_answer(encoder: WindowTokenize
 
 
 def test_null_score_is_the_minimum_over_windows(encoder: WindowTokenizer) -> None:
-    # Only the window with "night train" has a better answer than the null answer.
+    # Only the fourth of six windows has "night train", and thus a better answer than the null one.
     model = QuestionModel(encoder, {"night": 20}, {"train": 20}, null=9)
     answers = model.answer(
-        {"question": "a", "context": LONG}, handle_impossible_answer=True, top_k=100, doc_stride=10
+        {"question": "a", "context": LONG},
+        handle_impossible_answer=True,
+        top_k=100,
+        max_answer_len=2,
+        max_seq_len=24,
+        doc_stride=5,
     )
     (null,) = (answer["score"] for answer in answers if answer["answer"] == "")
     assert null < 1e-6

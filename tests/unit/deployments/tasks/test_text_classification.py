@@ -44,6 +44,12 @@ def test_default_score_function_follows_the_problem_type(
     assert parse("a", {"function_to_apply": "none"}, model).options.function == "none"
 
 
+@pytest.mark.parametrize("name", ["sigmoid", "Sigmoid", "SIGMOID"])
+def test_score_function_may_have_any_case(name: str) -> None:
+    parsed = TextClassification().parse("a", {"function_to_apply": name}, MANIFEST)
+    assert parsed.options.function == "sigmoid"
+
+
 @pytest.mark.parametrize(
     ("parameters", "top_k"), [({}, 3), ({"top_k": None}, 3), ({"top_k": 1}, 1), ({"top_k": 99}, 99)]
 )
