@@ -52,4 +52,5 @@ class enforce_deadline:
         try:
             await self._timeout.__aexit__(kind, error, traceback)
         except TimeoutError as exc:
+            del self._timeout  # it refers to the task, which refers to this frame by its traceback
             raise DeadlineExceeded(self._message) from exc

@@ -248,6 +248,23 @@ class RequirementMissing(EngineFailed):
     code = "requirement_missing"
 
 
+def forget_frames(error: BaseException) -> None:
+    """Remove the tracebacks of an error, its causes and its contexts. Call this after logging.
+
+    An error is part of a reference cycle if a frame of its traceback has a variable that leads to
+    the error. The frames also hold the request: its body, texts and tokens. Without this call, they
+    stay in memory until the next garbage collection (garbage_collection.py).
+    """
+    found: list[BaseException | None] = [error]
+    seen: set[int] = set()  # `raise ... from ...` permits cycles
+    while found:
+        one = found.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = None
+            found += (one.__cause__, one.__context__)
+
+
 def hide_details(error: BaseException) -> ServeError:
     """Return the error to send to clients, without the text of exceptions of libraries.
 

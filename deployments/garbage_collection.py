@@ -2,8 +2,9 @@
 
 Successful requests leave no reference cycles. But the objects of 64 requests in flight exceed
 Python's default threshold of 700 objects. With this threshold, the collector ran 70 times per
-second and took a tenth of the ingress's CPU time. Some collections are needed: errors form cycles
-with their tracebacks.
+second and took a tenth of the ingress's CPU time. Some collections are needed, because tracebacks
+of errors form cycles. These may hold the bodies of requests, and the collector counts objects, not
+bytes. Code that answers an error therefore calls `forget_frames` (errors.py).
 """
 
 from __future__ import annotations

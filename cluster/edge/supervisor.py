@@ -50,6 +50,7 @@ BuildConfig = Callable[[EdgePaths], str]
 class _Attached(NamedTuple):
     """The `attach.py` process that represents HAProxy in Ray Serve, and its connection."""
 
+    number: int  # order of connection
     pid: int
     writer: asyncio.StreamWriter
 
@@ -78,9 +79,12 @@ class Edge:
         self._current: HaproxyProcess | None = None
         self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # including draining ones
         self._attached: _Attached | None = None
+        self._connections = 0  # number of connections from `attach.py` processes so far
+        self._newest = 0  # highest number of a process that has attached
         self._servers: dict[Path, asyncio.Server] = {}
         self._health: asyncio.Task[None] | None = None
-        self._changing = asyncio.Lock()  # allows one start of HAProxy at a time
+        # Allows one start of HAProxy at a time, and one change of the applied configuration.
+        self._changing = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="edge", daemon=True)
 
@@ -109,7 +113,8 @@ class Edge:
 
     async def _start(self) -> None:
         await self._listen(control_socket(self.directory), self._attach)
-        await self._replace(lambda paths: build_starting_config(paths, self._limits))
+        async with self._changing:
+            await self._replace(lambda paths: build_starting_config(paths, self._limits))
         self._health = asyncio.create_task(self._check_health())
 
     async def _stop(self) -> None:
@@ -131,26 +136,36 @@ class Edge:
     async def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Apply a configuration from Ray Serve, or send back why it cannot be applied.
 
-        Stay connected until the attached process ends or the next process attaches.
+        Stay connected until the attached process ends or a later process attaches.
         """
-        attached = _Attached(_read_peer_pid(writer), writer)
+        self._connections += 1
+        attached = _Attached(self._connections, _read_peer_pid(writer), writer)
         with contextlib.suppress(ConnectionError):
-            config = Path((await reader.readline()).decode().strip())
             try:
+                config = Path((await reader.readline()).decode().strip())
                 text = config.read_text(encoding="utf-8")
                 admin_socket = find_admin_socket(text)
-                await self._apply(text)
-                await self._listen(admin_socket, self._relay)
-            except (ServeError, OSError) as error:
+                async with self._changing:
+                    # Ray Serve may give a process up, and start the next one, while HAProxy still
+                    # starts with the configuration of the former.
+                    if attached.number > self._newest:
+                        await self._apply(text)
+                        await self._listen(admin_socket, self._relay)
+                        self._set_attached(attached)
+            except (ServeError, OSError, ValueError) as error:  # ValueError: not UTF-8, or too long
                 self._report(f"HAProxy keeps its configuration: {error}")
                 writer.write(str(error).encode())
             else:
-                previous, self._attached = self._attached, attached
-                if previous is not None:
-                    previous.writer.close()
-                await reader.read()  # returns when the attached process ends
-                self._detach(attached, admin_socket)
+                if attached is self._attached:
+                    await reader.read()  # returns when the attached process ends
+                    self._detach(attached, admin_socket)
         writer.close()
+
+    def _set_attached(self, attached: _Attached) -> None:
+        previous, self._attached = self._attached, attached
+        self._newest = attached.number
+        if previous is not None:
+            previous.writer.close()
 
     def _detach(self, attached: _Attached, admin_socket: Path) -> None:
         """Close the admin socket if no later process has attached.
@@ -163,6 +178,7 @@ class Edge:
             admin_socket.unlink(missing_ok=True)
 
     async def _apply(self, text: str) -> None:
+        """Start HAProxy with a new configuration. The caller holds `_changing`."""
         if has_routes(text) and text != self._routes:
             await self._replace(
                 lambda paths: edit_for_host(text, paths, self._limits, self._metrics_host)
@@ -185,21 +201,23 @@ class Edge:
         writer.close()
 
     async def _replace(self, build: BuildConfig) -> None:
-        """Start HAProxy with a new configuration. The previous process finishes its requests."""
-        async with self._changing:
-            self._generation += 1
-            admin_socket = self.directory / f"admin-{self._generation}.sock"
-            files = HaproxyFiles(
-                binary=self._haproxy,
-                config=self.directory / f"haproxy-{self._generation}.cfg",
-                text=build(EdgePaths(self._listener.fileno(), admin_socket, self._errors)),
-                admin_socket=admin_socket,
-                log=self.directory / "haproxy.log",
-            )
-            previous = self._current
-            await self._run(files)
-            if previous is not None:
-                previous.drain()
+        """Start HAProxy with a new configuration. The previous process finishes its requests.
+
+        The caller holds `_changing`.
+        """
+        self._generation += 1
+        admin_socket = self.directory / f"admin-{self._generation}.sock"
+        files = HaproxyFiles(
+            binary=self._haproxy,
+            config=self.directory / f"haproxy-{self._generation}.cfg",
+            text=build(EdgePaths(self._listener.fileno(), admin_socket, self._errors)),
+            admin_socket=admin_socket,
+            log=self.directory / "haproxy.log",
+        )
+        previous = self._current
+        await self._run(files)
+        if previous is not None:
+            previous.drain()
 
     async def _run(self, files: HaproxyFiles) -> None:
         # Write all files before every start, because a cleaner of /tmp may have removed them.

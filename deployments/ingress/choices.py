@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
+from deployments.errors import ServeError, forget_frames
 from deployments.messages import CallTimings, Completion, Finished, GenerationOptions, Started
 
 T = TypeVar("T")
@@ -24,7 +25,9 @@ async def gather_or_cancel(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list
     finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, ServeError):
+                forget_frames(outcome)
 
 
 def offset_seed(options: GenerationOptions, candidate: int) -> GenerationOptions:

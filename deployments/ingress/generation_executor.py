@@ -171,7 +171,7 @@ class GenerationExecutor:
         sources = [client.stream(call) for call in plan.calls]
         stream = GenerationStream(
             plan.model,
-            lambda status: on_end(stream, status),
+            on_end,
             max_buffered_tokens=self._settings.stream_buffer_tokens,
             choices_per_prompt=plan.candidates,
             fallback=plan.fallback,

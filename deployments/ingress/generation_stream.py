@@ -15,7 +15,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.errors import DeadlineExceeded, EngineFailed, ServeError
+from deployments.errors import DeadlineExceeded, EngineFailed, ServeError, forget_frames
 from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
 from deployments.messages import Chunk, Finished, FinishReason, GenerationTimings, Started
 from deployments.registry import RegisteredModel
@@ -35,13 +35,13 @@ class GenerationStream:
     """Chunks of all completions. Iteration raises the first failure; `aclose` frees the KV slots.
 
     Each completion has a task that reads its chunks, so that the consumer can stop at any moment.
-    `on_end` is called once, with the final HTTP status of the request.
+    `on_end` is called once, with this stream and the final HTTP status of the request.
     """
 
     def __init__(
         self,
         model: RegisteredModel,
-        on_end: Callable[[int], None],
+        on_end: Callable[[GenerationStream, int], None],
         *,
         max_buffered_tokens: int,
         choices_per_prompt: int = 1,
@@ -112,6 +112,11 @@ class GenerationStream:
                 yield chunk
 
     @property
+    def failure(self) -> BaseException | None:
+        """The error that has ended the stream, if any."""
+        return self._failure
+
+    @property
     def unfinished(self) -> list[Finished]:
         """The unfinished completions as if they ended now, with the reason `length`.
 
@@ -132,9 +137,10 @@ class GenerationStream:
         if self._failure is not None:
             raise self._failure
         self.ended_early = bool(self._token_counts)
+        chunks = self._take_chunks()  # first: chunks that are read now fail no stream
         for choice, finished in zip(list(self._token_counts), self.unfinished, strict=True):
             self._add_chunk(ChoiceChunk(choice, Chunk("", (), finished)))
-        chunks = self._take_chunks()
+        chunks += self._take_chunks()
         await self._stop(200)
         return chunks
 
@@ -147,6 +153,7 @@ class GenerationStream:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []  # through its traceback, a cancelled task refers to this stream
 
     async def _wait_for_change(self) -> None:
         if self._failure is not None:
@@ -217,6 +224,7 @@ class GenerationStream:
 
     def _fail(self, failure: BaseException) -> None:
         if self._ended:
+            forget_frames(failure)
             return
         self._failure = failure
         self._end(failure.status if isinstance(failure, ServeError) else 500)
@@ -226,5 +234,5 @@ class GenerationStream:
     def _end(self, status: int) -> None:
         if not self._ended:
             self._ended = True
-            self._on_end(status)
+            self._on_end(self, status)
             self._changed.set()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,13 @@ from typing import Any, NamedTuple
 from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.deadlines import enforce_deadline
-from deployments.errors import DeadlineExceeded, EngineFailed, ReplicasLost, ServeError
+from deployments.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    ReplicasLost,
+    ServeError,
+    forget_frames,
+)
 from deployments.messages import (
     BatchKey,
     Call,
@@ -36,7 +42,8 @@ MAX_KEYS = 1_000  # maximum number of cached submit functions, one per BatchKey
 
 SendMicroBatch = Callable[[list["PendingCall"]], Awaitable[None]]
 Submit = Callable[["PendingCall"], Awaitable[None]]
-MicroBatcher = Callable[[SendMicroBatch, MicroBatchSettings], Submit]
+GetSettings = Callable[[], MicroBatchSettings]  # each call returns the present settings
+MicroBatcher = Callable[[SendMicroBatch, GetSettings], Submit]
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +107,6 @@ class MicroBatchRouter:
         """Apply new settings to new calls. Micro-batches being collected keep the former ones."""
         if settings != self._settings:
             self._settings = settings
-            self._submitters = {}
 
     async def run(self, key: BatchKey, call: Call) -> CallResult:
         """Return the result of a call. Raises ServeError; DeadlineExceeded after the deadline."""
@@ -133,7 +139,7 @@ class MicroBatchRouter:
         if submit is None:
             if len(self._submitters) >= MAX_KEYS:  # safe: waiting calls keep their submit function
                 self._submitters = {}
-            submit = self._batcher(partial(self._send, key), self._settings)
+            submit = self._batcher(partial(self._send, key), lambda: self._settings)
             self._submitters[key] = submit
         return submit
 
@@ -162,6 +168,8 @@ class MicroBatchRouter:
                 sent = _Sent(calls, timeout)
                 for pending in calls:
                     pending.sent = sent
+                # Both refer to this task, and a cancelled task refers to this frame.
+                del sent, timeout
                 try:
                     await self._clients[key.device].infer(batch, deliver)
                 except ReplicasLost:
@@ -173,8 +181,7 @@ class MicroBatchRouter:
         finally:
             for pending in calls:
                 pending.sent = None
-        for pending in calls:
-            pending.settle(error)
+        _fail(calls, error)
 
     def _stop_waiting(self, device: Device, pending: PendingCall) -> None:
         self._waiting[device] -= pending.characters
@@ -199,11 +206,23 @@ class MicroBatchRouter:
                 pending.settle(error)
 
 
-def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
+def _fail(calls: Sequence[PendingCall], error: Exception) -> None:
+    """Settle all calls without an outcome. Other errors than a ServeError keep their traceback.
+
+    The server logs it.
+    """
+    if isinstance(error, ServeError):
+        forget_frames(error)
+    for pending in calls:
+        pending.settle(error)
+
+
+def serve_micro_batches(send: SendMicroBatch, get_settings: GetSettings) -> Submit:
     """Collect calls with @serve.batch, which works only inside a Serve replica."""
     from ray import serve
 
-    slots = BatchSlots(send, settings)
+    slots = BatchSlots(send, get_settings)
+    applied = get_settings()
 
     async def start(calls: list[PendingCall]) -> list[None]:
         return await slots.start(calls)
@@ -211,11 +230,17 @@ def serve_micro_batches(send: SendMicroBatch, settings: MicroBatchSettings) -> S
     # @serve.batch looks up the signature in every call, which takes 26 µs for a method. A function
     # with `__signature__` avoids this.
     vars(start)["__signature__"] = inspect.signature(start)
-    collect: Callable[[PendingCall], Coroutine[Any, Any, None]] = serve.batch(
-        max_batch_size=settings.max_batch_size, batch_wait_timeout_s=settings.batch_wait_timeout_s
+    collect: Any = serve.batch(
+        max_batch_size=applied.max_batch_size, batch_wait_timeout_s=applied.batch_wait_timeout_s
     )(start)
 
     async def collect_any(call: PendingCall) -> None:
+        # A new function for new settings would leave the former one's task, which waits for ever.
+        nonlocal applied
+        if (settings := get_settings()) is not applied:
+            applied = settings
+            collect.set_max_batch_size(settings.max_batch_size)
+            collect.set_batch_wait_timeout_s(settings.batch_wait_timeout_s)
         # @serve.batch splits batches by the multiplexed model id, which clients can set in a
         # header. In an empty context it sees no such id.
         if serve.get_multiplexed_model_id():
@@ -243,9 +268,9 @@ class BatchSlots:
     call could join its micro-batch, and @serve.batch would take 64 µs.
     """
 
-    def __init__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> None:
+    def __init__(self, send: SendMicroBatch, get_settings: GetSettings) -> None:
         self._send = send
-        self._settings = settings
+        self._get_settings = get_settings
         self._taken: Counter[Sender] = Counter()  # number of taken slots
         self._waiting: defaultdict[Sender, list[asyncio.Future[None]]] = defaultdict(list)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -264,15 +289,16 @@ class BatchSlots:
 
     async def submit(self, collect: Submit, call: PendingCall) -> None:
         """Send one call, alone or through `collect`, which joins it with other calls."""
-        if not self._taken and self._settings.batch_wait_timeout_s == 0:
+        settings = self._get_settings()
+        if not self._taken and settings.batch_wait_timeout_s == 0:
             await self._run([call], self._take_slots([call]))
             return
         sender = call.sender
-        if self._taken[sender] >= self._settings.max_concurrent_batches:
+        if self._taken[sender] >= settings.max_concurrent_batches:
             entered = asyncio.get_running_loop().create_future()
             waiting = self._waiting[sender]
             waiting.append(entered)
-            if len(waiting) >= self._settings.max_batch_size:
+            if len(waiting) >= settings.max_batch_size:
                 self._admit(sender)
             try:
                 await entered

@@ -12,7 +12,7 @@ from math import inf
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
-from deployments.errors import InvalidField, Overloaded, ServeError
+from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import combine_timings, select_best
 from deployments.ingress.device_forecasts import RequestWork
@@ -130,7 +130,8 @@ class RequestPipeline:
                 context.sent_tokens = work.tokens
                 try:
                     result, from_cache = await self._execute(resolved, work)
-                except Overloaded:
+                except Overloaded as error:
+                    forget_frames(error)
                     device = self.resolver.choose_after_refusal(
                         request.options, work, resolved.device, resolved.deadline_s
                     )
@@ -141,8 +142,6 @@ class RequestPipeline:
             if not from_cache:
                 self._forecasts.record_result(work, resolved.device, items, result.timings)
             self.shadows.mirror(resolved, result)
-            if resolved.shortened > result.truncated:
-                result = result._replace(truncated=resolved.shortened)
             context.compute, context.timings = result.compute_type, result.timings
             if self._encoders.uses_cache(request.options):
                 context.cache = "hit" if from_cache else "miss"
@@ -155,6 +154,9 @@ class RequestPipeline:
             total_s=context.total_s,
             from_cache=from_cache,
             fallback=resolved.fallback,
+            truncation=resolved.describe_truncation(
+                result.truncated, self.admission.limits.item_chars
+            ),
         )
 
     async def tokenize(self, request: InferenceRequest, *, special: bool) -> list[TokenizedText]:
@@ -259,7 +261,7 @@ class RequestPipeline:
                     self.shadows.mirror_answers(
                         request.model_id, plan, stream.started, stream.texts
                     )
-                span.close(status)
+                span.close(status, failure=stream.failure)
 
             return await self._generators.stream(plan, end)
 

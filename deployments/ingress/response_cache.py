@@ -14,7 +14,7 @@ import orjson
 
 from deployments.config import CacheSettings
 from deployments.deadlines import enforce_deadline, is_expired
-from deployments.errors import DeadlineExceeded, Overloaded
+from deployments.errors import DeadlineExceeded, Overloaded, forget_frames
 from deployments.messages import BatchKey, CallResult
 from deployments.tasks import TaskInput
 
@@ -112,6 +112,7 @@ class ResponseCache(Generic[V]):
                 if was_refused or is_expired(deadline_s):
                     raise
                 was_refused = isinstance(error, Overloaded)
+                forget_frames(error)
         task = asyncio.ensure_future(self._compute(key, flight_key, compute()))
         flight = _SharedComputation(task, waiters=0)
         self._in_flight[flight_key] = flight
@@ -133,9 +134,17 @@ class ResponseCache(Generic[V]):
             self.put(key, value)
             return value
         finally:
-            flight = self._in_flight.get(flight_key)
-            if flight is not None and flight.task is asyncio.current_task():
-                del self._in_flight[flight_key]
+            self._end_flight(flight_key)
+
+    def _end_flight(self, flight_key: Hashable) -> None:
+        """Remove the computation that the current task runs, if it is in flight.
+
+        This is no part of `_compute`, whose frame would then refer to its own task. After an error
+        the task refers to the frame.
+        """
+        flight = self._in_flight.get(flight_key)
+        if flight is not None and flight.task is asyncio.current_task():
+            del self._in_flight[flight_key]
 
     def _evict(self) -> None:
         while self.bytes > self.settings.max_bytes:

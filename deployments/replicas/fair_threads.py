@@ -11,6 +11,11 @@ from deployments.fair_queue import FairQueue
 
 T = TypeVar("T")
 
+# Seconds between the first cancellation and the search of the queue for cancelled turns. Thousands
+# of callers may leave at once or one by one, and a search of a long queue takes milliseconds of the
+# event loop.
+CLEAN_INTERVAL_S = 0.05
+
 
 class FairThreads:
     """Threads that run one call each at a time. Use from one event loop."""
@@ -19,6 +24,7 @@ class FairThreads:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
         self._idle = count
+        self._is_cleaning = False
 
     async def run(
         self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
@@ -31,8 +37,9 @@ class FairThreads:
         try:
             await turn
         except asyncio.CancelledError:
-            self._queue.discard(lambda each: each is turn)
-            if not turn.cancelled():  # `_start_next` has reserved a thread
+            if turn.cancelled():
+                self._clean(loop)
+            else:  # `_start_next` has reserved a thread
                 self._end()
             raise
         running = self._threads.submit(work)
@@ -47,6 +54,16 @@ class FairThreads:
     def close(self) -> None:
         """Stop the threads after the work that they have already received. Blocks until then."""
         self._threads.shutdown()
+
+    def _clean(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Schedule one search of the queue that removes all cancelled turns."""
+        if not self._is_cleaning:
+            self._is_cleaning = True
+            loop.call_later(CLEAN_INTERVAL_S, self._remove_cancelled)
+
+    def _remove_cancelled(self) -> None:
+        self._is_cleaning = False
+        self._queue.discard(lambda turn: turn.cancelled())
 
     def _end(self) -> None:
         self._idle += 1

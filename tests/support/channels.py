@@ -38,12 +38,14 @@ class ScriptedReplica:
 
     release: asyncio.Event = field(default_factory=asyncio.Event)
     started: list[bytes] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)  # of the calls of `infer`
     cancelled: list[bytes] = field(default_factory=list)
     window: int = 1_000
 
-    async def infer(self, message: memoryview, _deadline_s: float) -> Reply:
+    async def infer(self, message: memoryview, deadline_s: float) -> Reply:
         content = bytes(message)
         self.started.append(content)
+        self.deadlines.append(deadline_s)
         if content in _FAULTS:
             raise _FAULTS[content]
         if not content.startswith(b"echo"):

@@ -14,12 +14,17 @@ import numpy as np
 from numpy.typing import ArrayLike
 from tokenizers import Encoding, Tokenizer
 
-from deployments.config import MicroBatchSettings
 from deployments.deadlines import deadline_after
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from deployments.ingress.micro_batches import MicroBatcher, PendingCall, SendMicroBatch, Submit
+from deployments.ingress.micro_batches import (
+    GetSettings,
+    MicroBatcher,
+    PendingCall,
+    SendMicroBatch,
+    Submit,
+)
 from deployments.messages import Call, CallBatch, CallOutcome, CallResult, TokenizedItem
 from deployments.records import TokenizeRecord
 from deployments.transports.base import Deliver, EncoderClient
@@ -206,7 +211,7 @@ class FailingEncoder:
         raise self.error
 
 
-def send_unbatched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
+def send_unbatched(send: SendMicroBatch, _settings: GetSettings) -> Submit:
     """Send each call in its own micro-batch. This function is a `MicroBatcher`."""
 
     async def collect(call: PendingCall) -> None:
@@ -221,7 +226,7 @@ def batch_by(size: int) -> MicroBatcher:
     As with @serve.batch, a micro-batch runs in a separate task, so no caller can cancel it.
     """
 
-    def batched(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
+    def batched(send: SendMicroBatch, _settings: GetSettings) -> Submit:
         waiting: list[PendingCall] = []
         tasks: set[asyncio.Future[None]] = set()
 

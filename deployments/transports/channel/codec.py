@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from deployments.errors import ServeError, rebuild_error
+from deployments.errors import ServeError, forget_frames, rebuild_error
 from deployments.messages import (
     BatchKey,
     Call,
@@ -247,6 +247,8 @@ def _encode_errors(outcomes: Sequence[object]) -> Errors:
 
 
 def _error_fields(error: ServeError) -> ErrorFields:
+    """Return an error as data. The error loses its traceback, because it is answered now."""
+    forget_frames(error)
     plain = (str, int, float, NoneType)
     state = {name: value for name, value in vars(error).items() if isinstance(value, plain)}
     return ErrorFields(type(error).__name__, state)

@@ -11,7 +11,14 @@ from contextlib import aclosing
 from typing import NamedTuple
 from zlib import crc32
 
-from deployments.errors import EngineFailed, Overloaded, ReplicasLost, ReplicasSilent, ServeError
+from deployments.errors import (
+    EngineFailed,
+    Overloaded,
+    ReplicasLost,
+    ReplicasSilent,
+    ServeError,
+    forget_frames,
+)
 from deployments.transports.channel.client import ChannelRequest, ClientConnection, ReplicaLost
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from deployments.transports.channel.frames import AnswerFrame
@@ -112,11 +119,12 @@ class _Tries:
         self._full = 0  # refusals by full replicas
         self._refusal: ServeError | None = None  # the last one
 
-    def note_lost(self) -> None:
+    def note_lost(self, error: ReplicaLost) -> None:
         """Count a lost replica. After MAX_TRIES losses and refusals, raise the last refusal.
 
         Raises ReplicasLost if there was no refusal.
         """
+        forget_frames(error)
         log.warning("%s: a replica was lost during a call", self._name)
         self._count += 1
         if self._count >= MAX_TRIES:
@@ -135,6 +143,7 @@ class _Tries:
         That is the case if `error.elsewhere` is false, or if all usable `connections` have refused
         the request. Also raises `error` after MAX_TRIES, and after MAX_REFUSALS of full replicas.
         """
+        forget_frames(error)
         self.refused.add(connection)
         self._refusal = error
         self._count += 1
@@ -207,8 +216,8 @@ class ReplicaPool:
             connection, backlog = await self._choose(request, tries.refused)
             try:
                 return await connection.call(request._replace(backlog=backlog))
-            except ReplicaLost:
-                tries.note_lost()
+            except ReplicaLost as error:
+                tries.note_lost(error)
             except ServeError as error:
                 tries.note_refused(connection, error, self.connections())
 
@@ -245,10 +254,10 @@ class ReplicaPool:
                         has_started = True
                         yield event
                 return
-            except ReplicaLost:
+            except ReplicaLost as error:
                 if has_started and not request.is_repeatable:
                     raise EngineFailed("the replica was lost during this request") from None
-                tries.note_lost()
+                tries.note_lost(error)
             except ServeError as error:
                 if has_started:
                     raise

@@ -11,6 +11,7 @@ from deployments.artifacts.types import Device
 from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded
 from deployments.ingress.micro_batches import (
+    GetSettings,
     MicroBatchRouter,
     PendingCall,
     SendMicroBatch,
@@ -28,7 +29,7 @@ class HeldCollection:
         self._send: SendMicroBatch | None = None
         self._sent = asyncio.Event()
 
-    def __call__(self, send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
+    def __call__(self, send: SendMicroBatch, _settings: GetSettings) -> Submit:
         self._send = send
         return self._collect
 

@@ -42,7 +42,7 @@ def collect_by_turn(
         max_batch_size=max_batch_size,
         batch_wait_timeout_s=batch_wait_timeout_s,
     )
-    slots = BatchSlots(send, settings)
+    slots = BatchSlots(send, lambda: settings)
     queue: list[PendingCall] = []
 
     async def collect(pending: PendingCall) -> None:

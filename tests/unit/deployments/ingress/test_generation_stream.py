@@ -65,6 +65,18 @@ async def test_stream_starts_while_other_choices_wait_for_a_slot(writing_store: 
     assert harness.is_idle()
 
 
+async def test_every_choice_has_its_own_start(writing_store: Path) -> None:
+    async def speak(choice: int) -> AsyncGenerator[Started | Chunk, None]:
+        yield Started(4, 0, choice, "cpu-fake", ())
+        yield Chunk("", (), Finished(FinishReason.END, 0, GenerationTimings()))
+
+    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    stream = GenerationStream(model, lambda *_: None, max_buffered_tokens=20, choices_per_prompt=2)
+    await stream.start([speak(choice) for choice in range(4)], lambda _: nullcontext())
+    assert len([chunk async for chunk in stream]) == 4
+    assert [started.seed for started in stream.started] == [0, 1, 2, 3]
+
+
 async def test_tokens_before_the_start_of_all_prompts_are_not_read_too_slowly(
     writing_store: Path,
 ) -> None:
@@ -95,7 +107,9 @@ async def test_many_tokens_at_once_do_not_fail_a_consumer_that_waits(writing_sto
 
     statuses: list[int] = []
     model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
-    stream = GenerationStream(model, statuses.append, max_buffered_tokens=20)
+    stream = GenerationStream(
+        model, lambda _, status: statuses.append(status), max_buffered_tokens=20
+    )
     await stream.start([speak(choice) for choice in range(4)], lambda _: nullcontext())
     reading = asyncio.ensure_future(anext(stream.batches()))
     await asyncio.sleep(0)
@@ -103,6 +117,56 @@ async def test_many_tokens_at_once_do_not_fail_a_consumer_that_waits(writing_sto
     read = await reading
     read += [chunk async for chunk in stream]
     assert sum(len(one.chunk.tokens) for one in read) == 4 * 50
+    assert statuses == [200]
+
+
+async def test_tokens_that_were_read_do_not_count_as_unread(writing_store: Path) -> None:
+    may_write: asyncio.Queue[None] = asyncio.Queue()
+
+    async def speak() -> AsyncGenerator[Started | Chunk, None]:
+        yield Started(4, 0, 7, "cpu-fake", ())
+        while True:
+            await may_write.get()
+            for number in range(15):
+                yield Chunk("x", (Token(number, "x"),))
+
+    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    stream = GenerationStream(model, lambda *_: None, max_buffered_tokens=20)
+    await stream.start([speak()], lambda _: nullcontext())
+    batches = stream.batches()
+    for turn in range(1, 4):
+        may_write.put_nowait(None)
+        await wait_until(lambda turn=turn: stream.texts == ["x" * 15 * turn])  # reads nothing yet
+        assert stream.failure is None
+        assert len(await anext(batches)) == 15
+    await stream.aclose()
+
+
+async def test_finish_early_after_many_tokens_at_once_succeeds(writing_store: Path) -> None:
+    """They come at once if the process stalls until the time limit of the request."""
+    go_on = asyncio.Event()
+
+    async def speak() -> AsyncGenerator[Started | Chunk, None]:
+        yield Started(4, 0, 7, "cpu-fake", ())
+        await go_on.wait()
+        for number in range(50):  # without a turn for other tasks
+            yield Chunk("x", (Token(number, "x"),))
+        await asyncio.Event().wait()
+
+    statuses: list[int] = []
+    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    stream = GenerationStream(
+        model, lambda _, status: statuses.append(status), max_buffered_tokens=20
+    )
+    await stream.start([speak()], lambda _: nullcontext())
+    reading = asyncio.ensure_future(anext(stream.batches()))
+    await asyncio.sleep(0)
+    go_on.set()
+    reading.cancel()  # takes effect after the tokens have come
+    await asyncio.gather(reading, return_exceptions=True)
+    chunks = await stream.finish_early()
+    assert sum(len(one.chunk.tokens) for one in chunks) == 50
+    assert [one.reason for one in stream.finished] == [FinishReason.LENGTH]
     assert statuses == [200]
 
 

@@ -16,6 +16,7 @@ from deployments.errors import (
     ReplicasLost,
 )
 from deployments.ingress.micro_batches import (
+    GetSettings,
     MicroBatchRouter,
     PendingCall,
     SendMicroBatch,
@@ -68,6 +69,13 @@ class EchoEncoder:
                 deliver(index, InputTooLong("too long", field="inputs"))
             elif text != "forgotten":
                 deliver(index, CallResult(text, "fake"))
+
+
+@pytest.fixture
+def serve_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable a check of @serve.batch that needs a current replica, which tests do not have."""
+    warning = "_warn_if_max_batch_size_exceeds_max_ongoing_requests"
+    monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
 
 
 def router(encoder: EncoderClient, batched: object = send_unbatched) -> MicroBatchRouter:
@@ -154,7 +162,7 @@ async def test_call_whose_caller_left_while_it_was_collected_is_not_sent() -> No
     encoder = EchoEncoder()
     collected: list[PendingCall] = []
 
-    def batcher(send: SendMicroBatch, _settings: MicroBatchSettings) -> Submit:
+    def batcher(send: SendMicroBatch, _settings: GetSettings) -> Submit:
         async def submit(pending: PendingCall) -> None:
             collected.append(pending)
             if len(collected) == 3:
@@ -210,21 +218,33 @@ async def test_collected_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert len(routed._submitters) <= 3
 
 
-async def test_configure_replaces_batchers_only_when_settings_differ() -> None:
-    made: list[MicroBatchSettings] = []
+class SuspendingEncoder(EchoEncoder):
+    """An encoder that lets other tasks run before it answers."""
 
-    def noting(send: SendMicroBatch, settings: MicroBatchSettings) -> Submit:
-        made.append(settings)
-        return send_unbatched(send, settings)
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        await asyncio.sleep(0)
+        await super().infer(batch, deliver)
 
-    route = router(EchoEncoder(), noting)
-    await route.run(SHORT, call("a"))
-    route.configure(MicroBatchSettings())  # equal settings
-    await route.run(SHORT, call("b"))
-    assert [settings.max_batch_size for settings in made] == [32]
-    route.configure(MicroBatchSettings(max_batch_size=4))
-    await route.run(SHORT, call("c"))
-    assert [settings.max_batch_size for settings in made] == [32, 4]
+
+async def test_new_settings_apply_without_further_tasks(serve_batch: None) -> None:
+    encoder = SuspendingEncoder()
+    route = router(encoder, serve_micro_batches)
+
+    async def run_together() -> list[int]:
+        encoder.lists.clear()
+        await asyncio.gather(*(route.run(SHORT, call(text)) for text in "abcde"))
+        return [len(texts) for texts in encoder.lists]
+
+    assert await run_together() == [1, 4]
+    tasks = len(asyncio.all_tasks())
+    for max_batch_size in range(5, 25):
+        route.configure(MicroBatchSettings(max_batch_size=max_batch_size))
+        await run_together()
+    assert len(asyncio.all_tasks()) == tasks
+    route.configure(MicroBatchSettings(max_batch_size=2))
+    assert await run_together() == [1, 2, 2]
+    route.configure(MicroBatchSettings(batch_wait_timeout_s=0.01))
+    assert await run_together() == [5]
 
 
 async def test_lone_call_is_sent_without_collecting() -> None:
@@ -266,12 +286,14 @@ async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered(
     assert encoder.lists == [["a", "poison", "b", "c"], ["poison"], ["b"], ["c"]]
 
 
-async def test_model_header_of_clients_splits_no_micro_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Disable a check of @serve.batch that needs a current replica, which this test does not have.
-    warning = "_warn_if_max_batch_size_exceeds_max_ongoing_requests"
-    monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
+async def test_lone_call_that_ends_its_replicas_is_not_sent_again() -> None:
+    encoder = PoisonedEncoder()
+    with pytest.raises(ReplicasLost):
+        await router(encoder).run(SHORT, call("poison"))
+    assert encoder.lists == [["poison"]]
+
+
+async def test_model_header_of_clients_splits_no_micro_batch(serve_batch: None) -> None:
     encoder, release = EchoEncoder(), asyncio.Event()
 
     async def send(calls: list[PendingCall]) -> None:
@@ -280,7 +302,8 @@ async def test_model_header_of_clients_splits_no_micro_batch(
         for pending in calls:
             pending.settle(CallResult("done", "fake"))
 
-    submit = serve_micro_batches(send, MicroBatchSettings(max_concurrent_batches=1))
+    settings = MicroBatchSettings(max_concurrent_batches=1)
+    submit = serve_micro_batches(send, lambda: settings)
 
     async def request(number: int) -> None:
         # Ray Serve sets the context of a request from its headers.

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import pytest
 
+from deployments.fair_queue import FairQueue
 from deployments.replicas.fair_threads import FairThreads
+from tests.support.fakes import wait_until
 
 
 async def test_thread_of_cancelled_work_stays_busy_until_the_work_ends() -> None:
@@ -32,4 +35,32 @@ async def test_thread_of_cancelled_work_stays_busy_until_the_work_ends() -> None
     held.set()
     await asyncio.gather(later, first)
     assert order == ["interactive", "batch"]
+    threads.close()
+
+
+async def test_callers_that_leave_together_cost_one_search_of_the_queue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A search of the queue for each of them would stall the replica for minutes."""
+    searches: list[int] = []
+    discard = FairQueue.discard
+
+    def counting(queue: FairQueue[object], is_unwanted: Callable[[object], bool]) -> list[object]:
+        removed = discard(queue, is_unwanted)
+        searches.append(len(removed))
+        return removed
+
+    monkeypatch.setattr(FairQueue, "discard", counting)
+    threads = FairThreads("test")
+    held = threading.Event()
+    running = asyncio.create_task(threads.run(lambda: held.wait(10), cost=1.0))
+    leaving = [asyncio.create_task(threads.run(lambda: None, cost=1.0)) for _ in range(200)]
+    staying = asyncio.create_task(threads.run(lambda: "done", cost=1.0))
+    await asyncio.sleep(0)
+    for caller in leaving:
+        caller.cancel()
+    await wait_until(lambda: bool(searches))
+    assert searches == [200]
+    held.set()
+    assert (await running, await staying) == (True, "done")
     threads.close()

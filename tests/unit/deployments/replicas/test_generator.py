@@ -319,10 +319,12 @@ async def test_grammars_of_one_client_leave_memory_to_others(
 
 async def test_truncate_prompt_tokens_keeps_the_last_tokens(store, refs) -> None:
     async with replica(store) as running:
-        completion = await complete(
-            running, call(refs[DECODER], "x" * 5_000, truncate_prompt_tokens=50)
-        )
-    assert completion.started.prompt_tokens == 50
+        request = call(refs[DECODER], "x" * 5_000 + "!", truncate_prompt_tokens=50)
+        started = (await complete(running, request)).started
+        asked = request.options._replace(prompt_logprobs=True)
+        logged = (await complete(running, request._replace(options=asked))).started
+    assert started.prompt_tokens == logged.prompt_tokens == 50
+    assert logged.prompt[-1].text == "!"
 
 
 async def test_unknown_model_returns_its_error(store) -> None:

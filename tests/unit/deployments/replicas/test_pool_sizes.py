@@ -93,6 +93,18 @@ async def test_loads_and_trims_do_not_wait_for_ever_for_a_close(
     await one.use(1)
 
 
+async def test_end_of_a_close_wakes_a_load_that_waits_for_room(one: OneModelPool) -> None:
+    await one.use(0)
+    one.may_close.clear()
+    unload = asyncio.create_task(one.pool.unload(one.refs[0]))
+    await wait_until(lambda: one.pool.refs() == [])
+    waiting = asyncio.create_task(one.use(1))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    one.may_close.set()
+    await asyncio.gather(unload, waiting)
+
+
 async def test_former_and_new_size_count_until_the_model_has_its_new_size(
     one: OneModelPool,
 ) -> None:

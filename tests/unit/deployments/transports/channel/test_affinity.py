@@ -21,7 +21,7 @@ from deployments.transports.channel.frames import (
 from deployments.transports.channel.pool import ReplicaPool
 from deployments.transports.channel.server import ChannelServer, Reply, Service
 from tests.support.artifacts import seal_tiny
-from tests.support.channels import NODE, until
+from tests.support.channels import NODE, running_replica, send, until
 
 SPREAD = 5
 
@@ -86,6 +86,17 @@ async def test_calls_go_where_the_model_is_loaded(tmp_path: Path, names: list[st
                 await ask(pool, name)
         where = [{name for name in names if name in replica.calls} for replica in replicas]
         assert sum(map(len, where)) == 3, "each model is loaded by one replica"
+
+
+async def test_equally_loaded_replica_of_the_own_node_goes_first() -> None:
+    async with running_replica() as away, running_replica() as near:
+        pool = ReplicaPool("CpuEncoder", NODE)
+        pool.update({"0": away.endpoint._replace(node="node-2"), "1": near.endpoint})
+        await until(lambda: pool.connected == 2)
+        for _ in range(3):
+            await send(pool, b"echo")
+        pool.close()
+    assert (away.replica.started, near.replica.started) == ([], [b"echo"] * 3)
 
 
 async def test_cold_models_spread_over_idle_replicas(tmp_path: Path, names: list[str]) -> None:

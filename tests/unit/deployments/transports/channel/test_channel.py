@@ -277,10 +277,13 @@ async def test_load_of_other_clients_expires(monkeypatch: pytest.MonkeyPatch) ->
         connected_pool(replica) as pool,
     ):
         task = asyncio.create_task(send(other, b"long", cost=100))
-        await until(lambda: replica.server.calls == 1)
+        own = asyncio.create_task(send(pool, b"long", cost=3))
+        await until(lambda: replica.server.calls == 2)
         await send(pool, b"echo")
         (connection,) = pool.connections()
-        assert connection.load == 100
+        assert connection.load == 100 + 3, "the own call counts once"
+        own.cancel()
+        await until(lambda: replica.server.calls == 1)
         replica.replica.release.set()
         await task
         assert not pool.has_idle_replica("model"), "no later answer corrects the report"

@@ -15,12 +15,14 @@ from deployments.transports.channel.client import ChannelRequest, ClientConnecti
 from deployments.transports.channel.endpoint import NONCE_BYTES, Endpoint, encode_hello
 from deployments.transports.channel.frames import (
     WIRE_VERSION,
+    Frame,
     FrameType,
     Method,
     encode_call,
     encode_count,
     encode_frame,
 )
+from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import NODE, connected_pool, running_replica, send, server_loads, until
 
 TIMEOUT_S = 10  # longer than HANDSHAKE_TIMEOUT_S
@@ -140,6 +142,24 @@ async def test_nothing_is_accepted_before_the_handshake(sent: bytes) -> None:
         writer.close()
         assert replica.replica.started == []
         assert not replica.server.connections
+
+
+async def test_client_that_connects_while_the_replica_stops_is_sent_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    greetings: list[tuple[ServerConnection, Frame]] = []
+    async with running_replica() as replica:
+        with monkeypatch.context() as patch:
+            patch.setattr(ServerConnection, "handle_frame", lambda *each: greetings.append(each))
+            connecting = asyncio.create_task(connect(replica.endpoint))
+            await until(lambda: greetings)
+        replica.server.is_draining = True
+        connection, frame = greetings[0]
+        connection.handle_frame(frame)
+        client = await connecting
+        async with asyncio.timeout(TIMEOUT_S):
+            await client.closed
+        assert client.is_draining
 
 
 @pytest.mark.parametrize("kind", [FrameType.HELLO, FrameType.ANSWER, FrameType.GOAWAY])
