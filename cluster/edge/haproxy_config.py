@@ -28,7 +28,7 @@ from deployments.request_headers import (
 RETRY_AFTER_S = 1
 # Status -> (code, message) of the responses that HAProxy itself writes.
 ERRORS: Mapping[int, tuple[str, str]] = {
-    400: ("malformed_request", "the request is not HTTP/1.1, or its head exceeds 15 KB"),
+    400: ("malformed_request", "this server speaks HTTP/1.1, not HTTP/2"),  # other 400 are HTML
     404: ("route_not_found", "nothing is served here; `/metrics` has a port of its own"),
     408: ("request_too_slow", "the request took too long to arrive"),
     429: ("overloaded", "too many requests are in flight; send the request again"),
@@ -318,7 +318,11 @@ def _admin_socket(paths: EdgePaths) -> str:
 
 def _defaults(errors: Mapping[int, Path], limits: ClientLimits) -> str:
     files = [f"    errorfile {status} {path}\n" for status, path in errors.items()]
-    return f"    timeout http-request {_ms(limits.head_s)}\n" + "".join(files)
+    return (
+        # Over HTTP/2, one connection would carry a hundred requests and so evade ClientLimits.
+        "    option disable-h2-upgrade\n"
+        f"    timeout http-request {_ms(limits.head_s)}\n{''.join(files)}"
+    )
 
 
 def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:

@@ -6,6 +6,7 @@ If no build of the store has finished, there is no estimate.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from statistics import median
 
@@ -14,10 +15,12 @@ from pydantic import BaseModel, ConfigDict
 from deployments.builds.record import STAGES, BuildDurations, BuildRecord, BuildState
 
 NEIGHBORS = 3  # an estimate is the median of this many builds of the most similar size
+# The directories of an absolute path in a text. In quotes, they may contain spaces.
+_DIRECTORIES = re.compile(r"""(?<=[`'"])/(?:[^/`'"\n]+/)+|(?<![\w.~/])/(?:[^\s/`'"]+/)+""")
 
 
 class BuildStatus(BaseModel):
-    """Status of a build for clients."""
+    """Status of a build."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -33,6 +36,17 @@ class BuildStatus(BaseModel):
     ahead: int = 0  # number of queued builds that run before this one
     elapsed_s: float = 0.0  # s from queuing to the end of the build, or to now
     since_end_s: float = 0.0
+
+    def hide_directories(self) -> BuildStatus:
+        """Return the status for clients. It does not tell them where this host keeps its files."""
+        shown = {name: self._hide(getattr(self, name)) for name in ("reason", "step", "source")}
+        return self.model_copy(update=shown)
+
+    def _hide(self, text: str) -> str:
+        directory = self.source.rpartition("/")[0]
+        if directory.startswith("/"):  # may contain spaces, even without quotes
+            text = text.replace(f"{directory}/", ".../")
+        return _DIRECTORIES.sub(".../", text)
 
 
 def build_status(

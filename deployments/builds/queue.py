@@ -50,6 +50,7 @@ class BuildQueue:
         self.directory = store / QUEUE_NAME
         self._now = now
         self._claimed: BuildClaim | None = None
+        self._logged_error = ""  # the last error of the store that was logged
 
     def submit(
         self, model_id: str, source: str, *, max_queued: int = MAX_QUEUED
@@ -228,9 +229,14 @@ class BuildQueue:
         try:
             yield
         except OSError as exc:
+            reason = exc.strerror or type(exc).__name__
+            # The log names the path of the store. The error may reach clients and must not name it.
+            # Requests can repeat the error as often as they like, so it is logged once.
+            if reason != self._logged_error:
+                self._logged_error = reason
+                log.warning("cannot write to the store %s: %s", self.store, exc)
             raise StoreNotWritable(
-                f"cannot write to the store {self.store}: {exc.strerror or exc}. Check its space "
-                "and permissions"
+                f"cannot write to the store: {reason}. Check its space and permissions"
             ) from exc
 
 

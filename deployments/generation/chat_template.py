@@ -1,13 +1,16 @@
 """Chat templates: untrusted Jinja, rendered in a sandbox with limits.
 
-Templates can access only their arguments. Loop iterations and calls are counted, and the length of
-the text is limited while it grows. Memory is not limited: expressions that pad or double strings
-can still exhaust it. Templates belong to the stored model; clients cannot send templates.
+Templates can access only their arguments. Their own length, loop iterations, calls and CPU time are
+limited, and the length of the text is limited while it grows. CPU time is checked only in loops and
+calls. Neither the memory nor the time of a single expression is limited: expressions that pad or
+double strings, or compare nested lists, can still exhaust them.
+Templates belong to the stored model; clients cannot send templates.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from datetime import datetime
 from typing import Any
@@ -17,17 +20,24 @@ from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from deployments.errors import InputTooLong, InvalidField
 from deployments.messages import Chat
 
+# Length of a template, which limits the statements outside of loops. Templates of models have up to
+# 30,000 characters.
+MAX_SOURCE_CHARACTERS = 100_000
 MAX_CHARACTERS = 4_000_000  # per rendered conversation
-# Maximum loop iterations per rendering, which take about 0.5 s. A call counts as STEPS_PER_CALL
-# iterations. Templates need a few iterations per message, and some iterate over all messages for
-# each message.
+# Maximum loop iterations per rendering, which take about 0.5 s if their expressions are cheap. A
+# call counts as STEPS_PER_CALL iterations. Templates need a few iterations per message, and some
+# iterate over all messages for each message.
 MAX_STEPS = 500_000
 STEPS_PER_CALL = 10
+# CPU time per rendering. It limits expensive expressions in loops, such as searches of long lists.
+MAX_CPU_S = 2.0
+# Product of two integers. Larger factors take long, and Python cannot interrupt a multiplication.
+MAX_PRODUCT_BITS = 256
 MAX_REASON_CHARACTERS = 300
 
 
@@ -37,9 +47,15 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compile the template. `special_tokens` are variables, such as {"bos_token": "<s>"}.
 
-        Raises InvalidField for an invalid template. The model can still answer text prompts, so the
-        caller should reject only requests with messages.
+        Raises InvalidField for an invalid or too long template. The model can still answer text
+        prompts, so the caller should reject only requests with messages.
         """
+        if len(source) > MAX_SOURCE_CHARACTERS:
+            raise InvalidField(
+                f"the chat template has {len(source)} characters; the limit is "
+                f"{MAX_SOURCE_CHARACTERS}. Send a `prompt` to the completions route instead",
+                field="messages",
+            )
         self._environment = _TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
@@ -54,7 +70,7 @@ class ChatTemplate:
 
         Raises InvalidField with the error of the template, InputTooLong beyond MAX_CHARACTERS.
         """
-        self._environment.steps_left = MAX_STEPS
+        self._environment.start_counting()
         pieces: list[str] = []
         length = 0
         for piece in self._pieces(chat):
@@ -83,10 +99,9 @@ class ChatTemplate:
 class _TemplateSandbox(ImmutableSandboxedEnvironment):
     """Sandbox with the functions that templates on Hugging Face expect.
 
-    It limits the loop iterations and calls of a rendering.
+    It limits the loop iterations, calls and CPU time of a rendering.
     """
 
-    steps_left = MAX_STEPS
     intercepted_binops = frozenset({"*", "**"})
 
     def __init__(self, **options: Any) -> None:
@@ -96,6 +111,12 @@ class _TemplateSandbox(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]  # returns text of any length
         self.globals["raise_exception"] = _raise
         self.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        self.start_counting()
+
+    def start_counting(self) -> None:
+        """Start a rendering, in the current thread."""
+        self._steps_left = MAX_STEPS
+        self._end_cpu_s = time.thread_time() + MAX_CPU_S
 
     def call(self, context: Context, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Count a call. Jinja routes every call of a template through this method."""
@@ -103,14 +124,18 @@ class _TemplateSandbox(ImmutableSandboxedEnvironment):
         return super().call(context, callee, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Reject powers, and repetitions with more than MAX_CHARACTERS characters or items."""
+        """Reject powers, products of large integers, and repetitions of more than MAX_RANGE items.
+
+        The items of a string are its characters.
+        """
         if operator == "**":
             raise SecurityError("chat templates may not compute powers")
+        are_integers = isinstance(left, int) and isinstance(right, int)
+        if are_integers and left.bit_length() + right.bit_length() > MAX_PRODUCT_BITS:
+            raise SecurityError(f"a product has more than {MAX_PRODUCT_BITS} bits")
         for factor, times in ((left, right), (right, left)):
-            if isinstance(factor, Sized) and len(factor) * times > MAX_CHARACTERS:
-                raise SecurityError(
-                    f"a repetition has more than {MAX_CHARACTERS} characters or items"
-                )
+            if isinstance(factor, Sized) and len(factor) * times > MAX_RANGE:
+                raise SecurityError(f"a repetition has more than {MAX_RANGE} characters or items")
         return super().call_binop(context, operator, left, right)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -127,9 +152,13 @@ class _TemplateSandbox(ImmutableSandboxedEnvironment):
             yield item
 
     def _count(self, steps: int) -> None:
-        self.steps_left -= steps
-        if self.steps_left < 0:
+        self._steps_left -= steps
+        if self._steps_left < 0:
             raise TemplateError(f"it takes more than {MAX_STEPS} steps")
+        # Not at every iteration, because reading this clock may take microseconds.
+        is_due = self._steps_left % STEPS_PER_CALL < steps
+        if is_due and time.thread_time() > self._end_cpu_s:
+            raise TemplateError(f"it takes more than {MAX_CPU_S} s of CPU time")
 
 
 class _GenerationTag(Extension):

@@ -186,7 +186,7 @@ def _top_p(probability: float, logs: Numbers, weights: Numbers) -> TokenIndices:
 
 
 def _min_p(floor: float, _logs: Numbers, weights: Numbers) -> TokenIndices:
-    return np.flatnonzero(weights >= min(floor, 1.0))  # the most likely token has weight 1
+    return np.flatnonzero(weights >= floor)  # the most likely token has weight 1
 
 
 def _typical_p(probability: float, logs: Numbers, weights: Numbers) -> TokenIndices:

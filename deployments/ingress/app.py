@@ -68,7 +68,12 @@ def build_http_app(
         model_id = missing_model(error)
         if model_id is None:
             raise error
-        await services.builds.wait_for_missing(model_id, error, waits=waits_for_model(request))
+        await services.builds.wait_for_missing(
+            model_id,
+            error,
+            waits=waits_for_model(request),
+            may_pull=gate.may_manage(request.headers),
+        )
         # The wait for a build has a limit of its own, `builds.wait_s`, beyond most deadlines.
         CURRENT_ARRIVAL_S.set(time.monotonic())
 

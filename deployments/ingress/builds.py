@@ -104,7 +104,7 @@ class BuildService:
         return status
 
     async def status(self, model_id: str) -> BuildStatus | None:
-        """Return the status of a model's last build.
+        """Return the status of a model's last build, without directories of this host.
 
         Return None if the model has no build, or if the model was removed after its build.
 
@@ -115,7 +115,10 @@ class BuildService:
             status = await asyncio.to_thread(self._queue.status, model_id)
         except ManifestInvalid:  # the id is malformed, so no model has it
             return None
-        if status is None or status.state is not BuildState.READY:
+        if status is None:
+            return None
+        status = status.hide_directories()
+        if status.state is not BuildState.READY:
             return status
         is_new = status.since_end_s < SERVED_AFTER_S
         return status if is_new or self._is_served(model_id) else None
@@ -134,8 +137,10 @@ class BuildService:
                 return
             await asyncio.sleep(EVENT_S)
 
-    async def wait_for_missing(self, model_id: str, error: ServeError, *, waits: bool) -> None:
-        """Wait until a missing model is served. Pull the model if that is allowed.
+    async def wait_for_missing(
+        self, model_id: str, error: ServeError, *, waits: bool, may_pull: bool
+    ) -> None:
+        """Wait until a missing model is served. Pull it if `may_pull` and the settings allow that.
 
         `error` is the error of the request that did not find the model. If `waits` is true, wait up
         to `builds.wait_s` seconds for the end of the build.
@@ -147,7 +152,7 @@ class BuildService:
         """
         if self._is_served(model_id):  # so only the requested version is missing
             raise error
-        status = await self._find_or_pull(model_id)
+        status = await (self._find_or_pull if may_pull else self.status)(model_id)
         if waits:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.settings.wait_s):
@@ -191,8 +196,8 @@ class BuildService:
         versions = await asyncio.to_thread(sealed_versions, self._queue.store, model_id)
         if versions:
             return status
-        log.info("model %s is unknown and will be built", model_id)
         await self._submit(model_id, model_id)
+        log.info("model %s is unknown and will be built", model_id)
         return await self.status(model_id)
 
     async def _submit(self, model_id: str, source: str) -> None:

@@ -12,6 +12,10 @@ from types import TracebackType
 from typing import Any, Literal
 
 from deployments.errors import DeadlineExceeded, ServeError, missing_model
+from deployments.ingress.http.current_request import current_request
+from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
+from deployments.ingress.http.error_responses import select_response_status
+from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
 from deployments.messages import CallTimings, ModelRef
@@ -107,14 +111,20 @@ class RequestSpan:
             self.close(CLIENT_CLOSED_REQUEST, cache_bytes)
         elif isinstance(error, ServeError) and missing_model(error) is None:
             error.recorded = True
-            self.close(error.status, cache_bytes)
+            self.close(error.status, cache_bytes, error)
 
-    def close(self, status: int, cache_bytes: int = 0) -> None:
-        """Write the record. Later calls do nothing."""
+    def close(
+        self, status: int, cache_bytes: int = 0, failure: BaseException | None = None
+    ) -> None:
+        """Write the record. Later calls do nothing.
+
+        For a ServeError below 500, the status that the client gets replaces `status`.
+        """
         if not self._closed:
             self._closed = True
             self.context.total_s = time.perf_counter() - self._started_s
-            _record(self._recorder, self.context, status, cache_bytes)
+            error = failure if isinstance(failure, ServeError) else None
+            _record(self._recorder, self.context, status, cache_bytes, error)
 
 
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
@@ -123,12 +133,20 @@ def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: floa
     Most such requests fail before their model is known.
     """
     if not error.recorded:
-        _record(recorder, RequestContext(total_s=total_s), error.status, cache_bytes=0)
+        _record(recorder, RequestContext(total_s=total_s), error.status, 0, error)
 
 
 def _record(
-    recorder: RequestRecorder, context: RequestContext, status: int, cache_bytes: int
+    recorder: RequestRecorder,
+    context: RequestContext,
+    status: int,
+    cache_bytes: int,
+    error: ServeError | None,
 ) -> None:
+    # Some APIs answer a failure of the engine with a status below 500. Its record keeps 500, which
+    # tells it from a mistake of the client.
+    if error is not None and error.status < 500:
+        status = select_response_status(error)
     tokens = context.timings.tokens
     if not tokens and status in UNFINISHED:
         tokens = round(context.sent_tokens)
@@ -154,19 +172,40 @@ def _record(
     level = select_log_level(status, context.total_s)
     if not log.isEnabledFor(level):
         return
-    omitted = 0 if level == logging.DEBUG else _lines.take()
+    omitted = 0 if level == logging.DEBUG else LINE_LIMIT.take()
     if omitted is not None:
         log.log(
             level,
-            "%s %s status=%d compute=%s items=%d total=%.1fms%s",
+            "%s %s status=%d compute=%s items=%d total=%.1fms%s%s",
             context.task,
             context.model,
             status,
             context.compute,
             context.items,
             context.total_s * 1e3,
+            _describe_request(context, error),
             f"; {omitted} requests before it have no line" if omitted else "",
         )
+
+
+def _describe_request(context: RequestContext, error: ServeError | None) -> str:
+    """Return the part of a log line that tells requests apart, such as the request id.
+
+    Clients choose the id, the path and the name of a missing model. Their quotes keep line breaks
+    out of the log.
+    """
+    quoted = {}
+    if error is not None and (model_id := missing_model(error)) is not None:
+        quoted["missing"] = model_id
+    if (request := current_request()) is not None:
+        quoted["path"] = request.scope["path"]
+        if (request_id := request.scope.get(REQUEST_ID_KEY)) is not None:
+            quoted["request"] = request_id.decode("latin-1")
+    code = "" if error is None else f" code={error.code}"
+    key = f" key={context.caller.name}" if context.caller.name else ""
+    return f"{code}{key}" + "".join(
+        f" {name}={shorten_text(value, MAX_FIELD_CHARS)!r}" for name, value in quoted.items()
+    )
 
 
 class LineLimit:
@@ -194,7 +233,7 @@ class LineLimit:
         return omitted
 
 
-_lines = LineLimit()
+LINE_LIMIT = LineLimit()
 
 
 def select_log_level(status: int, total_s: float) -> int:

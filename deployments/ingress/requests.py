@@ -40,6 +40,22 @@ class ResolvedRequest:
     deadline_s: float  # time.monotonic, see deployments.deadlines
     client: str = ""
 
+    def describe_truncation(self, truncated: int, item_chars: int) -> str:
+        """Return how many texts were cut, and to which limit; "" if none was.
+
+        `truncated` is the number of texts that the tokenizer cut.
+        """
+        if not (truncated or self.shortened):
+            return ""
+        windowing, what = self.inputs.windowing, "texts"
+        if self.shortened > truncated:
+            truncated, limit = self.shortened, f"{item_chars} characters"
+        elif windowing is not None and windowing.first_tokens is not None:
+            what, limit = "questions", f"{windowing.first_tokens} tokens"
+        else:
+            limit = f"{self.model.manifest.max_tokens} tokens"
+        return f"{truncated} of {len(self.inputs.texts)} {what} cut to {limit}"
+
 
 @dataclass(frozen=True, slots=True)
 class InferenceResponse:
@@ -53,6 +69,7 @@ class InferenceResponse:
     total_s: float
     from_cache: bool = False
     fallback: Device | None = None
+    truncation: str = ""  # how many texts were cut, and to which limit; empty: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -235,8 +235,6 @@ def _explain_missing(store: Path, entry: ModelPlan, model_id: str, selector: str
 
 
 def _score(client: str, version: str, percent: float) -> float:
-    if percent <= 0:
-        return -math.inf
     return -percent / math.log(_fraction(f"{version} {client}"))
 
 

@@ -43,7 +43,7 @@ def describe_served(
         estimated_time=0.0,
         source=model.manifest.source.ref,
         version=model.ref.version,
-    )
+    ).hide_directories()
     return ModelStatus(
         loaded=loaded,
         state="Loaded" if loaded else "Loadable",

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -34,6 +35,8 @@ class ErrorFormat(NamedTuple):
 
     name: str  # name of the error schema in the OpenAPI document
     respond: Callable[[ServeError], Response]
+    # Status of the response, for the metrics. They need it before the response exists.
+    select_status: Callable[[ServeError], int] = attrgetter("status")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

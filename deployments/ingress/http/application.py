@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from statistics import mode
 from typing import NamedTuple
+from weakref import ref
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -19,12 +20,19 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.capacity import Capacity
-from deployments.errors import MethodNotAllowed, Overloaded, ServeError, UnknownRoute
+from deployments.errors import (
+    MethodNotAllowed,
+    Overloaded,
+    ServeError,
+    UnknownRoute,
+    forget_frames,
+)
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.cors import Cors
+from deployments.ingress.http.current_request import CURRENT_REQUEST
 from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
 from deployments.ingress.http.error_responses import (
     DEFAULT_ERROR_FORMAT,
@@ -110,6 +118,7 @@ class HttpApplication:
         body = BodyReservation(self._body_bytes)
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
+        CURRENT_REQUEST.set(ref(request))
         CURRENT_HEADERS.set(request.headers)
         CURRENT_ARRIVAL_S.set(read_arrival(request.headers))
         try:
@@ -166,6 +175,7 @@ class HttpApplication:
         except Exception as error:
             # The client gets no details.
             log.error("unexpected failure on %s", scope["path"], exc_info=error)
+            forget_frames(error)
             return self._respond(scope, ServeError("unexpected failure; see the log of the server"))
 
     def _build_unknown_route(self, path: str, scope: Scope) -> UnknownRoute:
@@ -183,6 +193,7 @@ class HttpApplication:
         except ServeError as error:
             if not route.runs_model:
                 raise
+            forget_frames(error)
             try:
                 await self._hooks.recover(error, request)
             except ServeError as final:
@@ -197,6 +208,7 @@ class HttpApplication:
         response = error_format.respond(truncate_error(error))
         response.headers.update(error.headers)
         mark_queue_refusal(response, error, scope)
+        forget_frames(error)
         return response
 
     async def _run_lifespan(self, receive: Receive, send: Send) -> None:

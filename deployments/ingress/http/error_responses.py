@@ -16,8 +16,9 @@ from deployments.errors import (
     Overloaded,
     ServeError,
 )
-from deployments.ingress.http.api import ErrorFormat
+from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import BODY_KEY, json_response
+from deployments.ingress.http.current_request import current_request
 from deployments.request_headers import REFUSAL_HEADER
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -74,3 +75,11 @@ def default_error_response(error: ServeError) -> Response:
 
 
 DEFAULT_ERROR_FORMAT = ErrorFormat("Hugging Face", default_error_response)
+
+
+def select_response_status(error: ServeError) -> int:
+    """Return the status with which the API of the current request answers `error`."""
+    request = current_request()
+    scope = {} if request is None else request.scope
+    error_format: ErrorFormat = scope.get(ERROR_FORMAT_KEY, DEFAULT_ERROR_FORMAT)
+    return error_format.select_status(error)

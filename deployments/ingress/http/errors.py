@@ -65,6 +65,11 @@ def status_and_type(
     return next(entries, (error.status, refused if error.status < 500 else failed))
 
 
+def replace_status_422(error: ServeError) -> int:
+    """Return the status of an error in an API that has 400 in place of 422."""
+    return 400 if error.status == 422 else error.status
+
+
 def truncate_error(error: ServeError) -> ServeError:
     """Shorten message and field, and replace characters that JSON cannot encode."""
     message = shorten_text(error.message, MAX_MESSAGE_CHARS)

@@ -54,7 +54,7 @@ class AccessGate:
         if access is Access.PUBLIC:
             return None
         if self._ring is None:
-            if access is Access.ADMIN and is_foreign_page(headers):
+            if access is Access.ADMIN and not self.may_manage(headers):
                 raise Forbidden(
                     "web pages of other servers cannot manage this one; use an API key, or open "
                     "the page of this server by its IP address"
@@ -64,6 +64,13 @@ class AccessGate:
         set_current_caller(caller)
         caller.require_scope(SCOPES[access])
         return None if caller.meter is None else caller.meter.enter(self._count_replicas())
+
+    def may_manage(self, headers: Mapping[str, str]) -> bool:
+        """Return whether the sender of a request may change the server, if its key permits that.
+
+        Without keys, pages of other servers may not.
+        """
+        return self._ring is not None or not is_foreign_page(headers)
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:

@@ -40,7 +40,8 @@ class OperationRoute:
 
     def match(self, path: str) -> dict[str, Any] | None:
         """Return the parameters in `path`; None if the pattern of this route does not match."""
-        found = self._pattern.match(path)
+        # `match` would ignore a line break at the end, which no rule of HAProxy for a path ignores.
+        found = self._pattern.fullmatch(path)
         if found is None:
             return None
         return {

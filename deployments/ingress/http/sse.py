@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.errors import ServeError
+from deployments.errors import ServeError, forget_frames
 from deployments.ingress.http.errors import truncate_error
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -96,9 +96,11 @@ class SseResponse(Response):
             async for body in self.events:
                 yield body
         except ServeError as error:
+            forget_frames(error)
             yield self._encode_error(truncate_error(error))
-        except Exception:
+        except Exception as error:
             log.exception("unexpected failure of a stream")
+            forget_frames(error)
             yield self._encode_error(ServeError("unexpected failure; see the log of the server"))
 
 

@@ -107,6 +107,26 @@ def test_connections_of_one_address_are_limited(edge: EdgeHarness) -> None:
     wait_for(lambda: edge.post().status_code == 200, 5)
 
 
+def test_client_cannot_evade_the_limits_by_http_2(edge: EdgeHarness) -> None:
+    with connect(edge) as peer:
+        peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        answer = read_all(peer)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"not HTTP/2" in answer
+
+
+@pytest.mark.parametrize(
+    "head", [b"GARBAGE", b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 16_000]
+)
+def test_head_that_is_not_http_or_too_long_gets_a_page(edge: EdgeHarness, head: bytes) -> None:
+    """HAProxy writes it before its error files apply (docs/apis.md)."""
+    with connect(edge) as peer:
+        peer.sendall(head + b"\r\n\r\n")
+        answer = read_all(peer)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"\r\nContent-Type: text/html\r\n" in answer
+
+
 def test_ipv4_clients_of_an_ipv6_listener_are_counted_by_address() -> None:
     loud, quiet = "127.0.0.1", "127.0.0.2"
     with run_edge(ClientLimits(connections=2), "::") as edge, ExitStack() as stack:

@@ -28,10 +28,28 @@ def test_lack_of_memory_and_failed_starts_do_not_end_the_service() -> None:
     assert "\nOOMPolicy=continue\n" in service
 
 
+def test_documented_commands_install_nothing_into_the_environment_that_serves() -> None:
+    """A running server starts processes from its environment."""
+    text = (Path(cluster.__file__).parents[1] / "docs" / "operations.md").read_text()
+    environment = BINARY.removesuffix("/bin/hundredfold")
+    assert f"ln -sfn hundredfold-2 {environment} " in text
+    assert f"-m venv {environment}\n" not in text
+    assert f"{environment}/bin/pip" not in text
+
+
 def test_gpu_has_its_device_files_before_the_server_looks_for_it() -> None:
     text = UNIT.read_text()
     assert re.search(r"^After=.*\bnvidia-persistenced\.service$", text, re.MULTILINE)
     assert "\nExecStartPre=+-/usr/bin/nvidia-modprobe -u -c 0\n" in text
+
+
+def test_processes_lack_rights_that_they_do_not_need() -> None:
+    settings = UNIT.read_text().splitlines()
+    for name in ("LockPersonality", "ProtectKernelLogs", "ProtectKernelModules"):
+        assert f"{name}=yes" in settings
+    assert "UMask=0077" in settings
+    hides_gpus = re.compile(r"(ProtectClock|PrivateDevices|Device\w+)=")
+    assert not any(hides_gpus.match(line) for line in settings)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")

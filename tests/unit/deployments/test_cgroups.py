@@ -111,6 +111,21 @@ def test_free_bytes_above_the_limit_is_zero(tmp_path: Path) -> None:
     assert groups(tmp_path, files).free_bytes() == 0
 
 
+@pytest.mark.parametrize(
+    ("files", "paths", "kills"),
+    [
+        ({}, {"": "/pod/own"}, 0),
+        ({"pod/own/memory.events": "low 0\noom 9\noom_kill 3"}, {"": "/pod/own"}, 3),
+        # v1; the path exists on the host only, not in the container
+        ({"memory/memory.oom_control": "under_oom 0\noom_kill 2"}, {"memory": "/docker/01"}, 2),
+    ],
+)
+def test_processes_that_the_kernel_killed_are_counted(
+    tmp_path: Path, files: dict[str, str], paths: dict[str, str], kills: int
+) -> None:
+    assert groups(tmp_path, files, **paths).oom_kills() == kills
+
+
 def test_parse_membership_maps_controllers_to_paths() -> None:
     text = "4:memory:/a/b\n2:cpu,cpuacct:/c\n1:name=systemd:/\n0::/d:with:colons\nnonsense\n"
     paths = parse_membership(text)

@@ -18,6 +18,7 @@ from deployments.config import (
     TokenizerUserConfig,
 )
 from deployments.errors import BadSetting
+from tests.support.no_home import remove_home
 
 SERVE_CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
@@ -115,9 +116,7 @@ def test_encoders_are_keyed_by_device() -> None:
     [
         ("/from/settings", "/from/environment", Path("/from/settings")),
         ("~/own", None, Path.home() / "own"),
-        ("~no-such-user/own", None, Path("~no-such-user/own")),
         (None, "/from/environment", Path("/from/environment")),
-        (None, "~no-such-user/own", Path("~no-such-user/own")),
         (None, None, Path.home() / ".cache" / "hundredfold" / "store"),
     ],
 )
@@ -131,6 +130,18 @@ def test_store_path_prefers_settings_then_environment_then_home(
     if variable is not None:
         monkeypatch.setenv(STORE_VARIABLE, variable)
     assert AppArgs.parse(minimal_args() | {"store": setting}).store_path() == store
+
+
+@pytest.mark.parametrize("variable", ["", "~/own", "~no-such-user/own"])
+def test_store_below_a_missing_home_is_refused(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remove_home(monkeypatch)
+    monkeypatch.setenv(STORE_VARIABLE, variable)
+    with pytest.raises(BadSetting, match="home of a user without one; set \\$HOME"):
+        AppArgs.parse(minimal_args()).store_path()
+    monkeypatch.setenv(STORE_VARIABLE, "./~own")
+    assert AppArgs.parse(minimal_args()).store_path() == Path("./~own")
 
 
 def test_shipped_serve_config_is_valid() -> None:

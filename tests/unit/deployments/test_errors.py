@@ -2,11 +2,24 @@ from __future__ import annotations
 
 import copy
 import pickle
+from weakref import ref
 
 import pytest
 
 from deployments import errors
-from deployments.errors import ModelLoading, ServeError
+from deployments.errors import ModelLoading, ServeError, forget_frames
+from deployments.ingress.apis.open_inference.routes import OPEN_INFERENCE_ERROR_FORMAT
+from deployments.ingress.apis.openai.routes import GENERATION_ERROR_FORMAT, OPENAI_ERROR_FORMAT
+from deployments.ingress.apis.rerank.routes import RERANK_ERROR_FORMAT
+from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT
+from deployments.ingress.apis.text_generation.responses import TGI_ERROR_FORMAT
+from deployments.ingress.http.api import ErrorFormat
+from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
+
+ERROR_FORMATS = (
+    *(DEFAULT_ERROR_FORMAT, OPENAI_ERROR_FORMAT, GENERATION_ERROR_FORMAT, TEI_ERROR_FORMAT),
+    *(TGI_ERROR_FORMAT, RERANK_ERROR_FORMAT, OPEN_INFERENCE_ERROR_FORMAT),
+)
 
 # The API contract: class, status, code, whether a retry can succeed.
 CONTRACT = [
@@ -74,6 +87,15 @@ def test_error_status_and_code_match_the_contract(
     assert (kind.status, kind.code, kind.retryable) == (status, code, retryable)
 
 
+@pytest.mark.parametrize("kind", RAISED)
+@pytest.mark.parametrize("error_format", ERROR_FORMATS)
+def test_recorded_status_is_that_of_the_response(
+    error_format: ErrorFormat, kind: type[ServeError]
+) -> None:
+    error = build_error(kind)
+    assert error_format.select_status(error) == error_format.respond(error).status_code
+
+
 def test_contract_lists_every_raised_error_with_a_unique_code() -> None:
     assert {kind for kind, *_ in CONTRACT} == set(RAISED)
     assert len({kind.code for kind in RAISED}) == len(RAISED)
@@ -98,6 +120,28 @@ def test_hidden_details_keep_the_class(kind: type[errors.EngineFailed]) -> None:
     hidden = errors.hide_details(error)
     assert type(hidden) is kind
     assert "libcuda" not in hidden.message
+
+
+def test_error_without_frames_holds_no_request() -> None:
+    class Body:
+        pass
+
+    def fail() -> tuple[ServeError, ref[Body]]:
+        body, cause = Body(), ZeroDivisionError()
+        try:
+            try:
+                raise cause
+            except ZeroDivisionError as error:
+                raise ServeError("failed") from error
+        except ServeError as error:
+            return error, ref(body)
+
+    error, body = fail()
+    assert body() is not None
+    assert error.__cause__ is not None
+    error.__cause__.__cause__ = error  # `raise ... from ...` permits cycles
+    forget_frames(error)
+    assert body() is None
 
 
 def test_error_copy_is_independent() -> None:

@@ -169,6 +169,19 @@ def test_items_that_move_forward_do_not_overtake_what_waits_now() -> None:
     assert take_all(queue) == ["small", "other 8"]
 
 
+def test_item_that_moves_forward_ends_no_earlier_than_if_pushed_now() -> None:
+    queue: FairQueue[str] = FairQueue()
+    for item in ("gone", "own"):
+        queue.push(item, cost=10.0, client="own")
+    for number in range(3):
+        queue.push(f"other {number}", cost=4.0, client="other")
+    for _ in range(2):
+        queue.take_first()
+    queue.discard(lambda item: item == "gone")
+    queue.push("new", cost=8.0, client="new")
+    assert take_all(queue) == ["other 2", "new", "own"]
+
+
 def test_queue_is_empty_after_all_items_are_removed() -> None:
     queue: FairQueue[str] = FairQueue()
     for item in ("a", "b"):
@@ -233,6 +246,18 @@ def test_lower_priority_pays_for_the_items_that_share_a_turn_of_the_highest() ->
         if 0 in taken:
             queue.push(0, cost=1.0)
     assert 0 < served[1] <= served[0] / 16 + 31
+
+
+def test_lower_priority_that_waits_alone_still_owes_for_its_turn() -> None:
+    queue: FairQueue[int] = FairQueue()
+    queue.push(0, cost=1.0)
+    for _ in range(30):
+        queue.push(1, cost=1.0, priority=1)
+    queue.take(10, lambda items: list(range(len(items))))
+    assert queue.take_first() == 1
+    for _ in range(3):
+        queue.push(0, cost=1.0)
+    assert queue.peek(6) == [0] * 3, "the turn has no place for lower items"
 
 
 def test_lower_priority_owes_for_its_turn_until_others_had_theirs() -> None:

@@ -64,6 +64,24 @@ def test_failed_probe_doubles_the_quarantine(clock: FakeClock) -> None:
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
 
 
+def test_success_ends_the_count_of_failed_probes(clock: FakeClock) -> None:
+    worker = quarantined()
+    for _ in range(3):
+        clock.now_s += MAX_QUARANTINE_S
+        worker.admit()
+        worker.record_failure()
+    clock.now_s += MAX_QUARANTINE_S
+    worker.admit()
+    worker.record_success()
+    for _ in range(MAX_CONSECUTIVE_FAILURES):
+        worker.admit()
+        worker.record_failure()
+    with pytest.raises(ModelUnavailable) as raised:
+        worker.admit()
+    assert raised.value.retry_after_s == MIN_QUARANTINE_S
+    assert worker.failed_probes == 0
+
+
 def test_probe_without_outcome_is_followed_by_another(clock: FakeClock) -> None:
     worker = quarantined()
     for _ in range(3):
@@ -126,6 +144,16 @@ def test_long_call_of_a_slow_worker_is_no_hang(clock: FakeClock) -> None:
         clock.now_s += 2
         with pytest.raises(EngineFailed, match="the limit is 24 s"):
             worker.check(HANG_S)
+
+
+def test_fast_call_after_a_slow_call_does_not_shorten_the_limit_at_once(clock: FakeClock) -> None:
+    worker = WorkerHealth("model")
+    for took_s in (1.5, 0.01):
+        with worker.running(size=512):
+            clock.now_s += took_s
+    with worker.running(size=2_048):
+        clock.now_s += 22
+        worker.check(HANG_S)
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,12 @@ Bodies are JSON in UTF-8; the `content-type` of requests is ignored. Bodies with
 has its own error format.
 
 The schema of a `text/event-stream` is that of an event, whose `data` is JSON. The last event of
-OpenAI's streams is `[DONE]`, which is not JSON.\
+OpenAI's streams is `[DONE]`, which is not JSON.
+
+Every response has `x-request-id`: that of the request, if it has one. Only answers of the proxy,
+such as 429 for too many requests in flight, lack it. With a key whose requests or tokens per minute
+are limited, a response has `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`
+and `x-ratelimit-reset-requests`, and the same for `tokens`.\
 """
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 EVENTS = "text/event-stream"

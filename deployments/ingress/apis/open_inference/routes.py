@@ -52,7 +52,7 @@ from deployments.ingress.http.api import (
 )
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import retry_headers
-from deployments.ingress.http.errors import rename_error_fields
+from deployments.ingress.http.errors import rename_error_fields, replace_status_422
 from deployments.ingress.http.request_options import model_in_path, set_options_source
 from deployments.ingress.resolver import wrong_route_error
 from deployments.management.listing import list_default_versions
@@ -89,15 +89,16 @@ def open_inference_error(error: ServeError) -> Response:
 
     Clients read only the text under `error`.
     """
-    status = 400 if error.status == 422 else error.status
     return json_response(
         {"error": error.message, "code": error.code},
-        status=status,
+        status=replace_status_422(error),
         headers=retry_headers(error),
     )
 
 
-OPEN_INFERENCE_ERROR_FORMAT = ErrorFormat("Open Inference Protocol", open_inference_error)
+OPEN_INFERENCE_ERROR_FORMAT = ErrorFormat(
+    "Open Inference Protocol", open_inference_error, replace_status_422
+)
 
 
 class OpenInferenceRoutes:

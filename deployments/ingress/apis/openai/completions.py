@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from deployments.ingress.apis.openai.responses import (
@@ -31,6 +32,7 @@ from deployments.messages import (
     TopLogprob,
 )
 
+_BLANKS = re.compile(r"\s+")
 OBJECT, ID_PREFIX = "text_completion", "cmpl"
 
 
@@ -94,13 +96,13 @@ class CompletionStreamChoice:
         self._tokens = AlignedTokens()
         # Tokens of the echoed prompt. The first logprobs of the choice include them.
         self._pending_prompt = started.prompt if body.echo else ()
-        self._offset = 0  # characters of text before the next token
         self._echoed_text = ""
         if body.echo:
             is_text = isinstance(prompt, str)
             self._echoed_text = (
                 str(prompt) if is_text else "".join(token.text for token in started.prompt)
             )
+        self._offset = len(self._echoed_text)  # characters of text before the next token
 
     def open(self) -> Iterator[CompletionChoice]:
         if self._echoed_text:
@@ -127,12 +129,12 @@ class CompletionStreamChoice:
         )
 
     def _build_logprobs(self, tokens: Sequence[Token]) -> CompletionLogprobs:
-        tokens = (*self._pending_prompt, *tokens)
-        self._pending_prompt = ()
-        offsets: list[int] = []
+        offsets = locate_tokens(self._pending_prompt, self._echoed_text)
         for token in tokens:
             offsets.append(self._offset)
             self._offset += len(token.text)
+        tokens = (*self._pending_prompt, *tokens)
+        self._pending_prompt = ()
         return CompletionLogprobs(
             tokens=[token.text for token in tokens],
             token_logprobs=[
@@ -143,6 +145,25 @@ class CompletionStreamChoice:
         )
 
 
+def locate_tokens(prompt: Sequence[Token], text: str) -> list[int]:
+    """Return the offset of each token of a prompt in its `text`.
+
+    Special tokens that the tokenizer adds are not in the text, and take no space. Others may
+    include the blanks next to them, which their names do not have.
+    """
+    offsets: list[int] = []
+    end = 0
+    for token in prompt:
+        if not text.startswith(token.text, end):
+            blanks = _BLANKS.match(text, end)
+            if blanks is not None and text.startswith(token.text, blanks.end()):
+                end = blanks.end()
+        offsets.append(end)
+        if not token.special or text.startswith(token.text, end):
+            end += len(token.text)
+    return offsets
+
+
 def build_top_logprobs(token: Token) -> dict[str, float] | None:
     """Return the alternatives and the token itself; None for the first token of a prompt."""
     if token.logprob is None:
@@ -150,7 +171,7 @@ def build_top_logprobs(token: Token) -> dict[str, float] | None:
     # Several tokens may have the same text. Keep the most likely of them, which comes first.
     top: dict[str, float] = {}
     for alternative in token.alternatives:
-        # Name the chosen token as the field `tokens` does: a special token has an empty text there.
+        # Name the chosen token as `tokens` does: a special token of an answer has no text there.
         is_chosen = alternative.id == token.id
         text = token.text if is_chosen else name_alternative(alternative)
         top.setdefault(text, clamp_logprob(alternative.logprob))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -44,10 +44,17 @@ MIN_TOP_P = 1e-9  # replaces `top_p` 0; keeps only the most likely token
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
-# vLLM's fields that constrain the text, as `response_format` does.
-VLLM_CONSTRAINTS = (
-    "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
-)  # fmt: skip
+# vLLM's fields that change the text, with the values that do not, and what to send instead.
+VLLM_FIELDS: Mapping[str, tuple[Sequence[Any], str]] = {
+    **dict.fromkeys(
+        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
+        ((), "send `response_format`"),
+    ),
+    "ignore_eos": ((False,), "send `min_tokens`"),
+    "stop_token_ids": (([],), "send `stop`"),
+    "continue_final_message": ((False,), "send a `prompt` to /v1/completions"),
+    "add_generation_prompt": ((True,), "send a `prompt` to /v1/completions"),
+}
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -202,7 +209,7 @@ def build_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
 
     Raises InvalidField or EmptyInput.
     """
-    _reject_vllm_constraints(body)
+    _reject_vllm_fields(body)
     return GenerationOptions(
         sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
@@ -211,14 +218,14 @@ def build_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
     )
 
 
-def _reject_vllm_constraints(body: GenerationBody) -> None:
-    """Raise InvalidField for VLLM_CONSTRAINTS.
+def _reject_vllm_fields(body: GenerationBody) -> None:
+    """Raise InvalidField for VLLM_FIELDS.
 
-    Other unknown keys are ignored, but a text without the requested form would be wrong.
+    Other unknown keys are ignored, but a text of another form, or with another end, would be wrong.
     """
-    for name in VLLM_CONSTRAINTS:
-        if getattr(body, name) is not None:
-            raise InvalidField(f"`{name}` is not supported; send `response_format`", field=name)
+    for name, (ineffective, instead) in VLLM_FIELDS.items():
+        if (value := getattr(body, name)) is not None and value not in ineffective:
+            raise InvalidField(f"`{name}` is not supported; {instead}", field=name)
 
 
 def build_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:

@@ -59,7 +59,7 @@ from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
-from deployments.ingress.http.errors import rename_error_fields
+from deployments.ingress.http.errors import rename_error_fields, replace_status_422
 from deployments.ingress.http.request_options import model_in_path, read_model_name, read_options
 from deployments.ingress.http.sse import SseResponse, start_stream
 from deployments.ingress.requests import GenerationRequest, InferenceRequest
@@ -90,12 +90,12 @@ def build_error_response(error: ServeError, *, should_retry: bool) -> Response:
     # Without `x-should-retry` OpenAI's clients retry each 5xx twice. Most retries would fail again.
     headers = {**retry_headers(error), "x-should-retry": str(should_retry).lower()}
     body = {"error": build_openai_error(error)}
-    status = 400 if error.status == 422 else error.status  # OpenAI's API has no 422
-    return json_response(body, status=status, headers=headers)
+    # OpenAI's API has no 422.
+    return json_response(body, status=replace_status_422(error), headers=headers)
 
 
-OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error)
-GENERATION_ERROR_FORMAT = ErrorFormat("OpenAI", generation_error)
+OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error, replace_status_422)
+GENERATION_ERROR_FORMAT = ErrorFormat("OpenAI", generation_error, replace_status_422)
 
 
 class OpenAIRoutes:

@@ -52,12 +52,16 @@ class GenerationBody(BaseModel):
     logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
     response_format: Annotated[Any, WithJsonSchema(build_schema(dict[str, Any] | None))] = None
-    # vLLM's fields for the form of the text; rejected.
+    # vLLM's fields that change the text; rejected, unless they have vLLM's default.
     guided_json: Any = None
     guided_regex: Any = None
     guided_choice: Any = None
     guided_grammar: Any = None
     structured_outputs: Any = None
+    ignore_eos: Any = None
+    stop_token_ids: Any = None
+    continue_final_message: Any = None
+    add_generation_prompt: Any = None
     options: RawOptions = None
 
     @property

@@ -177,7 +177,7 @@ class RerankRoutes:
                 inputs={"query": body.query, "texts": texts},
                 model_id=read_model_name(request, body.model),
                 task=TaskName.TEXT_RANKING,
-                parameters={"truncate": True, **parameters},
+                parameters=parameters,
                 options=read_options(body.options, request.headers),
             )
         )

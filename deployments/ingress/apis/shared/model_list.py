@@ -138,7 +138,7 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
         "state": "ready" if is_loaded(model, monitor) else "loading",
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
-        "width": manifest.output_width,
+        "width": manifest.default_dimensions or manifest.output_width,
         "similarity": manifest.similarity if manifest.head is ModelHead.VECTOR else None,
         "labels": list(manifest.labels),
         "languages": sorted(config.languages) if config else [],

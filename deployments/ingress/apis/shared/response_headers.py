@@ -25,6 +25,7 @@ INFERENCE_HEADERS: Mapping[str, str] = {
     **GENERATION_HEADERS,
     "x-compute-characters": "Characters of all texts.",
     "x-cache": "`hit` if the response comes from the response cache, else `miss`.",
+    "x-hf-warning": "`input-truncated` and the number of texts that were cut, if any was.",
 }
 
 
@@ -49,10 +50,8 @@ def inference_headers(response: InferenceResponse) -> dict[str, str]:
         ),
     }
     headers |= fallback_headers(response.fallback)
-    if response.result.truncated:
-        truncated = f"{response.result.truncated} of {response.items} texts"
-        limit = response.model.manifest.max_tokens
-        headers["x-hf-warning"] = f"input-truncated; {truncated} cut to {limit} tokens"
+    if response.truncation:
+        headers["x-hf-warning"] = f"input-truncated; {response.truncation}"
     return headers
 
 

@@ -54,12 +54,20 @@ def build_tei_error(error: ServeError) -> Response:
 
     `error_type` is in Title Case, as TEI sends it. TEI's documentation says otherwise.
     """
-    status, kind = status_and_type(error, ERRORS, refused="Validation", failed="Backend")
+    status, kind = _status_and_type(error)
     body = {"error": error.message, "error_type": kind, "code": error.code}
     return json_response(body, status=status, headers=retry_headers(error))
 
 
-TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error)
+def select_tei_status(error: ServeError) -> int:
+    return _status_and_type(error)[0]
+
+
+def _status_and_type(error: ServeError) -> tuple[int, str]:
+    return status_and_type(error, ERRORS, refused="Validation", failed="Backend")
+
+
+TEI_ERROR_FORMAT = ErrorFormat("text-embeddings-inference", build_tei_error, select_tei_status)
 
 
 def tei_response_headers(response: InferenceResponse) -> dict[str, str]:

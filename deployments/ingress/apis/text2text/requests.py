@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deployments.artifacts.generation_config import GenerationDefaults
+from deployments.artifacts.types import TruncationSide
 from deployments.ingress.apis.shared.envelope import merge_parameters
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
@@ -86,7 +87,7 @@ class TextToTextRequest:
             no_repeat_ngram_size=no_repeat_ngram,
             max_new_tokens=max_new_tokens,
             min_new_tokens=min_new_tokens,
-            truncation=parse_truncation(parameters),
+            truncation=parse_truncation(parameters, self.model.manifest.truncation_side),
             languages=self.languages,
         )
 
@@ -216,10 +217,13 @@ def adapt_sampling(
     )
 
 
-def parse_truncation(parameters: TextToTextParameters) -> Truncation:
-    """Return how to truncate long inputs. By default they are rejected, as in transformers."""
+def parse_truncation(parameters: TextToTextParameters, side: TruncationSide) -> Truncation:
+    """Return how to truncate long inputs. By default they are rejected, as in transformers.
+
+    `side` is the side that the model's tokenizer removes.
+    """
     is_truncated = parameters.truncation in (True, "longest_first", "only_first")
-    return Truncation.KEEP_START if is_truncated else Truncation.REFUSE
+    return Truncation.remove(side) if is_truncated else Truncation.REFUSE
 
 
 def _reject_conflicts(parameters: TextToTextParameters, *, streams: bool) -> None:

@@ -194,7 +194,7 @@ class TextEmbeddingsRoutes:
             body,
             TaskName.SENTENCE_SIMILARITY,
             body.inputs.model_dump(),
-            {"truncate": True, **parameters},
+            parameters,
         )
         return json_response(response.result.value, headers=tei_response_headers(response))
 

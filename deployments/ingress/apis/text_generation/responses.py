@@ -227,4 +227,8 @@ def build_tgi_response(error: ServeError) -> Response:
     return json_response(body, status=status, headers=retry_headers(error))
 
 
-TGI_ERROR_FORMAT = ErrorFormat("text-generation-inference", build_tgi_response)
+def select_tgi_status(error: ServeError) -> int:
+    return build_tgi_error(error)[0]
+
+
+TGI_ERROR_FORMAT = ErrorFormat("text-generation-inference", build_tgi_response, select_tgi_status)

@@ -111,6 +111,15 @@ def test_edit_sets_the_limits(paths: EdgePaths) -> None:
     assert "sc1_gpc0_rate le 5 }" in edited.partition("backend http-app\n")[2], "a quarter"
 
 
+def test_clients_speak_http_1_so_that_a_connection_carries_one_request(paths: EdgePaths) -> None:
+    for text in (
+        edit_for_host(SERVE, paths, ClientLimits()),
+        build_starting_config(paths, ClientLimits()),
+    ):
+        defaults = text.partition("defaults\n")[2].partition("frontend ")[0]
+        assert "    option disable-h2-upgrade\n" in defaults
+
+
 def test_rollback_is_not_repeated_after_a_lost_replica(paths: EdgePaths) -> None:
     clients = edit_for_host(SERVE, paths, ClientLimits()).partition("frontend http_frontend")[2]
     rule = "    http-request disable-l7-retry if { path,url_dec,rtrim(/) -m end /rollback }\n"

@@ -194,6 +194,17 @@ async def test_call_that_cannot_end_any_more_is_dropped_before_its_pass() -> Non
     assert busy.later_passes == [[500]]
 
 
+async def test_call_is_not_dropped_for_the_items_that_it_has_computed() -> None:
+    busy = Busy(max_batch_items=9)
+    call = busy.submit(MODEL, [item(n) for n in range(10)], deadline_after(30.0))
+    await wait_until(lambda: bool(busy.engine.passes))  # of 9 items; the last one waits
+    for _ in range(MEASURED_PASSES):
+        busy.scheduler.prices.record(MODEL, 1.0, 10.0)  # 10 s per item
+    busy.engine.release()
+    assert len((await call).rows) == 10
+    await busy.scheduler.drain()
+
+
 async def test_full_queue_rejects_the_call_whose_turn_is_last() -> None:
     async with Busy(max_waiting_items=4) as busy:
         loud = [
@@ -231,6 +242,15 @@ async def test_full_queue_displaces_as_few_calls_as_make_room() -> None:
         assert [call.done() for call in loud] == [False, False, False, True, True]
         busy.engine.release()
         await asyncio.gather(*loud[:3], quiet)
+
+
+async def test_call_above_the_limit_displaces_all_calls_behind_it() -> None:
+    async with Busy(max_waiting_items=4) as busy:
+        batch = [busy.submit(MODEL, [item(n)], far_deadline(), priority=1) for n in range(4)]
+        large = busy.submit(MODEL, [item(9)] * 9, far_deadline())
+        assert all(call.done() for call in batch)
+        busy.engine.release()
+        assert len((await large).rows) == 9
 
 
 async def test_cancelled_calls_leave_the_queue() -> None:

@@ -216,6 +216,24 @@ async def test_recorder_gets_the_padding_of_every_pass() -> None:
     assert record.waiting_items == 0
 
 
+async def test_recorder_gets_the_longest_wait_in_the_queue() -> None:
+    recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
+    engine = FakeEngine(held=True)
+    scheduler = BatchScheduler(
+        {MODEL: engine}, BatchSettings(), concurrent_passes=1, recorder=recorder
+    )
+    calls = [scheduler.submit(MODEL, [item(0)], far_deadline())]
+    await wait_until(lambda: bool(engine.passes))
+    for number in (1, 2):
+        calls.append(scheduler.submit(MODEL, [item(number)], far_deadline()))
+        await asyncio.sleep(0.01)
+    engine.release()
+    _, early, late = [(await call).timings for call in calls]
+    await scheduler.drain()
+    assert early.queue_s > late.queue_s
+    assert recorder.records[1].queue_s == pytest.approx(early.queue_s)
+
+
 async def test_drain_answers_accepted_calls(make_scheduler: MakeScheduler) -> None:
     engine = FakeEngine(held=True)
     scheduler = make_scheduler(engine)

@@ -85,3 +85,23 @@ def test_time_in_a_stage_adds_up_over_candidates() -> None:
     for state in (VERIFYING, BUILDING, VERIFYING):
         one = one.enter(state, one.changed_s + 4)
     assert one.spent_s == {BUILDING: 8.0, VERIFYING: 4.0}
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("`/srv/My Models/a/config.json` is corrupt", "`.../config.json` is corrupt"),
+        ("cannot read /home/u/a/b: full", "cannot read .../b: full"),
+        ("[Errno 2] path:/home/u/x", "[Errno 2] path:.../x"),
+        ("pass `/srv/models`; see https://host/a/b", "pass `.../models`; see https://host/a/b"),
+        ("acme/tiny has no `onnx/model.onnx`", "acme/tiny has no `onnx/model.onnx`"),
+    ],
+)
+def test_clients_see_no_directories_of_the_host(reason: str, shown: str) -> None:
+    assert describe(record(PULLING, reason=reason)).hide_directories().reason == shown
+
+
+def test_clients_see_no_directories_of_a_local_source() -> None:
+    local = record(PULLING, source="/srv/My Models/tiny", step="resolve /srv/My Models/tiny")
+    shown = describe(local).hide_directories()
+    assert (shown.source, shown.step) == (".../tiny", "resolve .../tiny")

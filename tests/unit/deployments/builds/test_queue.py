@@ -257,12 +257,18 @@ def test_builds_keep_their_order_and_name_what_is_ahead(queue: BuildQueue, clock
     assert status.ahead == 2
 
 
-def test_store_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+def test_store_that_cannot_be_written_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "file"
     file.touch()
     queue = BuildQueue(file)  # a file: even root cannot create a directory in it
-    with pytest.raises(StoreNotWritable, match="cannot write to the store"):
-        queue.submit(MODEL, SOURCE)
+    for _ in range(3):
+        with pytest.raises(StoreNotWritable, match="the store: Not a directory") as raised:
+            queue.submit(MODEL, SOURCE)
+    assert str(tmp_path) not in raised.value.message, "clients read the message"
+    (line,) = caplog.messages  # not one for each request
+    assert str(tmp_path) in line
     assert queue.read(MODEL) is None
 
 

@@ -57,6 +57,24 @@ def needed_s(queue: AdmissionQueue) -> float:
     return refused.value.needed_s
 
 
+def test_decode_steps_between_prefill_chunks_delay_a_job(queue: AdmissionQueue) -> None:
+    running: Any = SimpleNamespace(demand=demand(10))
+    long = demand(10, prompt=100)._replace(deadline_s=deadline_after(60))
+    prediction = queue.check(long, [running], SchedulingSettings(max_prefill_stall_ms=20.0))
+    # 1 s of prefill in 50 chunks of 20 ms. A step of 0.1 s follows each, then 10 steps of 0.2 s.
+    assert prediction.seconds == pytest.approx(1 + 50 * 0.1 + 10 * 0.2)
+
+
+def test_retry_after_of_a_full_queue_is_the_time_until_a_slot_is_free(
+    queue: AdmissionQueue,
+) -> None:
+    push(queue, 0)
+    with pytest.raises(Overloaded, match="queue is full") as refused:
+        queue.check(demand(100), [], SchedulingSettings(max_waiting_requests=1))
+    # 100 steps of 0.2 s over two slots: on average, a job ends every 10 s.
+    assert refused.value.retry_after_s == pytest.approx(100 * 0.2 / 2)
+
+
 def test_late_end_of_a_job_tightens_admission_once(queue: AdmissionQueue, clock: FakeClock) -> None:
     push(queue, 0)
     assert queue.take(1)

@@ -126,8 +126,30 @@ def test_prompts_before_a_job_delay_it() -> None:
     assert long == pytest.approx(1 + 10 * 0.1 + 20 * 0.2)
 
 
+def test_service_of_a_job_takes_the_steps_of_the_used_slots() -> None:
+    forecast = measured(slots=3)
+    assert forecast.predict_service_s(demand(10), used_slots=0) == pytest.approx(10 * 0.1)
+    assert forecast.predict_service_s(demand(10), used_slots=1) == pytest.approx(10 * 0.2)
+    assert forecast.predict_service_s(demand(10), used_slots=3) == pytest.approx(10 * 0.3)
+
+
 def test_price_is_the_share_of_the_decoder() -> None:
     assert measured().price(demand(10, prompt=20)) == pytest.approx(20 * 0.01 + 10 * 0.2 / 2)
+
+
+def test_price_of_several_slots_is_that_of_all_of_them() -> None:
+    forecast, one = measured(slots=4), demand(10)
+    assert forecast.price(one._replace(slots=4)) == pytest.approx(4 * forecast.price(one))
+
+
+def test_times_follow_a_host_that_gets_slower_after_long() -> None:
+    times = Forecast(1).times
+    for step_s, steps in ((0.01, 10_000), (0.02, 500)):
+        for _ in range(steps):
+            times.record_step(1, step_s, 0.0)
+            times.record_prefill(100, 100 * step_s)
+    assert times.decode_s(1) == pytest.approx(0.02, rel=0.01)
+    assert times.prefill_token_s == pytest.approx(0.02, rel=0.01)
 
 
 def test_unmeasured_occupancy_uses_the_nearest_measurement() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig
-from deployments.generation.job import ModelContext, SamplingJob
-from deployments.messages import Chunk, FinishReason, GenerationOptions
+from deployments.generation.job import JobTimes, ModelContext, SamplingJob
+from deployments.messages import Chunk, FinishReason, GenerationOptions, GenerationTimings
 from tests.support.fake_decoder import VOCABULARY
 from tests.support.fakes import far_deadline
 from tests.support.scheduler_harness import GREEDY, build_model_context
@@ -107,6 +108,40 @@ def test_special_token_that_is_no_stop_string_is_ignored(options: dict[str, Any]
     finished = chunks[-1].finished
     assert finished is not None
     assert (finished.reason, finished.generated_tokens) == (FinishReason.LENGTH, 3)
+
+
+@pytest.mark.parametrize(("min_new_tokens", "text"), [(0, ""), (1, "a")])
+def test_stop_string_counts_from_the_first_token_after_the_minimum(
+    min_new_tokens: int, text: str
+) -> None:
+    options = GenerationOptions(sampling=GREEDY, stop=("a",), min_new_tokens=min_new_tokens)
+    chunks = generate(options, *"aaa")
+    finished = chunks[-1].finished
+    assert finished is not None
+    assert finished.reason is FinishReason.STOP
+    assert "".join(chunk.text for chunk in chunks) == text
+
+
+def test_end_token_is_special_although_the_tokenizer_has_no_special_tokens() -> None:
+    model = replace(build_model_context(20), special_tokens=frozenset())
+    assert model.is_special(model.eos_token_ids[0])
+
+
+def test_source_of_an_encoder_decoder_takes_no_room_of_the_answer() -> None:
+    source = EncoderDecoderConfig(max_source_tokens=16, decoder_start_token_id=1)
+    model = replace(build_model_context(20), encoder_decoder=source)
+    job = SamplingJob(range(15), GenerationOptions(sampling=GREEDY), model, None, far_deadline())
+    assert job.demand.max_new_tokens == 20 - 1
+
+
+def test_times_of_a_job_are_the_durations_of_its_phases(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = JobTimes(tokenize_s=0.5, submitted_s=1.0, started_s=3.0, first_token_s=6.0)
+    monkeypatch.setattr(
+        "deployments.generation.job.time", SimpleNamespace(perf_counter=lambda: 10.0)
+    )
+    assert times.timings() == GenerationTimings(
+        queue_s=2.0, prefill_s=3.0, decode_s=4.0, tokenize_s=0.5
+    )
 
 
 def test_end_token_as_stop_string_is_the_end() -> None:

@@ -51,6 +51,15 @@ def test_transfer_keeps_the_slot() -> None:
     assert (slots.slot_of(9), slots.slot_of(8), slots.free_slots) == (0, 1, 0)
 
 
+def test_transfer_drops_the_answer() -> None:
+    slots = SlotTable(2)
+    read_whole(slots, 7, SYSTEM)
+    for _ in range(3):
+        slots.append_token(0)
+    slots.transfer(7, 8)
+    assert slots.used_tokens(0) == len(SYSTEM)
+
+
 def test_prefix_of_a_used_slot_is_copied() -> None:
     slots = SlotTable(3)
     read_whole(slots, 1, [*SYSTEM, 1, 2, 3])
@@ -65,14 +74,16 @@ def test_prefix_of_the_same_slot_is_reused() -> None:
     assert read_whole(slots, 2, [*SYSTEM, 4, 5]) == (len(SYSTEM), [])
 
 
-def test_prefix_of_a_free_slot_is_swapped_in() -> None:
+@pytest.mark.parametrize("tokens", [5, 20])
+def test_prefix_of_a_free_slot_is_swapped_in(tokens: int) -> None:
     slots = SlotTable(3)
-    read_whole(slots, 1, [1] * 20)
+    read_whole(slots, 1, [1] * tokens)
     read_whole(slots, 2, SYSTEM)
     slots.release(2)
     slots.release(1)
     shared, moves = read_whole(slots, 3, [*SYSTEM, 4, 5])
     assert (shared, moves) == (len(SYSTEM), [SwapSlots(1, 0, len(SYSTEM))])
+    assert isinstance(moves[0], SwapSlots), "an equal CopySlot would keep the prefix twice"
 
 
 def test_prefix_survives_other_requests() -> None:

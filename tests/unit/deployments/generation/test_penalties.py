@@ -35,6 +35,12 @@ def changed(
         (SamplingParams(repetition_penalty=0.5), [], [2, 1, 1], [0, 4, -1, 1]),
         (SamplingParams(frequency_penalty=0.5), [1, 2, 3], [1, 1, 2], [0, 1, -2.5, 1]),
         (SamplingParams(presence_penalty=0.5), [2], [1, 1], [0, 1.5, -2, 1]),
+        (
+            SamplingParams(presence_penalty=0.5, repetition_penalty=2.0),
+            [1, 3],
+            [3],
+            [0, 1, -2, 0],
+        ),
         (SamplingParams(frequency_penalty=-1.0), [], [1, 2], [0, 3, -1, 1]),
         (
             SamplingParams(frequency_penalty=0.5, repetition_penalty=2.0),

@@ -15,6 +15,7 @@ from deployments.artifacts.manifest import (
     TOKENIZER_NAME,
     TOOL_TEMPLATE_NAME,
 )
+from deployments.engines.decoder import DecoderInfo
 from deployments.errors import (
     ArtifactError,
     EmptyInput,
@@ -23,9 +24,21 @@ from deployments.errors import (
     ServeError,
     UnknownToken,
 )
+from deployments.generation import chat_template
+from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import MAX_CHARACTERS
-from deployments.generation.preparation import PromptTokenizer
-from deployments.messages import Chat, Prompt
+from deployments.generation.job import Job, SamplingJob
+from deployments.generation.preparation import PromptTokenizer, RequestPreparer
+from deployments.messages import (
+    BeamSearchParams,
+    Chat,
+    GenerationCall,
+    GenerationOptions,
+    Prompt,
+)
+from deployments.registry import ModelRegistry
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.fakes import far_deadline
 from tests.support.small_tokenizers import END, START, byte_level
 
 TOKENIZER = byte_level()
@@ -218,8 +231,25 @@ def test_template_error_is_reported(tmp_path: Path) -> None:
 
 
 def test_long_repetition_of_a_list_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidField, match=f"more than {MAX_CHARACTERS} characters or items"):
-        reader(tmp_path, "{{ [0] * 100000000 }}").tokenize(HELLO)
+    with pytest.raises(InvalidField, match="more than 100000 characters or items"):
+        reader(tmp_path, "{{ [0] * 100001 }}").tokenize(HELLO)
+
+
+def test_expensive_expressions_in_a_loop_are_bounded_by_cpu_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = "{% set items = [1] * 100000 %}{% for i in range(3000) %}{% set found = 2 in items %}"
+    own = reader(tmp_path, f"{search}{{% endfor %}}done")
+    monkeypatch.setattr(chat_template, "MAX_CPU_S", 0.05)
+    with pytest.raises(InvalidField, match=r"more than 0\.05 s of CPU time"):
+        own.tokenize(HELLO)
+
+
+def test_long_template_is_rejected(tmp_path: Path) -> None:
+    search = "{% set found = 2 in messages %}"  # CPU time is not checked between such statements
+    with pytest.raises(InvalidField, match="has 108500 characters; the limit is 100000") as raised:
+        reader(tmp_path, search * 3500).tokenize(HELLO)
+    assert raised.value.field == "messages"
 
 
 def test_missing_template_names_the_completions_route(tmp_path: Path) -> None:
@@ -245,6 +275,8 @@ HOSTILE = {
     "ranges": "{{ range(1000000) | list }}",
     "powers": "{{ 9 ** 9 ** 9 }}",
     "multiplies": "{{ 'x' * 100000000000 }}",
+    "squares": "{% set last = namespace(x=10) %}{% for i in range(22) %}"
+    "{% set last.x = last.x * last.x %}{% endfor %}done",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "letters": "{% for a in messages[0].content * 9999 %}{% for b in messages[0].content * 9999 %}"
     "{% endfor %}{% endfor %}",
@@ -307,3 +339,30 @@ def test_missing_tokenizer_file_fails(tmp_path: Path) -> None:
     generation_config = GenerationConfig(layers=1, kv_heads=1, head_dim=8, eos_token_ids=(0,))
     with pytest.raises(ArtifactError):
         PromptTokenizer(tmp_path, generation_config)
+
+
+def build_job(store: Path, beams: BeamSearchParams | None, slots: int = 4, **options: Any) -> Job:
+    """Return the job of a call with `options` to a decoder with `slots` KV slots."""
+    seal_tiny_decoder(store)
+    model = ModelRegistry(store, ()).find(DECODER)
+    info = DecoderInfo("cpu-fake", slots, 90, TOKENIZER.get_vocab_size())
+    generation = GenerationOptions(beam_search=beams)
+    call = GenerationCall(model.ref, "hello", generation, far_deadline(), **options)
+    return RequestPreparer(model, info).build_job(call, None)
+
+
+@pytest.mark.parametrize("beams", [None, BeamSearchParams(2)])
+def test_job_has_the_client_and_the_priority_of_its_call(
+    beams: BeamSearchParams | None, tmp_path: Path
+) -> None:
+    """The queue of the KV slots is fair to clients, and serves low priorities last."""
+    job = build_job(tmp_path, beams, client="a", priority=1)
+    assert (job.client, job.priority) == ("a", 1)
+
+
+@pytest.mark.parametrize(("slots", "kind"), [(1, SamplingJob), (3, BeamSearchJob)])
+def test_default_beams_of_a_model_are_limited_to_the_kv_slots(
+    slots: int, kind: type[Job], tmp_path: Path
+) -> None:
+    job = build_job(tmp_path, BeamSearchParams(4, is_explicit=False), slots)
+    assert (type(job), job.slot_count) == (kind, slots)

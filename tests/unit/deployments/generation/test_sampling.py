@@ -134,6 +134,10 @@ def test_smallest_set_reaching_is_minimal(size: int, spread: float) -> None:
         assert sorted(smallest_set_reaching(ranks, weights, share)) == sorted(order[:needed])
 
 
+def test_smallest_set_may_reach_the_share_exactly() -> None:
+    assert smallest_set_reaching(np.array([2.0, 1.0]), np.ones(2), 0.5).tolist() == [0]
+
+
 def test_temperature_zero_is_greedy() -> None:
     logits = logits_of()
     assert sampler(GREEDY).next(logits) == logits.argmax()

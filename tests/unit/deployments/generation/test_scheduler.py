@@ -7,8 +7,11 @@ import time
 import pytest
 
 from deployments.errors import DeadlineExceeded, Overloaded
+from deployments.generation.admission import AdmissionQueue
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.job import Job
+from deployments.generation.lengths import AnswerLengths
+from deployments.generation.step_executor import MAX_LOGPROB_CHUNK_TOKENS
 from deployments.messages import (
     BeamSearchParams,
     Chunk,
@@ -99,6 +102,31 @@ def test_prompt_logprobs_skip_the_prefix_cache(make_harness) -> None:
     assert [token.id for token in started.prompt] == SYSTEM
     assert started.prompt[0].logprob is None
     assert all(token.logprob is not None and token.logprob < 0 for token in started.prompt[1:])
+
+
+def test_prompt_logprobs_limit_the_tokens_of_a_chunk(make_harness) -> None:
+    harness = make_harness(FakeDecoder(context=220), max_prefill_chunk_tokens=200)
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=2, prompt_logprobs=True)
+    harness.run_jobs(harness.job([n % 50 for n in range(200)], options=options))
+    assert max(tokens for _, tokens in harness.decoder.parts) <= MAX_LOGPROB_CHUNK_TOKENS
+
+
+def test_first_token_does_not_wait_for_the_decode_step(make_harness) -> None:
+    class HeldDecode(FakeDecoder):
+        def prefill(self, slot, ids, start, *, all_logits=False):
+            logits = super().prefill(slot, ids, start, all_logits=all_logits)
+            held.clear()  # the next call waits
+            return logits
+
+    held = threading.Event()
+    held.set()
+    harness = make_harness(HeldDecode(held=held))
+    job = harness.job([1, 2])
+    harness.scheduler.submit(job)
+    harness.collector.wait_for_tokens(job, 1)
+    assert not harness.decoder.decodes
+    held.set()
+    harness.collector.wait_until_done(job)
 
 
 def test_waiting_jobs_run_in_order(make_harness) -> None:
@@ -232,9 +260,35 @@ def test_close_finishes_accepted_jobs(make_harness) -> None:
     for job in jobs:
         harness.scheduler.submit(job)
     harness.scheduler.close()
+    harness.scheduler.check_thread()
     assert all(harness.collector.is_done(job) for job in jobs)
     with pytest.raises(Overloaded):
         harness.scheduler.submit(harness.job([1, 2]))
+
+
+def test_admission_learns_from_jobs_that_end(make_harness, monkeypatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr(AdmissionQueue, "record_end", lambda _, number: ended.append(number))
+    harness = make_harness()
+    jobs = [harness.job([n, n + 1]) for n in range(2)]
+    harness.run_jobs(*jobs)
+    harness.scheduler.close()
+    assert sorted(ended) == [job.number for job in jobs]
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_forecast_learns_which_answers_were_cut(make_harness, monkeypatch, *, is_cut: bool) -> None:
+    lengths: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        AnswerLengths, "record", lambda _, tokens, *, is_cut: lengths.append((tokens, is_cut))
+    )
+    harness = make_harness()
+    (tokens,) = harness.run_jobs(harness.job([1, 2], new_tokens=3))
+    stop = () if is_cut else (f"w{tokens[-1]}",)
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=3, stop=stop)
+    lengths.clear()
+    harness.run_jobs(harness.job([1, 2], options=options))
+    assert lengths == [(3, is_cut)]
 
 
 def test_step_elapsed_reports_a_hanging_step(make_harness) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -118,6 +119,7 @@ def test_beam_search_job_is_isolated_too(make_harness) -> None:
 def test_failed_verification_falls_back_to_a_decode_step(make_harness) -> None:
     class Unverifying(FakeDecoder):
         def verify(self, slot, ids, start):
+            self.verified.append(len(ids))
             raise EngineFailed("no kernel for several tokens")
 
     how = {"context": 400, "memorable": 2}
@@ -127,6 +129,7 @@ def test_failed_verification_falls_back_to_a_decode_step(make_harness) -> None:
     failing = make_harness(Unverifying(max_draft_tokens=4, **how), max_draft_tokens=4)
     answers = [each.run_jobs(each.job(prompt, options=options)) for each in (plain, failing)]
     assert answers[0] == answers[1]
+    assert len(failing.decoder.verified) < 30, "after failures, few steps try it again"
 
 
 @pytest.mark.parametrize("kind", ["decode fails", "logits are not finite"])
@@ -252,10 +255,26 @@ def test_failed_prefill_ends_only_its_job(make_harness, prompt_logprobs: bool) -
 
 
 def test_failed_job_is_not_recorded_as_active(make_harness) -> None:
-    harness = make_harness(FakeDecoder(failing_decode=2))
-    harness.run_jobs(harness.job([1, 2, 5], new_tokens=20))
+    harness = make_harness(FakeDecoder(failing_decode=2, failure=EngineLost("all of it")))
+    job = harness.job([1, 2, 5], new_tokens=20)
+    harness.run_jobs(job)
     harness.scheduler.close()
+    assert isinstance(harness.collector.events[job.number][-1], EngineLost)
     assert harness.steps.records[-1].active == 0
+
+
+@pytest.mark.parametrize("failing_decode", [-1, 2])
+def test_time_without_jobs_is_part_of_no_step(make_harness, failing_decode: int) -> None:
+    lost = EngineLost("all of it")
+    harness = make_harness(FakeDecoder(failing_decode=failing_decode, failure=lost))
+    harness.run_jobs(harness.job([1, 2, 5], new_tokens=20))
+    time.sleep(0.1)
+    harness.steps.records.clear()
+    started_s = time.perf_counter()
+    harness.run_jobs(harness.job([3, 4], new_tokens=4))
+    elapsed_s = time.perf_counter() - started_s
+    harness.scheduler.close()
+    assert 0 < sum(step.step_s for step in harness.steps.records) <= elapsed_s
 
 
 def test_job_failed_in_prefill_is_not_recorded_as_active(make_harness) -> None:

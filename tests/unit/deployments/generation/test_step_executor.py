@@ -10,8 +10,10 @@ import pytest
 from numpy.typing import NDArray
 
 from deployments.config import SchedulingSettings
-from deployments.errors import InvalidField, ServeError
+from deployments.errors import EngineFailed, InvalidField, ServeError
+from deployments.generation.forecast import StepTimes
 from deployments.generation.job import Job
+from deployments.generation.prompt_lookup import VerifyCost
 from deployments.messages import FinishReason, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.scheduler_harness import END, GREEDY, SchedulerHarness
@@ -128,6 +130,32 @@ def test_records_count_draft_tokens(make_harness) -> None:
     assert 0 < accepted <= sum(step.draft_tokens for step in steps)
 
 
+def test_verified_tokens_share_the_time_of_their_step(make_harness, monkeypatch) -> None:
+    measured: list[tuple[int, float]] = []
+    monkeypatch.setattr(
+        StepTimes, "record_step", lambda _, *values: measured.append((values[0], sum(values[1:])))
+    )
+    harness = make_harness(repetitive())
+    harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
+    harness.scheduler.close()
+    steps = [step for step in harness.steps.records if step.answer_tokens]
+    assert max(step.answer_tokens for step in steps) > 1, "the test shows nothing"
+    assert measured == [(1, pytest.approx(step.step_s / step.answer_tokens)) for step in steps]
+
+
+def test_only_steps_of_one_slot_show_the_cost_of_a_single_token(make_harness, monkeypatch) -> None:
+    measured: list[int] = []
+    monkeypatch.setattr(VerifyCost, "update", lambda _, *values: measured.append(values[1]))
+    harness = make_harness(FakeDecoder(held=threading.Event()))
+    jobs = [harness.job([*PROMPT, n], options=options(GREEDY, 10 + n)) for n in range(2)]
+    for job in jobs:
+        harness.scheduler.submit(job)
+    harness.decoder.held.set()
+    harness.collector.wait_until_done(*jobs)
+    assert 2 in harness.decoder.decodes, "the test shows nothing"
+    assert measured == [1] * harness.decoder.decodes.count(1)
+
+
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_max_draft_tokens_limits_drafts(make_harness, most: int) -> None:
     harness = make_harness(repetitive(), max_draft_tokens=most)
@@ -136,7 +164,12 @@ def test_max_draft_tokens_limits_drafts(make_harness, most: int) -> None:
 
 
 def test_decoder_without_verification_gets_no_drafts(make_harness) -> None:
-    harness = make_harness(FakeDecoder(context=400, memorable=2))
+    class Unable(FakeDecoder):
+        def verify(self, slot, ids, start):
+            self.verified.append(len(ids))
+            raise EngineFailed("no kernel for several tokens")
+
+    harness = make_harness(Unable(context=400, memorable=2))
     harness.run_jobs(harness.job(PROMPT, options=options(GREEDY)))
     assert not harness.decoder.verified
     assert len(harness.decoder.decodes) == 119

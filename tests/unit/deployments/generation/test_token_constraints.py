@@ -25,7 +25,9 @@ def rules(**given: object) -> TokenConstraints:
             {"no_repeat_ngram_size": 2}, [1, 2, 1, 3, 1], [2, 3], id="both pairs that came"
         ),
         pytest.param({"no_repeat_ngram_size": 3}, [1, 2, 3, 1, 2], [3], id="three that came"),
+        pytest.param({"no_repeat_ngram_size": 2}, [5, 5], [5], id="a pair of equal tokens"),
         pytest.param({"no_repeat_ngram_size": 1}, [1, 2], [1, 2], id="no token twice"),
+        pytest.param({"no_repeat_ngram_size": 1}, [5], [5], id="not the first token again"),
         pytest.param({"no_repeat_ngram_size": 3}, [1, 2], [], id="too short to repeat"),
         pytest.param(
             {"no_repeat_ngram_size": 2, "prefix": (7,)}, [1, 7], [1], id="after the start"

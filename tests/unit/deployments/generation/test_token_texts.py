@@ -68,6 +68,19 @@ def test_character_that_a_prompt_begins_is_the_text_of_the_first_token() -> None
     assert [token.text for token in tokens] == ["", "日"]
 
 
+def test_special_tokens_of_a_prompt_have_their_names() -> None:
+    tokenizer = byte_level()
+    end, a = tokenizer.token_to_id(END), byte_token(tokenizer, ord("a"))
+    job = build_job(tokenizer, [end, a, end], prompt_logprobs=True, logprobs=1)
+    job.accept_prompt_chunk(3, np.stack([rank(tokenizer, a)] * 3))
+    prompt = job.build_started("cpu-fake").prompt
+    assert [(token.text, token.special) for token in prompt] == [
+        (END, True),
+        ("a", False),
+        (END, True),
+    ]
+
+
 def test_prompt_tokens_have_the_requested_alternatives() -> None:
     tokenizer = byte_level()
     a, b, c, d = (byte_token(tokenizer, byte) for byte in b"abcd")

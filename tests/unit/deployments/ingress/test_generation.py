@@ -105,6 +105,15 @@ async def test_best_of_returns_the_most_likely_candidates(writing_store: Path) -
     assert {call.options.logprobs for call in harness.generator.calls} == {0}
 
 
+async def test_best_of_does_not_prefer_short_candidates(writing_store: Path) -> None:
+    replies = iter(
+        (ScriptedReply(("short",), logprob=-0.2), ScriptedReply(("l",) * 9, logprob=-0.1))
+    )
+    harness = GenerationHarness(writing_store, lambda call: next(replies))
+    response = await harness.pipeline.complete(build_request(best_of=2))
+    assert [one.text for one in response.completions] == ["l" * 9]
+
+
 @pytest.mark.parametrize(
     ("fields", "kind", "path"),
     [

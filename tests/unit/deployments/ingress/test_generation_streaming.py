@@ -129,6 +129,17 @@ async def test_reader_that_leaves_during_the_start_ends_every_choice(writing_sto
     assert harness.statuses == [499]
 
 
+async def test_error_of_a_candidate_names_the_field_of_its_prompt(writing_store: Path) -> None:
+    def reply(call: GenerationCall) -> ScriptedReply:
+        error = InvalidField("`prompt` cannot be used", field="prompt")
+        return ScriptedReply(refusal=error if call.prompt == "two" else None)
+
+    harness = GenerationHarness(writing_store, reply)
+    with pytest.raises(InvalidField) as raised:
+        await harness.pipeline.stream(build_request(further_prompts=("two",), choices=2))
+    assert raised.value.field == "prompt[1]"
+
+
 async def test_chunks_that_are_ready_together_come_together(writing_store: Path) -> None:
     harness = GenerationHarness(writing_store, lambda call: ScriptedReply(("x",) * 40))
     stream = await harness.pipeline.stream(ASKED)

@@ -49,6 +49,7 @@ def test_parameters_within_the_limits_are_accepted(prompts: list[Prompt], times:
         ([chat("x" * 60, "y" * 60)], 1, InputTooLong, "prompt"),
         ([chat("x" * 60, tool_calls=[FUNCTION])], 1, InputTooLong, "prompt"),
         ([Chat(chat("x").messages, (FUNCTION, FUNCTION))], 1, InputTooLong, "prompt"),
+        ([Chat(chat("x").messages, variables=(("key", LONG),))], 1, InputTooLong, "prompt"),
         ([chat(*["a"] * 5)], 1, TooManyItems, "prompt"),
     ],
 )

@@ -28,14 +28,15 @@ async def test_model_whose_latest_version_is_gone_is_not_pulled(
     (sealed.parent / LATEST_NAME).write_text("feedfeedfeed\n")
     error = ArtifactMissing("no version `feedfeedfeed`")
     with pytest.raises(ArtifactMissing):
-        await service.wait_for_missing(EMBEDDER, error, waits=False)
+        await service.wait_for_missing(EMBEDDER, error, waits=False, may_pull=True)
     assert BuildQueue(tmp_path).read(EMBEDDER) is None
 
 
 async def test_model_without_a_version_is_pulled(service: BuildService, tmp_path: Path) -> None:
     model_directory(tmp_path, EMBEDDER).mkdir()
+    error = ArtifactMissing("not built")
     with pytest.raises(ModelLoading):
-        await service.wait_for_missing(EMBEDDER, ArtifactMissing("not built"), waits=False)
+        await service.wait_for_missing(EMBEDDER, error, waits=False, may_pull=True)
     assert BuildQueue(tmp_path).read(EMBEDDER)
 
 

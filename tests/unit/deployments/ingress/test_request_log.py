@@ -1,13 +1,32 @@
+"""Records and log lines of requests, mostly of failed ones."""
+
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+from typing import Any
+
+import httpx
 import pytest
 
-from deployments.errors import RateLimited
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.errors import EngineFailed, InputTooLong, RateLimited
+from deployments.ingress import request_log
+from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.request_log import MAX_LINES_PER_S, LineLimit, record_rejection
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter
-from tests.support.fakes import FakeClock, ListRecorder
+from tests.support.artifacts import EMBEDDER
+from tests.support.decoder_artifacts import DECODER
+from tests.support.fakes import FailingEncoder, FakeClock, ListRecorder
+from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
+from tests.support.in_process import InProcess
+from tests.support.keys import add_key, bearer
+
+EMBED = f"/models/{EMBEDDER}"
+FOUR_TEXTS = [{"name": "text", "shape": [4], "datatype": "BYTES", "data": ["a"] * 4}]
+LONG_PROMPT = InputTooLong("`prompt` has 9 tokens", field="prompt")
 
 
 async def test_refusals_leave_the_tokens_that_running_requests_reserve() -> None:
@@ -33,3 +52,111 @@ def test_flood_of_failures_has_few_lines_and_tells_how_many_are_omitted() -> Non
     assert written == [0] * MAX_LINES_PER_S + [None] * 7
     clock.now_s += 1
     assert [lines.take(), lines.take()] == [7, 0]
+
+
+@pytest.fixture
+def log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Capture log lines, of which earlier tests have not used up the limit."""
+    monkeypatch.setattr(request_log, "LINE_LIMIT", LineLimit())
+    caplog.set_level(logging.INFO, "ray.serve.hundredfold")
+    return caplog
+
+
+async def read_log(
+    store: Path,
+    log: pytest.LogCaptureFixture,
+    path: str,
+    body: dict[str, Any],
+    settings: IngressUserConfig,
+    **headers: str,
+) -> str:
+    """Return the log line of a failed request that an ingress of Ray Serve answers."""
+    async with InProcess(store, settings=settings).application() as app:
+        transport = httpx.ASGITransport(DirectRequests(app).around(app))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+            await http.get("/health")  # the first request takes Ray Serve's wrapper
+            response = await http.post(path, json=body, headers=headers)
+    assert response.status_code >= 400
+    (line,) = [r.getMessage() for r in log.records if r.module == "request_log"]
+    return line
+
+
+async def test_log_line_of_a_failed_request_has_its_id_code_and_key(
+    tiny_store: Path, tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
+    settings = IngressUserConfig(key_file=tmp_path / "keys.json")
+    key = add_key(tmp_path / "keys.json", "alice")
+    headers = {**bearer(key), "x-request-id": "my-trace-1"}
+    line = await read_log(tiny_store, log, EMBED, {"inputs": 7}, settings, **headers)
+    assert line.startswith(f"feature-extraction {EMBEDDER} status=400 ")
+    assert line.endswith(f" code=invalid_field key=alice path='{EMBED}' request='my-trace-1'")
+
+
+async def test_log_line_of_a_missing_model_has_its_name(
+    tiny_store: Path, log: pytest.LogCaptureFixture
+) -> None:
+    body = {"model": "no/such", "input": "a"}
+    line = await read_log(tiny_store, log, "/v1/embeddings", body, IngressUserConfig())
+    assert " code=model_not_found missing='no/such' path='/v1/embeddings' request='" in line
+
+
+async def test_clients_cannot_add_lines_to_the_log(
+    tiny_store: Path, log: pytest.LogCaptureFixture
+) -> None:
+    path = "/models/a%0Ab" + "c" * 1_000
+    line = await read_log(tiny_store, log, path, {"inputs": "a"}, IngressUserConfig())
+    assert "\n" not in line
+    assert len(line) < 600
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/embed", {"inputs": "a", "truncate": "x"}, 422),
+        ("/embed", {"inputs": 7}, 422),
+        ("/embed", {"inputs": ["a"] * 4}, 422),
+        ("/embed_sparse", {"inputs": "a"}, 424),
+        ("/rerank", {"query": "a", "texts": [7]}, 422),
+        ("/v1/embeddings", {"input": ["a"] * 4}, 400),
+        ("/v1/completions", {"prompt": ["a"] * 4}, 400),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, 400),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": "a"}], "stream": True},
+            400,
+        ),
+        ("/generate", {"inputs": "a", "parameters": {"top_k": -1}}, 422),
+        ("/generate_stream", {"inputs": "a"}, 422),
+        (f"/v2/models/{EMBEDDER}/infer", {"inputs": FOUR_TEXTS}, 400),
+        (EMBED, {"inputs": ["a"] * 4}, 422),
+        (EMBED, {"inputs": "a", "parameters": {"no": 1}}, 422),
+        ("/models/no/such", {"inputs": "a"}, 404),
+        ("/no/such/path", {}, 404),
+    ],
+)
+async def test_status_of_the_response_is_recorded(
+    path: str, body: dict[str, Any], status: int, writing_store: Path
+) -> None:
+    server = InProcess(
+        writing_store,
+        (EMBEDDER, DECODER),
+        settings=IngressUserConfig(limits=LimitSettings(items=3)),
+        generator=ScriptedGeneratorClient(lambda call: ScriptedReply(refusal=LONG_PROMPT)),
+    )
+    async with server.client() as http:
+        response = await http.post(path, json=body)
+    assert response.status_code == status, response.text
+    assert [record.status for record in server.recorder.records] == [status]
+
+
+async def test_failure_of_the_engine_is_a_warning_whatever_its_status(
+    tiny_store: Path, log: pytest.LogCaptureFixture
+) -> None:
+    server = InProcess(tiny_store, encoder=FailingEncoder(EngineFailed("broken")))
+    async with server.client() as http:
+        response = await http.post("/embed", json={"inputs": "a"})
+    assert response.status_code == 424
+    levels = [r.levelno for r in log.records if r.module == "request_log"]
+    assert levels == [logging.WARNING]

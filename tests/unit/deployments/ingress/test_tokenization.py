@@ -62,8 +62,9 @@ async def test_decode_returns_the_tokenized_text(tiny_store: Path) -> None:
         both = await http.post(f"{path}/decode", json={"ids": ids})
         one = await http.post("/decode", json={"ids": ids[1]})
         full = await http.post("/decode", json={"ids": ids[1], "skip_special_tokens": False})
+        null = await http.post("/decode", json={"ids": ids[1], "skip_special_tokens": None})
     assert both.json() == ["good night", "the film"]
-    assert one.json() == ["the film"]
+    assert one.json() == null.json() == ["the film"]
     assert full.json() == ["[CLS] the film [SEP]"]
 
 

@@ -11,10 +11,12 @@ from deployments.deadlines import deadline_after
 from deployments.errors import (
     DeadlineExceeded,
     DigestMismatch,
+    EngineFailed,
     HardwareUnavailable,
     RequirementMissing,
     ServeError,
 )
+from deployments.health import MIN_QUARANTINE_S
 from deployments.ingress.version_prober import MAX_WAIT_S, VersionProber
 from deployments.keys.caller import UNRESTRICTED, Caller, current_caller, set_current_caller
 from deployments.keys.key import Scope
@@ -88,6 +90,24 @@ async def test_trial_refuses_only_the_files_that_it_loaded(
     prober = VersionProber(registry, load)
     await prober.refuses(EMBEDDER, registry.find(EMBEDDER))
     assert not read_plan(tmp_path).find(EMBEDDER).refused
+
+
+async def test_second_attempt_comes_after_replicas_have_forgotten_the_first(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[object] = []
+
+    async def load(_model: RegisteredModel) -> None:
+        steps.append("load")
+        if len(steps) == 1:
+            raise EngineFailed("cannot allocate memory")
+
+    async def sleep(seconds: float) -> None:
+        steps.append(seconds > MIN_QUARANTINE_S)
+
+    monkeypatch.setattr("deployments.ingress.version_prober.asyncio.sleep", sleep)
+    assert not await VersionProber(registry, load).refuses(EMBEDDER, registry.find(EMBEDDER))
+    assert steps == ["load", True, "load"]
 
 
 def lacking_graph() -> HardwareUnavailable:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
@@ -216,6 +216,14 @@ def test_gc_keeps_build_resumed_before_removal(store: Path) -> None:
     (root / "steps" / "quantize").mkdir()
     assert f"{MODEL}@{OTHER}" not in [item.name for item in remove(garbage)]
     assert root.is_dir()
+
+
+def test_gc_keeps_locked_builds(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    age(interrupt(store, OTHER).parent, ABANDONED_AFTER_S + 60)
+    lock = "deployments.management.garbage.try_exclusive_lock"  # a build takes it after the search
+    monkeypatch.setattr(lock, lambda _: nullcontext(False))
+    assert remove(find_garbage(store)) == ()
+    assert list((store / BUILDING_NAME).glob("*.log"))
 
 
 def test_gc_removes_log_of_old_failure(store: Path) -> None:

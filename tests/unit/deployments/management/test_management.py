@@ -56,7 +56,8 @@ def test_listing_has_versions_aliases_and_shares(store: Path) -> None:
     entry = describe_model(store, MODEL)
     assert facts(entry) == {NEW: (["latest"], 100.0), OLD: ([], 0.0)}
     graph = model_directory(store, MODEL) / NEW / GRAPH_NAME
-    assert entry.versions[0].size > graph.stat().st_size
+    assert entry.versions[0].size_bytes > graph.stat().st_size
+    assert entry.versions[0].created > 1_700_000_000
     assert (entry.pinned, entry.shadow, entry.build) == (False, None, None)
 
 
@@ -64,7 +65,7 @@ def test_listing_keeps_a_damaged_version_with_its_reason(store: Path) -> None:
     (model_directory(store, MODEL) / OLD / MANIFEST_NAME).write_text("{")
     entry = describe_model(store, MODEL)
     (damaged,) = (one for one in entry.versions if one.version == OLD)
-    assert damaged.size == 0
+    assert damaged.size_bytes == 0
     assert MANIFEST_NAME in damaged.reason
 
 

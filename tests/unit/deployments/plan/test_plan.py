@@ -17,10 +17,11 @@ from deployments.errors import (
     UnknownModel,
 )
 from deployments.plan import changes, resolution
-from deployments.plan.plan import MAX_FORMER, STABLE, Plan
+from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan
 from deployments.plan.plan_file import PLAN_NAME, PlanWatch, read_plan
 from deployments.plan.resolution import (
     find_named,
+    list_rollback_versions,
     resolve_name,
     select_version,
     split_name,
@@ -131,6 +132,12 @@ def test_rollback_of_the_first_promotion_returns_to_the_version_that_answered(
     answered = resolve_name(store, read_plan(store), MODEL, configured).version
     changes.promote(store, MODEL, NEW, configured)
     assert changes.rollback(store, MODEL, configured).find(MODEL).aliases[STABLE] == answered
+
+
+def test_rollback_without_a_former_version_takes_the_configured_one(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    entry = ModelPlan(aliases={STABLE: NEWEST})
+    assert list_rollback_versions(store, MODEL, entry, {MODEL: OLD}) == [OLD]
 
 
 def test_rollback_without_a_promotion_takes_the_version_before(store: Path) -> None:

@@ -85,7 +85,7 @@ def test_selection_is_in_order_of_shape_size() -> None:
         (1, 9_000, "long"),
         (200, 16, "many"),
         (2, 16, "small"),
-        (8, 100, "long"),  # the length counts more than the number of items
+        (8, 60, "long"),  # the length counts more than the number of items
     ],
 )
 def test_nearest_measured_shape_selects_the_variant(items: int, tokens: int, winner: str) -> None:

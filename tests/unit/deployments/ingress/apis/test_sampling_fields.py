@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from deployments.artifacts.generation_config import GenerationDefaults
+from deployments.artifacts.types import TruncationSide
 from deployments.ingress.apis.openai.requests import build_sampling as build_openai_sampling
 from deployments.ingress.apis.openai.schemas import GenerationBody
-from deployments.ingress.apis.text2text.requests import adapt_sampling
+from deployments.ingress.apis.text2text.requests import adapt_sampling, parse_truncation
 from deployments.ingress.apis.text2text.schemas import (
     TextToTextParameters,
     parse_text2text_parameters,
@@ -20,7 +21,7 @@ from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
     parse_generate_parameters,
 )
-from deployments.messages import SamplingParams
+from deployments.messages import SamplingParams, Truncation
 
 NO_DEFAULTS = GenerationDefaults()
 BuildSampling = Callable[[dict[str, Any]], SamplingParams]
@@ -90,3 +91,17 @@ def test_default_of_the_checkpoint_is_used_or_left_out(field: str) -> None:
         return
     defaults = GenerationDefaults.model_validate({field: VALUES[field]})
     assert getattr(build_openai_sampling(GenerationBody(), defaults), field) == VALUES[field]
+
+
+@pytest.mark.parametrize(
+    ("fields", "side", "truncation"),
+    [
+        ({"truncation": True}, "right", Truncation.KEEP_START),
+        ({"truncation": "only_first"}, "left", Truncation.KEEP_END),
+        ({}, "left", Truncation.REFUSE),
+    ],
+)
+def test_long_source_loses_the_side_that_the_tokenizer_removes(
+    fields: dict[str, Any], side: TruncationSide, truncation: Truncation
+) -> None:
+    assert parse_truncation(parse_text2text_parameters(fields), side) is truncation

@@ -129,6 +129,18 @@ async def test_invalid_compressed_body_is_rejected(
     assert (response.status_code, response.json()["code"]) == (status, code)
 
 
+async def test_compressed_body_without_output_is_limited(tiny_store: Path) -> None:
+    async def empty_blocks() -> AsyncIterator[bytes]:
+        yield zlib.compress(b"")[:2]
+        for _ in range(5):
+            yield b"\x00\x00\x00\xff\xff" * 100
+
+    headers = {"content-encoding": "deflate"}
+    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+        response = await http.post(EMBED, content=empty_blocks(), headers=headers)
+    assert (response.status_code, response.json()["code"]) == (413, "body_too_large")
+
+
 def test_compression_bomb_takes_bounded_memory() -> None:
     compression_bomb = zlib.compress(b" " * 100_000_000, 9)
     tracemalloc.start()
@@ -229,6 +241,20 @@ async def test_bodies_of_one_client_leave_room_for_those_of_others(tiny_store: P
     assert refused.status_code == 429
     assert "of this client are in flight" in refused.text
     assert answered.status_code == 200
+
+
+async def test_lone_body_of_a_client_may_exceed_its_share_in_several_chunks(
+    tiny_store: Path,
+) -> None:
+    async def halves() -> AsyncIterator[bytes]:
+        yield BODY.ljust(1_000)
+        yield b" " * 1_000
+
+    headers = {ADDRESS_HEADER: "10.0.0.1"}
+    limits = LimitSettings(body_bytes=2_000, inflight_body_bytes=3_000)
+    async with InProcess(tiny_store, settings=IngressUserConfig(limits=limits)).client() as http:
+        response = await http.post(EMBED, content=halves(), headers=headers)
+    assert response.status_code == 200
 
 
 @pytest.mark.parametrize("declared", ["9" * 19, "9" * 5_000])

@@ -9,7 +9,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments.config import CacheSettings, IngressUserConfig
+from deployments.builds.queue import BuildQueue
+from deployments.config import BuildSettings, CacheSettings, IngressUserConfig
+from deployments.ingress import builds
 from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.http.api import Access
 from deployments.keys.key import KeyLimits, Scope
@@ -19,6 +21,7 @@ from tests.support.in_process import ONE_OF_EACH, InProcess
 from tests.support.keys import add_key, bearer
 
 EMBED = f"/models/{EMBEDDER}"
+OWN = {"host": "localhost", "origin": "http://localhost"}  # headers of the page of this server
 # Paths that report liveness or describe the API; everything else needs a key.
 PUBLIC = {
     "/", "/health", "/healthz", "/ping", "/ready",
@@ -119,6 +122,23 @@ async def test_pages_whose_name_leads_here_cannot_read_what_only_operators_may(
             assert response.status_code == status, response.text
         run = await http.post(EMBED, json={"inputs": "a"}, headers={"host": host, **headers})
         assert run.status_code == 200
+
+
+@pytest.mark.parametrize(("has_key", "status"), [(False, 404), (True, 503)])
+async def test_web_pages_of_others_pull_nothing_from_a_server_without_keys(
+    has_key: bool, status: int, tmp_path: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builds, "has_compiler", lambda: True)
+    headers = {"origin": "http://evil.example"} | (bearer(add_key(key_file)) if has_key else {})
+    user_config = IngressUserConfig(
+        builds=BuildSettings(allow_pull=True), key_file=key_file if has_key else None
+    )
+    async with InProcess(tmp_path, settings=user_config).client() as http:
+        response = await http.post("/models/evil/model", json={"inputs": "a"}, headers=headers)
+        assert response.status_code == status, response.text
+        assert len(BuildQueue(tmp_path).pending()) == has_key
+        own = await http.post("/models/acme/model", json={"inputs": "a"}, headers=headers | OWN)
+        assert own.status_code == 503, "the page of this server may pull"
 
 
 async def test_without_a_key_file_any_key_passes(tiny_store: Path) -> None:

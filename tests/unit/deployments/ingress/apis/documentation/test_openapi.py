@@ -176,7 +176,7 @@ async def test_documented_errors_have_the_format_of_the_path(all_models_store: P
     assert value["error"]["type"] == "invalid_request_error"
 
 
-CONDITIONAL = {"x-compute-fallback"}
+CONDITIONAL = {"x-compute-fallback", "x-hf-warning"}
 
 
 async def test_response_headers_are_documented(all_models_store: Path) -> None:
@@ -184,6 +184,8 @@ async def test_response_headers_are_documented(all_models_store: Path) -> None:
         document = await document_of(http)
         response = await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"})
         embedded = await http.post("/v1/embeddings", json={"input": "a", "model": EMBEDDER})
+    for name in ("x-request-id", "x-ratelimit-remaining-requests"):
+        assert name in document["info"]["description"]
     own = {"content-type", "content-length"}
     assert (
         set(INFERENCE_HEADERS) - CONDITIONAL

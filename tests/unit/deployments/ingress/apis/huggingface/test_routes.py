@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.types import TaskName
+from deployments.config import IngressUserConfig, LimitSettings
+from tests.support.all_models import QA_MODEL, seal_token_model
 from tests.support.artifacts import (
     CLASSIFIER,
     EMBEDDER,
@@ -155,6 +157,19 @@ async def test_truncated_text_sets_a_warning_header(tiny_store: Path) -> None:
     assert cut.headers["x-hf-warning"] == "input-truncated; 1 of 2 texts cut to 16 tokens"
     assert "x-hf-warning" not in fits.headers
     np.testing.assert_allclose(cut.json(), fits.json(), atol=1e-6)
+
+
+async def test_warning_names_the_limit_that_cut_a_text(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, EMBEDDER)
+    seal_token_model(tmp_path, QA_MODEL, TaskName.QUESTION_ANSWERING)
+    settings = IngressUserConfig(limits=LimitSettings(item_chars=60))
+    server = InProcess(tmp_path, models=(EMBEDDER, QA_MODEL), settings=settings)
+    pair = {"question": "good " * 10, "context": "night"}
+    async with server.client() as http:
+        question = await http.post(f"/models/{QA_MODEL}", json={"inputs": pair})
+        text = await http.post(EMBED, json={"inputs": "good" + " " * 60 + "film"})
+    assert question.headers["x-hf-warning"] == "input-truncated; 1 of 1 questions cut to 8 tokens"
+    assert text.headers["x-hf-warning"] == "input-truncated; 1 of 1 texts cut to 60 characters"
 
 
 async def test_truncation_direction_selects_the_side(tiny_store: Path) -> None:

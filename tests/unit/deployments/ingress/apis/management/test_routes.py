@@ -109,7 +109,7 @@ async def test_pull_is_queued_for_any_source(tmp_path: Path) -> None:
         again = await http.post("/models", json={"source": "/data/checkpoint"})
         assert again.json()["state"] == "queued"
         status = (await http.get("/status/local/checkpoint")).json()
-    assert status["build"]["source"] == "/data/checkpoint"
+    assert status["build"]["source"] == ".../checkpoint", "clients see no directories of the host"
     assert len(BuildQueue(tmp_path).pending()) == 1
 
 

@@ -100,6 +100,10 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"guided_choice": ["a", "b"]}, "guided_choice"),
         ({"guided_grammar": "root ::= x"}, "guided_grammar"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs"),
+        ({"ignore_eos": True}, "ignore_eos"),
+        ({"stop_token_ids": [2]}, "stop_token_ids"),
+        ({"continue_final_message": True}, "continue_final_message"),
+        ({"add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": [{"role": "user", "refusal": "No."}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]},

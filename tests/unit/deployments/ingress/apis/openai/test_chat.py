@@ -168,6 +168,13 @@ async def test_the_newer_name_of_the_maximum_wins(writing_store: Path) -> None:
     assert harness.call.options.max_new_tokens == 4
 
 
+async def test_minimum_of_new_tokens_may_equal_the_maximum(writing_store: Path) -> None:
+    harness = ChatHarness(writing_store)
+    response = await harness.post(CHAT, {**CHAT_BODY, "min_tokens": 2, "max_tokens": 2})
+    assert response.status_code == 200
+    assert (harness.call.options.min_new_tokens, harness.call.options.max_new_tokens) == (2, 2)
+
+
 async def test_top_logprobs_0_needs_no_logprobs(writing_store: Path) -> None:
     response = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "top_logprobs": 0})
     assert response.json()["choices"][0]["logprobs"] is None

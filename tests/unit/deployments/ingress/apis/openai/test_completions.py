@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from deployments.errors import EngineFailed
-from deployments.ingress.apis.openai.completions import build_top_logprobs
+from deployments.ingress.apis.openai.completions import build_top_logprobs, locate_tokens
 from deployments.ingress.apis.openai.responses import AlignedTokens
 from deployments.messages import (
     Chunk,
@@ -135,6 +135,48 @@ async def test_echo_prepends_the_logprobs_of_the_prompt(writing_store: Path) -> 
     assert result["token_logprobs"] == [None, -1.0, -1.0, -0.5, -0.5, -0.5]
     assert result["text_offset"] == [0, 4, 9, 11, 14, 16]
     assert result["top_logprobs"][:2] == [None, {" upon": -1.0}]
+
+
+def prompt_tokens(*names: str) -> tuple[Token, ...]:
+    return tuple(Token(i, name, -1.0, name.startswith("<")) for i, name in enumerate(names))
+
+
+CHAT_TOKENS = prompt_tokens("<|im_start|>", "user", "\n", "Say", " ok", "<|im_end|>", "\n")
+
+
+@pytest.mark.parametrize("prompt", ["<|im_start|>user\nSay ok<|im_end|>\n", [1, 2, 3, 4, 5, 6, 7]])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_offsets_of_an_echo_find_the_tokens_in_the_text(
+    prompt: Any, stream: bool, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store, lambda call: ScriptedReply(prompt=CHAT_TOKENS))
+    body = {"prompt": prompt, "echo": True, "logprobs": 1}
+    if stream:
+        choices = [event["choices"][0] for event in await harness.events(COMPLETIONS, body)]
+    else:
+        choices = (await harness.post(COMPLETIONS, body)).json()["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    tokens = [token for choice in choices for token in choice["logprobs"]["tokens"]]
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert text == "<|im_start|>user\nSay ok<|im_end|>\nHello"
+    assert tokens == [*(token.text for token in CHAT_TOKENS), "Hel", "lo", ""]
+    assert [text[at : at + len(token)] for at, token in zip(offsets, tokens, strict=True)] == tokens
+
+
+@pytest.mark.parametrize(
+    ("names", "text", "offsets"),
+    [
+        (("<s>", "a", " b"), "a b", [0, 0, 1]),  # the tokenizer adds <s>
+        (("<s>", "a"), "<s>a", [0, 3]),
+        (("<s>", "<s>", "a"), "<s>a", [0, 3, 3]),
+        (("<|user|>", "a", "<|end|>", "b"), "<|user|>\na <|end|>\n b", [0, 9, 11, 20]),
+        (("<s>", "", "日"), "日", [0, 0, 0]),
+    ],
+)
+def test_only_special_tokens_in_the_text_take_space(
+    names: tuple[str, ...], text: str, offsets: list[int]
+) -> None:
+    assert locate_tokens(prompt_tokens(*names), text) == offsets
 
 
 @pytest.mark.parametrize("reason", FinishReason)

@@ -208,6 +208,14 @@ async def test_several_calls_keep_their_order(writing_store: Path) -> None:
     calls = body["choices"][0]["message"]["tool_calls"]
     assert [call["function"]["name"] for call in calls] == ["weather", "clock"]
     assert calls[1]["function"]["arguments"] == "{}"
+    events = await script_text(writing_store, *letters(text)).events(CHAT, TOOLS)
+    deltas = [event["choices"][0]["delta"] for event in events]
+    streamed = [call for delta in deltas for call in delta.get("tool_calls", ())]
+    assert [(call["index"], call["function"]["name"]) for call in streamed] == [
+        (0, "weather"),
+        (1, "clock"),
+    ]
+    assert streamed[0]["id"] != streamed[1]["id"]
 
 
 @pytest.mark.parametrize("text", CALL_TEXTS)

@@ -12,6 +12,8 @@ from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, Overloaded
 from deployments.ingress.apis.text_embeddings.schemas import model_dtype, model_type
+from deployments.messages import CallBatch, CallResult, CallTimings
+from deployments.transports.base import Deliver
 from tests.support.artifacts import (
     CLASSIFIER,
     EMBEDDER,
@@ -73,10 +75,21 @@ async def test_long_texts_are_truncated_with_a_warning_header(tiny_store: Path) 
     assert "22 tokens" in rejected.json()["error"]
 
 
+class TimedEncoder:
+    """An EncoderClient with fixed timings."""
+
+    async def infer(self, batch: CallBatch, deliver: Deliver) -> None:
+        timings = CallTimings(tokenize_s=0.002, queue_s=0.01, forward_s=0.06, tokens=4)
+        for index in range(len(batch.calls)):
+            deliver(index, CallResult(np.ones((1, WIDTH), np.float32), "cpu-fake", 0, timings))
+
+
 async def test_time_headers_are_whole_milliseconds(tiny_store: Path) -> None:
-    response = await ask(tiny_store, "/embed", {"inputs": "good film"})
+    response = await ask(tiny_store, "/embed", {"inputs": "good film"}, encoder=TimedEncoder())
     names = ("compute", "total", "tokenization", "queue", "inference")
-    assert all(response.headers[f"x-{name}-time"].isdecimal() for name in names)
+    times = [response.headers[f"x-{name}-time"] for name in names]
+    assert all(time.isdecimal() for time in times)
+    assert times[2:] == ["2", "10", "60"]
     assert response.headers["x-compute-characters"] == "9"
     assert response.headers["x-compute-tokens"] == "4"
 

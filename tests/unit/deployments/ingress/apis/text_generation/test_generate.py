@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from deployments.errors import (
     Overloaded,
     ServeError,
 )
-from deployments.messages import Chunk, FinishReason, Token
+from deployments.messages import Chunk, FinishReason, GenerationCall, Started, Token
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.in_process import InProcess
@@ -120,7 +121,27 @@ async def test_best_of_returns_discarded_sequences_in_details(writing_store: Pat
     others = response.json()["details"]["best_of_sequences"]
     assert [other["generated_text"] for other in others] == ["Once" + TEXT] * 2
     assert others[0]["tokens"] == response.json()["details"]["tokens"]
+    assert response.headers["x-generated-tokens"] == "12"
+    assert response.headers["x-time-per-token"] == "15", "per token of one sequence"
     assert len(generator.calls) == 6
+
+
+class PromptEchoGenerator(ScriptedGenerator):
+    """Generator that answers each prompt with the prompt."""
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        text = str(call.prompt)
+        yield Started(1, 0, 42, "cpu-int4", ())
+        yield Chunk(text, (Token(7, text, -0.25),), ending(tokens=1))
+
+
+async def test_discarded_sequences_are_those_of_their_prompt(writing_store: Path) -> None:
+    parameters = {"best_of": 2, "do_sample": True, "details": True, "return_full_text": False}
+    body = {"inputs": ["Once", "Then"], "parameters": parameters}
+    response = await ask(writing_store, PromptEchoGenerator(), f"/models/{DECODER}", body)
+    for prompt, (best,) in zip(("Once", "Then"), response.json(), strict=True):
+        (other,) = best["details"]["best_of_sequences"]
+        assert (best["generated_text"], other["generated_text"]) == (prompt, prompt)
 
 
 async def test_headers_have_token_counts_and_milliseconds(writing_store: Path) -> None:

@@ -87,10 +87,12 @@ async def test_max_time_ends_a_stream_with_the_text_so_far(writing_store: Path) 
 
 @pytest.mark.parametrize("path", ["/generate", "/generate_stream"])
 async def test_max_time_before_the_first_token_is_an_error(path: str, writing_store: Path) -> None:
-    generator = SlowStart()
-    response = await ask(writing_store, generator, path, body(max_time=0.05))
+    server = InProcess(writing_store, models=MODELS, generator=SlowStart())
+    async with server.client() as http:
+        response = await http.post(path, json=body(max_time=0.05))
     assert (response.status_code, response.json()["error_type"]) == (504, "incomplete_generation")
     assert "max_time" in response.json()["error"]
+    assert len(server.recorder.records) == 1
 
 
 class SlowStart(ScriptedGenerator):

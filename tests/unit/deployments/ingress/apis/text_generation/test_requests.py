@@ -130,6 +130,7 @@ def test_logprobs_are_computed_for_details_and_streams(
         ({"stop_sequences": ["x"]}, ("x",)),
         ({"stop": ["y"], "stop_sequences": ["x"]}, ("y", "x")),
         ({"stop": ["y"], "stop_sequences": ["y"]}, ("y",)),
+        ({"stop": list("abcdefghijklmnop")}, tuple("abcdefghijklmnop")),
         ({"stop": [], "stop_sequences": []}, ()),
     ],
 )

@@ -74,6 +74,15 @@ async def test_last_event_has_text_and_details(writing_store: Path) -> None:
     }
 
 
+async def test_last_of_several_tokens_of_the_last_chunk_has_text_and_details(
+    writing_store: Path,
+) -> None:
+    chunks = [CHUNKS[0], CHUNKS[1]._replace(finished=ending(tokens=3))]
+    received = await events(writing_store, {"details": True}, chunks=chunks)
+    assert [event["generated_text"] for event in received] == [None, None, TEXT]
+    assert [event["details"] is None for event in received] == [True, True, False]
+
+
 async def test_return_full_text_affects_the_text_only(writing_store: Path) -> None:
     *_, last = received = await events(writing_store, {"return_full_text": True})
     assert last["generated_text"] == "Once upon" + TEXT
