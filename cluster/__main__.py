@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
 
 _KEYS = CommandGroup(
-    "Create, list and revoke API keys",
+    "Create, list, change and revoke API keys",
     {
         "add": CommandSpec("cluster.keys:ADD", "Create an API key and print it once"),
         "ls": CommandSpec("cluster.keys:LIST", "List the API keys"),
+        "change": CommandSpec(
+            "cluster.keys:CHANGE", "Change scopes, models, end or limits of an API key"
+        ),
         "revoke": CommandSpec("cluster.keys:REVOKE", "Remove an API key"),
     },
 )

@@ -53,7 +53,8 @@ def states_no_auth(config: dict[str, Any]) -> bool:
 def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
     """Raise StartError for an unusable key file, UnusableConfig for a `host` open without keys.
 
-    `no_auth`, as an argument or in the config, permits a `host` that is open without keys.
+    `no_auth`, as an argument or in the config, permits a `host` that is open without keys. A
+    gateway on this host (`limits.trusted_proxies`) opens loopback too.
     """
     key_file = find_key_file(config)
     if key_file is not None:
@@ -61,12 +62,24 @@ def check_access(config: dict[str, Any], host: str, *, no_auth: bool) -> None:
             read_key_file(key_file)
         except BadSetting as error:
             raise StartError(error.message) from error
-    elif not no_auth and not is_loopback(host) and not states_no_auth(config):
+    elif not no_auth and not states_no_auth(config):
+        if not is_loopback(host):
+            cause = f"`{host}` lets"
+        elif _has_gateway(config):
+            cause = "the gateway of `limits.trusted_proxies` lets"
+        else:
+            return
         raise UnusableConfig(
-            f"`{host}` lets other hosts connect, and no API keys are configured",
+            f"{cause} other hosts connect, and no API keys are configured",
             hint="create a key with `hundredfold keys add NAME` and serve with `--keys FILE`, "
             "or admit every caller with `--no-auth`, for instance behind a gateway",
         )
+
+
+def _has_gateway(config: dict[str, Any]) -> bool:
+    entries = _ingress_deployments(config)
+    settings = [IngressUserConfig.parse(entry.get("user_config")) for entry in entries]
+    return any(each.limits.trusted_proxies for each in settings)
 
 
 def is_loopback(host: str) -> bool:

@@ -14,19 +14,29 @@ from deployments.machine import CpuInfo
 Level: TypeAlias = Literal["ok", "note", "problem"]
 
 _GIGABYTE = 1e9
-# Memory of a server with the demo models, including Ray and all replicas.
-MIN_MEMORY_BYTES = int(4 * _GIGABYTE)
 MIN_STORE_BYTES = int(3 * _GIGABYTE)  # the demo models, and the largest workspace of their builds
 MIN_OPEN_FILES = 8_500  # HAProxy: two for each of at most 4,096 connections, and some more
+RAISE_OPEN_FILES = (
+    "raise the hard limit: `ulimit -Hn 65536` as root, LimitNOFILE in the systemd unit, or "
+    "`--ulimit nofile=65536` of the container"
+)
 MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store, which is in /dev/shm
 _REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Memory that a server takes with its config, including Ray."""
+
+    minimum: int  # bytes of the replicas that always run, with the models of the config
+    maximum: int  # bytes of all replicas that the cores permit, with full pools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDescription:
     """The directory of sealed artifacts."""
 
-    path: str
+    path: str  # or why there is none
     models: int  # number of models; 0 if the directory is missing or cannot be read
     is_writable: bool
     free_bytes: int
@@ -40,6 +50,7 @@ class HostDescription:
     cores: int  # number of cores that this process may use
     memory_bytes: int
     free_bytes: int  # free memory of the host, or less if this process's control groups allow less
+    needed: MemoryNeed | None  # None: the config has problems, or a package is missing
     gpus: tuple[Gpu, ...]
     visible_gpus: tuple[Gpu, ...]  # those that CUDA shows to this process, in the order of CUDA
     knows_gpu_memory: bool  # whether nvidia-smi lists the memory of these GPUs
@@ -97,13 +108,28 @@ def _check_processor(host: HostDescription) -> Finding:
 
 def _check_memory(host: HostDescription) -> Finding:
     found = f"{_gigabytes(host.free_bytes)} free of {_gigabytes(host.memory_bytes)}"
-    if host.free_bytes < MIN_MEMORY_BYTES:
+    if host.needed is None:
+        return Finding(
+            "memory", "note", found,
+            "its need is unknown: the config has problems, or a package is missing",
+            "run `hundredfold check`",
+        )  # fmt: skip
+    minimum, maximum = _gigabytes(host.needed.minimum), _gigabytes(host.needed.maximum)
+    if host.free_bytes < host.needed.minimum:
         return Finding(
             "memory", "problem", found,
-            f"the demo models with Ray need about {_gigabytes(MIN_MEMORY_BYTES)}",
+            f"Ray, replicas and models of the config need about {minimum}",
             "free memory, raise the limit of the container, or serve fewer models",
         )  # fmt: skip
-    return Finding("memory", "ok", found, "enough for the demo models; a cgroup limit is counted")
+    if host.free_bytes < host.needed.maximum:
+        return Finding(
+            "memory", "note", found,
+            f"enough to start ({minimum}); all replicas with full pools may take {maximum}",
+            "where the store has many models, lower `pool_bytes` or `max_replicas`",
+        )  # fmt: skip
+    return Finding(
+        "memory", "ok", found, f"enough for all replicas with full pools, which take {maximum}"
+    )
 
 
 def _check_gpu(host: HostDescription) -> Finding:
@@ -219,8 +245,7 @@ def _check_limits(host: HostDescription) -> Finding:
         return Finding(
             "limits", "problem", found,
             f"HAProxy needs about {MIN_OPEN_FILES}, two per connection, or does not start",
-            "raise the hard limit: `ulimit -Hn 65536` as root, LimitNOFILE in the systemd unit, or "
-            "`--ulimit nofile=65536` of the container",
+            RAISE_OPEN_FILES,
         )  # fmt: skip
     if host.shared_bytes < MIN_SHARED_BYTES:
         return Finding(

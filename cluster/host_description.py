@@ -13,12 +13,14 @@ from typing import Any
 
 import psutil
 
-from cluster.diagnosis import HostDescription, StoreDescription
+from cluster.access import INGRESS
+from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.linting.document import UnreadableConfig, read_document
 from cluster.processes import PORTS, describe_port_owner, end_with_parent, is_port_free
-from cluster.serve_config import read_args, read_mapping
+from cluster.serve_config import find_applications, read_args, read_mapping, read_number
 from deployments.artifacts.store import list_model_directories
-from deployments.config import default_store, expand_home
+from deployments.config import CORES_PER_INGRESS, default_store, expand_home
+from deployments.errors import BadSetting
 from deployments.gpus import find_visible, read_gpus, read_visible_gpus
 from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
 from deployments.machine import (
@@ -39,6 +41,8 @@ _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 # Default inner ports of `hundredfold serve` to check: dashboard, metrics, HAProxy's statistics.
 _INNER_PORTS = (8265, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
+# Memory of a model that is loaded at the start, in all replicas. The demo models take 0.35 GB each.
+_MODEL_BYTES = 350_000_000
 
 
 def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
@@ -48,19 +52,21 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     http_addresses = [(host, http_port) for host in _find_http_hosts(document)]
     addresses = [*http_addresses, *((_ANY_IPV4, port) for port in _INNER_PORTS)]
     gpus, memory = read_gpus(), psutil.virtual_memory()
+    cores, visible = usable_cores(), find_visible(gpus)
     limit = ControlGroups.own().free_bytes()
     return HostDescription(
         cpu=read_cpu_info(),
-        cores=usable_cores(),
+        cores=cores,
         memory_bytes=memory.total,
         free_bytes=memory.available if limit is None else min(limit, memory.available),
+        needed=_measure_memory(config, document, cores, has_gpu=bool(visible)),
         gpus=gpus,
-        visible_gpus=find_visible(gpus),
+        visible_gpus=visible,
         knows_gpu_memory=bool(read_visible_gpus()),
         gpu_memory_in_bytes=_has_gpu_memory_in_bytes(document),
         python=platform.python_version(),
         packages=installed_versions(PACKAGES),
-        store=_describe_store(store or _find_store(document)),
+        store=_describe_store(store, document),
         ports={
             port: describe_port_owner(port) for host, port in addresses if _is_taken(host, port)
         },
@@ -80,6 +86,43 @@ def _read_config(path: Path) -> Any:
         return read_document(path.read_text(encoding="utf-8")).value
     except (OSError, UnicodeDecodeError, UnreadableConfig):
         return None
+
+
+def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -> MemoryNeed | None:
+    """Return the memory that the config needs.
+
+    Return None if `hundredfold check` finds problems in the config, or a package is missing.
+    """
+    try:
+        from cluster.check import check_file
+        from cluster.kuberay.memory import POD_BYTES, REPLICA_BYTES, measure_replicas
+    except ModuleNotFoundError:  # doctor must name the missing package
+        return None
+    try:
+        if check_file(config, is_deployed=False):
+            return None
+    except (OSError, UnicodeDecodeError):
+        return None
+    minimum = maximum = POD_BYTES
+    for application in find_applications(document):
+        entries = {entry.name: entry.raw for entry in application.deployments()}
+        for demand, memory in measure_replicas(application):
+            if demand.gpus and not has_gpu:
+                continue
+            autoscaling = read_mapping(entries[demand.name], "autoscaling_config")
+            policy = read_mapping(read_mapping(autoscaling, "policy"), "policy_kwargs")
+            each = read_number(policy, "cores_per_replica", {})
+            fitting = demand.max_replicas if each is None else int(cores / each)
+            fewest = demand.min_replicas
+            replicas = min(demand.max_replicas, max(fitting, fewest, 1))
+            is_ingress = application.is_hundredfold and demand.name == INGRESS
+            if is_ingress and "num_replicas" not in entries[INGRESS]:
+                fewest = replicas = max(cores // CORES_PER_INGRESS, 1)
+            minimum += fewest * REPLICA_BYTES
+            maximum += replicas * memory
+    models = sum(len(args.get("models") or ()) for args in read_args(document))
+    minimum += models * _MODEL_BYTES
+    return MemoryNeed(minimum, max(minimum, maximum))
 
 
 def _find_http_port(document: Any) -> int:
@@ -109,7 +152,11 @@ def _has_gpu_memory_in_bytes(document: Any) -> bool:
     return any(isinstance(budget, int | float) and budget > 1 for budget in budgets)
 
 
-def _describe_store(path: Path) -> StoreDescription:
+def _describe_store(named: Path | None, document: Any) -> StoreDescription:
+    try:
+        path = named or _find_store(document)
+    except BadSetting as error:
+        return StoreDescription(path=error.message, models=0, is_writable=False, free_bytes=0)
     nearest = next(
         p for p in (path, *path.absolute().parents) if os.access(p, os.F_OK, effective_ids=True)
     )

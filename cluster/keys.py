@@ -1,4 +1,7 @@
-"""`hundredfold keys`: create, list and revoke API keys. Servers apply changes within a second."""
+"""`hundredfold keys`: create, list, change and revoke API keys.
+
+Servers apply changes within a second.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Mapping
 from datetime import MAXYEAR, UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +20,6 @@ from deployments.config import KEY_FILE_VARIABLE, expand_home
 from deployments.console import add_json_option, format_table, print_json, print_text
 from deployments.errors import BadSetting
 from deployments.keys.key import (
-    ANY_MODEL,
     ApiKey,
     KeyLimits,
     Scope,
@@ -30,6 +32,7 @@ from deployments.keys.key_file import KeyFile, change_key_file, read_key_file
 AGE = re.compile(r"(\d+)([dhm])")
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}
 
+ANY, NEVER = "any", "never"  # options of a key without this limit, without an end
 HEAD = ("name", "id", "scopes", "models", "expires", "limits")
 
 
@@ -38,30 +41,7 @@ class AddKey:
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("name", help="who uses the key; in metrics, usage and messages")
-        parser.add_argument(
-            "--scope",
-            action="append",
-            choices=list(Scope),
-            dest="scopes",
-            help="infer: run models; gpu: on GPUs too; admin: metrics, usage, models. "
-            "Repeatable (default: infer)",
-        )
-        parser.add_argument(
-            "--model",
-            action="append",
-            metavar="PATTERN",
-            dest="models",
-            help="models that the key may use, as `org/*`. Repeatable (default: all)",
-        )
-        parser.add_argument(
-            "--expires", metavar="WHEN", help="a date, or an age such as 90d, 12h or 30m"
-        )
-        for option, help_text in (
-            ("--requests-per-minute", "requests of the whole cluster"),
-            ("--tokens-per-minute", "tokens of prompts and answers"),
-            ("--concurrent-requests", "requests at the same time"),
-        ):
-            parser.add_argument(option, type=int, metavar="N", help=f"{help_text} (default: any)")
+        _add_permissions(parser)
         _add_common(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -101,6 +81,32 @@ class ListKeys:
         return print_text(format_table([HEAD, *map(_columns, keys)]))
 
 
+class ChangeKey:
+    """Command `hundredfold keys change NAME`, which keeps the secret of the key."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("key", help="name or id of the key; options that are left out stay")
+        _add_permissions(parser)
+        _add_common(parser)
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if _read_permissions(arguments, KeyLimits()) == {"limits": KeyLimits().model_dump()}:
+            raise BadSetting("no option names what to change (see `--help`)")
+        changed: dict[ApiKey, ApiKey] = {}
+
+        def change(content: KeyFile) -> KeyFile:
+            for key in _find_keys(content, arguments):
+                fields = key.model_dump() | _read_permissions(arguments, key.limits)
+                changed[key] = _build_key(fields)
+            return KeyFile(keys=tuple(changed.get(key, key) for key in content.keys))
+
+        read_key_file(arguments.file)  # raises if the file is missing
+        change_key_file(arguments.file, change)
+        if arguments.json:
+            return print_json([_describe(key) for key in changed.values()])
+        return print_text(format_table([HEAD, *map(_columns, changed.values())]))
+
+
 class RevokeKey:
     """Command `hundredfold keys revoke NAME`."""
 
@@ -112,9 +118,7 @@ class RevokeKey:
         revoked: list[ApiKey] = []
 
         def revoke(content: KeyFile) -> KeyFile:
-            revoked.extend(key for key in content.keys if arguments.key in (key.name, key.id))
-            if not revoked:
-                raise BadSetting(f"`{arguments.file}` has no key `{arguments.key}`")
+            revoked.extend(_find_keys(content, arguments))
             return KeyFile(keys=tuple(key for key in content.keys if key not in revoked))
 
         read_key_file(arguments.file)  # raises if the file is missing
@@ -125,31 +129,45 @@ class RevokeKey:
         return OK
 
 
-ADD, LIST, REVOKE = AddKey(), ListKeys(), RevokeKey()
-
-
-def default_key_file() -> Path:
-    """Return the path in $HUNDREDFOLD_KEYS, or ~/.config/hundredfold/keys.json."""
-    return expand_home(os.environ.get(KEY_FILE_VARIABLE) or "~/.config/hundredfold/keys.json")
+ADD, LIST, CHANGE, REVOKE = AddKey(), ListKeys(), ChangeKey(), RevokeKey()
 
 
 def build_entry(key: str, arguments: argparse.Namespace) -> ApiKey:
     """Build the entry of the key file. Raises BadSetting, which names the invalid option."""
-    now = datetime.now(UTC).replace(microsecond=0)
+    return _build_key(
+        {
+            "id": key_id(key),
+            "name": arguments.name,
+            "sha256": hash_key(key).hex(),
+            "created": _now(),
+            **_read_permissions(arguments, KeyLimits()),
+        }
+    )
+
+
+def _build_key(fields: Mapping[str, Any]) -> ApiKey:
+    """Validate the fields of a key. Raises BadSetting, which names the invalid option."""
     try:
-        return ApiKey(
-            id=key_id(key),
-            name=arguments.name,
-            sha256=hash_key(key).hex(),
-            scopes=tuple(Scope(scope) for scope in arguments.scopes or (Scope.INFER,)),
-            models=tuple(arguments.models or (ANY_MODEL,)),
-            created=now,
-            expires=parse_expiry(arguments.expires, now) if arguments.expires else None,
-            limits=KeyLimits(**{name: getattr(arguments, name) for name in KeyLimits.model_fields}),
-        )
+        return ApiKey(**fields)
     except ValidationError as exc:
         error = exc.errors()[0]
         raise BadSetting(f"`{error['loc'][-1]}`: {error['msg']}, not {error['input']!r}") from exc
+
+
+def _read_permissions(arguments: argparse.Namespace, limits: KeyLimits) -> dict[str, Any]:
+    """Return the fields of a key that the options name. Limits that they do not name stay."""
+    fields: dict[str, Any] = {"limits": limits.model_dump()}
+    for name in KeyLimits.model_fields:
+        if (value := getattr(arguments, name)) is not None:
+            fields["limits"][name] = None if value == ANY else value
+    if arguments.scopes:
+        fields["scopes"] = arguments.scopes
+    if arguments.models:
+        fields["models"] = arguments.models
+    if arguments.expires is not None:
+        is_never = arguments.expires == NEVER
+        fields["expires"] = None if is_never else parse_expiry(arguments.expires, _now())
+    return fields
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
@@ -171,16 +189,59 @@ def parse_expiry(text: str, now: datetime) -> datetime:
     return parsed
 
 
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _find_keys(content: KeyFile, arguments: argparse.Namespace) -> list[ApiKey]:
+    """Return the keys with this name or id. Raises BadSetting if there is none."""
+    found = [key for key in content.keys if arguments.key in (key.name, key.id)]
+    if not found:
+        raise BadSetting(f"`{arguments.file}` has no key `{arguments.key}`")
+    return found
+
+
 def _parse_time(text: str) -> datetime:
     parsed = datetime.fromisoformat(text)
     return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
 
 
+def _add_permissions(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--scope",
+        action="append",
+        choices=list(Scope),
+        dest="scopes",
+        help="infer: run models; gpu: on GPUs too; admin: metrics, usage, models. "
+        "Repeatable (a new key: infer)",
+    )
+    parser.add_argument(
+        "--model",
+        action="append",
+        metavar="PATTERN",
+        dest="models",
+        help="models that the key may use, as `org/*`. Repeatable (a new key: all)",
+    )
+    parser.add_argument(
+        "--expires",
+        metavar="WHEN",
+        help=f"a date, an age such as 90d, 12h or 30m, or `{NEVER}` (a new key: {NEVER})",
+    )
+    for option, help_text in (
+        ("--requests-per-minute", "requests of the whole cluster"),
+        ("--tokens-per-minute", "tokens of prompts and answers"),
+        ("--concurrent-requests", "requests at the same time"),
+    ):
+        parser.add_argument(
+            option, metavar="N", help=f"{help_text}; `{ANY}`: no limit (a new key: {ANY})"
+        )
+
+
 def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--file",
-        type=Path,
-        default=default_key_file(),
+        type=expand_home,  # of a default, argparse expands it only where the option is missing
+        default=os.environ.get(KEY_FILE_VARIABLE) or "~/.config/hundredfold/keys.json",
         help=f"key file (default: ${KEY_FILE_VARIABLE}, else %(default)s)",
     )
     add_json_option(parser)

@@ -7,7 +7,6 @@ identify processes, because Ray's processes overwrite both with their titles.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import json
@@ -20,13 +19,14 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from cluster.process_session import ProcessSession, kill_remaining
 from cluster.progress import StartError, file_errors
 from deployments.claimed_directory import claim_directory
 from deployments.files import write_atomically
@@ -36,7 +36,6 @@ SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 POLL_S = 0.25
 STOP_POLL_S = 0.1
-KILL_TIMEOUT_S = 10.0
 CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 characters
 # Maximum bytes of the path of a run's private directory. The path of a socket has at most 107, and
 # Ray Serve adds 68: a slash, the id of the node with 56 characters, and `/admin.sock`.
@@ -106,17 +105,26 @@ class ChildProcesses:
         with file_errors(run_dir):
             save_session(self._session_file, self._session)
 
-    def start(self, name: str, command: list[str], environment: dict[str, str]) -> int:
+    def start(
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        directory: Path | None = None,
+    ) -> int:
         """Start a child and return its id. The kernel ends the child if this process is killed.
 
-        Raises StartError if the child, or a run directory that was removed, cannot be created.
+        Its working directory is `directory`; None: the directory of this process. Raises StartError
+        if the child, or a run directory that was removed, cannot be created.
         """
         with file_errors(self.run_dir):
             self.run_dir.mkdir(exist_ok=True)
             if not self._session_file.exists():
                 save_session(self._session_file, self._session)
             log = self._find_log(name)
-            self._processes[name] = _start(command, environment, log, process_group=0)
+            self._processes[name] = _start(
+                command, environment, log, cwd=directory, process_group=0
+            )
         return self._processes[name].pid
 
     def _find_log(self, name: str) -> Path:
@@ -146,7 +154,7 @@ class ChildProcesses:
         """Describe a child that has ended; None while all children run."""
         for name, code in self.find_ended().items():
             log = self._find_log(name)
-            ended = f"`{name}` ended with exit code {code}"
+            ended = f"`{name}` {_describe_end(code)}"
             try:
                 lines = log.read_text(errors="replace").strip().splitlines()
             except OSError as exc:
@@ -203,6 +211,13 @@ class ChildProcesses:
             time.sleep(STOP_POLL_S)
 
 
+def _describe_end(code: int) -> str:
+    """Describe the exit code of a child; Popen reports signal N as -N."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    return f"was ended by signal {-code} ({signal.strsignal(-code) or 'unknown'})"
+
+
 def start_session(
     command: list[str], environment: dict[str, str], log: Path, directory: Path | None = None
 ) -> subprocess.Popen[bytes]:
@@ -247,71 +262,6 @@ def _has_parent_signal(setpriv: str) -> bool:
     """Return whether `setpriv` knows --pdeathsig. Older ones, and that of BusyBox, do not."""
     command = [setpriv, "--pdeathsig", "TERM", "true"]
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessSession:
-    """A process session, identified by its leader, the boot and the start of the leader.
-
-    The session id alone is not enough, because the kernel reuses ids. The start is in ticks since
-    the boot, because a time since the epoch would change when the system's clock is set.
-    """
-
-    sid: int
-    boot_id: str  # the kernel's id of the boot; ticks of two boots are not comparable
-    started_ticks: int  # clock ticks since the boot
-
-    @classmethod
-    def of(cls, leader_pid: int) -> ProcessSession:
-        """Return the session of a leader. Raises OSError if the leader has ended."""
-        return cls(leader_pid, _read_boot_id(), _read_started_ticks(leader_pid))
-
-    def members(self) -> Iterator[psutil.Process]:
-        """Yield the live members, except this process and its process group.
-
-        Yield none if the session id now belongs to a later session.
-        """
-        if self.boot_id != _read_boot_id():
-            return
-        with contextlib.suppress(OSError):
-            if _read_started_ticks(self.sid) != self.started_ticks:
-                return
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error, OSError):
-                is_own = os.getpgid(process.pid) == os.getpgid(0)
-                is_member = os.getsid(process.pid) == self.sid and not is_own
-                if is_member and process.status() != psutil.STATUS_ZOMBIE:
-                    yield process
-
-
-def _read_boot_id() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
-def _read_started_ticks(pid: int) -> int:
-    """Return the start of a process, field 22 of its status. Raises OSError if it has ended."""
-    status = Path(f"/proc/{pid}/stat").read_bytes()
-    # Field 2, the name in parentheses, may contain spaces and parentheses.
-    return int(status.rpartition(b")")[2].split()[19])
-
-
-def kill_remaining(session: ProcessSession) -> int:
-    """Kill the members of `session`. Return the number of killed processes.
-
-    Repeat until none remains or KILL_TIMEOUT_S have passed, because a supervisor may start
-    processes before it is killed.
-    """
-    killed: set[int] = set()
-    deadline_s = time.monotonic() + KILL_TIMEOUT_S
-    while remaining := list(session.members()):
-        for process in remaining:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        killed |= {process.pid for process in remaining}
-        psutil.wait_procs(remaining, timeout=1)
-        if time.monotonic() > deadline_s:
-            break
-    return len(killed)
 
 
 def save_session(path: Path, session: ProcessSession) -> None:
@@ -391,7 +341,7 @@ def find_free_port(preferred: int, *reserved: int) -> int:
 
 def describe_port_owner(port: int) -> str:
     """Describe the process that listens on `port`. Only root can see processes of other users."""
-    with contextlib.suppress(psutil.Error):
+    with suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             at_port = getattr(connection.laddr, "port", None) == port
             if at_port and connection.status == psutil.CONN_LISTEN and connection.pid:

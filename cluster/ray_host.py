@@ -29,6 +29,7 @@ from cluster.progress import (
 )
 from cluster.ray_sessions import find_session, link_session
 from cluster.serve_status import DeployFailures, find_token_file
+from cluster.shortages import check_space, explain_shortages
 from deployments.files import write_atomically
 from deployments.machine import usable_cores
 
@@ -49,6 +50,8 @@ class RayHost:
     ports: LocalPorts
     metrics_address: str
     environment: dict[str, str]
+    # Working directory of `serve run`. Ray adds it to the import path of the replicas.
+    serve_directory: Path
     num_gpus: int
     start_timeout_s: float
     progress: StartupProgress
@@ -56,13 +59,15 @@ class RayHost:
     def start(self) -> None:
         """Start Ray, then Serve with the config. Raises StartError if Ray does not start."""
         ensure_token(self.environment)
+        check_space(self._ray_directory)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
             f"metrics on {self.metrics_address})"
         )
         command = build_ray_command(self.ports, self.num_gpus)
         pid = self.children.start("ray", command, self.environment)
-        self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
+        with explain_shortages(self._ray_directory):
+            self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
         self._report_logs(pid)
         self._start_serve()
 
@@ -81,9 +86,10 @@ class RayHost:
         def failure() -> str | None:
             return self.children.failure() or failures.find()
 
-        self.progress.wait(check_ready(self.find_url()), failure, self.start_timeout_s)
-        self._wait_for(missing)
-        self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
+        with explain_shortages(self._ray_directory):
+            self.progress.wait(check_ready(self.find_url()), failure, self.start_timeout_s)
+            self._wait_for(missing)
+            self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
 
     def wait(self) -> None:
         """Wait until a child has ended. If only Serve has ended, wait SETTLE_S: Ray may end too.
@@ -129,12 +135,16 @@ class RayHost:
                 return
         raise failure
 
+    @property
+    def _ray_directory(self) -> Path:
+        return Path(self.environment["RAY_TMPDIR"])
+
     def _wait_for(self, missing: StatusCheck) -> None:
         self.progress.wait(missing, self.children.failure, self.start_timeout_s)
 
     def _report_logs(self, pid: int) -> None:
         """Link to the session of the Ray that process `pid` has started, and print its logs."""
-        session = find_session(Path(self.environment["RAY_TMPDIR"]), pid)
+        session = find_session(self._ray_directory, pid)
         if session is not None:
             link_session(self.children.run_dir, session)
             self.progress.report(f"logs of the replicas: {session}/logs/serve")
@@ -153,7 +163,8 @@ class RayHost:
                 write_atomically(effective, content, mode=0o600)  # it may contain secrets
         self.progress.report("serve run")
         environment = self.environment | {"RAY_ADDRESS": f"127.0.0.1:{self.ports.gcs}"}
-        self.children.start("serve", [bin_path("serve"), "run", str(effective)], environment)
+        command = [bin_path("serve"), "run", str(effective)]
+        self.children.start("serve", command, environment, self.serve_directory)
 
 
 def build_ray_command(ports: LocalPorts, num_gpus: int) -> list[str]:

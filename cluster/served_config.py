@@ -91,7 +91,7 @@ class ServedConfig:
         try:
             if self._settings.config.read_text(encoding="utf-8") != self._text:
                 self.read()
-        except (OSError, UnicodeDecodeError, StartError) as error:
+        except (OSError, UnicodeDecodeError, ServeError) as error:
             report(f"{error}\nserving the config that was read before")
         return self._last
 
@@ -170,13 +170,17 @@ def move_behind_edge(config: dict[str, Any]) -> dict[str, Any]:
 def reject_problems(config: Path) -> None:
     """Lint the config before processes start, because Serve ignores unknown keys.
 
-    Raises UnusableConfig, or StartError if the file cannot be read.
+    Raises UnusableConfig, also if the file does not exist, or StartError if it cannot be read.
     """
     from cluster.check import check_file, report  # late, because an import of Ray takes a second
 
     try:
         problems = check_file(config, is_deployed=False)  # check_access checks host and keys
-    except OSError as exc:  # a service manager tries again: the disk may be mounted later
+    except FileNotFoundError as exc:
+        raise UnusableConfig(
+            f"`{config}` does not exist", hint="name the file, `hundredfold serve FILE`"
+        ) from exc
+    except OSError as exc:  # a service manager tries again: the disk may answer later
         raise StartError(f"cannot read `{config}`: {exc}") from exc
     except UnicodeDecodeError as exc:
         raise UnusableConfig(f"cannot read `{config}`: {exc}") from exc

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import os
+import resource
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,11 +24,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from cluster.access import (
-    find_key_file,
-    key_file_environment,
-)
+from cluster.access import find_key_file, key_file_environment
 from cluster.default_config import CONFIG_HELP, find_config
+from cluster.diagnosis import MIN_OPEN_FILES, RAISE_OPEN_FILES
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge
@@ -59,9 +58,10 @@ from cluster.progress import (
 )
 from cluster.ray_host import RayHost
 from cluster.ray_sessions import remove_ended_sessions
-from cluster.serve_config import read_args
+from cluster.serve_config import read_args, read_mapping
 from cluster.served_config import (
     DEFAULT_LIMITS,
+    LOOPBACK,
     ServedConfig,
     UpSettings,
     move_behind_edge,
@@ -240,6 +240,7 @@ def serve_at_edge(
         ports=ports,
         metrics_address=format_address(settings.metrics_host, ports.metrics),
         environment=build_environment(settings, ports, edge.directory),
+        serve_directory=edge.directory,
         num_gpus=count_gpus(settings.num_gpus, progress),
         start_timeout_s=settings.start_timeout_s,
         progress=progress,
@@ -265,13 +266,17 @@ def serve_at_edge(
 
 
 def build_environment(settings: UpSettings, ports: LocalPorts, edge: Path) -> dict[str, str]:
-    """Build the environment of all processes of Ray. `edge` is the directory of the edge."""
+    """Build the environment of Ray, which has several directories. `edge`: that of the edge."""
+    paths = {name: os.environ.get(name) for name in ("RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR")}
     return {
         **os.environ,
+        **{name: os.path.abspath(path) for name, path in paths.items() if path},
         **local_environment(ports, edge),
         **ray_temp_environment(os.environ),
         **key_file_environment(settings.key_file),
         **gpu_environment(settings.num_gpus),
+        # A file of the working directory may have the name of any module.
+        "PYTHONSAFEPATH": "1",
         HUB_OFFLINE_VARIABLE: os.environ.get("HF_HUB_OFFLINE", ""),
     }
 
@@ -309,7 +314,9 @@ def run_edge(
                 edge.start()
             yield edge
         except EdgeError as error:
-            raise StartError(error.message) from error
+            has_few_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1] < MIN_OPEN_FILES
+            hint = RAISE_OPEN_FILES if has_few_files else ""
+            raise StartError(error.message, hint=hint) from error
         finally:
             edge.stop()
 
@@ -388,4 +395,6 @@ def build_startup_message(url: str, config: dict[str, Any]) -> str:
     body = '{"inputs": "Hello world"}'
     models = [model["id"] for args in read_args(config) for model in args.get("models") or ()]
     example = f"/{models[0]} -d '{body}'" if models else ""
-    return f"serving on {url} - try: curl{key} {url}/models{example}"
+    is_open = read_mapping(config, "http_options").get("host") in LOOPBACK
+    where = f"{url} and all other addresses of this host" if is_open else url
+    return f"serving on {where} - try: curl{key} {url}/models{example}"

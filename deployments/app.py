@@ -19,6 +19,7 @@ from deployments.artifacts.types import Device
 from deployments.autoscaling import count_cores
 from deployments.builds.queue import BuildQueue
 from deployments.config import (
+    CORES_PER_INGRESS,
     GENERATOR_ONGOING_REQUESTS,
     AppArgs,
     EncoderUserConfig,
@@ -363,11 +364,6 @@ class Ingress:
         )
         configure_servers(DirectRequests(app) if self._transport == "channel" else None)
         return app
-
-
-# Cores of the cluster per ingress replica. With short texts, the ingress needs about one core for
-# every three cores that run forward passes.
-CORES_PER_INGRESS = 4
 
 
 def build_app(args: dict[str, Any]) -> serve.Application:

@@ -96,7 +96,10 @@ class Program:
         order_by_bus()  # commands import CUDA's libraries later
         spec = _find_command(self.tree, argv)
         try:
-            arguments = self.build_parser([spec] if spec else []).parse_args(argv)
+            parser = self.build_parser([spec] if spec else [])
+            arguments, unknown = parser.parse_known_args(argv)
+            if unknown:  # argparse would print the usage of the whole program
+                arguments.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
             arguments.command_line = f"{self.name} {shlex.join(argv)}"
             run: Callable[[argparse.Namespace], int] = arguments.run_command
             code = run(arguments)
@@ -175,7 +178,7 @@ def _add_commands(
         elif loaded is None or node in loaded:
             command = node.load()
             command.add_arguments(child)
-            child.set_defaults(run_command=command.run)
+            child.set_defaults(run_command=command.run, command_parser=child)
 
 
 def _find_command(tree: Tree, argv: Sequence[str]) -> CommandSpec | None:

@@ -258,9 +258,11 @@ class IngressUserConfig(_Settings):
     key_file: Path | None = None  # None: $HUNDREDFOLD_KEYS; if that is unset, no key is required
     no_auth: bool = False  # True: without keys, the server may listen on more than loopback
 
+    def requires_keys(self, environment: Mapping[str, str] = os.environ) -> bool:
+        return self.key_file is not None or bool(environment.get(KEY_FILE_VARIABLE))
+
     def key_file_path(self, environment: Mapping[str, str] = os.environ) -> Path | None:
-        named = environment.get(KEY_FILE_VARIABLE) or None
-        path = self.key_file or (named and Path(named))
+        path = self.key_file or environment.get(KEY_FILE_VARIABLE)
         return expand_home(path) if path else None
 
 
@@ -294,6 +296,9 @@ class EncoderUserConfig(_Settings):
 # `max_ongoing_requests` of the generators, far above the limit of their own queue
 # (`max_waiting_requests`). The queue thus refuses requests before Ray Serve does, with a reason.
 GENERATOR_ONGOING_REQUESTS = 100_000
+# Cores of the cluster per ingress replica. With short texts, the ingress needs about one core for
+# every three cores that run forward passes.
+CORES_PER_INGRESS = 4
 
 
 class SchedulingSettings(_Settings):
@@ -324,14 +329,26 @@ USER_CONFIGS: Mapping[str, type[_Settings]] = {
 
 
 def default_store() -> Path:
-    """Return $HUNDREDFOLD_STORE, or a directory in the user's cache."""
-    named = os.environ.get(STORE_VARIABLE)
-    return expand_home(named) if named else Path.home() / ".cache" / "hundredfold" / "store"
+    """Return $HUNDREDFOLD_STORE, or a directory in the user's cache.
+
+    Raises BadSetting if this user has no home.
+    """
+    return expand_home(store_setting())
+
+
+def store_setting() -> str:
+    """Return the text of `default_store`, before the home is filled in."""
+    return os.environ.get(STORE_VARIABLE) or "~/.cache/hundredfold/store"
 
 
 def expand_home(path: str | Path) -> Path:
-    """Replace a leading `~` or `~user`. The path of an unknown user stays as it is."""
-    return Path(os.path.expanduser(path))  # Path.expanduser raises for unknown users
+    """Replace a leading `~` or `~user`. Raises BadSetting if this user has no home."""
+    expanded = os.path.expanduser(path)  # Path.expanduser raises RuntimeError
+    if expanded.startswith("~"):
+        raise BadSetting(
+            f"`{path}` is below the home of a user without one; set $HOME, or name a whole path"
+        )
+    return Path(expanded)
 
 
 def client_key() -> str | None:

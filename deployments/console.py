@@ -6,10 +6,9 @@ import argparse
 import io
 import json
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from deployments.command_line import OK
-from deployments.config import STORE_VARIABLE, default_store
+from deployments.config import STORE_VARIABLE, expand_home, store_setting
 
 _COLUMN_GAP = 2  # spaces
 _UNLIMITED_WIDTH = 1_000_000  # characters; a table never wraps or truncates a cell
@@ -24,8 +23,8 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
     """Add `--store`, an option of every command that works on the models of a store."""
     parser.add_argument(
         "--store",
-        type=Path,
-        default=default_store(),
+        type=expand_home,  # of a default, argparse expands it only where the option is missing
+        default=store_setting(),
         metavar="DIR",
         help=f"directory of sealed artifacts; default: ${STORE_VARIABLE} or %(default)s",
     )

@@ -110,6 +110,11 @@ class ControlGroups:
         available = [size for size in groups if size is not None]
         return max(0, min(available)) if available else None
 
+    def oom_kills(self) -> int:
+        """Return how many processes of this group the kernel has killed for lack of memory."""
+        counts = map(_oom_kills, self._groups("memory"))
+        return next((count for count in counts if count is not None), 0)
+
     def has_cpu_weight(self) -> bool:
         """Return whether a control group of this process has its own weight for CPU time."""
         is_in_v1_group = self.paths.get("cpu", "/") != "/"
@@ -144,6 +149,12 @@ def _available_bytes(group: Path) -> int | None:
     fields = dict(line.split(" ", 1) for line in _read_text(group / "memory.stat").splitlines())
     cached = fields.get("total_inactive_file") or fields.get("inactive_file") or "0"
     return int(limit) - int(used) + int(cached)
+
+
+def _oom_kills(group: Path) -> int | None:
+    text = _read_text(group / "memory.events") or _read_text(group / "memory.oom_control")
+    fields = dict(line.split(" ", 1) for line in text.splitlines())
+    return int(fields["oom_kill"]) if "oom_kill" in fields else None
 
 
 def _read_text(path: Path) -> str:

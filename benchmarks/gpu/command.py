@@ -30,7 +30,8 @@ from benchmarks.gpu.cases import Case, CaseResult, Target, index_by_name
 from benchmarks.gpu.parts import MAX_PART_SECONDS, PARTS
 from benchmarks.gpu.results import GpuResults, build_tables
 from benchmarks.servers.processes import stop, stop_signals_interrupt
-from cluster.processes import ProcessSession, end_with_parent, kill_remaining
+from cluster.process_session import ProcessSession, kill_remaining
+from cluster.processes import end_with_parent
 from deployments.command_line import FAILED, OK, positive_count, positive_seconds
 from deployments.console import print_json
 from deployments.gpus import read_gpus

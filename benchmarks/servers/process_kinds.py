@@ -9,7 +9,7 @@ from typing import Literal
 
 import psutil
 
-from cluster.processes import ProcessSession
+from cluster.process_session import ProcessSession
 
 ProcessFault = Literal["kill", "stop"]
 ACTION_NAMES = {"kill": "kill -9", "stop": "SIGSTOP"}

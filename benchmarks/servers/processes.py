@@ -17,7 +17,8 @@ import psutil
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
-from cluster.processes import ProcessSession, kill_remaining, start_session
+from cluster.process_session import ProcessSession, kill_remaining
+from cluster.processes import start_session
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 20.0

@@ -54,10 +54,9 @@ def find_memory_errors(
     are in the memory of the GPU.
     """
     sizes = [
-        (demand, _measure(demand, pools))
+        (demand, _measure(demand, memory))
         for application in applications
-        for entry, pools in _list_pools(application)
-        for demand in [ResourceDemand.of(entry.raw)]
+        for demand, memory in measure_replicas(application)
     ]
     for group in groups:
         fitting = tuple(size for demand, size in sizes if fits_on(demand, group))
@@ -70,6 +69,12 @@ def find_memory_errors(
                 f"{replicas} fit on its CPUs and may take {needed / (1 << 30):.1f} GiB with Ray. "
                 "Raise `memory_gib`, or lower `pool_bytes` and `tokenizer_pool_bytes` in `args`"
             )
+
+
+def measure_replicas(application: ApplicationEntry) -> Iterator[tuple[ResourceDemand, int]]:
+    """Yield each deployment and the maximum bytes of one replica in main memory."""
+    for entry, pools in _list_pools(application):
+        yield ResourceDemand.of(entry.raw), REPLICA_BYTES + pools
 
 
 def _list_pools(application: ApplicationEntry) -> Iterator[tuple[DeploymentEntry, int]]:
@@ -99,13 +104,13 @@ def _count_pools(args: AppArgs) -> dict[str, int]:
     return pools
 
 
-def _measure(demand: ResourceDemand, pools: int) -> _ReplicaSize:
+def _measure(demand: ResourceDemand, memory: int) -> _ReplicaSize:
     return _ReplicaSize(
         name=demand.name,
         max_replicas=demand.max_replicas,
         milli_cpus=round(demand.cpus * _MILLI),
         milli_gpus=round(demand.gpus * _MILLI),
-        memory=REPLICA_BYTES + pools,
+        memory=memory,
     )
 
 

@@ -107,7 +107,7 @@ def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyF
             if not entry.is_hundredfold or entry.name != INGRESS:
                 continue
             settings = parse_ingress_settings(entry)
-            if settings and not settings.no_auth and settings.key_file_path(environment) is None:
+            if settings and not settings.no_auth and not settings.requires_keys(environment):
                 yield (
                     (*entry.path, "user_config", "key_file"),
                     f"`http_options.host` {host} lets other hosts connect without API keys. Name a "

@@ -41,8 +41,8 @@ class VersionEntry(BaseModel):
     version: str
     aliases: list[str]
     percent: float  # 0 to 100, of the requests that name no version
-    sealed_s: float  # seconds since the epoch
-    size: int  # bytes of all files; 0 if the manifest cannot be used
+    created: int  # seconds since the epoch, when the version was sealed
+    size_bytes: int  # of all files; 0 if the manifest cannot be used
     tasks: list[str]
     reason: str = ""  # why the version is refused or cannot be loaded; otherwise empty
 
@@ -140,8 +140,8 @@ def _describe_version(
         version=directory.name,
         aliases=aliases,
         percent=percent,
-        sealed_s=sealed_ns(directory) / 1e9,
-        size=size,
+        created=sealed_ns(directory) // 10**9,
+        size_bytes=size,
         tasks=tasks,
         reason=reason,
     )

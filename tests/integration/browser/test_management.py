@@ -123,6 +123,7 @@ def test_model_is_loaded_and_unloaded(operator: Visitor) -> None:
     expect(memory).to_contain_text("not loaded")
     card.get_by_text("Versions").click()
     expect(page.locator(".versions li")).to_have_count(2)
+    expect(page.locator(".versions li").first).to_contain_text(re.compile(r"\d [kM]?B,"))
 
 
 def test_key_that_only_uses_models_chooses_versions_and_manages_nothing(

@@ -12,7 +12,7 @@ from cluster.access import (
     key_file_environment,
     use_key_file,
 )
-from cluster.progress import StartError
+from cluster.progress import StartError, UnusableConfig
 from cluster.serve_config import IMPORT_PATH
 from tests.support.keys import add_key
 
@@ -52,6 +52,19 @@ def test_config_may_state_that_no_keys_are_needed() -> None:
     check_access(stated, "0.0.0.0", no_auth=False)
     with pytest.raises(StartError, match="no API keys"):
         check_access({"applications": [{}]}, "0.0.0.0", no_auth=False)
+
+
+def test_gateway_on_this_host_needs_keys_or_a_statement(tmp_path: Path) -> None:
+    """The server is on loopback, but clients of other hosts reach it through the gateway."""
+    behind = config()
+    settings: dict[str, Any] = {"limits": {"trusted_proxies": 1}}
+    behind["applications"][0]["deployments"][0]["user_config"] = settings
+    with pytest.raises(UnusableConfig, match=r"the gateway of .* lets other hosts"):
+        check_access(behind, "127.0.0.1", no_auth=False)
+    check_access(behind, "127.0.0.1", no_auth=True)
+    settings["key_file"] = str(tmp_path / "keys.json")
+    add_key(tmp_path / "keys.json")
+    check_access(behind, "127.0.0.1", no_auth=False)
 
 
 def test_keys_allow_other_hosts(tmp_path: Path) -> None:

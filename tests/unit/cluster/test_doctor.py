@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster import host_description
-from cluster.diagnosis import HostDescription, StoreDescription, diagnose
+from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription, diagnose
 from cluster.doctor import format_findings
 from cluster.host_description import read_host_description
+from cluster.kuberay.memory import REPLICA_BYTES
 from cluster.processes import open_listener
 from deployments.gpus import Gpu
 from deployments.machine import CpuInfo
 from hundredfold.__main__ import main
+from tests.support.checked_configs import APP, CPU_ENCODER, INGRESS, create_config
 from tests.support.ipv6 import needs_ipv6
 from tests.support.old_setpriv import install_old_setpriv
 from tests.support.ordinary_rights import ordinary_rights
@@ -30,6 +33,7 @@ GOOD = HostDescription(
     cores=8,
     memory_bytes=64 * GIGABYTE,
     free_bytes=60 * GIGABYTE,
+    needed=MemoryNeed(4 * GIGABYTE, 20 * GIGABYTE),
     gpus=(),
     visible_gpus=(),
     knows_gpu_memory=False,
@@ -65,7 +69,9 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"cores": 1}, "processor", "problem", "two cores"),
         ({"cpu": CpuInfo("Old", "", ("avx2",), "x86_64")}, "processor", "note", "VNNI"),
         ({"cpu": CpuInfo("Arm", "", ("i8mm",), "aarch64")}, "processor", "ok", "dot-product"),
-        ({"free_bytes": GIGABYTE}, "memory", "problem", "serve fewer models"),
+        ({"free_bytes": GIGABYTE}, "memory", "problem", "need about 4.0 GB"),
+        ({"free_bytes": 5 * GIGABYTE}, "memory", "note", "with full pools may take 20.0 GB"),
+        ({"needed": None}, "memory", "note", "`hundredfold check`"),
         (WITH_GPU, "GPU", "problem", "`onnxruntime-gpu` is not installed"),
         ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
         (
@@ -199,6 +205,52 @@ def test_config_tells_whether_gpu_memory_is_in_bytes(
     args = f"{{gpu_memory: {budget}}}"
     config.write_text(f"applications: [{{import_path: deployments.app:build_app, args: {args}}}]\n")
     assert read_host_description(config).gpu_memory_in_bytes is in_bytes
+
+
+def measure(config: Path, **changes: Any) -> MemoryNeed:
+    config.write_text(yaml.safe_dump(create_config(changes)))
+    needed = read_host_description(config).needed
+    assert needed is not None
+    return needed
+
+
+def test_memory_is_that_of_the_replicas_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    monkeypatch.setattr(host_description, "usable_cores", lambda: 2)
+    shipped = measure(config)
+    assert shipped.minimum == pytest.approx(4 * GIGABYTE, rel=0.05)
+    pools = 400 * GIGABYTE
+    larger = measure(config, **{f"{APP}.args.encoders.cpu.pool_bytes": pools})
+    assert larger.minimum == shipped.minimum
+    assert larger.maximum > pools
+    monkeypatch.setattr(host_description, "usable_cores", lambda: 8)
+    assert measure(config).maximum > 3 * (4 << 30) + shipped.maximum, "one encoder per two cores"
+    monkeypatch.setattr(host_description, "usable_cores", lambda: 32)
+    assert measure(config).minimum == shipped.minimum + 7 * REPLICA_BYTES, "one ingress per 4 cores"
+    one = {f"{INGRESS}.num_replicas": 1}
+    assert measure(config, **one).minimum == shipped.minimum
+    monkeypatch.setattr(host_description, "usable_cores", lambda: 8)
+    fewer = {f"{CPU_ENCODER}.autoscaling_config.max_replicas": 1}
+    assert measure(config, **fewer).maximum < measure(config).maximum - 3 * (4 << 30)
+
+
+def test_memory_of_a_config_with_problems_is_unknown(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("applications: [x]\n")
+    assert read_host_description(config).needed is None
+    assert read_host_description(tmp_path / "none.yaml").needed is None
+
+
+def test_missing_package_is_named_although_the_config_cannot_be_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in ("cluster.check", "cluster.kuberay.memory"):
+        monkeypatch.setitem(sys.modules, module, None)  # its import fails as without Ray
+    host = replace(read_host_description(Path("serve_config.yaml")), packages={})
+    assert host.needed is None
+    assert {finding.name for finding in diagnose(host)} >= {"memory", "packages"}
 
 
 def test_config_names_store_and_port(tmp_path: Path) -> None:

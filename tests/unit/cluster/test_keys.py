@@ -12,6 +12,7 @@ from deployments.errors import BadSetting, Unauthorized
 from deployments.keys.key_file import read_key_file
 from deployments.keys.key_ring import KeyRing
 from hundredfold.__main__ import main
+from tests.support.no_home import remove_home
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -63,9 +64,31 @@ def test_json_of_all_commands(path: Path, capsys: pytest.CaptureFixture[str]) ->
     key = added.pop("key")
     assert KeyRing(path).authenticate(key).name == "alice"
     assert answer("ls") == [added]
+    assert answer("change", "alice", "--model", "*") == [added]
     assert "sha256" not in added
     assert [revoked["name"] for revoked in answer("revoke", added["id"])] == ["alice"]
     assert answer("ls") == []
+
+
+def test_change_keeps_the_secret_and_what_is_not_named(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("add", "team", "--model", "org/*", "--expires", "90d", "--requests-per-minute", "60",
+        "--tokens-per-minute", "9", path=path)  # fmt: skip
+    key = capsys.readouterr().out.strip()
+    before = read_key_file(path).keys[0]
+    assert run("change", "team", "--scope", "infer", "--scope", "gpu", "--expires", "never",
+               "--requests-per-minute", "6000", "--tokens-per-minute", "any",
+               "--concurrent-requests", "4", path=path) == 0  # fmt: skip
+    changed = read_key_file(path).keys[0]
+    assert KeyRing(path).authenticate(key).name == "team"
+    assert (changed.models, changed.created) == (before.models, before.created)
+    assert (changed.scopes, changed.expires) == (("infer", "gpu"), None)
+    assert changed.limits.model_dump(exclude_none=True) == {
+        "requests_per_minute": 6000,
+        "concurrent_requests": 4,
+    }
+    assert "6000 requests per minute" in capsys.readouterr().out
 
 
 def test_list_is_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +113,13 @@ def test_list_is_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["add", "bob", "--expires", "9999999d"], "is after the year 9999"),
         (["add", "bob", "--expires", "99999999999d"], "is after the year 9999"),
         (["revoke", "bob"], "has no key `bob`"),
+        (["change", "bob", "--scope", "gpu"], "has no key `bob`"),
+        (["change", "alice", "--requests-per-minute", "0"], "`requests_per_minute`"),
+        (["add", "bob", "--requests-per-minute", ""], "`requests_per_minute`"),
+        (["change", "alice", "--expires", ""], "neither a date"),
+        (["change", "alice"], "no option names what to change"),
+        (["change", "alice", "--tokens-per-minute", "few"], "`tokens_per_minute`"),
+        (["change", "alice", "--expires", "2001-01-01"], "is not in the future"),
     ],
 )
 def test_failed_command_changes_nothing(
@@ -130,3 +160,15 @@ def test_missing_key_file_of_an_unknown_user_is_named(
     monkeypatch.setenv("HUNDREDFOLD_KEYS", "~no-such-user/keys.json")
     assert main(["keys", "ls"]) == 1
     assert "`~no-such-user/keys.json`" in capsys.readouterr().err
+
+
+def test_key_is_not_written_below_a_missing_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove_home(monkeypatch)
+    monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert main(["keys", "add", "alice"]) == 1
+    assert "set $HOME" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+    assert run("add", "alice", path=tmp_path / "keys.json") == 0

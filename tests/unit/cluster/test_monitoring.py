@@ -18,7 +18,10 @@ from cluster.monitoring import (
     build_alerts,
     build_dashboard,
 )
+from deployments.errors import EngineFailed
 from hundredfold.__main__ import main
+from tests.support.fakes import FailingEncoder
+from tests.support.in_process import InProcess
 
 SERIES = [series for row in ROWS.values() for panel in row for series in panel.series]
 EXPRESSIONS = [each.expression for each in (*SERIES, *ALERTS)]
@@ -61,6 +64,21 @@ def test_alert_counts_what_haproxy_answers_itself(alert: str) -> None:
     assert "hundredfold_requests_total" in ingress
     assert "haproxy_backend_http_requests_total" in edge
     assert 'proxy!~"default_backend|stats"' in edge
+
+
+async def test_alert_counts_failures_of_engines_and_no_mistakes_of_clients(
+    tiny_store: Path,
+) -> None:
+    (expression,) = (each.expression for each in ALERTS if each.name == "HundredfoldFailures")
+    counted, excluded = re.findall(r'status[=!]~"([^"]+)"', expression)
+    server = InProcess(tiny_store, encoder=FailingEncoder(EngineFailed("broken")))
+    async with server.client() as http:
+        for path, is_failure in (("/embed", True), ("/embed_sparse", False)):
+            response = await http.post(path, json={"inputs": "a"})
+            assert response.status_code == 424
+            status = str(server.recorder.records[-1].status)
+            is_counted = re.fullmatch(counted, status) and not re.fullmatch(excluded, status)
+            assert bool(is_counted) == is_failure, path
 
 
 def test_alert_fires_without_an_ingress() -> None:

@@ -7,7 +7,12 @@ import pytest
 import yaml
 
 from cluster.access import find_key_file
-from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
+from cluster.kuberay.capacity import (
+    ResourceDemand,
+    count_pods,
+    find_capacity_errors,
+    find_gpu_memory_errors,
+)
 from cluster.kuberay.endpoint import find_endpoint_errors
 from cluster.kuberay.memory import find_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
@@ -49,6 +54,15 @@ def create_deployment(
     if pool is not None:
         options["label_selector"] = {"hundredfold/pool": pool}
     return {"name": name, "num_replicas": replicas, "ray_actor_options": options}
+
+
+def test_large_replicas_are_placed_before_small_ones() -> None:
+    deployments = [
+        create_deployment("small", 2, num_cpus=1),
+        create_deployment("large", 2, num_cpus=3),
+    ]
+    replicas = [(ResourceDemand.of(each), 2) for each in deployments]
+    assert count_pods(create_group("cpu", cpu=4), replicas) == 2
 
 
 def test_merge_joins_mappings_by_key_and_lists_by_name() -> None:

@@ -19,12 +19,8 @@ import psutil
 import pytest
 
 from cluster import processes
-from cluster.processes import (
-    ProcessSession,
-    kill_previous_run,
-    private_directory,
-    start_session,
-)
+from cluster.process_session import ProcessSession
+from cluster.processes import kill_previous_run, private_directory, start_session
 from cluster.progress import StartError
 from tests.support.old_setpriv import install_old_setpriv
 from tests.support.ray_cluster import list_session, wait_for
@@ -161,6 +157,13 @@ def test_stopped_child_is_found(launcher: Launcher) -> None:
 def test_ended_child_is_found(launcher: Launcher) -> None:
     launcher.serve.kill()
     wait_for(lambda: launcher.ask("ended") == ["serve"], 5)
+
+
+def test_child_that_a_signal_ended_is_described(launcher: Launcher) -> None:
+    launcher.serve.kill()
+    wait_for(lambda: launcher.ask("ended") == ["serve"], 5)
+    failure = " ".join(launcher.ask("failure"))
+    assert failure.startswith("`serve` was ended by signal 9 (Killed)")
 
 
 def test_restart_keeps_the_former_log(launcher: Launcher, tmp_path: Path) -> None:

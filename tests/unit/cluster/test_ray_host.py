@@ -35,10 +35,18 @@ class RecordedChildren:
     def __init__(self, run_dir: Path) -> None:
         self.run_dir = run_dir
         self.events: list[str] = []
+        self.directories: dict[str, Path | None] = {}
         self._running = {"ray", "serve"}
         self._ended: dict[str, int] = {}
 
-    def start(self, name: str, _command: list[str], _environment: dict[str, str]) -> int:
+    def start(
+        self,
+        name: str,
+        _command: list[str],
+        _environment: dict[str, str],
+        directory: Path | None = None,
+    ) -> int:
+        self.directories[name] = directory
         self.events.append(f"start {name}" if name not in self._running else f"second {name}")
         self._running.add(name)
         self._ended.pop(name, None)
@@ -81,6 +89,7 @@ def host(children: RecordedChildren, open_port: int, tmp_path: Path) -> RayHost:
         ports=LocalPorts(*[open_port] * 8),
         metrics_address="127.0.0.1:9101",
         environment={"RAY_AUTH_TOKEN": "secret", "RAY_TMPDIR": str(tmp_path / "tmp")},
+        serve_directory=tmp_path / "private",
         num_gpus=0,
         start_timeout_s=0,
         progress=StartupProgress(),
@@ -199,6 +208,24 @@ def test_failed_gpu_deployment_does_not_end_the_start(monkeypatch: pytest.Monkey
         failures = DeployFailures(dashboard.server_port, {"RAY_AUTH_TOKEN": "secret"})
         assert failures.find() is None
         dashboard.shutdown()
+
+
+def test_modules_of_the_working_directory_are_not_on_the_import_path_of_replicas(
+    host: RayHost, children: RecordedChildren
+) -> None:
+    """Ray adds the working directory of `serve run` to it."""
+    host.start()
+    assert children.directories == {"ray": None, "serve": host.serve_directory}
+
+
+def test_full_disk_of_ray_is_named_before_a_child_starts(
+    host: RayHost, children: RecordedChildren, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = SimpleNamespace(f_bavail=0, f_bfree=0, f_frsize=4096)
+    monkeypatch.setattr("os.statvfs", lambda _path: full)
+    with pytest.raises(StartError, match=r"`.*/tmp` has 0\.0 MB of free space"):
+        host.start()
+    assert children.events == []
 
 
 def test_served_config_is_private(host: RayHost, children: RecordedChildren) -> None:

@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 import pytest
 
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
+from cluster.edge.haproxy_process import EdgeError
 from cluster.local import LocalPorts
 from cluster.processes import find_free_port, open_listener
 from cluster.progress import StartError, StartupProgress
+from cluster.ray_host import build_ray_command
 from cluster.serve_config import IMPORT_PATH
 from cluster.up import (
     StopSignal,
@@ -55,6 +58,14 @@ def test_startup_message_has_a_request_to_the_first_model() -> None:
 def test_startup_message_without_models_lists_those_of_the_store(args: dict[str, Any]) -> None:
     message = build_startup_message("http://here", config(**args))
     assert message == "serving on http://here - try: curl http://here/models"
+
+
+def test_startup_message_tells_that_other_hosts_can_connect() -> None:
+    opened = {**config(), "http_options": {"host": "0.0.0.0"}}
+    message = build_startup_message("http://127.0.0.1", opened)
+    assert message.startswith(
+        "serving on http://127.0.0.1 and all other addresses of this host - try: curl http://127"
+    )
 
 
 @pytest.fixture
@@ -224,7 +235,7 @@ def test_full_disk_of_the_edge_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "code"),
-    [("applications: [\n", 78), ("unknown: 1\napplications: []\n", 78), (None, 1)],
+    [("applications: [\n", 78), ("unknown: 1\napplications: []\n", 78), (None, 78), ("dir", 1)],
     ids=repr,
 )
 def test_unusable_config_has_an_exit_code_of_its_own(
@@ -232,11 +243,13 @@ def test_unusable_config_has_an_exit_code_of_its_own(
 ) -> None:
     """After exit code 78, the systemd unit does not start the server again.
 
-    A missing file has another code, because it may appear later.
+    A file that cannot be read has another code, because its disk may recover.
     """
     monkeypatch.setattr("cluster.up.leads_own_session", lambda: True)
     file = tmp_path / "config.yaml"
-    if text is not None:
+    if text == "dir":
+        file.mkdir()
+    elif text is not None:
         file.write_text(text)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -267,6 +280,49 @@ def test_no_gpu_hides_the_gpus_from_every_process(
     settings = UpSettings(config=tmp_path, run_dir=tmp_path, num_gpus=num_gpus)
     environment = build_environment(settings, LocalPorts(*range(8)), tmp_path)
     assert environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+@pytest.mark.parametrize("module", ["cluster", "yaml"])
+def test_children_import_nothing_from_the_working_directory(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')\n")
+    environment = build_environment(
+        UpSettings(config=tmp_path, run_dir=tmp_path), LocalPorts(*range(8)), tmp_path
+    )
+    command = [*build_ray_command(LocalPorts(*range(8)), 0)[:3], "--version"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_relative_paths_of_ray_hold_in_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token")
+    environment = build_environment(
+        UpSettings(config=tmp_path, run_dir=tmp_path), LocalPorts(*range(8)), tmp_path
+    )
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
+
+
+def test_low_limit_of_open_files_is_named_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingEdge(FakeEdge):
+        def start(self) -> None:
+            raise EdgeError("Cannot raise FD limit to 8217, limit is 1024.")
+
+    monkeypatch.setattr("cluster.up.Edge", FailingEdge().create)
+    monkeypatch.setattr("cluster.up.find_haproxy", lambda: "haproxy")
+    settings = UpSettings(config=tmp_path, run_dir=tmp_path)
+    for limit, remedy in ((1024, "ulimit -Hn"), (65_536, "")):
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind, limit=limit: (limit, limit))
+        edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+        with pytest.raises(StartError, match="Cannot raise FD limit") as raised:
+            edge.__enter__()
+        assert remedy in raised.value.hint
+        assert bool(raised.value.hint) is bool(remedy)
 
 
 def test_links_of_the_command_line_are_kept(

@@ -16,6 +16,7 @@ from cluster.__main__ import COMMANDS
 from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
 from deployments.errors import ServeError
 from hundredfold.__main__ import build_program, main
+from tests.support.no_home import remove_home
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
 
@@ -101,6 +102,33 @@ def test_unknown_command_is_a_usage_error() -> None:
     with pytest.raises(SystemExit) as exited:
         main(["models", "polish"])
     assert exited.value.code == 2
+
+
+def test_wrong_option_prints_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["models", "ls", "--bogus"])
+    assert exited.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("usage: hundredfold models ls ")
+    assert error.endswith("error: unrecognized arguments: --bogus\n")
+
+
+def test_user_without_a_home_may_name_directories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    remove_home(monkeypatch)
+    monkeypatch.delenv("HUNDREDFOLD_STORE", raising=False)
+    assert main(["models", "ls"]) == 1
+    assert "set $HOME" in capsys.readouterr().err
+    assert main(["models", "ls", "--store", str(tmp_path)]) == 0
+    main(["doctor", "--json"])
+    (finding,) = (
+        finding
+        for finding in json.loads(capsys.readouterr().out.partition("\n")[2])["findings"]
+        if finding["name"] == "store"
+    )
+    assert finding["level"] == "problem"
+    assert "set $HOME" in finding["found"]
 
 
 def test_foreseen_failure_prints_the_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,7 @@ export async function showVersions(model, place) {
       el(
         "ul",
         { class: "versions" },
-        versions.map(({ version, aliases, percent: share, size, reason }) => {
+        versions.map(({ version, aliases, percent: share, size_bytes: size, reason }) => {
           const width = fillBar(bar(0), share / 100);
           return el(
             "li",
