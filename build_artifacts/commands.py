@@ -17,7 +17,6 @@ from build_artifacts.decoders.generation_report import (
 )
 from build_artifacts.demo import ALL_DEMO_MODELS, DEMO_MODELS, build_demo_model
 from build_artifacts.demo_variants import build_demo_variants
-from build_artifacts.encoders.preparation import cached_dequantize
 from build_artifacts.errors import BuildError
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
@@ -37,6 +36,7 @@ from build_artifacts.report.values import (
     read_conditions,
 )
 from build_artifacts.sources.hub import HuggingFaceHub
+from build_artifacts.steps.convert_weights import unpack_weights
 from build_artifacts.steps.resolve import make_absolute, resolve
 from build_artifacts.storage.workspace import StepRunner, workspace
 from build_artifacts.verification import CandidateCheck, verify_candidates
@@ -320,7 +320,7 @@ def compact(arguments: argparse.Namespace) -> int:
         head = find_head(select_tasks(checkpoint, None, None)[0])
         if head is ModelHead.NEXT_TOKEN:
             raise _encoders_only("compact", "the compiler compacts no generative models")
-        checkpoint = cached_dequantize(StepRunner(files, progress), checkpoint)
+        checkpoint = unpack_weights(StepRunner(files, progress), checkpoint)
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:
         return print_json(compaction.model_dump(mode="json"))

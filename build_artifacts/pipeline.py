@@ -13,7 +13,6 @@ from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import select_tasks
-from build_artifacts.encoders.preparation import cached_dequantize, cached_merge
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
 from build_artifacts.families import find_family
@@ -22,6 +21,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import FULL, BuildRecipe, artifact_version, compute_digest
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
+from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import (
     ArtifactIdentity,
@@ -117,9 +117,9 @@ def _compile(
     identity: ArtifactIdentity,
 ) -> Path:
     """Build the artifact in the workspace and return its directory there."""
-    checkpoint = cached_dequantize(steps, checkpoint)
+    checkpoint = unpack_weights(steps, checkpoint)
     if adapter is not None:
-        checkpoint = cached_merge(steps, checkpoint, adapter)
+        checkpoint = merge_adapter(steps, checkpoint, adapter)
     family = find_family(checkpoint, tasks)
     metadata = family.read_metadata(checkpoint, tasks)
     recipe, budget = request.recipe, request.budget

@@ -36,7 +36,7 @@ def open_torch(
     `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model
-    from build_artifacts.encoders.preparation import TorchReferenceEngine
+    from build_artifacts.encoders.reference_engine import TorchReferenceEngine
     from build_artifacts.families import read_metadata
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.resolve import resolve

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, check_token_ids, first_line, load_model
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.encoders.probes import tokenize_probes
+from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import (
     EvaluatedModel,
@@ -29,46 +27,11 @@ from build_artifacts.evaluation import (
 )
 from build_artifacts.pruning.prune import prune_checkpoint
 from build_artifacts.recipes import Dtype
-from build_artifacts.sources.onnx_file import is_onnx
-from build_artifacts.steps.dequantize import dequantize
-from build_artifacts.steps.dequantize_onnx import dequantize_onnx
-from build_artifacts.steps.merge import merge
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
-from deployments.engines.base import EngineInfo
-from deployments.engines.forward_pass import Batch, Outputs
-from deployments.engines.graph_io import build_feeds, split
 from deployments.messages import TokenizedItem
 from deployments.tokenization.encodings import open_tokenizer
 from deployments.tuning.parity import ReferenceOutputs, run_probes
-
-
-class TorchReferenceEngine:
-    """An EncoderEngine over the eager torch model, for builds and reports."""
-
-    def __init__(
-        self, model: TorchModel, metadata: CheckpointMetadata, threads: int | None = None
-    ) -> None:
-        self.info = EngineInfo(compute_type="cpu-fp32")
-        self._metadata = metadata
-        self._model = wrap_for_export(model, metadata)
-        self._names = input_names(model, metadata)
-        self._threads = threads  # None: the setting of torch
-
-    def run(self, batch: Batch) -> Outputs:
-        import torch
-
-        if self._threads is not None:  # other engines in this process may have changed the setting
-            torch.set_num_threads(self._threads)
-        feeds = build_feeds(batch, self._names, self._metadata.mask_token)
-        inputs = {name: torch.from_numpy(array) for name, array in feeds.arrays.items()}
-        with torch.inference_mode():
-            raw = np.asarray(self._model(**inputs).numpy(), dtype=np.float32)
-        return Outputs(split(self._metadata.head, raw, batch, feeds.mask_counts))
-
-    def close(self) -> None:
-        """Do nothing: the caller owns the model."""
-
 
 COMPACTION_NAME = "compaction.json"
 _SCORES_NAME = "scores.json"
@@ -113,35 +76,6 @@ class PreparedModel:
         """Load the compacted torch model. Raises UnsupportedModel if it cannot be loaded."""
         model = load_model(self.weights, head=self.metadata.head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
-
-
-def cached_dequantize(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """Convert a checkpoint with weights in a GGUF or ONNX file to safetensors in fp32.
-
-    Return other checkpoints unchanged. Raises UnsupportedModel if the weights cannot be converted.
-    """
-    file = checkpoint.packed
-    if file is None:
-        return checkpoint
-    convert = dequantize_onnx if is_onnx(file.name) else dequantize
-
-    def work(into: Path) -> str:
-        convert(checkpoint, into)
-        return ""
-
-    directory = steps.run_cached("dequantize", "unpack", f"weights of {file.name} to fp32", work)
-    return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
-
-
-def cached_merge(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Merge the adapter into the checkpoint. Raises BuildError if they do not fit."""
-
-    def work(into: Path) -> str:
-        merge(checkpoint, adapter, into)
-        return ""
-
-    directory = steps.run_cached("merge", "merge", f"LoRA adapter {adapter.name}", work)
-    return Checkpoint(directory, checkpoint.source, checkpoint.default_id)
 
 
 def load_examples(

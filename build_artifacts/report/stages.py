@@ -12,14 +12,8 @@ from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files, rea
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
-from build_artifacts.encoders.preparation import (
-    PreparedModel,
-    TorchReferenceEngine,
-    cached_dequantize,
-    cached_merge,
-    cached_prepare,
-    cached_prune,
-)
+from build_artifacts.encoders.preparation import PreparedModel, cached_prepare, cached_prune
+from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.families.pruned import load_calibration
@@ -28,6 +22,7 @@ from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.sources.hub import Hub
+from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights
 from build_artifacts.steps.resolve import pin_to_revision, resolve
 from build_artifacts.storage.workspace import StepRunner
 from deployments.artifacts.manifest import (
@@ -65,10 +60,10 @@ def rebuild_checkpoint(
         checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
-    checkpoint = cached_dequantize(steps, checkpoint)
+    checkpoint = unpack_weights(steps, checkpoint)
     if manifest.source.adapter is None:
         return checkpoint
-    return cached_merge(steps, checkpoint, find_adapter(manifest.source, adapter))
+    return merge_adapter(steps, checkpoint, find_adapter(manifest.source, adapter))
 
 
 def rebuild_prepared(

@@ -18,8 +18,8 @@ from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.checkpoints.models import load_model
-from build_artifacts.encoders.preparation import TorchReferenceEngine
 from build_artifacts.encoders.probes import tokenize_texts
+from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe

@@ -8,8 +8,8 @@ import pytest
 
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.encoders.candidates import build_graph_spec
-from build_artifacts.encoders.preparation import TorchReferenceEngine
 from build_artifacts.encoders.probes import tokenize_texts
+from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
 from build_artifacts.steps.export import export
