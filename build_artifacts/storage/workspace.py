@@ -38,7 +38,7 @@ def scratch(store: Path) -> Iterator[Path]:
     """
     building = building_directory(store)
     with ExitStack() as stack:
-        with store_errors(store):
+        with as_build_errors(store):
             building.mkdir(parents=True, exist_ok=True)
             # Hold this lock until the new directory is locked. Otherwise another process could
             # remove the directory as abandoned.
@@ -52,7 +52,7 @@ def scratch(store: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def store_errors(store: Path) -> Iterator[None]:
+def as_build_errors(store: Path) -> Iterator[None]:
     """Convert an OSError to a BuildError that names the store."""
     try:
         yield
@@ -168,7 +168,7 @@ def build_workspace(
         progress.message(f"waiting for another build of {model_id} version {version}{by}")
 
     with ExitStack() as stack:
-        with store_errors(store):
+        with as_build_errors(store):
             building_directory(store).mkdir(parents=True, exist_ok=True)
             stack.enter_context(exclusive_lock(lock_path(root), report_waiting))
             place = _enter(root, build_inputs)
