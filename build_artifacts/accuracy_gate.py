@@ -17,12 +17,10 @@ from build_artifacts.families.base import (
     R,
     Ranking,
     S,
-)
-from build_artifacts.storage.workspace import (
-    StepRunner,
     describe_search_timeout,
-    repeat_when_resumed,
 )
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import repeat_when_resumed
 from deployments.artifacts.types import Device
 
 _RESULT_NAME = "gate.json"

@@ -38,8 +38,9 @@ from build_artifacts.report.values import (
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.convert_weights import unpack_weights
 from build_artifacts.steps.resolve import make_absolute, resolve
-from build_artifacts.storage.workspace import StepRunner, workspace
 from build_artifacts.verification import CandidateCheck, verify_candidates
+from build_artifacts.workspaces.opening import open_temporary_workspace
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
 from deployments.background_process import end_with_standard_input, limit_memory, lower_priority
@@ -315,7 +316,7 @@ def _print_report(found: Report, *, as_json: bool) -> None:
 def compact(arguments: argparse.Namespace) -> int:
     from build_artifacts.compaction.find import find
 
-    with BuildProgress.on_stderr() as progress, workspace(arguments.store) as files:
+    with BuildProgress.on_stderr() as progress, open_temporary_workspace(arguments.store) as files:
         checkpoint = resolve(arguments.source, files.directory("sources"), HuggingFaceHub())
         head = find_head(select_tasks(checkpoint, None, None)[0])
         if head is ModelHead.NEXT_TOKEN:

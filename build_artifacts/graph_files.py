@@ -30,6 +30,11 @@ def list_files(graph: Path) -> list[Path]:
     return [graph, weights] if weights.is_file() else [graph]
 
 
+def format_size(*paths: Path) -> str:
+    """Format the total size of the files in MB."""
+    return f"{sum(path.stat().st_size for path in paths) / 1e6:.1f} MB"
+
+
 def save_graph(model: ir.Model, path: Path) -> None:
     """Write the model, with a weight file if its weights exceed MAX_GRAPH_BYTES."""
     import onnx_ir as ir

@@ -28,7 +28,8 @@ from build_artifacts.steps.seal import (
     read_tool_versions,
     write_artifact,
 )
-from build_artifacts.storage.workspace import StepRunner, build_workspace, scratch
+from build_artifacts.workspaces.opening import open_build_workspace, open_scratch
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import model_directory, publish, set_latest
 from deployments.artifacts.types import Device
@@ -77,7 +78,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
             hint="name the result: "
             f"`hundredfold build {request.ref} --adapter {request.adapter} --id ORGANIZATION/NAME`",
         )
-    with scratch(request.store) as sources:
+    with open_scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
             checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())
             step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
@@ -87,7 +88,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
         identity = _identify(request, checkpoint, adapter, tasks[0])
         store, version = request.store, identity.version
         build_inputs = json.dumps([repr(request.budget), read_host(Device.CPU).fingerprint])
-        with build_workspace(
+        with open_build_workspace(
             store, identity.id, version, progress, build_inputs=build_inputs
         ) as workspace:
             found = find_sealed(store, identity.id, version)

@@ -10,7 +10,8 @@ from benchmarks.gpu.cases import Bench, MissingRequirement
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
 from build_artifacts.progress import BuildProgress
-from build_artifacts.storage.workspace import StepRunner, Workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import TaskName
 

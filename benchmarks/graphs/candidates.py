@@ -20,7 +20,8 @@ from build_artifacts.recipes import (
 from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
 from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.storage.workspace import StepRunner, Workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings

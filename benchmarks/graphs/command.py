@@ -51,7 +51,7 @@ from benchmarks.graphs.run import (
 from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.report.build import load_report_evaluation
 from build_artifacts.report.values import ReportRequest, read_served_variants
-from build_artifacts.storage.workspace import workspace
+from build_artifacts.workspaces.opening import open_temporary_workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, Gate
 from deployments.artifacts.types import Device
 from deployments.command_line import positive_count
@@ -131,7 +131,7 @@ def measure(arguments: argparse.Namespace) -> GraphResults:
     )
     runs: list[CoreSplitResults] = []
     scores: dict[str, dict[str, float]] = {}
-    with workspace(arguments.store) as directory:
+    with open_temporary_workspace(arguments.store) as directory:
         collected = collect_candidates(request, manifest, directory)
         for split in reversed(list_core_splits(arguments.threads or usable_cores())):
             candidates, run_inputs = select_systems(collected.candidates, split, inputs)

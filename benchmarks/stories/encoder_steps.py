@@ -33,7 +33,8 @@ from build_artifacts.report.values import (
     read_served_variants,
 )
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.storage.workspace import StepRunner, Workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.types import Device
 from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine

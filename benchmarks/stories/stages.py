@@ -33,7 +33,8 @@ from build_artifacts.recipes import (
 from build_artifacts.report.stages import PLAIN_ONNX, rebuild_checkpoint
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.seal import ArtifactIdentity, write_artifact
-from build_artifacts.storage.workspace import StepRunner, Workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.store import publish
 from deployments.artifacts.types import Device

@@ -17,9 +17,9 @@ from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME
 from build_artifacts.decoders.measurement import BATCH_SLOTS, throughput_context
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.decoders.reference import DecoderReference
-from build_artifacts.graph_files import list_files
+from build_artifacts.graph_files import format_size, list_files
 from build_artifacts.recipes import DecoderRecipe, compute_digest
-from build_artifacts.storage.workspace import StepRunner, megabytes
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import find_decoder_factory
 from deployments.machine import usable_cores
@@ -64,7 +64,7 @@ class DecoderGraphs:
         def work(into: Path) -> str:
             export_decoder(self.weights, self.metadata, recipe, into)
             self._quantize_kv_cache(recipe, into)
-            return megabytes(into / weights)
+            return format_size(into / weights)
 
         # Recipes that differ only in `compile` share a program, because torch compiles it later,
         # when an engine starts.
@@ -91,7 +91,7 @@ class DecoderGraphs:
             else:
                 quantize_per_token(float_graph, into / GRAPH_NAME)
                 quantize_per_token(encoder, into / encoder.name)
-            return megabytes(into / WEIGHTS_NAME)
+            return format_size(into / WEIGHTS_NAME)
 
         key = f"quantize-{digest_decoder_recipe(recipe)}"
         return self.steps.run_cached(key, "quantize", describe_recipe(recipe), work) / GRAPH_NAME

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.encoders.preparation import PreparedModel
-from build_artifacts.graph_files import list_files
+from build_artifacts.graph_files import format_size, list_files
 from build_artifacts.recipes import (
     CandidateRecipe,
     ExportRecipe,
@@ -28,7 +28,7 @@ from build_artifacts.steps.program import save_program
 from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import largest_difference, rewrite
 from build_artifacts.steps.sensitivity import rank_by_sensitivity
-from build_artifacts.storage.workspace import StepRunner, megabytes
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batch_policy import collate
@@ -94,7 +94,7 @@ class CandidateGraphs:
         def work(into: Path) -> str:
             path = into / _PROGRAM_NAME
             save_program(self._prepared.model(source.dtype), self._prepared.metadata, path)
-            return megabytes(path)
+            return format_size(path)
 
         detail = f"{source.dtype} torch program"
         return (
@@ -106,7 +106,7 @@ class CandidateGraphs:
         def work(into: Path) -> str:
             model = self._prepared.model(source.dtype)
             graph = export(model, self._prepared.metadata, source, into / _GRAPH_NAME)
-            return megabytes(*list_files(graph))
+            return format_size(*list_files(graph))
 
         fused = f", fused for {source.fusions}" if source.fusions else ""
         opset = f", opset {source.opset}" if source.opset else ""
@@ -149,7 +149,7 @@ class CandidateGraphs:
         def work(into: Path) -> str:
             graph, items = into / _GRAPH_NAME, self._prepared.reference.items
             quantize(float_graph, scheme, graph, items=items, excluded_nodes=excluded_nodes)
-            return megabytes(*list_files(graph))
+            return format_size(*list_files(graph))
 
         key = f"int8-{_short_digest(recipe.source, recipe.rewrites, scheme, excluded_nodes)}"
         details = [f"{recipe.name}: {type(scheme).__name__}"]

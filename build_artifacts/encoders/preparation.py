@@ -27,7 +27,7 @@ from build_artifacts.evaluation import (
 )
 from build_artifacts.pruning.prune import prune_checkpoint
 from build_artifacts.recipes import Dtype
-from build_artifacts.storage.workspace import StepRunner
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.messages import TokenizedItem
 from deployments.tokenization.encodings import open_tokenizer

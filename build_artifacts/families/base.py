@@ -17,7 +17,7 @@ from build_artifacts.evaluation import ALL_EXAMPLES, ExampleSampling
 from build_artifacts.pruning.prune import Pruning
 from build_artifacts.recipes import BuildRecipe, compute_digest
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from build_artifacts.storage.workspace import StepRunner
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import Parity
 from deployments.artifacts.types import Device, Precision
 
@@ -48,6 +48,11 @@ class BuildBudget:
     tune_seconds: float = 60.0  # s, for all graphs together; 0 disables tuning
     evaluation: Path | None = None  # labeled data for the accuracy gate
     sampling: ExampleSampling = ALL_EXAMPLES
+
+
+def describe_search_timeout(seconds: float) -> str:
+    """Return the reason why a candidate is skipped after the search time."""
+    return f"the search time of {seconds:.0f} s is over"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

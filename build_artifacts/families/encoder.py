@@ -30,6 +30,7 @@ from build_artifacts.families.base import (
     GateResult,
     ModelBuild,
     Ranking,
+    describe_search_timeout,
 )
 from build_artifacts.families.pruned import prepare_pruned
 from build_artifacts.gpu_placement import check_encoder_recipe
@@ -42,7 +43,7 @@ from build_artifacts.recipes import (
     compute_digest,
 )
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from build_artifacts.storage.workspace import describe_search_timeout, repeat_when_resumed
+from build_artifacts.workspaces.workspace import repeat_when_resumed
 from deployments.artifacts.manifest import REFERENCE_NAME, TOKENIZER_NAME, Candidate, Gate
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import Device, ModelHead

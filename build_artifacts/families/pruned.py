@@ -8,7 +8,7 @@ from build_artifacts.encoders.preparation import PreparedModel, cached_prune, lo
 from build_artifacts.errors import GateFailed
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.pruning.prune import Pruning
-from build_artifacts.storage.workspace import StepRunner
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import Gate
 from deployments.messages import TokenizedItem
 from deployments.tuning.parity import compare_outputs

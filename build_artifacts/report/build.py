@@ -25,7 +25,9 @@ from build_artifacts.report.values import (
     read_served_variants,
 )
 from build_artifacts.sources.hub import Hub
-from build_artifacts.storage.workspace import StepRunner, Workspace, workspace
+from build_artifacts.workspaces.opening import open_temporary_workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.plan.resolution import SEPARATOR
@@ -50,7 +52,7 @@ def build_report(
     invalid evaluation data, and if no stage can be measured.
     """
     evaluation = load_report_evaluation(request, manifest)
-    with workspace(request.store) as files:
+    with open_temporary_workspace(request.store) as files:
         progress.begin()
         try:
             steps = StepRunner(files, progress)

@@ -14,7 +14,7 @@ from statistics import median
 from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.report.stages import Stage
 from build_artifacts.report.values import StageLatency, StageResult, StageThroughput
-from build_artifacts.storage.workspace import StepRunner
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, ModelHead
 from deployments.config import EncoderSettings

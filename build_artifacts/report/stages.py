@@ -24,7 +24,7 @@ from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights
 from build_artifacts.steps.resolve import pin_to_revision, resolve
-from build_artifacts.storage.workspace import StepRunner
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import (
     ArtifactManifest,
     EngineOptions,

@@ -12,7 +12,7 @@ from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.merge import merge
-from build_artifacts.storage.workspace import StepRunner
+from build_artifacts.workspaces.step_runner import StepRunner
 
 
 def unpack_weights(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:

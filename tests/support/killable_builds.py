@@ -176,7 +176,7 @@ def _run_build(request: dict[str, object]) -> int:
     from build_artifacts import __main__, pipeline, recipes
     from build_artifacts.encoders import candidates
     from build_artifacts.progress import BuildProgress
-    from build_artifacts.storage import workspace
+    from build_artifacts.workspaces import opening
     from deployments.artifacts import store
     from tests.support.prepared_build import SMALL
     from tests.support.shared_exports import SharedExports
@@ -198,8 +198,8 @@ def _run_build(request: dict[str, object]) -> int:
         "before publishing": lambda: setattr(pipeline, "publish", kill_self),
         "before the rename": lambda: setattr(store, "_rename_away", _then_die(store._rename_away)),
         "after the rename": lambda: setattr(store, "set_latest", kill_self),
-        "before cleaning": lambda: setattr(workspace, "_clean_up", kill_self),
-        "while cleaning": lambda: setattr(workspace, "remove_atomically", _half_dispose),
+        "before cleaning": lambda: setattr(opening, "_clean_up", kill_self),
+        "while cleaning": lambda: setattr(opening, "remove_atomically", _half_dispose),
     }
     deaths[request["die_in"]]()
     return __main__.main(cast("list[str]", request["arguments"]))

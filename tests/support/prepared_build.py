@@ -32,7 +32,8 @@ from build_artifacts.recipes import (
     BuildRecipe,
     CandidateRecipe,
 )
-from build_artifacts.storage.workspace import StepRunner, Workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import Gate, ModelSource
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine

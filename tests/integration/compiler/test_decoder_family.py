@@ -22,10 +22,10 @@ from build_artifacts.families.base import (
     GateResult,
     ModelBuild,
 )
+from build_artifacts.graph_files import format_size
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.progress import BuildProgress
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from build_artifacts.storage.workspace import megabytes
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import (
     GENERATION_NAME,
@@ -68,7 +68,7 @@ class BigramBuild(ModelBuild[BigramRecipe, DecoderSpec]):
     def export(self, attempt: Attempt[BigramRecipe]) -> DecoderSpec:
         def work(into: Path) -> str:
             np.save(into / "bigrams.npy", self._reference())
-            return megabytes(into / "bigrams.npy")
+            return format_size(into / "bigrams.npy")
 
         directory = self.context.steps.run_cached("export", "export", attempt.label, work)
         metadata = self.context.metadata

@@ -20,11 +20,11 @@ from build_artifacts.families.base import (
     ModelBuild,
 )
 from build_artifacts.families.encoder import EncoderFamily
+from build_artifacts.graph_files import format_size
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe, CandidateRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
-from build_artifacts.storage.workspace import megabytes
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest, Candidate, Parity
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batch_policy import collate
@@ -57,7 +57,7 @@ class ToyBuild(ModelBuild[CandidateRecipe, GraphSpec]):
 
         def work(into: Path) -> str:
             write_graph(into / "toy.onnx", word_vectors(tokenizer.get_vocab_size()))
-            return megabytes(into / "toy.onnx")
+            return format_size(into / "toy.onnx")
 
         key = f"export-{attempt.key}"
         directory = self.context.steps.run_cached(key, "export", attempt.label, work)

@@ -25,7 +25,8 @@ from build_artifacts.recipes import (
     CandidateRecipe,
 )
 from build_artifacts.steps.seal import ArtifactIdentity
-from build_artifacts.storage.workspace import StepRunner, build_workspace
+from build_artifacts.workspaces.opening import open_build_workspace
+from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
 from deployments.artifacts.types import Device
 from deployments.engines import GraphSpec
@@ -337,7 +338,9 @@ def test_resumed_search_measures_failed_graphs_again(
         progress = BuildProgress(runner.output)
         with (
             suppress(KeyboardInterrupt),
-            build_workspace(tmp_path / "store", "org/model", "0123456789ab", progress) as place,
+            open_build_workspace(
+                tmp_path / "store", "org/model", "0123456789ab", progress
+            ) as place,
         ):
             runner.steps = StepRunner(place, progress)
             graphs = FixedGraphs({**files, "broken": files[graph]})

@@ -22,7 +22,8 @@ from build_artifacts.report.output import format_stages, report_path
 from build_artifacts.report.stages import rebuild_prepared
 from build_artifacts.report.values import GPU_SETTINGS, Report, ReportRequest, read_conditions
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.storage.workspace import StepRunner, Workspace
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import EncoderSettings

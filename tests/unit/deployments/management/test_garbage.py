@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.progress import BuildProgress
-from build_artifacts.storage.workspace import build_workspace
+from build_artifacts.workspaces.opening import open_build_workspace
 from deployments.artifacts.store import BUILDING_NAME, set_latest
 from deployments.builds.queue import QUEUE_NAME
 from deployments.errors import BadSetting, PlanUnusable, UnknownModel
@@ -70,7 +70,7 @@ def interrupt(store: Path, version: str) -> Path:
 
     with (
         suppress(OSError),
-        build_workspace(store, MODEL, version, BuildProgress(io.StringIO())) as place,
+        open_build_workspace(store, MODEL, version, BuildProgress(io.StringIO())) as place,
     ):
         place.run_cached("export", lambda into: None)
         place.run_cached("quantize", fill_the_disk)
@@ -172,7 +172,7 @@ def test_gc_skips_model_being_built(store: Path) -> None:
     publish(store, "org/model--like", OLD)
     publish(store, "org", OLD)
     garbage = find_garbage(store)
-    with build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
+    with open_build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
         assert set(names(garbage)) - set(names(find_garbage(store))) == {f"{MODEL}@{OLD}"}
         assert f"{MODEL}@{OLD}" not in [item.name for item in remove(garbage)]
     assert names(find_garbage(store)) == [f"{MODEL}@{OLD}"]
@@ -193,7 +193,7 @@ def test_gc_keeps_recent_and_running_builds(store: Path) -> None:
     building = store / BUILDING_NAME
     assert f"{MODEL}@{OTHER}" not in names(find_garbage(store))
     age(building, ABANDONED_AFTER_S + 60)
-    with build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
+    with open_build_workspace(store, MODEL, OTHER, BuildProgress(io.StringIO())):
         assert f"{MODEL}@{OTHER}" not in names(find_garbage(store))
 
 
@@ -282,8 +282,8 @@ def test_gc_does_not_follow_a_linked_queue(
 HOLD_SCRATCH = """
 import sys, time
 from pathlib import Path
-from build_artifacts.storage.workspace import scratch
-with scratch(Path(sys.argv[1])) as root:
+from build_artifacts.workspaces.opening import open_scratch
+with open_scratch(Path(sys.argv[1])) as root:
     (root / "wheel").write_bytes(b"wheel")
     print(root.name, flush=True)
     time.sleep(60)

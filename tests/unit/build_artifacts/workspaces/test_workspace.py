@@ -15,7 +15,8 @@ import pytest
 
 from build_artifacts.errors import BuildError, GateFailed
 from build_artifacts.progress import BuildProgress
-from build_artifacts.storage.workspace import build_workspace, repeat_when_resumed
+from build_artifacts.workspaces.opening import open_build_workspace
+from build_artifacts.workspaces.workspace import repeat_when_resumed
 from deployments.artifacts.store import BUILDING_NAME, build_path, log_path
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
@@ -26,10 +27,10 @@ import os, signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 from pathlib import Path
 from build_artifacts.progress import BuildProgress
-from build_artifacts.storage.workspace import build_workspace
+from build_artifacts.workspaces.opening import open_build_workspace
 STORE = Path(sys.argv[1])
 def enter():
-    return build_workspace(STORE, "{MODEL}", "{VERSION}", BuildProgress(sys.stderr))
+    return open_build_workspace(STORE, "{MODEL}", "{VERSION}", BuildProgress(sys.stderr))
 """
 HALF_WAY = (
     ENTER
@@ -81,7 +82,7 @@ def leftovers(store: Path) -> list[str]:
 def build(store: Path, work: Callable[[Path], None], build_inputs: str = "") -> None:
     """Build in two steps; `work` is the second step."""
     quiet = BuildProgress(io.StringIO())
-    with build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
+    with open_build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place:
         place.run_cached("export", write)
         place.run_cached("quantize", work)
 
@@ -96,7 +97,7 @@ def has_resumable_export(store: Path, build_inputs: str = "") -> bool:
     quiet = BuildProgress(io.StringIO())
     with (
         suppress(KeyboardInterrupt),
-        build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place,
+        open_build_workspace(store, MODEL, VERSION, quiet, build_inputs=build_inputs) as place,
     ):
         done.append(place.is_done("export"))
         place.run_cached("look", stop)
@@ -120,7 +121,7 @@ def test_killed_build_resumes_after_last_finished_step(tmp_path: Path, how: sign
     process.communicate()
     assert process.returncode == -how
 
-    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
+    with open_build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         assert place.is_done("export")
         assert not place.is_done("quantize")
         assert (place.run_cached("export", fail_if_run) / "graph.onnx").read_bytes() == b"a graph"
@@ -222,19 +223,19 @@ def test_marked_step_is_repeated_only_by_a_resumed_build(tmp_path: Path) -> None
     for number in (1, 2):
         with (
             suppress(KeyboardInterrupt),
-            build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place,
+            open_build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place,
         ):
             assert place.is_done("export") is (number == 2)
             place.run_cached("export", write)
             place.run_cached("stop", judge_twice_and_stop)
         assert runs == ["judge"] * number
-    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())):
+    with open_build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())):
         pass
     assert leftovers(tmp_path) == []
 
 
 def test_second_build_waits_and_finds_version(tmp_path: Path) -> None:
-    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
+    with open_build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         waiting_line = line_of(waiting.stderr)
         assert waiting_line.startswith(f"waiting for another build of {MODEL} version {VERSION}")
@@ -254,7 +255,7 @@ def test_concurrent_builds_build_once(tmp_path: Path) -> None:
 
 
 def test_interrupted_waiter_does_not_affect_the_build(tmp_path: Path) -> None:
-    with build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
+    with open_build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         assert line_of(waiting.stderr).startswith("waiting")
         waiting.send_signal(signal.SIGINT)
@@ -278,8 +279,8 @@ def test_killed_build_releases_lock(tmp_path: Path) -> None:
 def test_models_with_names_differing_after_a_dot_are_separate(tmp_path: Path) -> None:
     quiet = BuildProgress(io.StringIO())
     with (
-        build_workspace(tmp_path, "org/model.v1", VERSION, quiet) as one,
-        build_workspace(tmp_path, "org/model.v2", VERSION, quiet) as two,
+        open_build_workspace(tmp_path, "org/model.v1", VERSION, quiet) as one,
+        open_build_workspace(tmp_path, "org/model.v2", VERSION, quiet) as two,
     ):
         assert len({one.root, two.root, one.log, two.log}) == 4
 
@@ -325,6 +326,6 @@ def test_unwritable_store_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
     with (
         pytest.raises(BuildError, match="cannot write to the store"),
-        build_workspace(tmp_path / "file", MODEL, VERSION, BuildProgress(io.StringIO())),
+        open_build_workspace(tmp_path / "file", MODEL, VERSION, BuildProgress(io.StringIO())),
     ):
         pass

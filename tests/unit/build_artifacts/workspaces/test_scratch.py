@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.errors import BuildError
-from build_artifacts.storage.workspace import scratch
+from build_artifacts.workspaces.opening import open_scratch
 from deployments.artifacts.store import BUILDING_NAME
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from build_artifacts.storage.workspace import scratch
-with scratch(Path(sys.argv[1])) as root:
+from build_artifacts.workspaces.opening import open_scratch
+with open_scratch(Path(sys.argv[1])) as root:
     (root / "half.whl").write_bytes(b"half a wheel")
     print("ready", flush=True)
     time.sleep(60)
@@ -23,9 +23,9 @@ with scratch(Path(sys.argv[1])) as root:
 COME_AND_GO = """
 import sys
 from pathlib import Path
-from build_artifacts.storage.workspace import scratch
+from build_artifacts.workspaces.opening import open_scratch
 for number in range(150):
-    with scratch(Path(sys.argv[1])) as root:
+    with open_scratch(Path(sys.argv[1])) as root:
         (root / "mine").write_text(str(number))
         assert (root / "mine").read_text() == str(number)
 """
@@ -51,7 +51,7 @@ def test_scratch_of_killed_processes_is_removed(tmp_path: Path) -> None:
         assert len(list_scratch(tmp_path)) == 2
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        with scratch(tmp_path) as root:
+        with open_scratch(tmp_path) as root:
             others = [path for path in list_scratch(tmp_path) if path != root]
             assert [[p.name for p in path.iterdir()] for path in others] == [["half.whl"]]
     finally:
@@ -75,7 +75,7 @@ def test_concurrent_scratch_directories_are_independent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_scratch_is_removed_after_any_error(tmp_path: Path, error: type[BaseException]) -> None:
     def unpack() -> None:
-        with scratch(tmp_path) as root:
+        with open_scratch(tmp_path) as root:
             (root / "unpacked").mkdir()
             raise error
 
@@ -87,7 +87,7 @@ def test_scratch_is_removed_after_any_error(tmp_path: Path, error: type[BaseExce
 def test_next_scratch_finishes_a_killed_removal(tmp_path: Path) -> None:
     (tmp_path / "version").mkdir()
     (tmp_path / "version" / "graph").write_bytes(b"")
-    with scratch(tmp_path):
+    with open_scratch(tmp_path):
         pass
     program = (
         "import os, shutil, sys; from pathlib import Path; "
@@ -99,11 +99,14 @@ def test_next_scratch_finishes_a_killed_removal(tmp_path: Path) -> None:
     assert done.returncode == -signal.SIGKILL
     assert not (tmp_path / "version").exists()
     assert len(list_scratch(tmp_path)) == 1
-    with scratch(tmp_path) as root:
+    with open_scratch(tmp_path) as root:
         assert list_scratch(tmp_path) == [root]
 
 
 def test_unwritable_store_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(BuildError, match="cannot write to the store"), scratch(tmp_path / "file"):
+    with (
+        pytest.raises(BuildError, match="cannot write to the store"),
+        open_scratch(tmp_path / "file"),
+    ):
         pass

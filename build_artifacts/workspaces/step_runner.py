@@ -1,0 +1,65 @@
+"""Runner of the steps of a build: cached results and progress output."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from build_artifacts.progress import BuildProgress, BuildStep
+from build_artifacts.workspaces.workspace import Workspace
+from deployments.native_heap import return_free_memory
+
+# Fills the directory and returns a short description of the result.
+StepWork = Callable[[Path], str]
+
+
+class StepRunner:
+    """Runner of the steps of a build, which reports each step as progress."""
+
+    def __init__(self, workspace: Workspace, progress: BuildProgress) -> None:
+        self._workspace = workspace
+        self._progress = progress
+        self._reported: set[str] = set()
+
+    @contextmanager
+    def run_uncached(self, name: str, detail: str) -> Iterator[BuildStep]:
+        """Run a step without a stored result; a resumed build repeats it."""
+        with self._progress.step(name, detail) as step, self._workspace.quiet():
+            yield step
+
+    def report(self, text: str) -> None:
+        """Print one progress line."""
+        self._progress.message(text)
+
+    def report_skipped(self, label: str, reason: str) -> None:
+        with self.run_uncached("skip", label) as step:
+            step.set_outcome(reason)
+
+    def run_cached(self, key: str, name: str, detail: str, work: StepWork) -> Path:
+        """Return the directory that `work` filled, in this or in an interrupted build.
+
+        Calls with an equal `key` share one directory.
+        """
+        is_first_report = key not in self._reported
+        self._reported.add(key)
+        if not self._workspace.is_done(key):
+            with self.run_uncached(name, detail) as step:
+                done = self._workspace.run_cached(key, lambda into: step.set_outcome(work(into)))
+            _release_memory()
+            return done
+        if is_first_report:
+            with self._progress.step(name, detail) as step:
+                step.set_outcome("done by an interrupted build")
+        return self._workspace.run_cached(key, _never)
+
+
+def _release_memory() -> None:
+    """Return freed memory to the system; after a large model, malloc holds gigabytes."""
+    gc.collect()
+    return_free_memory()
+
+
+def _never(_into: Path) -> None:
+    raise AssertionError("bug: a finished step was started again")
