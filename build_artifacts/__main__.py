@@ -8,33 +8,35 @@ from collections.abc import Mapping, Sequence
 from deployments.command_line import CommandSpec, Program
 
 COMMANDS: Mapping[str, CommandSpec] = {
-    "build": CommandSpec("build_artifacts.options:BUILD", "Compile a model", "build,cpu"),
+    "build": CommandSpec("build_artifacts.commands.build", "Compile a model", "build,cpu"),
     "demo": CommandSpec(
-        "build_artifacts.options:DEMO", "Build the demo models that are missing", "build,cpu"
+        "build_artifacts.commands.demo", "Build the demo models that are missing", "build,cpu"
     ),
     "pull": CommandSpec(
-        "build_artifacts.options:PULL", "Fetch and build a model, once for all who ask", "build,cpu"
+        "build_artifacts.commands.pull",
+        "Fetch and build a model, once for all who ask",
+        "build,cpu",
     ),
     "drain": CommandSpec(
-        "build_artifacts.options:DRAIN", "Build the models that wait in the queue", "build,cpu"
+        "build_artifacts.commands.drain", "Build the models that wait in the queue", "build,cpu"
     ),
     "verify": CommandSpec(
-        "build_artifacts.options:VERIFY",
+        "build_artifacts.commands.verify",
         "Check the digests and the parity of a sealed model again",
         "build,cpu",
     ),
     "tune": CommandSpec(
-        "build_artifacts.options:TUNE",
+        "build_artifacts.commands.tune",
         "Measure the candidates of a model on this host again",
         "build,cpu",
     ),
     "report": CommandSpec(
-        "build_artifacts.options:REPORT",
+        "build_artifacts.commands.report",
         "Measure every stage of a build: size, accuracy, latency",
         "build,cpu,plots",
     ),
     "compact": CommandSpec(
-        "build_artifacts.options:COMPACT", "Show what pruning left to remove", "build,cpu"
+        "build_artifacts.commands.compact", "Show what pruning left to remove", "build,cpu"
     ),
 }
 

@@ -24,7 +24,8 @@ from typing import TextIO, cast
 # Modules that a build imports. They are imported once, before all forks.
 _NEEDED = (
     "build_artifacts.__main__",
-    "build_artifacts.commands",
+    "build_artifacts.commands.build",
+    "build_artifacts.pipeline",
     "onnx_ir.passes.common",
     "onnxruntime.quantization.matmul_nbits_quantizer",
     "torch.onnx",

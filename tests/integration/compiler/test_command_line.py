@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts import commands
+from build_artifacts import pipeline
 from build_artifacts.__main__ import COMMANDS, main
 from build_artifacts.demo import ALL_DEMO_MODELS, DEMO_MODELS, DemoModel, build_demo_model
 from build_artifacts.evaluation import ExampleSampling
@@ -132,7 +132,7 @@ def parse_build_request(
         requests.append(request)
         return built
 
-    monkeypatch.setattr(commands, "build", record_request)
+    monkeypatch.setattr(pipeline, "build", record_request)
     assert main(["build", "here", *arguments]) == 0
     return requests[0]
 

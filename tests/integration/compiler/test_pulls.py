@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts import commands, pulls
+from build_artifacts import pulls
 from build_artifacts.__main__ import main
+from build_artifacts.commands import drain as drain_command
 from build_artifacts.demo import DEMO_MODELS
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.pipeline import BuildRequest, BuildResult
@@ -176,7 +177,7 @@ def test_second_drain_leaves_the_queue_to_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("end_with_standard_input", "lower_priority"):  # they would affect this process
-        monkeypatch.setattr(commands, name, lambda *_: None)
+        monkeypatch.setattr(drain_command, name, lambda *_: None)
     queue = BuildQueue(tmp_path)
     queue.submit(MODEL, "/nowhere")
     with exclusive_lock(queue.directory / DRAIN_LOCK_NAME, lambda _: None):
@@ -252,7 +253,7 @@ def test_interrupted_pull_says_why_its_build_stays(
             other_process.enter_context(queue.claim(model_id))
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(commands, "pull_or_follow", interrupt)
+        monkeypatch.setattr(pulls, "pull_or_follow", interrupt)
         if is_waited_for:
             BuildQueue(tmp_path).submit("acme/mortal", "acme/mortal")
         assert main(["pull", "acme/mortal", "--store", str(tmp_path)]) == 130

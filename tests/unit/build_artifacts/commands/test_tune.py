@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts import build_devices, commands
+from build_artifacts import build_devices
 from build_artifacts.__main__ import main
+from build_artifacts.commands import tune as tune_command
 from deployments.artifacts.types import Device
+from deployments.tuning import tuner
 from deployments.tuning.costs import CostTable, TuningTarget, read_costs
 from tests.support.tuning_artifacts import seal_tunable, write_table
 
@@ -28,8 +30,8 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[TuningTarg
         assert table is not None
         return table
 
-    monkeypatch.setattr(commands, "tune_exclusively", tune_exclusively)
-    monkeypatch.setattr(commands, "usable_cores", lambda: 4)
+    monkeypatch.setattr(tuner, "tune_exclusively", tune_exclusively)
+    monkeypatch.setattr(tune_command, "usable_cores", lambda: 4)
     return targets
 
 
@@ -38,8 +40,7 @@ def tune(store: Path, *arguments: str) -> int:
 
 
 def fake_gpu(monkeypatch: pytest.MonkeyPatch, *, is_here: bool) -> None:
-    for module in (commands, build_devices):
-        monkeypatch.setattr(module, "has_device", lambda device: is_here or device is Device.CPU)
+    monkeypatch.setattr(build_devices, "has_device", lambda device: is_here or device is Device.CPU)
 
 
 def test_gpu_is_measured_on_cuda_with_one_thread(
@@ -79,7 +80,7 @@ def test_costs_list_rejected_and_unmeasured_candidates(tmp_path: Path) -> None:
     write_table(target, {"1x16": "plain"}, **reasons)
     table = read_costs(target)
     assert table is not None
-    assert commands.format_costs(table).splitlines()[-2:] == [
+    assert tune_command.format_costs(table).splitlines()[-2:] == [
         "astray violates the gate here: mean cosine 0.1 < 0.985",
         "far was not measured here: no GPU",
     ]

@@ -1,0 +1,48 @@
+"""Arguments that several commands share, and their types for argparse."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_evaluation(parser: argparse.ArgumentParser) -> None:
+    """Add the options for labeled data."""
+    parser.add_argument(
+        "--eval",
+        type=Path,
+        metavar="FILE",
+        help="labeled data; formats: the docstring of build_artifacts/evaluation/__init__.py",
+    )
+    parser.add_argument(
+        "--eval-limit", type=parse_count, metavar="N", help="examples to use, at most"
+    )
+
+
+def add_tune_seconds(parser: argparse.ArgumentParser, default: float) -> None:
+    """Add the option for the time of tuning."""
+    parser.add_argument(
+        "--tune-seconds",
+        type=parse_seconds,
+        default=default,
+        metavar="S",
+        help="s for measuring the candidates on this host; 0 disables (default: %(default)s)",
+    )
+
+
+def parse_count(text: str) -> int:
+    """Parse an integer of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a positive integer")
+    return int(text)
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a number of seconds of at least 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds below 1e6")
+    return value
