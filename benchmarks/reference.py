@@ -14,8 +14,8 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import REPOSITORY, Table
 from benchmarks.published_runs import summarize_runs
 from benchmarks.rivals.published import summarize_published
+from cluster.config_entries import KeyPath
 from cluster.linting.document import YamlDocument, read_document
-from cluster.serve_config import KeyPath
 from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from deployments.builds.queue import BuildQueue
 from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
@@ -25,7 +25,7 @@ from deployments.ingress.apis.shared.context import ApiContext, ModelServices
 from deployments.ingress.apis.text_generation.routes import ENVELOPE_EXAMPLE
 from deployments.ingress.app import build_apis
 from deployments.ingress.builds import BuildService
-from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
@@ -206,8 +206,8 @@ def _build_apis() -> tuple[ApiRoutes, ...]:
     monitor, nothing = ClusterMonitor({}, ClusterSnapshot), cast(Any, None)
     clients = Clients(nothing, {}, {}, {})
     pipeline = build_pipeline(args, clients, monitor, nothing, nothing, settings)
-    builds = BuildService(BuildQueue(NO_STORE), settings.builds, pipeline.registry.serves)
-    services = ModelServices(builds, ReplicaMemory({}, pipeline.registry))
+    builds = BuildService(BuildQueue(NO_STORE), settings.builds, pipeline.permitted.serves)
+    services = ModelServices(builds, ReplicaMemory({}, pipeline.permitted))
     return build_apis(ApiContext(pipeline, nothing, services))
 
 

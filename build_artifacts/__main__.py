@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from deployments.command_line import CommandSpec, Program
+from deployments.terminal.command_line import CommandSpec, Program
 
 COMMANDS: Mapping[str, CommandSpec] = {
     "build": CommandSpec("build_artifacts.commands.build", "Compile a model", "build,cpu"),

@@ -8,7 +8,7 @@ from functools import cache
 from build_artifacts.recipes import GPU_FP16, GPU_FP16_BOUND, BuildRecipe
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
-from deployments.gpus import find_visible, read_gpus
+from deployments.host.gpus import find_visible, read_gpus
 
 _CUDA = "CUDAExecutionProvider"
 

@@ -13,7 +13,7 @@ Other modules derive BadEvaluationData and CompactionMismatch from BuildError.
 
 from __future__ import annotations
 
-from deployments.command_line import HintedError
+from deployments.terminal.command_line import HintedError
 
 
 class BuildError(HintedError):

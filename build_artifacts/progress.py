@@ -11,7 +11,7 @@ from typing import TextIO
 from rich.progress import Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from deployments.progress_console import ProgressConsole
+from deployments.terminal.progress_console import ProgressConsole
 
 _REFRESH_HZ = 2.0
 _BAR_WIDTH = 10  # characters

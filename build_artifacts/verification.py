@@ -9,7 +9,7 @@ from pathlib import Path
 from build_artifacts.build_devices import engine_settings
 from deployments.artifacts.manifest import REFERENCE_NAME, ArtifactManifest, Candidate
 from deployments.engines import GraphSpec, missing_requirement
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.tuning.parity import ParityResult, ReferenceOutputs, check_graph
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
+from deployments.terminal.command_line import CommandGroup, CommandSpec, Program, Tree
 
 _KEYS = CommandGroup(
     "Create, list, change and revoke API keys",
@@ -57,7 +57,7 @@ _MODELS = CommandGroup(
     },
 )
 COMMANDS: Tree = {
-    "up": CommandSpec("cluster.up", "Start Ray on this host and serve a config"),
+    "serve": CommandSpec("cluster.launcher.command", "Start Ray on this host and serve a config"),
     "models": _MODELS,
     "keys": _KEYS,
     "doctor": CommandSpec(
@@ -69,7 +69,7 @@ COMMANDS: Tree = {
     ),
     "dashboard": CommandSpec("cluster.monitoring:DASHBOARD", "Print a dashboard for Grafana"),
     "alerts": CommandSpec("cluster.monitoring:ALERT_RULES", "Print alert rules for Prometheus"),
-    "env": CommandSpec("cluster.local", "Print the environment that `ray start` needs"),
+    "env": CommandSpec("cluster.launcher.local", "Print the environment that `ray start` needs"),
 }
 
 

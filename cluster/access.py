@@ -6,8 +6,8 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
+from cluster.config_entries import find_applications
 from cluster.progress import StartError, UnusableConfig
-from cluster.serve_config import find_applications
 from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
 from deployments.errors import BadSetting
 from deployments.keys.key_file import read_key_file

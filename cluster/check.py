@@ -10,15 +10,15 @@ from pathlib import Path
 
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.config_entries import find_applications
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.linting.application import find_wrong_names, project_sections
 from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument, read_document
 from cluster.linting.rules import check_exposure, check_rules
 from cluster.linting.schema import KeyFinding, find_problems, sections
 from cluster.linting.value_rules import check_values
-from cluster.serve_config import find_applications
-from deployments.command_line import FAILED, OK, print_error
-from deployments.console import add_json_option, print_json
+from deployments.terminal.command_line import FAILED, OK, print_error
+from deployments.terminal.console import add_json_option, print_json
 
 
 def check_text(

@@ -8,8 +8,8 @@ from typing import Literal, TypeAlias
 
 from cluster.gpu_support import assess_gpus
 from cluster.installation import REPAIR
-from deployments.gpus import Gpu
-from deployments.machine import CpuInfo
+from deployments.host.gpus import Gpu
+from deployments.host.machine import CpuInfo
 
 Level: TypeAlias = Literal["ok", "note", "problem"]
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.diagnosis import Finding, HostDescription, diagnose
 from cluster.host_description import read_host_description
-from deployments.command_line import FAILED, OK
 from deployments.config import STORE_VARIABLE
-from deployments.console import add_json_option
+from deployments.terminal.command_line import FAILED, OK
+from deployments.terminal.console import add_json_option
 
 _MARKS = {"ok": " ", "note": "-", "problem": "!"}
 

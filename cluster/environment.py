@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from deployments.gpus import BUS_ORDER, DEVICE_ORDER_VARIABLE
+from deployments.host.gpus import BUS_ORDER, DEVICE_ORDER_VARIABLE
 
 RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from cluster.installation import REPAIR, why_no_gpu
-from deployments.gpus import (
+from deployments.host.gpus import (
     MIN_COMPUTE_CAPABILITY,
     MIN_DRIVER_SERIES,
     VISIBLE_GPUS_VARIABLE,
@@ -16,7 +16,7 @@ from deployments.gpus import (
     find_visible,
     read_gpus,
 )
-from deployments.machine import installed_versions
+from deployments.host.machine import installed_versions
 
 # Each encoder replica on a GPU starts ONNX Runtime's provider for CUDA, and builds measure with it.
 # Therefore no GPU is usable without this package, even if torch can use it.

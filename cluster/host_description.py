@@ -14,16 +14,16 @@ from typing import Any
 import psutil
 
 from cluster.access import INGRESS
+from cluster.config_entries import find_applications, read_args, read_mapping, read_number
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.linting.document import UnreadableConfig, read_document
 from cluster.processes import PORTS, describe_port_owner, end_with_parent, is_port_free
-from cluster.serve_config import find_applications, read_args, read_mapping, read_number
 from deployments.artifacts.store import list_model_directories
 from deployments.config import CORES_PER_INGRESS, default_store, expand_home
 from deployments.errors import BadSetting
-from deployments.gpus import find_visible, read_gpus, read_visible_gpus
-from deployments.idle_cores import LATENCY_DEVICE, halts_idle_cores
-from deployments.machine import (
+from deployments.host.gpus import find_visible, read_gpus, read_visible_gpus
+from deployments.host.idle_cores import LATENCY_DEVICE, halts_idle_cores
+from deployments.host.machine import (
     ControlGroups,
     installed_versions,
     read_cpu_info,

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from deployments.gpus import Gpu, find_visible, read_gpus
+from deployments.host.gpus import Gpu, find_visible, read_gpus
 
 CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
 GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")

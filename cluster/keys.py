@@ -15,9 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.command_line import OK
 from deployments.config import KEY_FILE_VARIABLE, expand_home
-from deployments.console import add_json_option, format_table, print_json, print_text
 from deployments.errors import BadSetting
 from deployments.keys.key import (
     ApiKey,
@@ -28,6 +26,8 @@ from deployments.keys.key import (
     key_id,
 )
 from deployments.keys.key_file import KeyFile, change_key_file, read_key_file
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import add_json_option, format_table, print_json, print_text
 
 AGE = re.compile(r"(\d+)([dhm])")
 UNITS = {"d": "days", "h": "hours", "m": "minutes"}

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from deployments.command_line import OK
-from deployments.console import print_json
 from deployments.metrics import PREFIX
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import print_json
 
 KUBERNETES_PREFIX = "ray_"  # Ray's agents put this before the name of each metric
 _SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later

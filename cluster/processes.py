@@ -1,8 +1,8 @@
 """The processes of one run of the server, found by their process session; free and used ports.
 
-The launcher leads a session (cluster/new_session.py). All processes that it or Ray starts stay in
-this session, and keep the session id when their parents end. Command lines and environments do not
-identify processes, because Ray's processes overwrite both with their titles.
+The launcher leads a session (cluster/launcher/new_session.py). All processes that it or Ray starts
+stay in this session, and keep the session id when their parents end. Command lines and environments
+do not identify processes, because Ray's processes overwrite both with their titles.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.live import Live
 from rich.text import Text
 
-from deployments.command_line import HintedError
-from deployments.progress_console import ProgressConsole
+from deployments.terminal.command_line import HintedError
+from deployments.terminal.progress_console import ProgressConsole
 
 
 class StartError(HintedError):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.progress import StartError, file_errors
-from deployments.machine import ControlGroups
+from deployments.host.machine import ControlGroups
 
 MIN_RAY_BYTES = 4 << 20  # free space for Ray's logs; those of a start take 2 MB
 _SPACE_HINT = "free space on its disk, or set `$RAY_TMPDIR` to a directory on another one"

@@ -28,13 +28,14 @@ from deployments.config import (
     TokenizerUserConfig,
 )
 from deployments.errors import ServeError
-from deployments.garbage_collection import collect_rarely
-from deployments.idle_cores import IdleCores
+from deployments.host.idle_cores import IdleCores
+from deployments.host.python_gc import collect_rarely
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
 from deployments.ingress.apis.shared.context import ModelServices
 from deployments.ingress.app import build_http_app
+from deployments.ingress.batch_slots import serve_micro_batches
 from deployments.ingress.builds import BuildService
-from deployments.ingress.cluster_state import (
+from deployments.ingress.devices.cluster_state import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
     TOKENIZER,
@@ -47,7 +48,6 @@ from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.server import configure_servers
-from deployments.ingress.micro_batches import serve_micro_batches
 from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
 from deployments.load import LoadMeter
@@ -80,10 +80,10 @@ from deployments.transports.base import Clients
 from deployments.transports.channel.clients import (
     ChannelEncoderClient,
     ChannelGeneratorClient,
-    ChannelPoolManager,
+    ChannelModelPoolClient,
     ChannelTokenizerClient,
 )
-from deployments.transports.channel.replica_channel import ReplicaChannel, open_pool
+from deployments.transports.channel.replica_channel import ReplicaChannel, connect_to_replicas
 from deployments.transports.channel.services import (
     ENCODER_SPREAD,
     GENERATOR_SPREAD,
@@ -97,7 +97,7 @@ from deployments.transports.channel.services import (
 from deployments.transports.serve import (
     ServeEncoderClient,
     ServeGeneratorClient,
-    ServePoolManager,
+    ServeModelPoolClient,
     ServeTokenizerClient,
     bind_grpc_to_node,
     to_deadline,
@@ -120,7 +120,7 @@ class _ChannelHooks:
     """Methods that Ray Serve calls in each deployment with a channel (transports/channel)."""
 
     _channel: ReplicaChannel
-    _meter: LoadMeter
+    _replica: LoadMeter
     _metrics: EncoderMetrics | GeneratorMetrics | None = None
     # `manage_pool` applies a request to all of these pools and returns the state of the first.
     _pools: tuple[HasPool, ...]
@@ -129,7 +129,7 @@ class _ChannelHooks:
         return await self._channel.start()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        load = self._meter.load(self._channel.backlog)
+        load = self._replica.measure_load(self._channel.backlog)
         self._load_metrics.record(load)
         if load.is_idle and self._metrics is not None:
             self._metrics.record_idle()
@@ -155,9 +155,11 @@ class _ChannelHooks:
 class Tokenizer(_ChannelHooks):
     """Deployment of TokenizerReplica, which converts texts to token ids and back."""
 
+    _replica: TokenizerReplica
+
     def __init__(self, args: AppArgs) -> None:
         prepare_replica(args)
-        self._replica = self._meter = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
+        self._replica = TokenizerReplica(args, DeferredRecorder(TokenizerMetrics()))
         self._replica.start()
         self._pools = (self._replica,)
         self._channel = ReplicaChannel(tokenizer_service(self._replica), args.transport)
@@ -197,10 +199,12 @@ class Encoder(_ChannelHooks):
     answers. The encoder tokenizes these batches with a TokenizerReplica of its own.
     """
 
+    _replica: EncoderReplica
+
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica(args)
         self._metrics = EncoderMetrics()
-        self._replica = self._meter = EncoderReplica(args, device, DeferredRecorder(self._metrics))
+        self._replica = EncoderReplica(args, device, DeferredRecorder(self._metrics))
         self._replica.start()
         self._tokenizer = TokenizerReplica(
             args, DeferredRecorder(TokenizerMetrics()), generative=False
@@ -232,12 +236,12 @@ class Encoder(_ChannelHooks):
 class Generator(_ChannelHooks):
     """Deployment of GeneratorReplica, one per kind of device (CPU, GPU)."""
 
+    _replica: GeneratorReplica
+
     def __init__(self, args: AppArgs, device: Device) -> None:
         prepare_replica(args)
         self._metrics = GeneratorMetrics()
-        self._replica = self._meter = GeneratorReplica(
-            args, device, DeferredRecorder(self._metrics)
-        )
+        self._replica = GeneratorReplica(args, device, DeferredRecorder(self._metrics))
         self._replica.start()
         self._pools = (self._replica,)
         self._channel = ReplicaChannel(generator_service(self._replica), args.transport)
@@ -279,8 +283,8 @@ def build_clients(
         {device: ServeEncoderClient(tokenizer, handle) for device, handle in encoders.items()},
         {device: ServeGeneratorClient(handle) for device, handle in generators.items()},
         {
-            **{ENCODER_DEPLOYMENTS[each]: ServePoolManager(h) for each, h in encoders.items()},
-            **{GENERATOR_DEPLOYMENTS[each]: ServePoolManager(h) for each, h in generators.items()},
+            **{ENCODER_DEPLOYMENTS[d]: ServeModelPoolClient(h) for d, h in encoders.items()},
+            **{GENERATOR_DEPLOYMENTS[d]: ServeModelPoolClient(h) for d, h in generators.items()},
         },
     )
     if transport == "handle":
@@ -289,19 +293,19 @@ def build_clients(
         **{ENCODER_DEPLOYMENTS[each]: ENCODER_SPREAD for each in encoders},
         **{GENERATOR_DEPLOYMENTS[each]: GENERATOR_SPREAD for each in generators},
     }
-    pools = {name: open_pool(name, spread) for name, spread in spreads.items()}
-    tokenizers = open_pool(TOKENIZER, TOKENIZER_SPREAD)
+    replicas = {name: connect_to_replicas(name, spread) for name, spread in spreads.items()}
+    tokenizers = connect_to_replicas(TOKENIZER, TOKENIZER_SPREAD)
     return Clients(
         ChannelTokenizerClient(tokenizers, handles.tokenizer),
         {
-            device: ChannelEncoderClient(tokenizers, pools[ENCODER_DEPLOYMENTS[device]], fallback)
-            for device, fallback in handles.encoders.items()
+            each: ChannelEncoderClient(tokenizers, replicas[ENCODER_DEPLOYMENTS[each]], fallback)
+            for each, fallback in handles.encoders.items()
         },
         {
-            device: ChannelGeneratorClient(pools[GENERATOR_DEPLOYMENTS[device]], fallback)
-            for device, fallback in handles.generators.items()
+            each: ChannelGeneratorClient(replicas[GENERATOR_DEPLOYMENTS[each]], fallback)
+            for each, fallback in handles.generators.items()
         },
-        {name: ChannelPoolManager(pool) for name, pool in pools.items()},
+        {name: ChannelModelPoolClient(each) for name, each in replicas.items()},
     )
 
 
@@ -339,9 +343,9 @@ class Ingress:
         self._gate = AccessGate(settings.key_file_path(), monitor.count_ingress_replicas)
         self._cors = Cors(settings.cors)
         self._idle_cores = IdleCores()
-        self._memory = ReplicaMemory(clients.pools, self._pipeline.registry)
+        self._memory = ReplicaMemory(clients.model_pools, self._pipeline.permitted)
         self._builds = BuildService(
-            BuildQueue(args.store_path()), settings.builds, self._pipeline.registry.serves
+            BuildQueue(args.store_path()), settings.builds, self._pipeline.permitted.serves
         )
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 
 # Names of the metrics that a replica reports. No metric may have the name `running_requests`: Serve
 # would use this metric instead of its own count of calls.

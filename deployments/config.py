@@ -25,7 +25,7 @@ from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
 from deployments.health import HANG_TIMEOUT_S
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 
 # Hardware that a request names; `auto` leaves the choice to the server.
 Compute: TypeAlias = Literal["auto", "cpu", "gpu"]

@@ -253,7 +253,7 @@ def forget_frames(error: BaseException) -> None:
 
     An error is part of a reference cycle if a frame of its traceback has a variable that leads to
     the error. The frames also hold the request: its body, texts and tokens. Without this call, they
-    stay in memory until the next garbage collection (garbage_collection.py).
+    stay in memory until the next garbage collection (host/python_gc.py).
     """
     found: list[BaseException | None] = [error]
     seen: set[int] = set()  # `raise ... from ...` permits cycles

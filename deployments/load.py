@@ -30,8 +30,8 @@ class Load(NamedTuple):
 class LoadMeter(Protocol):
     """A replica that measures its load."""
 
-    def load(self, backlog: int = 0) -> Load:
-        """Return the load; `busy` is the mean since the previous call of `load`.
+    def measure_load(self, backlog: int = 0) -> Load:
+        """Return the load; `busy` is the mean since the previous call.
 
         `backlog` is the cost, in characters or tokens, of the calls that wait for this replica in
         other processes.

@@ -23,17 +23,17 @@ from deployments.artifacts.store import (
 from deployments.config import AppArgs, ModelSettings
 from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel, UnknownTask
 from deployments.messages import ModelRef
-from deployments.model_route import ModelRoute
 from deployments.plan import changes
 from deployments.plan.plan import Refusal, Shadow
 from deployments.plan.plan_file import PlanWatch
 from deployments.plan.resolution import (
+    find_traffic,
     list_refused,
     list_substitutes,
-    resolve_name,
     split_name,
     usable_versions,
 )
+from deployments.plan.route import ModelRoute
 from deployments.tasks import find_tasks, list_task_names
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -94,10 +94,10 @@ class ModelRegistry:
         self._clock = clock
         self._plan = PlanWatch(store, clock)
         self._configured = {settings.id: settings.version for settings in models}
-        self._pinned = {k: v for k, v in self._configured.items() if v != LATEST_NAME}
+        self._fixed_versions = {k: v for k, v in self._configured.items() if v != LATEST_NAME}
         # Function that starts a trial: a replica loads and tests a version that is new for a name.
         # If the trial succeeds, the function calls `accept`. None: new versions need no trial.
-        self.probe: Callable[[RegisteredModel], object] | None = None
+        self.start_trial: Callable[[RegisteredModel], object] | None = None
         self._accepted: set[ModelRef] = set()
         self._routes: dict[str, ModelRoute[RegisteredModel]] = {}
         self._models: OrderedDict[ModelRef, _Opened] = OrderedDict()
@@ -108,7 +108,7 @@ class ModelRegistry:
                 # The log names the path of the store. The error itself may reach clients and must
                 # not name the path.
                 log.error("model %s of %s rejected: %s", model_id, store, error)
-                if model_id in self._pinned:
+                if model_id in self._fixed_versions:
                     raise
 
     @classmethod
@@ -145,8 +145,8 @@ class ModelRegistry:
         route = self._routes.get(name)
         return route.traffic.shadow if route and route.traffic.version == ref.version else None
 
-    def must_try(self, name: str, ref: ModelRef) -> bool:
-        """Return whether `ref` needs a trial (see `probe`) before it answers requests for `name`.
+    def needs_trial(self, name: str, ref: ModelRef) -> bool:
+        """Return whether `ref` needs a trial before it answers requests for `name`.
 
         A version needs a trial if it has passed none and another version can answer. If no other
         version can answer and `name` does not state this version, accept `ref` without a trial.
@@ -200,7 +200,7 @@ class ModelRegistry:
                     return True
         return False
 
-    def pinned(self) -> list[RegisteredModel]:
+    def list_kept_loaded(self) -> list[RegisteredModel]:
         """Return the models that replicas keep loaded: configured models and pins of the plan."""
         by_plan = (k for k, entry in self._plan.current().models.items() if entry.pinned)
         models = []
@@ -209,9 +209,9 @@ class ModelRegistry:
                 models.append(self.find(model_id))
         return models
 
-    def must_load(self, model_id: str) -> bool:
+    def has_fixed_version(self, model_id: str) -> bool:
         """Return whether the model must be usable, because the configuration names its version."""
-        return model_id in self._pinned
+        return model_id in self._fixed_versions
 
     def rejected(self) -> dict[str, ArtifactError]:
         """Return the error of each configured model that is not usable, by model id."""
@@ -246,11 +246,11 @@ class ModelRegistry:
                 if version not in splits or not self._may_stay(former.models[version])
             ]
             route = former.without(ended, former.default)
-        if former is not None and self.probe is not None:
+        if former is not None and self.start_trial is not None:
             new = [model for version, model in route.models.items() if version not in former.models]
             untried = [model for model in new if model.ref not in self._accepted]
             for model in untried:
-                self.probe(model)
+                self.start_trial(model)
             if untried:
                 route = route.without({model.ref.version for model in untried}, former.default)
         if name not in self._routes and len(self._routes) >= MAX_NAMES:
@@ -261,7 +261,7 @@ class ModelRegistry:
     def _build_route(self, name: str) -> ModelRoute[RegisteredModel]:
         plan = self._plan.current()
         try:
-            traffic = resolve_name(self._store, plan, name, self._configured)
+            traffic = find_traffic(self._store, plan, name, self._configured)
         except UnknownModel as error:
             if name in self._configured and isinstance(error.__cause__, ArtifactError):
                 raise error.__cause__ from None  # the name is valid, but the model is damaged

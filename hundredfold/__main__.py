@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from deployments.command_line import CommandGroup, CommandSpec, Program
+from deployments.terminal.command_line import CommandGroup, CommandSpec, Program
 
 EXAMPLES = """\
 examples:
@@ -34,7 +34,7 @@ def build_program() -> Program:
     """Arrange the commands of all installed packages in one tree."""
     cluster, compiler = _load_commands("cluster"), _load_commands("build_artifacts")
     benchmarks = _load_commands("benchmarks")
-    tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster.pop("up")}
+    tree: dict[str, CommandSpec | CommandGroup] = {"serve": cluster["serve"]}
     tree |= {name: compiler.pop(name) for name in ("build", "demo") if name in compiler}
     tree |= cluster
     if compiler:

@@ -6,7 +6,7 @@ import argparse
 
 import shtab
 
-from deployments.command_line import OK
+from deployments.terminal.command_line import OK
 from hundredfold.__main__ import build_program
 
 

@@ -29,7 +29,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
 from benchmarks.common.report import log_progress, publish, start_run
 from cluster.default_config import CONFIG_HELP, find_config
-from deployments.command_line import positive_count, positive_number, positive_seconds
+from deployments.terminal.command_line import positive_count, positive_number, positive_seconds
 
 DAY = DaySettings()
 SERVER = ServerSettings()

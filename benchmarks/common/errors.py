@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deployments.command_line import HintedError
+from deployments.terminal.command_line import HintedError
 
 
 class BenchmarkError(HintedError):

@@ -20,7 +20,7 @@ from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import InvalidField, ServeError
 from deployments.messages import Call, TokenizedItem
 from deployments.plan.plan_file import read_plan
-from deployments.plan.resolution import find_named
+from deployments.plan.resolution import find_for_inspection
 from deployments.tasks import TASKS, DecodeContext, Task, TaskInput
 from deployments.tokenization.tokenizer import CachingTokenizer, TokenizedTexts
 from deployments.tokenization.vocabulary import TokenVocabulary
@@ -72,7 +72,7 @@ class LocalModel:
         Raises BenchmarkError if the model is missing, invalid, or not built for `device`.
         """
         try:
-            directory = find_named(store, read_plan(store), name)
+            directory = find_for_inspection(store, read_plan(store), name)
             manifest = ArtifactManifest.read(directory)
         except ServeError as exc:
             raise BenchmarkError(

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.common.http import DEFAULT_URL
 from benchmarks.common.report import DEFAULT_OUT
-from deployments.command_line import positive_count, positive_seconds
-from deployments.console import add_json_option
+from deployments.terminal.command_line import positive_count, positive_seconds
+from deployments.terminal.console import add_json_option
 from deployments.tuning.costs import Shape
 
 DEFAULT_MODEL = "sentence-transformers/all-MiniLM-L6-v2"

@@ -18,16 +18,16 @@ import orjson
 import psutil
 
 from benchmarks.common.errors import BenchmarkError
-from deployments.console import format_table
 from deployments.errors import ServeError
 from deployments.files import write_atomically
-from deployments.machine import (
+from deployments.host.machine import (
     UNKNOWN,
     installed_versions,
     read_cpu_info,
     schedules_sessions,
     usable_cores,
 )
+from deployments.terminal.console import format_table
 from deployments.tuning.costs import Shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]

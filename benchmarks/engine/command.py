@@ -39,10 +39,10 @@ from benchmarks.engine.results import (
     plot_engine,
     torch_over_engine,
 )
-from deployments.command_line import positive_count
-from deployments.console import add_store_option
 from deployments.engines import EncoderEngine
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
+from deployments.terminal.command_line import positive_count
+from deployments.terminal.console import add_store_option
 
 COMPARED_WITH_TORCH = 32  # number of sentences, one per forward pass
 

@@ -44,7 +44,7 @@ from benchmarks.servers.process_kinds import (
 )
 from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
-from deployments.command_line import positive_number, positive_seconds
+from deployments.terminal.command_line import positive_number, positive_seconds
 
 LEAD_S = 3.0  # s of load before the fault
 CALM_S = 3.0  # s without a failed or slow request after which the server counts as recovered

@@ -47,7 +47,7 @@ from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_members, find_processes
 from benchmarks.servers.processes import stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
-from deployments.command_line import positive_seconds
+from deployments.terminal.command_line import positive_seconds
 
 PAUSE_S = (15.0, 45.0)  # s between two kills, from a uniform distribution
 SAMPLE_S = 10.0  # s between two readings of the memory

@@ -43,9 +43,9 @@ from benchmarks.generation.schemas import build_schema_tasks
 from benchmarks.generation.streams import IN_PROCESS, StreamingSystem
 from benchmarks.generation.structured_output import SchemaResults, answer_all
 from benchmarks.generation.systems import BASELINES, SystemFactory, open_baselines
-from deployments.command_line import positive_count
-from deployments.console import add_store_option
-from deployments.machine import installed_versions, usable_cores
+from deployments.host.machine import installed_versions, usable_cores
+from deployments.terminal.command_line import positive_count
+from deployments.terminal.console import add_store_option
 
 STREAMS_PART, CHURN, STRUCTURED_OUTPUT = "streams", "churn", "structured-output"
 PARTS = (STREAMS_PART, *SCENARIOS, CHURN, STRUCTURED_OUTPUT)

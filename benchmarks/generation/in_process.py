@@ -84,9 +84,9 @@ class InProcessGenerator:
         return self._decoder.info.context
 
     @property
-    def load(self) -> tuple[int, int]:
+    def slot_use(self) -> tuple[int, int]:
         """Number of running requests, and number of waiting requests."""
-        return self._scheduler.load
+        return self._scheduler.slot_use
 
     async def generate(self, request: StreamRequest) -> StreamResult:
         """Run one stream to its end or to the disconnect. Raises ServeError if it fails."""

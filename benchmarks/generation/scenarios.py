@@ -99,17 +99,17 @@ class ChurnResults:
         return not (self.different or self.still_active or self.still_waiting)
 
 
-class LoadReportingGenerator(TextGenerator, Protocol):
+class SlotReportingGenerator(TextGenerator, Protocol):
     """TextGenerator whose load `wait_until_drained` can read."""
 
     @property
-    def load(self) -> tuple[int, int]:
+    def slot_use(self) -> tuple[int, int]:
         """Number of running requests, and number of waiting requests."""
         ...
 
 
 async def churn(
-    generator: LoadReportingGenerator,
+    generator: SlotReportingGenerator,
     sampler: PromptSampler,
     rng: random.Random,
     request_count: int,
@@ -164,12 +164,12 @@ def random_request(prompts: Sequence[tuple[int, ...]], rng: random.Random) -> St
     )
 
 
-async def wait_until_drained(generator: LoadReportingGenerator) -> tuple[int, int]:
+async def wait_until_drained(generator: SlotReportingGenerator) -> tuple[int, int]:
     """Wait up to DRAIN_TIMEOUT_S until the generator is idle. Return its load."""
     deadline_s = time.perf_counter() + DRAIN_TIMEOUT_S
-    while generator.load != (0, 0) and time.perf_counter() < deadline_s:
+    while generator.slot_use != (0, 0) and time.perf_counter() < deadline_s:
         await asyncio.sleep(0.01)
-    return generator.load
+    return generator.slot_use
 
 
 def resident_bytes() -> int:

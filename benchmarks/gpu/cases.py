@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from build_artifacts.errors import UnsupportedModel
-from deployments.command_line import OWN_PACKAGES
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.errors import ServeError
+from deployments.terminal.command_line import OWN_PACKAGES
 
 # rejected: the accuracy gate excludes the candidate, or tests or answers of a server are wrong.
 # unsupported: the compiler does not build the candidate, so nothing ran. blocked: a package, a

@@ -32,10 +32,10 @@ from benchmarks.gpu.results import GpuResults, build_tables
 from benchmarks.servers.processes import stop, stop_signals_interrupt
 from cluster.process_session import ProcessSession, kill_remaining
 from cluster.processes import end_with_parent
-from deployments.command_line import FAILED, OK, positive_count, positive_seconds
-from deployments.console import print_json
-from deployments.gpus import read_gpus
-from deployments.machine import usable_cores
+from deployments.host.gpus import read_gpus
+from deployments.host.machine import usable_cores
+from deployments.terminal.command_line import FAILED, OK, positive_count, positive_seconds
+from deployments.terminal.console import print_json
 
 _FILE_NAMES = {True: "gpu.json", False: "gpu-dry.json"}  # key: whether the run uses a GPU
 _WORKER = (sys.executable, "-m", "benchmarks.gpu.worker")

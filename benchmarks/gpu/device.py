@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from benchmarks.gpu.cases import Bench, Case, Target
-from deployments.gpus import Gpu, read_gpus
+from deployments.host.gpus import Gpu, read_gpus
 
 _WARM_UPS = 3
 _MAX_CALLS = 200

@@ -54,10 +54,10 @@ from build_artifacts.report.values import ReportRequest, read_served_variants
 from build_artifacts.workspaces.opening import open_temporary_workspace
 from deployments.artifacts.manifest import REFERENCE_NAME, Gate
 from deployments.artifacts.types import Device
-from deployments.command_line import positive_count
-from deployments.console import add_store_option
 from deployments.engines import EncoderEngine
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
+from deployments.terminal.command_line import positive_count
+from deployments.terminal.console import add_store_option
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.parity import ReferenceOutputs
 

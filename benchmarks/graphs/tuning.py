@@ -18,10 +18,10 @@ from benchmarks.common.report import Table, format_number, log_progress, publish
 from benchmarks.common.statistics import Goal
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.artifacts.types import Device
-from deployments.command_line import positive_count, positive_seconds
 from deployments.config import EncoderSettings
-from deployments.console import add_store_option
 from deployments.engines import missing_requirement
+from deployments.terminal.command_line import positive_count, positive_seconds
+from deployments.terminal.console import add_store_option
 from deployments.tuning.costs import Cost, CostTable, Shape, TuningTarget, Variant, read_costs
 from deployments.tuning.measure import build_batches, choose_clock, measure, wait_until_idle
 from deployments.tuning.parity import ReferenceOutputs, check_graph

@@ -37,7 +37,7 @@ from benchmarks.hostile.fuzzing import generate_requests
 from benchmarks.hostile.requests import HostileRequest
 from benchmarks.servers.local_server import find_launcher
 from benchmarks.servers.process_kinds import find_members
-from deployments.command_line import positive_count
+from deployments.terminal.command_line import positive_count
 
 # Process title of Ray Serve's replicas.
 REPLICA_TITLE = "ServeReplica:"

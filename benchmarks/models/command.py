@@ -39,10 +39,10 @@ from benchmarks.serving.load import LoadPlan, Workload, run_load
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import TaskName
-from deployments.command_line import positive_count, positive_number
-from deployments.console import add_store_option
 from deployments.replicas.encoder import ENGINE_BYTES
 from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS
+from deployments.terminal.command_line import positive_count, positive_number
+from deployments.terminal.console import add_store_option
 
 REPLICAS = 2
 ENCODER_KIND = next(kind for kind in KINDS if kind.name == "encoder")

@@ -39,7 +39,7 @@ from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import is_ready, stop_signals_interrupt
 from deployments.artifacts.types import TaskName
-from deployments.command_line import positive_number
+from deployments.terminal.command_line import positive_number
 
 # No version of REBUILT is promoted, so its latest version answers.
 MODEL, REBUILT, PULLED = "rollout/model", "rollout/rebuilt", "rollout/pulled"

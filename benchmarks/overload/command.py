@@ -34,7 +34,7 @@ from benchmarks.overload.workloads import WORKLOADS, OverloadWorkload
 from benchmarks.servers.local_server import find_launcher
 from benchmarks.servers.process_kinds import find_members, read_private_bytes
 from benchmarks.serving.load import LoadPlan, Workload, run_load
-from deployments.command_line import positive_number
+from deployments.terminal.command_line import positive_number
 
 FACTORS = (1.2, 3.0, 10.0)
 SAMPLES = 300  # number of answers to compare per open loop, drawn by chance

@@ -30,7 +30,7 @@ from benchmarks.page.browser import (
     open_browser,
     read_first_paint_ms,
 )
-from deployments.command_line import positive_count
+from deployments.terminal.command_line import positive_count
 
 DESKTOP = ViewportSize(width=1280, height=860)
 COLORS = 256  # size of the picture's palette; true color would make the file three times as large

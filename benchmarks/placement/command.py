@@ -25,8 +25,8 @@ from benchmarks.placement.simulation import (
 )
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.artifacts.types import Device
-from deployments.command_line import positive_count, positive_number
-from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS
+from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS
+from deployments.terminal.command_line import positive_count, positive_number
 
 DAY = DaySettings()
 SETTINGS = FleetSettings()

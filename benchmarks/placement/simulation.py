@@ -19,7 +19,7 @@ from benchmarks.autoscaling.day import Day
 from benchmarks.autoscaling.policies import count_requests, parse_autoscaling
 from benchmarks.autoscaling.simulation import PASS_S, ServerSettings, Simulation
 from deployments.artifacts.types import Device
-from deployments.ingress.placement import DeviceForecast, choose_forecast
+from deployments.ingress.devices.placement import DeviceForecast, choose_forecast
 
 PIECE_S = 0.25  # approximate work of a piece, in s of a CPU replica; a request is never split
 

@@ -16,7 +16,7 @@ from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.results import AnswerCheck
 from benchmarks.rivals.workloads import TextRequest
 from build_artifacts.evaluation.metrics import row_cosines
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 
 FP32_MIN_COSINE = 0.999
 

@@ -60,9 +60,9 @@ from benchmarks.rivals.workloads import (
 )
 from benchmarks.servers.processes import ServerProcess, run_server, stop_signals_interrupt
 from cluster.default_config import CONFIG_HELP, find_config
-from deployments.console import add_store_option
 from deployments.errors import ServeError
 from deployments.plan.resolution import SEPARATOR
+from deployments.terminal.console import add_store_option
 from deployments.tokenization.encodings import open_tokenizer
 
 

@@ -10,7 +10,7 @@ from benchmarks.common.local_model import LocalModel
 from benchmarks.common.report import format_number, log_progress
 from benchmarks.common.statistics import RoundSummary, summarize
 from benchmarks.rivals.workloads import TextWorkload
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.tuning.measure import wait_until_idle
 
 # Approximate number of tokens of the texts per workload; RawEngine repeats them for many cores.

@@ -21,7 +21,7 @@ from benchmarks.common.report import REPOSITORY
 from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import ServerCommand, is_ready, run_server
 from cluster.default_config import CONFIG_NAME
-from cluster.local import find_ray_directory
+from cluster.launcher.local import find_ray_directory
 from cluster.processes import find_free_port
 
 PREFERRED_PORT = 8600
@@ -102,7 +102,7 @@ def start_server(config: Path, logs: Path) -> Iterator[Server]:
         own.write_bytes(config.read_bytes())
         command = ServerCommand(
             name="hundredfold",
-            arguments=[sys.executable, "-m", "cluster", "up", str(own), "--port", str(port)],
+            arguments=[sys.executable, "-m", "cluster", "serve", str(own), "--port", str(port)],
             port=port,
             ready_path="/ready",
             environment={},

@@ -42,10 +42,10 @@ from benchmarks.serving.results import (
     served_over_engine,
 )
 from deployments.artifacts.types import TaskName
-from deployments.command_line import positive_count
-from deployments.console import add_store_option
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.plan.resolution import SEPARATOR
+from deployments.terminal.command_line import positive_count
+from deployments.terminal.console import add_store_option
 
 TASK = TaskName.FEATURE_EXTRACTION
 CHECKED_RESPONSES = 200  # number of responses per level to compare after the timing

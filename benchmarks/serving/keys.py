@@ -38,9 +38,9 @@ from benchmarks.servers.own_server import start_server
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.artifacts.types import TaskName
-from deployments.command_line import positive_count, positive_seconds
 from deployments.keys.key import ApiKey, KeyLimits, generate_key, hash_key, key_id
 from deployments.keys.key_file import KeyFile, change_key_file
+from deployments.terminal.command_line import positive_count, positive_seconds
 
 TASK = TaskName.FEATURE_EXTRACTION.value
 LOG_NAME = "hundredfold.log"

@@ -23,7 +23,7 @@ from benchmarks.common.statistics import Goal, summarize, summarize_ratios
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from benchmarks.serving.results import LoadLevel
 from deployments.artifacts.types import TaskName
-from deployments.command_line import positive_count, positive_seconds
+from deployments.terminal.command_line import positive_count, positive_seconds
 
 TASK = TaskName.FEATURE_EXTRACTION
 MAX_SLOWDOWN = 2.0  # p99 of the quiet client with the loud client, relative to its p99 alone

@@ -46,9 +46,9 @@ from build_artifacts.demo import find_demo_model
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.pruning.prune import Pruning
 from deployments.artifacts.types import TaskName
-from deployments.command_line import positive_number
-from deployments.console import add_store_option
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
+from deployments.terminal.command_line import positive_number
+from deployments.terminal.console import add_store_option
 
 DEFAULT_PRUNING = 0.2
 # Maximum drop of F1 from the original model to a stage, in points (hundredths).

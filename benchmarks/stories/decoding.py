@@ -27,7 +27,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import LOGITS_FROM, DecoderSpec, Logits
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 
 NUMPY, BOUND = "numpy", "IO binding"
 STEPS = 6  # decode steps per system, context and round; the first is not timed

@@ -27,7 +27,7 @@ from benchmarks.serving.quality import ServedModelClient, score_answers
 from benchmarks.stories.stages import GPU_STAGE, SealedStage
 from build_artifacts.evaluation.squad import SquadQuestion
 from deployments.artifacts.types import Device, TaskName
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.tokenization.encodings import open_tokenizer
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens per request

@@ -36,7 +36,7 @@ from benchmarks.serving.load import LoadPlan, Workload, run_load
 from benchmarks.stories.encoder_steps import EncoderStep
 from build_artifacts.types import Tokens
 from deployments.config import SchedulingSettings
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 
 REQUESTS = 150  # number of requests with one sentence each
 ZIPF_EXPONENT = 1.0

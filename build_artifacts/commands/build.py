@@ -19,9 +19,9 @@ from build_artifacts.errors import BuildError
 from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Attention
-from deployments.command_line import OK
-from deployments.console import add_store_option
 from deployments.tasks import list_task_names
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import add_store_option
 
 if TYPE_CHECKING:
     from build_artifacts.families.base import BuildBudget

@@ -6,14 +6,14 @@ import argparse
 
 from build_artifacts.commands.store_command import encoders_only_error, store_command
 from deployments.artifacts.types import ModelHead
-from deployments.console import (
+from deployments.tasks import find_head
+from deployments.terminal.console import (
     add_json_option,
     add_store_option,
     format_table,
     print_json,
     print_text,
 )
-from deployments.tasks import find_head
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

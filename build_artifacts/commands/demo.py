@@ -7,8 +7,8 @@ import argparse
 from build_artifacts.commands.build import print_result
 from build_artifacts.commands.store_command import store_command
 from deployments.artifacts.types import Device
-from deployments.command_line import OK
-from deployments.console import add_store_option
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import add_store_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,15 @@ import argparse
 
 from build_artifacts.commands.arguments import parse_count
 from build_artifacts.commands.store_command import store_command
-from deployments.background_process import end_with_standard_input, limit_memory, lower_priority
 from deployments.builds.process import BUSY
 from deployments.builds.queue import BuildQueue
-from deployments.command_line import FAILED, OK, print_error
-from deployments.console import add_store_option
+from deployments.host.background_process import (
+    end_with_standard_input,
+    limit_memory,
+    lower_process_priority,
+)
+from deployments.terminal.command_line import FAILED, OK, print_error
+from deployments.terminal.console import add_store_option
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     queue = BuildQueue(arguments.store)
     if arguments.for_server:
         end_with_standard_input(queue.interrupt)
-        lower_priority()
+        lower_process_priority()
     if arguments.max_memory_bytes:
         limit_memory(arguments.max_memory_bytes)
     with copy_stderr() as stream:

@@ -10,7 +10,7 @@ from build_artifacts.errors import BuildError
 from deployments.builds.queue import BuildQueue
 from deployments.builds.record import BuildState
 from deployments.builds.sources import default_model_id
-from deployments.console import add_json_option, add_store_option, print_json, print_text
+from deployments.terminal.console import add_json_option, add_store_option, print_json, print_text
 
 EXAMPLES = """\
 example:

@@ -16,8 +16,8 @@ from build_artifacts.commands.store_command import (
 from build_artifacts.errors import BuildError
 from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest
 from deployments.artifacts.types import ModelHead
-from deployments.command_line import OK
-from deployments.console import add_json_option, add_store_option, print_json, print_text
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import add_json_option, add_store_option, print_json, print_text
 
 if TYPE_CHECKING:
     from build_artifacts.progress import BuildProgress

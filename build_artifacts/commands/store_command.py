@@ -9,10 +9,10 @@ from functools import wraps
 from pathlib import Path
 
 from build_artifacts.errors import BuildError
-from deployments.command_line import INTERRUPTED, print_error
 from deployments.errors import ArtifactError
 from deployments.plan.plan_file import read_plan
-from deployments.plan.resolution import find_named
+from deployments.plan.resolution import find_for_inspection
+from deployments.terminal.command_line import INTERRUPTED, print_error
 
 MODEL_HELP = "ID, ID@VERSION or ID@ALIAS; default: ID@latest"
 _STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -51,7 +51,7 @@ def find_model(arguments: argparse.Namespace) -> Path:
 
     Raises ArtifactError, or BadSetting if the `plan.json` of the store is invalid.
     """
-    return find_named(arguments.store, read_plan(arguments.store), arguments.model)
+    return find_for_inspection(arguments.store, read_plan(arguments.store), arguments.model)
 
 
 def encoders_only_error(command: str, reason: str) -> BuildError:

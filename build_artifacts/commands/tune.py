@@ -16,9 +16,9 @@ from build_artifacts.commands.store_command import (
 from build_artifacts.errors import BuildError
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
-from deployments.command_line import OK
-from deployments.console import add_json_option, add_store_option, format_table, print_json
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import add_json_option, add_store_option, format_table, print_json
 
 if TYPE_CHECKING:
     from deployments.tuning.costs import CostTable

@@ -7,8 +7,8 @@ import argparse
 from build_artifacts.commands.store_command import MODEL_HELP, find_model, store_command
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead
-from deployments.command_line import FAILED, OK
-from deployments.console import add_json_option, add_store_option, print_json, print_text
+from deployments.terminal.command_line import FAILED, OK
+from deployments.terminal.console import add_json_option, add_store_option, print_json, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ from build_artifacts.checkpoints.architectures import (
     LOCAL_LAYER,
     WINDOW_IN_ALL_LAYERS,
 )
-from deployments.background_process import end_with_standard_input
+from deployments.host.background_process import end_with_standard_input
 
 _BUILDER = "onnxruntime_genai.models.builder"
 _EPSILON, _OTHER_EPSILONS = "rms_norm_eps", ("layer_norm_eps", "norm_eps")

@@ -22,7 +22,7 @@ from build_artifacts.recipes import DecoderRecipe, compute_digest
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import find_decoder_factory
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 
 
 @dataclass(frozen=True, slots=True)

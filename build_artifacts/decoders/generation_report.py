@@ -11,8 +11,8 @@ from build_artifacts.decoders.measurement import DecoderThroughput
 from build_artifacts.types import Tokens
 from deployments.artifacts.manifest import GENERATION_NAME, PERPLEXITY, ArtifactManifest, Candidate
 from deployments.artifacts.types import FrozenModel
-from deployments.console import format_table
 from deployments.errors import ArtifactError
+from deployments.terminal.console import format_table
 
 _HEADER = (
     "CANDIDATE",

@@ -14,7 +14,7 @@ branch for prefill. The input `is_prefill` selects the branch:
 
 Prompt tokens attend to rounded keys and values, including those of their own chunk. The result
 therefore does not depend on the chunking. Both branches write to the buffer that `past` and
-`present` share (deployments/engines/onnx_decoder.py).
+`present` share (deployments/engines/onnx/decoder.py).
 """
 
 from __future__ import annotations

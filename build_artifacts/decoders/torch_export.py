@@ -1,8 +1,8 @@
 """Export of decoders to torch: as a traced program, or as a checkpoint for transformers.
 
-Both forms run with an external KV cache (deployments/engines/transformers_kv.py). A program takes
-the cache as inputs. For a checkpoint, the engine attaches the cache to the loaded model.
-deployments/engines/torch_decoder.py describes inputs and outputs of the program.
+Both forms run with an external KV cache (deployments/engines/pytorch/transformers_kv.py). A program
+takes the cache as inputs. For a checkpoint, the engine attaches the cache to the loaded model.
+deployments/engines/pytorch/decoder.py describes inputs and outputs of the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
 from deployments.artifacts.types import Attention, ModelHead, Precision
-from deployments.engines.transformers_kv import with_external_kv
+from deployments.engines.pytorch.transformers_kv import with_external_kv
 
 _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},

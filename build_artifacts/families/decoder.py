@@ -49,7 +49,7 @@ from deployments.artifacts.manifest import (
 from deployments.artifacts.types import Device, ModelHead
 from deployments.engines.decoder import DecoderSpec
 from deployments.errors import EngineFailed
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.tasks import find_head
 from deployments.tuning.host import read_host
 

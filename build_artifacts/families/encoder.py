@@ -49,7 +49,7 @@ from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import Device, ModelHead
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.tasks import find_head
 from deployments.tuning.costs import CostTable
 from deployments.tuning.measure import supported_shapes

@@ -20,8 +20,8 @@ from build_artifacts.report.values import (
     StageResult,
 )
 from deployments.artifacts.store import host_directory
-from deployments.console import format_table
 from deployments.files import write_atomically
+from deployments.terminal.console import format_table
 from deployments.tuning.host import Host
 
 _NONE = "-"

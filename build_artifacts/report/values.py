@@ -17,7 +17,7 @@ from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed, HardwareUnavailable
-from deployments.machine import usable_cores
+from deployments.host.machine import usable_cores
 from deployments.tuning.costs import TuningTarget, Variant, read_costs
 from deployments.tuning.host import Host, read_host
 from deployments.tuning.opening import default_candidate

@@ -10,7 +10,7 @@ from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.graph_edits import GraphEditor
 from build_artifacts.smoothing.products import Product, array
 from build_artifacts.smoothing.ranges import MAX_INT8_WITHOUT_OVERFLOW, ByteRange, Int8Weights
-from deployments.machine import read_cpu_info
+from deployments.host.machine import read_cpu_info
 
 if TYPE_CHECKING:
     import onnx_ir as ir

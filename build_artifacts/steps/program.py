@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.export import build_example_inputs, paused_garbage_collection
-from deployments.engines.torch_program import write_program
+from deployments.engines.pytorch.program import write_program
 
 if TYPE_CHECKING:
     import torch

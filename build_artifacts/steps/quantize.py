@@ -26,7 +26,7 @@ from build_artifacts.smoothing.quantizer import quantize_smoothed
 from deployments.batching.batch_policy import collate
 from deployments.engines.graph_io import build_feeds
 from deployments.engines.openvino_engine import disable_telemetry
-from deployments.machine import read_cpu_info
+from deployments.host.machine import read_cpu_info
 from deployments.messages import TokenizedItem
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from deployments.artifacts.manifest import (
     ModelSource,
 )
 from deployments.artifacts.store import file_sha256
-from deployments.machine import installed_versions
+from deployments.host.machine import installed_versions
 from deployments.tuning.costs import CostTable, write_costs
 
 _TOOLS = (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build_artifacts.progress import BuildProgress, BuildStep
 from build_artifacts.workspaces.workspace import Workspace
-from deployments.native_heap import return_free_memory
+from deployments.host.native_heap import return_free_memory
 
 # Fills the directory and returns a short description of the result.
 StepWork = Callable[[Path], str]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
+from cluster.config_entries import find_applications, read_args, read_mapping
 from cluster.kuberay.overlay import InvalidOverlay
-from cluster.serve_config import find_applications, read_args, read_mapping
 
 SERVE_PORT = 8000  # default of Serve for `http_options.port`
 SERVE_HOST = "0.0.0.0"  # default of Serve for `http_options.host`

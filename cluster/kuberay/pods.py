@@ -11,7 +11,7 @@ from cluster.environment import RAY_ENVIRONMENT
 from cluster.kuberay.capacity import POOL_LABEL
 from cluster.kuberay.endpoint import HEAD_PORTS, METRICS_PORT, ServeEndpoint
 from cluster.kuberay.overlay import Pod, Production, WorkerGroup
-from cluster.ray_host import OBJECT_STORE_BYTES
+from cluster.launcher.ray_host import OBJECT_STORE_BYTES
 
 Manifest = dict[str, Any]
 

@@ -11,6 +11,7 @@ import yaml
 
 from cluster.access import use_key_file
 from cluster.check import check_text, report
+from cluster.config_entries import find_applications, read_args
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.kuberay.capacity import find_capacity_errors, find_gpu_memory_errors
 from cluster.kuberay.endpoint import ServeEndpoint, read_endpoint
@@ -31,10 +32,9 @@ from cluster.kuberay.pods import (
     build_security_context,
     build_worker_group,
 )
-from cluster.serve_config import find_applications, read_args
-from deployments.command_line import print_error
 from deployments.config import AppArgs
-from deployments.console import print_text
+from deployments.terminal.command_line import print_error
+from deployments.terminal.console import print_text
 
 FOLDER = Path(__file__).parent
 PRODUCTION = FOLDER / "production.yaml"

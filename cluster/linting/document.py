@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from cluster.serve_config import KeyPath
+from cluster.config_entries import KeyPath
 
 MAX_LEVELS = 100  # maximum nesting; thousands of levels would exceed Python's recursion limit
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 
 from pydantic import ValidationError
 
+from cluster.config_entries import ApplicationEntry, DeploymentEntry
 from cluster.linting.schema import KeyFinding
-from cluster.serve_config import ApplicationEntry, DeploymentEntry
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, HardwareSettings
-from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
+from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 
 ENCODER, GENERATOR = ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device.GPU]
 _GPU_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider"}

@@ -10,17 +10,17 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import HTTPOptionsSchema
 
 from cluster.access import INGRESS, is_loopback
-from cluster.linting.application import parse_ingress_settings
-from cluster.linting.gpu_rules import check_gpu_rules
-from cluster.linting.schema import KeyFinding
-from cluster.linting.timeout_rules import check_timeouts
-from cluster.serve_config import (
+from cluster.config_entries import (
     ApplicationEntry,
     DeploymentEntry,
     find_applications,
     read_mapping,
     read_number,
 )
+from cluster.linting.application import parse_ingress_settings
+from cluster.linting.gpu_rules import check_gpu_rules
+from cluster.linting.schema import KeyFinding
+from cluster.linting.timeout_rules import check_timeouts
 from deployments.artifacts.types import Device
 from deployments.autoscaling import ScaleOnLoad
 from deployments.config import (
@@ -29,7 +29,7 @@ from deployments.config import (
     GeneratorSettings,
     SchedulingSettings,
 )
-from deployments.ingress.cluster_state import (
+from deployments.ingress.devices.cluster_state import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
     TOKENIZER,

@@ -20,7 +20,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema
 
-from cluster.serve_config import KeyPath
+from cluster.config_entries import KeyPath
 
 KeyFinding = tuple[KeyPath, str]
 

@@ -11,15 +11,15 @@ from math import isfinite
 from typing import Any
 
 from cluster.access import INGRESS
-from cluster.linting.schema import KeyFinding
-from cluster.processes import PORTS
-from cluster.serve_config import (
+from cluster.config_entries import (
     IMPORT_PATH,
     ApplicationEntry,
     KeyPath,
     find_applications,
     read_mapping,
 )
+from cluster.linting.schema import KeyFinding
+from cluster.processes import PORTS
 from deployments.artifacts.store import LATEST_NAME, VERSION, is_model_id
 from deployments.artifacts.types import Device
 from deployments.ingress.http.cors import WILDCARD

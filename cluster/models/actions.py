@@ -13,16 +13,16 @@ from pathlib import Path
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
+from cluster.config_entries import read_args
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.linting.document import UnreadableConfig, read_document
-from cluster.serve_config import read_args
 from deployments.artifacts.store import LATEST_NAME
-from deployments.command_line import OK
-from deployments.console import add_json_option, add_store_option, print_json
 from deployments.errors import BadSetting
 from deployments.management import garbage, removal
 from deployments.management.actions import ACTIONS, Action
 from deployments.management.listing import ModelEntry
+from deployments.terminal.command_line import OK
+from deployments.terminal.console import add_json_option, add_store_option, print_json
 
 NAME_HELP = "model id, or ID@VERSION, or ID@ALIAS"
 

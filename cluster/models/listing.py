@@ -18,12 +18,12 @@ from deployments.artifacts.store import (
     read_model_id,
     resolve_version,
 )
-from deployments.command_line import OK, show_activity
-from deployments.console import add_json_option, add_store_option, format_table, print_json
 from deployments.errors import ArtifactError, BadSetting
 from deployments.plan.plan import Plan
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import list_refused
+from deployments.terminal.command_line import OK, show_activity
+from deployments.terminal.console import add_json_option, add_store_option, format_table, print_json
 
 _HEADER = ("MODEL", "VERSION", "TASKS", "CANDIDATE", "MB", "PARITY", "SOURCE")
 

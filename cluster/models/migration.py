@@ -14,9 +14,9 @@ from pathlib import Path
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, has_previous_schema
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.store import list_artifacts, store_errors
-from deployments.console import add_store_option, print_text
 from deployments.errors import BadSetting
 from deployments.files import write_atomically
+from deployments.terminal.console import add_store_option, print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from cluster.progress import DIRECT
-from deployments.command_line import HintedError, show_activity
 from deployments.config import CLIENT_KEY_VARIABLE, client_key
-from deployments.console import add_json_option, format_table, print_json, print_text
+from deployments.terminal.command_line import HintedError, show_activity
+from deployments.terminal.console import add_json_option, format_table, print_json, print_text
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 90.0  # long, because a load reads and opens a model

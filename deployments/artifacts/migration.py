@@ -17,7 +17,7 @@ def upgrade(raw: dict[str, Any]) -> dict[str, Any]:
     """Convert a manifest of schema PREVIOUS to SCHEMA.
 
     Schema 5 has no option `arena`, because all sessions of ONNX Runtime share one memory arena
-    (engines/onnx_memory.py).
+    (engines/onnx/memory.py).
     """
     match raw.get("candidates"):
         case list(candidates):

@@ -32,11 +32,11 @@ from deployments.engines.base import EncoderEngine
 from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_overloaded
 from deployments.fair_queue import FairQueue
 from deployments.health import WorkerHealth
+from deployments.host.thread_priority import lower_thread_priority
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import ModelRef, Sender, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 from deployments.safety_factor import Prediction
-from deployments.thread_priority import lower_priority
 
 _USUAL = LonePass()
 # A call is dropped if its waiting items are predicted to take more than DROP_FACTOR * the time to
@@ -88,14 +88,14 @@ class BatchScheduler:
         self._is_cleaning = False
         self._cleaned_s = 0.0  # loop time of the last search for ended calls
         self._clients = RecentClients()
-        self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_priority)
+        self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_thread_priority)
 
     @property
     def waiting_items(self) -> int:
         """The number of items that no pass has taken yet."""
         return len(self._queue)
 
-    def load(self, backlog: int = 0) -> Load:
+    def measure_load(self, backlog: int = 0) -> Load:
         """Return the share of engine threads in use, and the predicted time of all waiting items.
 
         The share is the mean since the previous call of `load`. `backlog` is the number of tokens,

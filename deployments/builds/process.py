@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from deployments.background_process import PACKAGES
 from deployments.builds.queue import QUEUE_NAME
+from deployments.host.background_process import PACKAGES
 
 _COMPILER = ("build_artifacts", "torch")
 LOG_NAME = "builder.log"

@@ -13,10 +13,10 @@ from deployments.engines.base import (
     EngineTarget,
     GraphSpec,
 )
-from deployments.engines.onnx_engine import ONNXRUNTIME
+from deployments.engines.onnx.engine import ONNXRUNTIME
 from deployments.engines.openvino_engine import OPENVINO
-from deployments.engines.torch_engine import TORCH
-from deployments.engines.transformers_engine import TRANSFORMERS
+from deployments.engines.pytorch.engine import TORCH
+from deployments.engines.pytorch.transformers_engine import TRANSFORMERS
 from deployments.errors import RequirementMissing
 
 __all__ = [
@@ -69,7 +69,7 @@ def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
 
 def check_providers(settings: EncoderSettings) -> None:
     """Raise RequirementMissing if ONNX Runtime lacks a provider that `settings` names."""
-    from deployments.engines.onnx_sessions import missing_provider
+    from deployments.engines.onnx.sessions import missing_provider
 
     if missing := missing_provider(settings.providers):
         raise RequirementMissing(f"onnxruntime has no `{missing}` here")

@@ -14,7 +14,7 @@ from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings, HardwareSettings
 from deployments.engines import ENGINES, missing_requirement
 from deployments.engines.decoder import DecoderEngine, DecoderFactory, DecoderSpec
-from deployments.engines.torch_capture import count_staging_slots
+from deployments.engines.pytorch.capture import count_staging_slots
 from deployments.errors import EngineFailed, RequirementMissing
 
 WARM_UP_TOKENS = 32

@@ -21,7 +21,7 @@ import onnxruntime as ort
 from deployments.artifacts.types import Precision
 from deployments.engines.graph_io import MASK_POSITIONS, Bucket
 from deployments.errors import RequirementMissing
-from deployments.machine import installed_versions
+from deployments.host.machine import installed_versions
 
 log = logging.getLogger("ray.serve.hundredfold")
 

@@ -30,8 +30,8 @@ from typing import NamedTuple, NoReturn
 import orjson
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from deployments.background_process import PACKAGES
 from deployments.errors import EngineFailed, Overloaded
+from deployments.host.background_process import PACKAGES
 
 # Maximum duration of a trial in seconds, in case it gets no CPU time. It is less than
 # HANG_TIMEOUT_S (health.py), after which a call counts as hanging.

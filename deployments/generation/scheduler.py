@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from deployments.config import SchedulingSettings
 from deployments.deadlines import is_expired
@@ -27,14 +28,19 @@ from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
 from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
 from deployments.health import WorkerHealth
+from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import Chunk, FinishReason
 from deployments.records import StepRecord, StepRecorder
 from deployments.safety_factor import Prediction
-from deployments.thread_priority import lower_priority
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 Publish = Callable[[Sequence[JobEvent]], None]
+
+
+class SlotUse(NamedTuple):
+    used: int  # KV slots; a beam search uses several
+    waiting: int  # jobs
 
 
 class GenerationScheduler:
@@ -108,9 +114,8 @@ class GenerationScheduler:
             self._changed.notify()
 
     @property
-    def load(self) -> tuple[int, int]:
-        """The numbers of used KV slots and of waiting jobs. A beam search uses several slots."""
-        return self._executor.used_slots, len(self._waiting)
+    def slot_use(self) -> SlotUse:
+        return SlotUse(self._executor.used_slots, len(self._waiting))
 
     @property
     def queued_s(self) -> float:
@@ -132,7 +137,7 @@ class GenerationScheduler:
             self._thread.join()
 
     def _run(self) -> None:
-        lower_priority()
+        lower_thread_priority()
         while self._wait_for_work():
             self.run_step()
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from starlette.requests import Request
 
 from deployments.errors import ServeError, missing_model
-from deployments.idle_cores import IdleCores
+from deployments.host.idle_cores import IdleCores
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.management.routes import ManagementRoutes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
 from deployments.errors import Overloaded
-from deployments.ingress.cluster_state import ClusterMonitor
-from deployments.ingress.cold_start import limit_cold_start
+from deployments.ingress.devices.cluster_state import ClusterMonitor
+from deployments.ingress.devices.cold_start import limit_cold_start
 from deployments.ingress.http.request_options import RequestOptions
-from deployments.ingress.micro_batches import MicroBatchRouter
+from deployments.ingress.micro_batches import MicroBatchDispatcher
 from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
@@ -20,10 +20,10 @@ class EncoderExecutor:
     """Executor that answers from the response cache, else sends the call in a micro-batch."""
 
     def __init__(
-        self, router: MicroBatchRouter, monitor: ClusterMonitor, settings: IngressUserConfig
+        self, dispatcher: MicroBatchDispatcher, monitor: ClusterMonitor, settings: IngressUserConfig
     ) -> None:
         self.cache: ResponseCache[CallResult] = ResponseCache(settings.cache, response_bytes)
-        self._router = router
+        self._dispatcher = dispatcher
         self._monitor = monitor
         self._settings = settings
         self._refusals = RecentRefusals()
@@ -33,7 +33,7 @@ class EncoderExecutor:
         """Apply new settings to later requests."""
         self._settings = settings
         self.cache.configure(settings.cache)
-        self._router.configure(settings.batching)
+        self._dispatcher.configure(settings.batching)
 
     def uses_cache(self, options: RequestOptions) -> bool:
         return options.use_cache is not False and self._settings.cache.max_bytes > 0
@@ -61,7 +61,7 @@ class EncoderExecutor:
 
     async def load(self, model: ModelRef, device: Device) -> None:
         """Let a replica load a model and run a test input. Raises ServeError."""
-        await self._router.load(model, device)
+        await self._dispatcher.load(model, device)
 
     async def _compute(self, key: BatchKey, request: ResolvedRequest) -> CallResult:
         # Key for RecentRefusals. The model is part of it, because models differ in cost per call.
@@ -82,7 +82,7 @@ class EncoderExecutor:
         self._in_flight += 1
         try:
             async with limit_cold_start(self._monitor, request.model, key.device, wait_s):
-                return await self._router.run(key, call)
+                return await self._dispatcher.run(key, call)
         except Overloaded as error:
             self._refusals.note(queue, request.characters, error)
             raise

@@ -12,9 +12,9 @@ from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import Overloaded
 from deployments.ingress.choices import gather_or_cancel, offset_seed
-from deployments.ingress.cluster_state import ClusterMonitor, DeviceChoice
-from deployments.ingress.cold_start import limit_cold_start
-from deployments.ingress.device_forecasts import RequestWork
+from deployments.ingress.devices.cluster_state import ClusterMonitor, DeviceChoice
+from deployments.ingress.devices.cold_start import limit_cold_start
+from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.errors import rename_error_fields
@@ -34,7 +34,7 @@ from deployments.transports.base import GeneratorClient
 
 LATE = "the generation exceeded the deadline of the request"
 REPEAT_TIMEOUT_S = 120.0  # limit for shadow requests; no client waits for them
-PROBE_PROMPT = "a"  # prompt of the single-token probe of a new version
+TRIAL_PROMPT = "a"  # prompt of the single-token trial of a new version
 # Maximum number of calls of one request that are in flight. A request may have more calls than the
 # queue of a generator holds (`max_waiting_requests`).
 MAX_CALLS_IN_FLIGHT = 64
@@ -149,7 +149,7 @@ class GenerationExecutor:
         options = GenerationOptions(max_new_tokens=1)
         deadline_s = deadline_after(self._settings.generation_timeout_s)
         await self._clients[device].complete(
-            GenerationCall(model, PROBE_PROMPT, options, deadline_s, priority=1)
+            GenerationCall(model, TRIAL_PROMPT, options, deadline_s, priority=1)
         )
 
     async def complete(self, plan: GenerationPlan) -> list[Completion]:

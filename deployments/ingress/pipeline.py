@@ -15,13 +15,15 @@ from deployments.config import IngressUserConfig
 from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import combine_timings, select_best
-from deployments.ingress.device_forecasts import RequestWork
+from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
+from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
+from deployments.ingress.models.version_trials import VersionTrials
 from deployments.ingress.request_log import (
     RequestContext,
     RequestSpan,
@@ -35,7 +37,6 @@ from deployments.ingress.requests import (
     InferenceResponse,
     ResolvedRequest,
 )
-from deployments.ingress.resolver import ModelSelection, RequestResolver, resolve_task
 from deployments.ingress.shadow_traffic import ShadowTraffic
 from deployments.ingress.tokenization import (
     TokenIdInputs,
@@ -43,7 +44,6 @@ from deployments.ingress.tokenization import (
     TokenizedText,
     replace_ids_with_texts,
 )
-from deployments.ingress.version_prober import VersionProber
 from deployments.messages import (
     CallResult,
     DecodeRequest,
@@ -70,12 +70,12 @@ class RequestPipeline:
         settings: IngressUserConfig,
     ) -> None:
         self.resolver = resolver
-        self.registry = resolver.registry
+        self.permitted = resolver.permitted
         self.shadows = ShadowTraffic(
-            resolver.models, self._parse, encoders.execute, generators.complete
+            resolver.registry, self._parse, encoders.execute, generators.complete
         )
-        self._prober = VersionProber(resolver.models, self._load)
-        self.registry.trusted_proxies = settings.limits.trusted_proxies
+        self._trials = VersionTrials(resolver.registry, self._load)
+        self.permitted.trusted_proxies = settings.limits.trusted_proxies
         self.monitor = resolver.monitor
         self._forecasts = resolver.forecasts
         self._forecasts.settings = settings.placement
@@ -90,7 +90,7 @@ class RequestPipeline:
         """Apply new settings to later requests."""
         self.settings = settings
         self.admission.limits = settings.limits
-        self.registry.trusted_proxies = settings.limits.trusted_proxies
+        self.permitted.trusted_proxies = settings.limits.trusted_proxies
         self._forecasts.settings = settings.placement
         self._encoders.configure(settings)
         self._generators.configure(settings)
@@ -102,8 +102,8 @@ class RequestPipeline:
         model, which requests can name.
         """
         missing = self.monitor.missing()
-        rejected = self.registry.rejected()
-        if rejected and not self.registry.has_usable_model():
+        rejected = self.permitted.rejected()
+        if rejected and not self.permitted.has_usable_model():
             missing.append(f"no model could be opened: {next(iter(rejected.values())).message}")
         return missing
 
@@ -204,12 +204,12 @@ class RequestPipeline:
     ) -> RegisteredModel:
         """Return `model`, or another version for `name` if the version of `model` fails its trial.
 
-        A trial loads a new version before requests use it (version_prober.py). `name` None means
+        A trial loads a new version before requests use it (version_trials.py). `name` None means
         the id of `model`. Raises DeadlineExceeded.
         """
         name = name or model.ref.id
-        while await self._prober.refuses(name, model, deadline_s):
-            model = self.registry.find(name)
+        while await self._trials.is_refused_after_trial(name, model, deadline_s):
+            model = self.permitted.find(name)
         return model
 
     async def complete(self, request: GenerationRequest) -> GenerationResponse:

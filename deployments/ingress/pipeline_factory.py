@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from deployments.config import AppArgs, IngressUserConfig
-from deployments.ingress.cluster_state import ClusterMonitor
-from deployments.ingress.device_forecasts import DeviceForecasts
+from deployments.ingress.devices.cluster_state import ClusterMonitor
+from deployments.ingress.devices.device_forecasts import DeviceForecasts
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
-from deployments.ingress.micro_batches import MicroBatcher, MicroBatchRouter
+from deployments.ingress.micro_batches import BuildSubmit, MicroBatchDispatcher
+from deployments.ingress.models.resolver import RequestResolver
 from deployments.ingress.pipeline import RequestPipeline
-from deployments.ingress.resolver import RequestResolver
 from deployments.ingress.tokenization import TokenizationService
 from deployments.records import RequestRecorder
 from deployments.registry import ModelRegistry
@@ -20,7 +20,7 @@ def build_pipeline(
     args: AppArgs,
     clients: Clients,
     monitor: ClusterMonitor,
-    batcher: MicroBatcher,
+    build_submit: BuildSubmit,
     recorder: RequestRecorder,
     settings: IngressUserConfig,
 ) -> RequestPipeline:
@@ -31,10 +31,12 @@ def build_pipeline(
     """
     return RequestPipeline(
         resolver=RequestResolver(
-            ModelRegistry.of(args), monitor, DeviceForecasts(args, monitor, clients.pools)
+            ModelRegistry.of(args), monitor, DeviceForecasts(args, monitor, clients.model_pools)
         ),
         encoders=EncoderExecutor(
-            MicroBatchRouter(clients.encoders, batcher, settings.batching), monitor, settings
+            MicroBatchDispatcher(clients.encoders, build_submit, settings.batching),
+            monitor,
+            settings,
         ),
         generators=GenerationExecutor(clients.generators, monitor, settings),
         tokenization=TokenizationService(clients.tokenizer),

@@ -9,12 +9,12 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import HardwareUnavailable, InvalidField, ModelInUse, ServeError
-from deployments.ingress.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
-from deployments.ingress.permitted_models import PermittedModels
+from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
+from deployments.ingress.models.permitted_models import PermittedModels
 from deployments.keys.caller import current_caller
 from deployments.messages import LoadedModel, PoolRequest, PoolState
 from deployments.registry import RegisteredModel
-from deployments.transports.base import PoolManager
+from deployments.transports.base import ModelPoolClient
 
 TIMEOUT_S = 60.0  # limit for the answers of all replicas, long enough to load a model
 
@@ -37,11 +37,11 @@ class LoadedEntry(BaseModel):
 
 
 class ReplicaMemory:
-    """Models in the memory of the replicas. `pools` maps deployment names to PoolManagers."""
+    """Models in the memory of the replicas. `pools` maps deployment names to ModelPoolClients."""
 
-    def __init__(self, pools: Mapping[str, PoolManager], registry: PermittedModels) -> None:
+    def __init__(self, pools: Mapping[str, ModelPoolClient], permitted: PermittedModels) -> None:
         self._pools = pools
-        self._registry = registry
+        self._permitted = permitted
 
     async def list_loaded(self) -> list[LoadedEntry]:
         """List the loaded models of every replica, restricted to models that the caller may use.
@@ -65,7 +65,7 @@ class ReplicaMemory:
         Raises HardwareUnavailable if no such replica is connected. Raises the first error of a
         replica, and the errors of `PermittedModels.find`.
         """
-        model = self._registry.find(name)
+        model = self._permitted.find(name)
         return await self._change(model, PoolRequest("load", model.ref))
 
     async def unload(self, name: str) -> list[LoadedEntry]:
@@ -74,8 +74,8 @@ class ReplicaMemory:
         Return an empty list. Raises InvalidField for a pinned or configured model, and ModelInUse
         if requests use the model. Raises the errors of `load` too.
         """
-        model = self._registry.find(name)
-        if any(pinned.ref == model.ref for pinned in self._registry.pinned()):
+        model = self._permitted.find(name)
+        if any(pinned.ref == model.ref for pinned in self._permitted.list_kept_loaded()):
             raise InvalidField(
                 f"Model {model.ref.id} stays loaded: it is pinned, or listed in "
                 "`args.models` of serve_config.yaml",
@@ -121,7 +121,7 @@ class ReplicaMemory:
         names = list(deployments)
         message = f"the replicas did not answer within {TIMEOUT_S:g} s; retry later"
         async with enforce_deadline(deadline_after(TIMEOUT_S), message):
-            answers = await asyncio.gather(*(self._pools[name].manage(request) for name in names))
+            answers = await asyncio.gather(*(self._pools[name].send(request) for name in names))
         return {
             (name, replica): state
             for name, states in zip(names, answers, strict=True)

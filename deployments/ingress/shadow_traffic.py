@@ -18,8 +18,8 @@ import numpy as np
 from deployments.deadlines import deadline_after
 from deployments.errors import ServeError
 from deployments.ingress.generation_executor import REPEAT_TIMEOUT_S, GenerationPlan
+from deployments.ingress.models.resolver import require_task
 from deployments.ingress.requests import InferenceRequest, ResolvedRequest
-from deployments.ingress.resolver import require_task
 from deployments.messages import CallResult, Completion, ModelRef, Started, count_characters
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TaskInput

@@ -48,7 +48,6 @@ from deployments.artifacts.store import (
     store_errors,
 )
 from deployments.builds.queue import QUEUE_NAME
-from deployments.console import format_table
 from deployments.errors import ArtifactError, BadSetting, UnknownModel
 from deployments.files import TEMPORARY_FILE
 from deployments.plan.plan import Plan
@@ -61,6 +60,7 @@ from deployments.plan.resolution import (
     resolve_selector,
     split_name,
 )
+from deployments.terminal.console import format_table
 
 ABANDONED_AFTER_S = 7 * 86_400.0
 # Minimum age of an abandoned temporary file. Writers rename a file within milliseconds.

@@ -26,8 +26,8 @@ from deployments.plan.plan import Plan, Shadow
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import (
     NO_VERSIONS,
+    find_traffic,
     list_refused,
-    resolve_name,
     resolve_selector,
     sealed_versions,
 )
@@ -65,7 +65,7 @@ def list_default_versions(store: Path) -> dict[str, str]:
     versions = {}
     for model_id in map(read_model_id, list_model_directories(store)):
         with suppress(ArtifactError, UnknownModel):  # unreadable, or removed meanwhile
-            versions[model_id] = resolve_name(store, plan, model_id).version
+            versions[model_id] = find_traffic(store, plan, model_id).version
     return versions
 
 
@@ -119,7 +119,7 @@ def _shares(
 ) -> dict[str, float]:
     """Return the share of each version in the requests that name no version, in percent."""
     try:
-        traffic = resolve_name(store, plan, model_id, configured)
+        traffic = find_traffic(store, plan, model_id, configured)
     except (ArtifactError, UnknownModel):
         return {}
     shares = dict(traffic.splits)

@@ -32,7 +32,7 @@ from deployments.plan.plan_file import plan_lock, read_plan
 from deployments.plan.resolution import (
     NO_VERSIONS,
     list_answering,
-    resolve_named,
+    resolve_even_refused,
     sealed_versions,
     split_name,
 )
@@ -153,7 +153,7 @@ def _find_removable(
     """
     plan = read_plan(store)
     entry = plan.find(model_id)
-    version = resolve_named(store, entry, model_id, selector)
+    version = resolve_even_refused(store, entry, model_id, selector)
     uses = [f"the alias `{alias}`" for alias, named in entry.aliases.items() if named == version]
     if version in list_answering(store, plan, model_id, configured):
         uses.append("requests that name no version")

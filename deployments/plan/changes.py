@@ -23,9 +23,9 @@ from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan, Refusal, 
 from deployments.plan.plan_file import change_model_plan
 from deployments.plan.resolution import (
     NO_VERSIONS,
+    find_traffic,
     list_rollback_versions,
-    resolve_name,
-    resolve_named,
+    resolve_even_refused,
     resolve_selector,
 )
 
@@ -42,7 +42,7 @@ def set_alias(store: Path, model_id: str, alias: str, selector: str) -> Plan:
         raise BadSetting(str(exc)) from exc
 
     def change(entry: ModelPlan) -> ModelPlan:
-        return _move(entry, alias, _resolve(store, entry, model_id, selector))
+        return _move(entry, alias, _resolve_for_change(store, entry, model_id, selector))
 
     return change_model_plan(store, model_id, change)
 
@@ -78,7 +78,7 @@ def promote(
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
-        version = _resolve(store, entry, model_id, selector)
+        version = _resolve_for_change(store, entry, model_id, selector)
         refused = {k: v for k, v in entry.refused.items() if k != version}
         if STABLE not in entry.aliases:
             with suppress(ServeError):  # without a default version, there is none to remember
@@ -127,7 +127,7 @@ def set_split(
     """
 
     def change(entry: ModelPlan) -> ModelPlan:
-        find = _resolve if percent else _find_split
+        find = _resolve_for_change if percent else _find_split
         version = find(store, entry, model_id, selector)
         splits = {k: v for k, v in entry.splits.items() if k != version}
         if percent:
@@ -154,7 +154,7 @@ def set_shadow(
     def change(entry: ModelPlan) -> ModelPlan:
         if not percent:
             return _replace(entry, shadow=None)
-        version = _resolve(store, entry, model_id, selector)
+        version = _resolve_for_change(store, entry, model_id, selector)
         _require_other(store, entry, model_id, version, configured)
         return _replace(entry, shadow={"version": version, "percent": percent})
 
@@ -193,13 +193,13 @@ def forget(store: Path, model_id: str) -> Plan:
     return change_model_plan(store, model_id, lambda _: None)
 
 
-def _resolve(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+def _resolve_for_change(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Resolve `selector` to a version. Raises BadSetting instead of replacing a refused version.
 
     An operator who promotes `latest` means the newest version, not the newest that works.
     """
     version = resolve_selector(store, entry, model_id, selector)
-    named = resolve_named(store, entry, model_id, selector)
+    named = resolve_even_refused(store, entry, model_id, selector)
     if named != version:
         raise BadSetting(
             f"`{selector}` of {model_id} is {named}, which is refused: "
@@ -226,19 +226,20 @@ def _require_other(
 def _find_default(
     store: Path, entry: ModelPlan, model_id: str, configured: Mapping[str, str]
 ) -> str:
-    return resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
+    return find_traffic(store, Plan(models={model_id: entry}), model_id, configured).version
 
 
 def _find_split(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version whose split ends. The store may lack a version that has a split.
 
-    Unlike `_resolve`, accept an alias of a refused version: `refuse` has already ended its split.
+    Unlike `_resolve_for_change`, accept an alias of a refused version: `refuse` has already ended
+    its split.
     """
     named = entry.aliases.get(selector, selector)
     if named in entry.splits:
         return named
     # Not the version that replaces a refused one in requests: it may have a split of its own.
-    return resolve_named(store, entry, model_id, selector)
+    return resolve_even_refused(store, entry, model_id, selector)
 
 
 def _move(entry: ModelPlan, alias: str, version: str) -> ModelPlan:

@@ -45,7 +45,7 @@ def split_name(name: str) -> tuple[str, str | None]:
     return (model_id, selector) if separator else (name, None)
 
 
-def resolve_name(
+def find_traffic(
     store: Path, plan: Plan, name: str, configured: Mapping[str, str] = NO_VERSIONS
 ) -> Traffic:
     """Resolve a name. `configured` maps model ids to the versions that the configuration names.
@@ -74,15 +74,15 @@ def resolve_selector(store: Path, entry: ModelPlan, model_id: str, selector: str
 
     If an alias names a refused version, return the last version that the alias named before and
     that is not refused. If there is none, return the newest version that is not refused, else the
-    refused version. Raises the errors of `resolve_named`.
+    refused version. Raises the errors of `resolve_even_refused`.
     """
-    version = resolve_named(store, entry, model_id, selector)
+    version = resolve_even_refused(store, entry, model_id, selector)
     if selector == version:
         return version
     return _skip_refused(store, entry, model_id, selector, version)
 
 
-def resolve_named(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
+def resolve_even_refused(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:
     """Return the version that `selector` names, even if it is refused.
 
     Raises UnknownModel if the store has no such model or version, and ArtifactError if `latest` is
@@ -109,7 +109,7 @@ def list_substitutes(
     alias = selector or _default_selector(entry, model_id, configured)
     if alias == version:
         return []
-    return [v for v in _list_usable(store, entry, model_id, alias) if v != version]
+    return [v for v in _list_usable_for_alias(store, entry, model_id, alias) if v != version]
 
 
 def list_rollback_versions(
@@ -122,7 +122,7 @@ def list_rollback_versions(
     lacks and refused versions are left out. Raises UnknownModel if the store lacks the present
     version, and ArtifactError if `latest` cannot be read.
     """
-    default = resolve_name(store, Plan(models={model_id: entry}), model_id, configured).version
+    default = find_traffic(store, Plan(models={model_id: entry}), model_id, configured).version
     # If `stable` names a refused version, another one answers. A rollback may return to that one.
     present = entry.aliases.get(STABLE, default)
     sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
@@ -142,7 +142,7 @@ def list_answering(
     valid one. Raises UnknownModel if there is no default version, and ArtifactError if `latest`
     cannot be read.
     """
-    default = resolve_name(store, plan, model_id, configured).version
+    default = find_traffic(store, plan, model_id, configured).version
     for version in (default, *list_substitutes(store, plan, model_id, default, configured)):
         with suppress(ArtifactError):
             ArtifactManifest.parse(model_directory(store, model_id) / version)
@@ -150,7 +150,7 @@ def list_answering(
     return frozenset((default,))
 
 
-def find_named(store: Path, plan: Plan, name: str) -> Path:
+def find_for_inspection(store: Path, plan: Plan, name: str) -> Path:
     """Return the directory of `id`, `id@version` or `id@alias`; `id` means the latest version.
 
     This function is for inspection, so it finds refused versions too. Raises ArtifactMissing if
@@ -209,10 +209,10 @@ def _default_selector(entry: ModelPlan, model_id: str, configured: Mapping[str, 
 def _skip_refused(store: Path, entry: ModelPlan, model_id: str, alias: str, version: str) -> str:
     if version not in list_refused(store, model_id, entry):
         return version
-    return next(iter(_list_usable(store, entry, model_id, alias)), version)
+    return next(iter(_list_usable_for_alias(store, entry, model_id, alias)), version)
 
 
-def _list_usable(store: Path, entry: ModelPlan, model_id: str, alias: str) -> list[str]:
+def _list_usable_for_alias(store: Path, entry: ModelPlan, model_id: str, alias: str) -> list[str]:
     """Return the versions that are not refused.
 
     Those that `alias` named before come first, then all others, the newest first.

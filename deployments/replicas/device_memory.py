@@ -18,7 +18,7 @@ from pathlib import Path
 
 from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
-from deployments.gpus import VISIBLE_GPUS_VARIABLE, VisibleGpu, read_visible_gpus
+from deployments.host.gpus import VISIBLE_GPUS_VARIABLE, VisibleGpu, read_visible_gpus
 
 log = logging.getLogger("ray.serve.hundredfold")
 

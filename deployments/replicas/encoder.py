@@ -20,8 +20,8 @@ from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
 from deployments.errors import EngineFailed, ServeError, UnknownModel, hide_details
 from deployments.health import check_workers
+from deployments.host.machine import usable_cores
 from deployments.load import Load
-from deployments.machine import usable_cores
 from deployments.messages import (
     BatchKey,
     CallOutcome,
@@ -263,9 +263,9 @@ class EncoderReplica:
             timings=done.timings._replace(tokenize_s=batch.tokenize_s),
         )
 
-    def load(self, backlog: int = 0) -> Load:
+    def measure_load(self, backlog: int = 0) -> Load:
         """Return the load; `backlog`: tokens that wait for this replica in other processes."""
-        return self._scheduler.load(backlog)
+        return self._scheduler.measure_load(backlog)
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""

@@ -239,7 +239,7 @@ class GeneratorReplica:
         except GrammarTooCostly:
             return await run(self._long_grammars, FULL)
 
-    def load(self, _backlog: int = 0) -> Load:
+    def measure_load(self, _backlog: int = 0) -> Load:
         """Return the share of KV slots in use, and the predicted time of the waiting requests.
 
         All models share the device, so their shares add up: two half-used models make the replica
@@ -248,8 +248,7 @@ class GeneratorReplica:
         """
         busy, queued_s = self._preparing / self._hardware.kv_slots, 0.0
         for model in self.pool.models():
-            used, _ = model.scheduler.load
-            busy += used / model.decoder.info.slots
+            busy += model.scheduler.slot_use.used / model.decoder.info.slots
             queued_s += model.scheduler.queued_s
         return Load(min(busy, 1.0), queued_s)
 

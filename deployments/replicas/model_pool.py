@@ -21,14 +21,14 @@ from typing import Generic, NamedTuple, TypeVar
 
 from deployments.errors import ModelUnavailable, ServeError
 from deployments.health import HANG_TIMEOUT_S
+from deployments.host.native_heap import return_free_memory
+from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import LoadedModel, ModelRef, PoolRequest, PoolState
-from deployments.native_heap import return_free_memory
 from deployments.registry import RegisteredModel, open_model
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.failed_loads import FailedLoads
 from deployments.replicas.pool_entry import PoolEntry, PoolLoad
 from deployments.replicas.pool_memory import PoolMemory
-from deployments.thread_priority import lower_priority
 from deployments.tokenization.encodings import translate_panics
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -87,7 +87,7 @@ class ModelPool(Generic[T]):
         self._failures = FailedLoads(clock)
         self._room = asyncio.Lock()  # held while a load or `trim` evicts models
         self._released = asyncio.Event()
-        self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_priority)
+        self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_thread_priority)
 
     @property
     def bytes(self) -> int:
@@ -162,7 +162,7 @@ class ModelPool(Generic[T]):
 
         Pinned models may exceed the limit. Recently used models stay. When a pin moves to a new
         version of a model, the former version still answers requests until the new version has
-        passed a test (ingress/version_prober.py).
+        passed a test (ingress/models/version_trials.py).
         """
         async with self._room:
             for ref in self._list_idle(self._pinned()):
@@ -202,7 +202,7 @@ class ModelPool(Generic[T]):
         now_s, pinned = self._clock(), self._pinned()
         return [e.describe(ref, now_s, is_pinned=ref in pinned) for ref, e in self._entries.items()]
 
-    async def handle(self, request: PoolRequest) -> PoolState:
+    async def apply(self, request: PoolRequest) -> PoolState:
         """Run an operator's request. Raises the ServeError of a failed load."""
         if request.model is not None and request.action == "load":
             async with self.lease(request.model):

@@ -62,7 +62,7 @@ class PinnedModels:
                 pool.load_now(model.ref)
             except Exception as error:
                 log.error("model %s cannot be loaded: %s", model.ref.name, error)
-                is_needed = self._registry.must_load(model.ref.id)
+                is_needed = self._registry.has_fixed_version(model.ref.id)
                 if is_needed and not isinstance(error, HardwareUnavailable):
                     raise
 
@@ -77,7 +77,7 @@ class PinnedModels:
 
     def _read(self) -> list[RegisteredModel]:
         """Read the list of pinned models. Blocks. The registry allows one caller at a time."""
-        return [model for model in self._registry.pinned() if self._serves(model)]
+        return [model for model in self._registry.list_kept_loaded() if self._serves(model)]
 
     async def _follow(self, pool: ModelPool[T]) -> None:
         run = asyncio.get_running_loop().run_in_executor

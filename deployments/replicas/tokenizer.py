@@ -183,7 +183,7 @@ class TokenizerReplica:
             ),
         )
 
-    def load(self, backlog: int = 0) -> Load:
+    def measure_load(self, backlog: int = 0) -> Load:
         """Return the share of time spent on tokenization, and the predicted time of waiting work.
 
         `backlog` is the number of characters that wait for this replica in other processes.

@@ -68,10 +68,10 @@ class GeneratorClient(Protocol):
         ...
 
 
-class PoolManager(Protocol):
+class ModelPoolClient(Protocol):
     """Client for the models in the memory of all replicas of one deployment."""
 
-    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+    async def send(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
         """Send the request to every replica; return the outcomes that arrive, by replica id."""
         ...
 
@@ -97,4 +97,4 @@ class Clients(NamedTuple):
     tokenizer: TokenizerClient
     encoders: Mapping[Device, EncoderClient]
     generators: Mapping[Device, GeneratorClient]
-    pools: Mapping[str, PoolManager]  # by deployment
+    model_pools: Mapping[str, ModelPoolClient]  # by deployment

@@ -180,13 +180,13 @@ class ServeGeneratorClient:
                 response.cancel()
 
 
-class ServePoolManager:
-    """A PoolManager over a handle. Handles do not report models: `has_model` returns True."""
+class ServeModelPoolClient:
+    """A ModelPoolClient over a handle. Handles do not report models: `has_model` returns True."""
 
     def __init__(self, replicas: DeploymentHandle) -> None:
         self._replicas = replicas
 
-    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+    async def send(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
         try:
             answers = await self._replicas.broadcast("manage_pool", request).results_async(
                 return_exceptions=True

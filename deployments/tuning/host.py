@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.types import Device
 from deployments.engines import ENGINES
-from deployments.gpus import MEBIBYTE, query_gpus, query_visible_gpus
-from deployments.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
+from deployments.host.gpus import MEBIBYTE, query_gpus, query_visible_gpus
+from deployments.host.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
 
 # Memory of an open graph per byte of its files: the weights, their repacked copy for the kernels
 # and the activations of the largest forward pass.

@@ -23,8 +23,8 @@ from deployments.artifacts.types import Device
 from deployments.batching.replica_hooks import LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
+from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import ModelRef
-from deployments.thread_priority import lower_priority
 from deployments.tuning.costs import (
     Cost,
     CostTable,
@@ -93,7 +93,7 @@ class LonePassPlanner:
         self._unopened: dict[ModelRef, _Unopened] = {}
         self._max_bytes = self._free_bytes = max_bytes
         self._engines: dict[ModelRef, _LoneEngine] = {}
-        self._opener = ThreadPoolExecutor(1, "lone-passes", lower_priority)
+        self._opener = ThreadPoolExecutor(1, "lone-passes", lower_thread_priority)
         self._lock = threading.Lock()  # for fields that the event loop and other threads change
 
     def find_unmeasured(self, target: TuningTarget) -> tuple[TuningTarget, ...]:

@@ -12,9 +12,13 @@ from pathlib import Path
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
-from deployments.background_process import PACKAGES, end_with_standard_input, lower_priority
 from deployments.config import EncoderSettings
 from deployments.errors import ServeError
+from deployments.host.background_process import (
+    PACKAGES,
+    end_with_standard_input,
+    lower_process_priority,
+)
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.tuner import tune_exclusively
 
@@ -64,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = _build_parser().parse_args(arguments)
     if args.for_replica:
         end_with_standard_input()
-        lower_priority()
+        lower_process_priority()
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
     options = {
         "intra_op_threads": args.threads,

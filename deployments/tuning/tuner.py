@@ -17,7 +17,7 @@ from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
 from deployments.errors import EngineFailed
-from deployments.idle_cores import keep_cores_awake
+from deployments.host.idle_cores import keep_cores_awake
 from deployments.messages import TokenizedItem
 from deployments.tuning.costs import (
     CostTable,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from benchmarks.servers.process_kinds import read_command
-from deployments.command_line import UNUSABLE_CONFIG
+from deployments.terminal.command_line import UNUSABLE_CONFIG
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import REPOSITORY, Cluster, wait_for

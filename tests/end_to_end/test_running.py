@@ -16,7 +16,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
-from deployments.engines.onnx_memory import SMALL_PASSES
+from deployments.engines.onnx.memory import SMALL_PASSES
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import measure_graphs
 from tests.support.cluster_load import embed

@@ -15,7 +15,7 @@ from build_artifacts.decoders.float_graph import ATTENTION
 from build_artifacts.decoders.int8_kv_cache import quantize_kv_cache
 from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 from tests.support.decoder_artifacts import ATTENTION_HEADS, HEAD_DIM, KV_HEADS
 from tests.support.decoder_graphs import CONTEXT, VOCABULARY, spec_of, tiny_graph
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import onnxruntime as ort
 
-from deployments.engines.capture_lock import CaptureLock
-from deployments.engines.onnx_sessions import UNCAPTURED
+from deployments.engines.onnx.sessions import UNCAPTURED
+from deployments.engines.pytorch.capture_lock import CaptureLock
 from deployments.errors import EngineFailed
 
 CUDA = "CUDAExecutionProvider"

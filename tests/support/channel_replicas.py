@@ -34,7 +34,7 @@ from deployments.messages import (
 )
 from deployments.tasks.embedding import EmbeddingOptions
 from deployments.transports.base import Deliver
-from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ChannelServer, Service
 from tests.support.channels import NODE, until
 
@@ -172,8 +172,8 @@ class Fallback:
 
 
 @asynccontextmanager
-async def pool_of(service: Service) -> AsyncIterator[ReplicaPool]:
-    server, pool = ChannelServer(service), ReplicaPool("Fake", NODE)
+async def pool_of(service: Service) -> AsyncIterator[ReplicaConnections]:
+    server, pool = ChannelServer(service), ReplicaConnections("Fake", NODE)
     pool.update({"0": await server.start(NODE, "127.0.0.1")})
     await until(lambda: pool.connected == 1)
     try:

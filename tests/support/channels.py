@@ -12,7 +12,7 @@ from deployments.errors import InvalidField
 from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.frames import ChannelError, Method
-from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ChannelServer, Reply, Service
 from tests.support.fakes import PanicException
 
@@ -106,9 +106,9 @@ async def running_replica(
 @asynccontextmanager
 async def connected_pool(
     *replicas: RunningReplica, node: str = NODE, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[ReplicaPool]:
+) -> AsyncIterator[ReplicaConnections]:
     """Yield a pool that is connected to all replicas."""
-    pool = ReplicaPool("CpuEncoder", node, tls)
+    pool = ReplicaConnections("CpuEncoder", node, tls)
     pool.update({str(index): running.endpoint for index, running in enumerate(replicas)})
     await until(lambda: all(running.server.connections for running in replicas))
     await until(lambda: pool.connected == len(replicas))
@@ -129,11 +129,11 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0.001)
 
 
-async def send(pool: ReplicaPool, message: bytes, cost: int = 1) -> bytes:
+async def send(pool: ReplicaConnections, message: bytes, cost: int = 1) -> bytes:
     return bytes((await pool.call(call(message, cost))).message)
 
 
-def pool_costs(pool: ReplicaPool) -> int:
+def pool_costs(pool: ReplicaConnections) -> int:
     return sum(connection.pending_cost for connection in pool.connections())
 
 

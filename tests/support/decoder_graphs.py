@@ -16,7 +16,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines.decoder import DecoderSpec
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 from tests.support.decoder_artifacts import HEAD_DIM, KV_HEADS, LAYERS, export_model
 
 VOCABULARY, CONTEXT = 96, 64

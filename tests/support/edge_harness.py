@@ -24,7 +24,7 @@ from ray.serve.config import HTTPOptions
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.supervisor import Edge
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.local import LocalPorts, find_haproxy, local_environment
+from cluster.launcher.local import LocalPorts, find_haproxy, local_environment
 from cluster.processes import open_listener
 from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.ray_cluster import free_port

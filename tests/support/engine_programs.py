@@ -122,7 +122,7 @@ def write_torch(path: Path, head: ModelHead) -> None:
     """Write the model as a torch program."""
     import torch
 
-    from deployments.engines.torch_program import write_program
+    from deployments.engines.pytorch.program import write_program
 
     class Model(torch.nn.Module):
         def __init__(self) -> None:

@@ -19,11 +19,11 @@ from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
 from deployments.ingress.micro_batches import (
+    BuildSubmit,
     GetSettings,
-    MicroBatcher,
     PendingCall,
     SendMicroBatch,
-    Submit,
+    SubmitCall,
 )
 from deployments.messages import Call, CallBatch, CallOutcome, CallResult, TokenizedItem
 from deployments.records import TokenizeRecord
@@ -211,8 +211,8 @@ class FailingEncoder:
         raise self.error
 
 
-def send_unbatched(send: SendMicroBatch, _settings: GetSettings) -> Submit:
-    """Send each call in its own micro-batch. This function is a `MicroBatcher`."""
+def send_unbatched(send: SendMicroBatch, _settings: GetSettings) -> SubmitCall:
+    """Send each call in its own micro-batch. This function is a `BuildSubmit`."""
 
     async def collect(call: PendingCall) -> None:
         await send([call])
@@ -220,13 +220,13 @@ def send_unbatched(send: SendMicroBatch, _settings: GetSettings) -> Submit:
     return collect
 
 
-def batch_by(size: int) -> MicroBatcher:
-    """Return a `MicroBatcher` with exactly `size` calls per micro-batch.
+def batch_by(size: int) -> BuildSubmit:
+    """Return a `BuildSubmit` with exactly `size` calls per micro-batch.
 
     As with @serve.batch, a micro-batch runs in a separate task, so no caller can cancel it.
     """
 
-    def batched(send: SendMicroBatch, _settings: GetSettings) -> Submit:
+    def batched(send: SendMicroBatch, _settings: GetSettings) -> SubmitCall:
         waiting: list[PendingCall] = []
         tasks: set[asyncio.Future[None]] = set()
 

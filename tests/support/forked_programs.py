@@ -34,8 +34,8 @@ PROCESSES.set_forkserver_preload(
         "transformers.integrations.tensor_parallel",
         "transformers.models.auto.modeling_auto",
         "transformers.models.llama.modeling_llama",
-        "deployments.engines.tensor_parallel_decoder",
-        "deployments.engines.transformers_engine",
+        "deployments.engines.pytorch.tensor_parallel_decoder",
+        "deployments.engines.pytorch.transformers_engine",
     ]
 )
 _PYTHON_MODULE = (sys.executable, "-m")

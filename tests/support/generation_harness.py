@@ -8,7 +8,7 @@ from pathlib import Path
 
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, ModelSettings
-from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import (

@@ -22,7 +22,7 @@ from deployments.config import (
 from deployments.ingress.apis.shared.context import ModelServices
 from deployments.ingress.app import build_http_app
 from deployments.ingress.builds import BuildService, StartBuilder
-from deployments.ingress.cluster_state import (
+from deployments.ingress.devices.cluster_state import (
     ENCODER_DEPLOYMENTS,
     ClusterMonitor,
     ClusterSnapshot,
@@ -31,7 +31,7 @@ from deployments.ingress.cluster_state import (
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
-from deployments.ingress.micro_batches import MicroBatcher
+from deployments.ingress.micro_batches import BuildSubmit
 from deployments.ingress.pipeline_factory import build_pipeline
 from deployments.ingress.replica_memory import ReplicaMemory
 from deployments.records import RequestRecord
@@ -42,7 +42,7 @@ from deployments.transports.base import (
     Clients,
     EncoderClient,
     GeneratorClient,
-    PoolManager,
+    ModelPoolClient,
     TokenizerClient,
 )
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
@@ -50,7 +50,7 @@ from tests.support.fakes import ListRecorder, TokenizeLog, send_unbatched
 from tests.support.local_clients import (
     LocalEncoderClient,
     LocalGeneratorClient,
-    LocalPoolManager,
+    LocalModelPoolClient,
     LocalTokenizerClient,
 )
 
@@ -78,7 +78,7 @@ class InProcess:
     running: Mapping[str, int] = field(default_factory=lambda: ONE_OF_EACH)
     targets: Mapping[str, ReplicaTarget] = field(default_factory=dict)
     settings: IngressUserConfig = field(default_factory=IngressUserConfig)
-    batched: MicroBatcher = send_unbatched
+    batched: BuildSubmit = send_unbatched
     encoder: EncoderClient | None = None  # replaces the real replicas
     tokenizer: TokenizerClient | None = None  # replaces the real tokenizer in tokenization routes
     generator: GeneratorClient | None = None  # None: no generator, unless `writes` is set
@@ -106,8 +106,8 @@ class InProcess:
             stack.callback(tokenizer.close)
             for encoder in encoders.values():
                 stack.push_async_callback(encoder.close)
-            pools: dict[str, PoolManager] = {
-                ENCODER_DEPLOYMENTS[device]: LocalPoolManager({f"{device}-1": encoder})
+            pools: dict[str, ModelPoolClient] = {
+                ENCODER_DEPLOYMENTS[device]: LocalModelPoolClient({f"{device}-1": encoder})
                 for device, encoder in encoders.items()
             }
             generator = self.generator
@@ -115,7 +115,7 @@ class InProcess:
                 replica = GeneratorReplica(args, Device.CPU, ListRecorder())
                 stack.push_async_callback(replica.close)
                 replica.start()
-                pools["CpuGenerator"] = LocalPoolManager({"generator-1": replica})
+                pools["CpuGenerator"] = LocalModelPoolClient({"generator-1": replica})
                 generator = LocalGeneratorClient(replica)
             writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
             monitor = ClusterMonitor(
@@ -144,10 +144,10 @@ class InProcess:
                     BuildService(
                         BuildQueue(self.store),
                         self.settings.builds,
-                        self.pipeline.registry.serves,
+                        self.pipeline.permitted.serves,
                         self.start_builder,
                     ),
-                    ReplicaMemory(pools, self.pipeline.registry),
+                    ReplicaMemory(pools, self.pipeline.permitted),
                 ),
             )
 

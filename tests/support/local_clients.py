@@ -64,17 +64,17 @@ class LocalGeneratorClient:
                 yield event
 
 
-class LocalPoolManager:
-    """A PoolManager of one or several replicas of one kind, by name."""
+class LocalModelPoolClient:
+    """A ModelPoolClient of one or several replicas of one kind, by name."""
 
     def __init__(self, replicas: Mapping[str, EncoderReplica | GeneratorReplica]) -> None:
         self._replicas = replicas
 
-    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+    async def send(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
         states: dict[str, PoolState | ServeError] = {}
         for name, replica in self._replicas.items():
             try:
-                states[name] = await replica.pool.handle(request)
+                states[name] = await replica.pool.apply(request)
             except ServeError as error:
                 states[name] = error
         return states

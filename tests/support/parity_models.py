@@ -119,7 +119,7 @@ class ParityModel:
         """Serve PARITY_MODEL within the block. Requests use `task`, by default the model's."""
         app = InProcess(self.store(precision), models=(PARITY_MODEL,))
         async with app.client() as http:
-            model = app.pipeline.registry.find(PARITY_MODEL)
+            model = app.pipeline.permitted.find(PARITY_MODEL)
             yield ServedModel(http, task or self.task, model.manifest)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import model_directory, set_latest
 from deployments.plan.plan_file import read_plan
-from deployments.plan.resolution import resolve_name
+from deployments.plan.resolution import find_traffic
 
 MODEL = "org/model"
 OLD, NEW, NEWEST = "aaaaaaaaaaa1", "bbbbbbbbbbb2", "ccccccccccc3"
@@ -23,4 +23,4 @@ def seal_version(store: Path, version: str, sealed_s: int, model_id: str = MODEL
 
 
 def default_version(store: Path, **configured: str) -> str:
-    return resolve_name(store, read_plan(store), MODEL, configured).version
+    return find_traffic(store, read_plan(store), MODEL, configured).version

@@ -52,7 +52,7 @@ class Cluster:
 
     def command(self) -> list[str]:
         options = ["--port", str(self.port), "--num-gpus", str(GPUS)]
-        return [sys.executable, "-m", "cluster", "up", str(self.config), *options]
+        return [sys.executable, "-m", "cluster", "serve", str(self.config), *options]
 
     def start(self) -> None:
         """Start the launcher and wait until it prints `serving on`."""

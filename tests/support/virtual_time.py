@@ -127,7 +127,7 @@ class VirtualScheduler:
         return outcomes
 
     def _run_until(self, is_over: Callable[[], bool]) -> None:
-        while self.scheduler.load != (0, 0) and not is_over():
+        while self.scheduler.slot_use != (0, 0) and not is_over():
             self.scheduler.run_step()
 
     def _submit(self, arrival: Arrival) -> JobOutcome:

@@ -43,8 +43,8 @@ KNOW_RAY = {
     "deployments/transports/serve.py",
     "deployments/transports/channel/replica_channel.py",
     "deployments/transports/channel/router.py",
-    "deployments/ingress/micro_batches.py",
-    "deployments/ingress/cluster_state.py",
+    "deployments/ingress/batch_slots.py",
+    "deployments/ingress/devices/cluster_state.py",
     "deployments/ingress/apis/operations/metrics_text.py",
 }
 # The only imports between folders of APIs. text2text-generation extends the parameters and
@@ -259,7 +259,7 @@ def loaded_by(*modules: str) -> set[str]:
 def test_the_serving_path_loads_nothing_of_the_build() -> None:
     walked = pkgutil.walk_packages(deployments.__path__, "deployments.")
     everything = [module.name for module in walked]
-    assert "deployments.engines.onnx_sessions" in everything
+    assert "deployments.engines.onnx.sessions" in everything
     loaded = loaded_by(*everything)
     assert {"deployments", "onnxruntime", "tokenizers", "ray"} <= loaded
     assert not loaded & BUILD_ONLY

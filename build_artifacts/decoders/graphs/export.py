@@ -45,7 +45,7 @@ GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
 class ExportedModel:
     """Graph files of one model and the shapes that an engine needs.
 
-    deployments/engines/onnx_decoder.py describes the inputs of `decoder`. With an `encoder`, the
+    deployments/engines/onnx/decoder.py describes the inputs of `decoder`. With an `encoder`, the
     decoder has two further inputs:
 
         cross.{layer}.{key,value}  [B, kv_heads, C, head_dim]

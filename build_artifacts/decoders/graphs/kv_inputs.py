@@ -1,6 +1,6 @@
 """Attention inputs of encoder-decoder and decoder graphs: tokens, masks and KV caches.
 
-deployments/engines/onnx_decoder.py defines the layout. The sum of a mask row is the length of its
+deployments/engines/onnx/decoder.py defines the layout. The sum of a mask row is the length of its
 slot, so slots of different lengths run in one batch. The graph has no slot numbers, so the engine
 may copy slots freely.
 """

@@ -10,7 +10,7 @@ from deployments.artifacts.types import Device
 from deployments.builds.estimates import BuildStatus
 from deployments.builds.record import BuildState
 from deployments.ingress.apis.shared.model_list import is_loaded, running_devices
-from deployments.ingress.cluster_state import ClusterMonitor
+from deployments.ingress.devices.cluster_state import ClusterMonitor
 from deployments.registry import RegisteredModel
 
 

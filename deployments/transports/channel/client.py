@@ -48,7 +48,7 @@ class ReplicaLost(Exception):
 
 
 class ChannelRequest(NamedTuple):
-    """One call in encoded form, for any replica of a ReplicaPool."""
+    """One call in encoded form, for any replica of a ReplicaConnections."""
 
     method: Method
     message: Buffer
@@ -107,7 +107,7 @@ class ClientConnection(FrameConnection):
         self._checked_s = 0.0  # loop time of the last check
 
     @property
-    def load(self) -> int:
+    def cost_in_flight(self) -> int:
         """Cost of the calls in the replica, as far as this client knows.
 
         The calls of other clients count for OTHER_LOAD_S after the last report.

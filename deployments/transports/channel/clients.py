@@ -32,7 +32,7 @@ from deployments.transports.base import Deliver, EncoderClient, GeneratorClient,
 from deployments.transports.channel import codec
 from deployments.transports.channel.client import ChannelRequest
 from deployments.transports.channel.frames import Buffer, ChannelError, Method
-from deployments.transports.channel.pool import NoChannel, ReplicaPool
+from deployments.transports.channel.replica_connections import NoChannel, ReplicaConnections
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class ChannelEncoderClient:
     """
 
     def __init__(
-        self, tokenizers: ReplicaPool, encoders: ReplicaPool, fallback: EncoderClient
+        self, tokenizers: ReplicaConnections, encoders: ReplicaConnections, fallback: EncoderClient
     ) -> None:
         self._tokenizers = tokenizers
         self._encoders = encoders
@@ -127,7 +127,7 @@ class ChannelEncoderClient:
 class ChannelTokenizerClient:
     """A TokenizerClient over channels. Without any channel, calls use `fallback`."""
 
-    def __init__(self, tokenizers: ReplicaPool, fallback: TokenizerClient) -> None:
+    def __init__(self, tokenizers: ReplicaConnections, fallback: TokenizerClient) -> None:
         self._tokenizers = tokenizers
         self._fallback = fallback
 
@@ -153,7 +153,7 @@ class ChannelTokenizerClient:
 class ChannelGeneratorClient:
     """A GeneratorClient over channels. Without any channel, calls use `fallback`."""
 
-    def __init__(self, generators: ReplicaPool, fallback: GeneratorClient) -> None:
+    def __init__(self, generators: ReplicaConnections, fallback: GeneratorClient) -> None:
         self._generators = generators
         self._fallback = fallback
 
@@ -178,13 +178,13 @@ class ChannelGeneratorClient:
                 yield event
 
 
-class ChannelPoolManager:
-    """A PoolManager over the channels to the replicas of one deployment."""
+class ChannelModelPoolClient:
+    """A ModelPoolClient over the channels to the replicas of one deployment."""
 
-    def __init__(self, replicas: ReplicaPool) -> None:
+    def __init__(self, replicas: ReplicaConnections) -> None:
         self._replicas = replicas
 
-    async def manage(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
+    async def send(self, request: PoolRequest) -> Mapping[str, PoolState | ServeError]:
         call = ChannelRequest(Method.MANAGE_POOL, codec.encode_message(request), 0)
         answers = await self._replicas.call_each(call)
         return {

@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.config import ray_tls_files
 from deployments.transports.channel.directory import DIRECTORY
-from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ChannelServer, Service
 from deployments.transports.channel.tls import TlsContexts
 
@@ -62,9 +62,9 @@ class ReplicaChannel:
         await self._server.close(max(timeout_s, MIN_DRAIN_S))
 
 
-def open_pool(deployment: str, spread: int) -> ReplicaPool:
-    """Connect to the replicas of `deployment`, also to those that start later. See ReplicaPool."""
+def connect_to_replicas(deployment: str, spread: int) -> ReplicaConnections:
+    """Connect to the replicas of `deployment`, also to those that start later."""
     node, tls = ray.get_runtime_context().get_node_id(), TlsContexts.load(ray_tls_files()).client
-    pool = ReplicaPool(deployment, node, tls, spread)
-    DIRECTORY.subscribe(deployment, pool.update)
-    return pool
+    connections = ReplicaConnections(deployment, node, tls, spread)
+    DIRECTORY.subscribe(deployment, connections.update)
+    return connections

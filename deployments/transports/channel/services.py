@@ -139,8 +139,8 @@ async def manage_pools(request: PoolRequest, replica: HasPool, *others: HasPool)
     Raises the ServeError of a failed load.
     """
     for other in others:
-        await other.pool.handle(request)
-    return await replica.pool.handle(request)
+        await other.pool.apply(request)
+    return await replica.pool.apply(request)
 
 
 def _build_pool_handler(replica: HasPool, *others: HasPool) -> UnaryHandler:

@@ -31,7 +31,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import CPU_INT8, BuildRecipe
 from build_artifacts.types import Tokens
 from deployments.artifacts.types import Device, ModelHead
-from deployments.command_line import INTERRUPTED
+from deployments.terminal.command_line import INTERRUPTED
 from tests.integration.benchmarks.test_commands import only_result
 from tests.support.http_server import serve_http
 from tests.support.in_process import InProcess

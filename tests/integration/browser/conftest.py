@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Browser
 
 from benchmarks.page.browser import find_browser, open_browser
-from deployments.ingress.cluster_state import ReplicaTarget
+from deployments.ingress.devices.cluster_state import ReplicaTarget
 from tests.support.browser import PAGE_MODELS, Visitor, seal_page_models
 from tests.support.http_server import HttpServer, serve_http
 from tests.support.in_process import InProcess

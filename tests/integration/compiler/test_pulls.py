@@ -176,7 +176,7 @@ def test_pull_does_not_follow_the_build_of_another_source(
 def test_second_drain_leaves_the_queue_to_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("end_with_standard_input", "lower_priority"):  # they would affect this process
+    for name in ("end_with_standard_input", "lower_process_priority"):  # they affect this process
         monkeypatch.setattr(drain_command, name, lambda *_: None)
     queue = BuildQueue(tmp_path)
     queue.submit(MODEL, "/nowhere")

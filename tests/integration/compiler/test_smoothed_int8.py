@@ -18,7 +18,7 @@ from build_artifacts.recipes import (
 from build_artifacts.steps.quantize import quantize
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
-from deployments.machine import read_cpu_info
+from deployments.host.machine import read_cpu_info
 from deployments.tuning.parity import cosines
 from tests.support.prepared_build import (
     PreparedBuild,

@@ -20,7 +20,7 @@ import pytest
 
 from cluster.edge.haproxy_process import HaproxyProcess
 from cluster.edge.supervisor import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
-from cluster.local import LocalPorts, local_environment
+from cluster.launcher.local import LocalPorts, local_environment
 from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
 from tests.support.ray_cluster import free_port, wait_for
 

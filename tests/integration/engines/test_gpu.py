@@ -15,9 +15,9 @@ from deployments.artifacts.types import ModelHead
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines import missing_requirement, open_engine
 from deployments.engines.decoder import DecoderEngine
-from deployments.engines.onnx_decoder import OnnxDecoder
-from deployments.engines.onnx_sessions import missing_provider
-from deployments.engines.torch_decoder import TorchDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
+from deployments.engines.onnx.sessions import missing_provider
+from deployments.engines.pytorch.decoder import TorchDecoder
 from tests.integration.engines.conftest import BUCKETS, KINDS, ContractEngine, Written, spec_of
 from tests.integration.engines.test_contract import ITEMS, check
 

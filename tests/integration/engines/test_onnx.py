@@ -13,9 +13,9 @@ from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec, open_engine
 from deployments.engines.base import translate_errors
-from deployments.engines.onnx_sessions import open_session, select_providers
+from deployments.engines.onnx.sessions import open_session, select_providers
 from deployments.errors import EngineFailed
-from deployments.machine import CpuInfo
+from deployments.host.machine import CpuInfo
 from tests.integration.engines.conftest import KINDS, SETTINGS, Written
 from tests.support.artifacts import WIDTH, seal_tiny, tiny_manifest
 from tests.support.engine_programs import write_model
@@ -66,7 +66,7 @@ def test_exact_int8_is_enabled_on_cpus_with_overflow(
     flags: tuple[str, ...], written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processor = CpuInfo("some", "1", flags, "x86_64")
-    monkeypatch.setattr("deployments.engines.onnx_sessions.read_cpu_info", lambda: processor)
+    monkeypatch.setattr("deployments.engines.onnx.sessions.read_cpu_info", lambda: processor)
     session = open_session(spec_with(written(ONNX, ModelHead.VECTOR), EngineOptions()), SETTINGS)
     options = session.get_session_options()
     if processor.int8_overflows:

@@ -14,7 +14,7 @@ from deployments.artifacts.types import ModelHead
 from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import open_engine
-from deployments.engines.onnx_io_binding import IoBindingEngine
+from deployments.engines.onnx.io_binding import IoBindingEngine
 from deployments.errors import EngineFailed
 from tests.integration.engines.conftest import BUCKETS, KINDS, SETTINGS, Written, spec_of
 from tests.support.engine_programs import WORDS

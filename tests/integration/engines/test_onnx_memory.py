@@ -14,8 +14,8 @@ from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
-from deployments.engines.onnx_encoder import OnnxEngine
-from deployments.engines.onnx_memory import MAX_RETAINED_TOKENS, SMALL_PASSES, ArenaTrimmer
+from deployments.engines.onnx.encoder import OnnxEngine
+from deployments.engines.onnx.memory import MAX_RETAINED_TOKENS, SMALL_PASSES, ArenaTrimmer
 from deployments.messages import TokenizedItem
 from tests.support.engine_programs import write_model
 

@@ -22,11 +22,11 @@ pytest.importorskip("transformers", reason="`transformers` is not installed")
 
 from deployments.artifacts.manifest import EngineOptions  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
-from deployments.engines import tensor_parallel_decoder  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import open_decoder  # noqa: E402
-from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder  # noqa: E402
-from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
+from deployments.engines.pytorch import tensor_parallel_decoder  # noqa: E402
+from deployments.engines.pytorch.decoder import TorchDecoder  # noqa: E402
+from deployments.engines.pytorch.tensor_parallel_decoder import TensorParallelDecoder  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.support import forked_programs  # noqa: E402
 from tests.support.decoder_programs import WHOLE, whole_spec  # noqa: E402
@@ -132,7 +132,7 @@ ORPHANING = """
 import pickle, sys
 from pathlib import Path
 from deployments.config import GeneratorSettings
-from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
+from deployments.engines.pytorch.tensor_parallel_decoder import TensorParallelDecoder
 
 spec = pickle.loads(Path(sys.argv[1]).read_bytes())
 decoder = TensorParallelDecoder(spec, GeneratorSettings(), slots=1, context=64)

@@ -22,9 +22,10 @@ from safetensors import safe_open  # noqa: E402
 from deployments.artifacts.manifest import EngineOptions  # noqa: E402
 from deployments.artifacts.types import ModelHead  # noqa: E402
 from deployments.batching.batch_policy import collate  # noqa: E402
-from deployments.engines import open_engine, torch_engine  # noqa: E402
-from deployments.engines.torch_engine import TorchEngine  # noqa: E402
-from deployments.engines.torch_program import read_program, write_program  # noqa: E402
+from deployments.engines import open_engine  # noqa: E402
+from deployments.engines.pytorch import engine as torch_engine  # noqa: E402
+from deployments.engines.pytorch.engine import TorchEngine  # noqa: E402
+from deployments.engines.pytorch.program import read_program, write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.integration.engines.conftest import KINDS, SETTINGS, Written, spec_of  # noqa: E402
 from tests.integration.engines.test_contract import ITEMS, check  # noqa: E402

@@ -15,12 +15,12 @@ torch = pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
 
 from deployments.config import GeneratorSettings  # noqa: E402
-from deployments.engines import torch_decoder  # noqa: E402
-from deployments.engines.capture_lock import CaptureLock  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import kv_bytes_per_token, measure_kv_cache  # noqa: E402
-from deployments.engines.torch_capture import capture  # noqa: E402
-from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
+from deployments.engines.pytorch import decoder as torch_decoder  # noqa: E402
+from deployments.engines.pytorch.capture import capture  # noqa: E402
+from deployments.engines.pytorch.capture_lock import CaptureLock  # noqa: E402
+from deployments.engines.pytorch.decoder import TorchDecoder  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.decoder_programs import program_spec  # noqa: E402

@@ -17,7 +17,6 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # noqa: E402
 from deployments.artifacts.types import Device  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
-from deployments.engines import torch_decoder, transformers_engine  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import (  # noqa: E402
     find_decoder_factory,
@@ -25,8 +24,10 @@ from deployments.engines.decoder_factory import (  # noqa: E402
     open_decoder,
     select_candidate,
 )
-from deployments.engines.torch_decoder import TorchDecoder  # noqa: E402
-from deployments.engines.torch_program import write_program  # noqa: E402
+from deployments.engines.pytorch import decoder as torch_decoder  # noqa: E402
+from deployments.engines.pytorch import transformers_engine  # noqa: E402
+from deployments.engines.pytorch.decoder import TorchDecoder  # noqa: E402
+from deployments.engines.pytorch.program import write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
 from tests.integration.engines.conftest import OpenRows, rows_of  # noqa: E402
 from tests.support import flash_attention  # noqa: E402

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from build_artifacts.checkpoints.export_wrapper import input_names
 from build_artifacts.steps.program import save_program
 from deployments.artifacts.types import TaskName
-from deployments.engines.torch_program import read_program
+from deployments.engines.pytorch.program import read_program
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.parity_models import ParityModel
 from tests.support.parity_texts import varied_texts

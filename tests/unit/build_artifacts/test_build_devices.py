@@ -11,7 +11,7 @@ from build_artifacts import build_devices
 from build_artifacts.build_devices import engine_settings, fit_to_host, has_device
 from build_artifacts.recipes import DYNAMIC, FULL, QUICK
 from deployments.artifacts.types import Device
-from deployments.gpus import Gpu
+from deployments.host.gpus import Gpu
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 H200 = Gpu(name="NVIDIA H200", driver="580.159.03")

@@ -12,8 +12,8 @@ from cluster.access import (
     key_file_environment,
     use_key_file,
 )
+from cluster.config_entries import IMPORT_PATH
 from cluster.progress import StartError, UnusableConfig
-from cluster.serve_config import IMPORT_PATH
 from tests.support.keys import add_key
 
 

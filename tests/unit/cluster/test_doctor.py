@@ -16,8 +16,8 @@ from cluster.doctor import format_findings
 from cluster.host_description import read_host_description
 from cluster.kuberay.memory import REPLICA_BYTES
 from cluster.processes import open_listener
-from deployments.gpus import Gpu
-from deployments.machine import CpuInfo
+from deployments.host.gpus import Gpu
+from deployments.host.machine import CpuInfo
 from hundredfold.__main__ import main
 from tests.support.checked_configs import APP, CPU_ENCODER, INGRESS, create_config
 from tests.support.ipv6 import needs_ipv6

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.__main__ import COMMANDS
 from cluster.kuberay.pods import USER_ID
-from deployments.command_line import CommandGroup
+from deployments.terminal.command_line import CommandGroup
 
 REPOSITORY = Path(__file__).parents[3]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster import up
 from cluster.gpu_support import assess_gpus
 from cluster.installation import (
     CPU_PACKAGES,
@@ -20,10 +19,11 @@ from cluster.installation import (
     main,
     plan_install,
 )
-from cluster.local import LocalPorts
+from cluster.launcher import command as up
+from cluster.launcher.local import LocalPorts
+from cluster.launcher.ray_host import build_ray_command
 from cluster.progress import StartupProgress
-from cluster.ray_host import build_ray_command
-from deployments.gpus import Gpu, find_visible
+from deployments.host.gpus import Gpu, find_visible
 
 ROOT = Path(__file__).parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

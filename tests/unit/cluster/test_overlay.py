@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from cluster.access import find_key_file
+from cluster.config_entries import ApplicationEntry
 from cluster.kuberay.capacity import (
     ResourceDemand,
     count_pods,
@@ -18,7 +19,6 @@ from cluster.kuberay.memory import find_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.pods import build_disruption_budgets
 from cluster.kuberay.render import PRODUCTION, render_rayservice
-from cluster.serve_config import ApplicationEntry
 from deployments.config import AppArgs
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.progress import StartError, UnusableConfig
 from cluster.shortages import MIN_RAY_BYTES, check_space, explain_shortages
-from deployments.machine import ControlGroups
+from deployments.host.machine import ControlGroups
 
 
 @pytest.fixture

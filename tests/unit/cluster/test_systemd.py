@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from deployments.command_line import UNUSABLE_CONFIG
+from deployments.terminal.command_line import UNUSABLE_CONFIG
 
 UNIT = Path(cluster.__file__).parent / "systemd" / "hundredfold.service"
 BINARY = "/opt/hundredfold/bin/hundredfold"

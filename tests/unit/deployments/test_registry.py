@@ -127,7 +127,7 @@ def test_route_and_pin_stay_while_latest_cannot_be_read(tmp_path: Path) -> None:
     make_unreadable(directory.with_name("latest"))
     clock.now_s += REFRESH_S
     assert registry.find("tiny/model") == model
-    assert registry.pinned() == [model]
+    assert registry.list_kept_loaded() == [model]
     directory.with_name("latest").rmdir()
     new = seal_tiny_version(tmp_path, "tiny/model", NEW)
     clock.now_s += REFRESH_S
@@ -182,7 +182,7 @@ def test_split_changes_neither_pins_nor_listed_models(tmp_path: Path) -> None:
     changes.promote(tmp_path, "tiny/model", old.name)
     changes.set_split(tmp_path, "tiny/model", NEW, 99)
     registry = ModelRegistry(tmp_path, build_settings("tiny/model"))
-    assert [model.ref.version for model in registry.pinned()] == [old.name]
+    assert [model.ref.version for model in registry.list_kept_loaded()] == [old.name]
     assert [model.ref.version for model in registry.open_models()] == [old.name]
 
 
@@ -194,7 +194,7 @@ def test_ended_split_ends_while_a_new_version_is_tried(tmp_path: Path) -> None:
     clock = FakeClock()
     registry = ModelRegistry(tmp_path, [], clock)
     tried: list[str] = []
-    registry.probe = lambda model: tried.append(model.ref.version)
+    registry.start_trial = lambda model: tried.append(model.ref.version)
 
     assert find_answering(registry, clock) == NEW
     seal_tiny_version(tmp_path, "tiny/model", NEWEST)
@@ -215,7 +215,7 @@ def test_removed_version_of_a_split_ends_while_a_new_version_is_tried(tmp_path: 
     changes.set_split(tmp_path, "tiny/model", NEW, 100)
     clock = FakeClock()
     registry = ModelRegistry(tmp_path, [], clock)
-    registry.probe = lambda _model: None
+    registry.start_trial = lambda _model: None
     assert registry.find("tiny/model", lambda: "anybody").directory == new
     seal_tiny_version(tmp_path, "tiny/model", NEWEST)
     changes.remove_alias(tmp_path, "tiny/model", "stable")
@@ -243,7 +243,7 @@ def test_version_on_trial_is_replaced_by_one_that_is_not_its_own_shadow(tmp_path
     old = seal_tiny(tmp_path, "tiny/model").name
     clock = FakeClock()
     registry = ModelRegistry(tmp_path, [], clock)
-    registry.probe = lambda _model: None
+    registry.start_trial = lambda _model: None
     registry.find("tiny/model")
     seal_tiny_version(tmp_path, "tiny/model", NEW)
     changes.promote(tmp_path, "tiny/model", NEW)
@@ -258,7 +258,7 @@ def test_new_split_begins_when_its_version_is_accepted(tmp_path: Path) -> None:
     old = seal_tiny(tmp_path, "tiny/model").name
     clock = FakeClock()
     registry = ModelRegistry(tmp_path, [], clock)
-    registry.probe = lambda _model: None
+    registry.start_trial = lambda _model: None
     registry.find("tiny/model")
     changes.promote(tmp_path, "tiny/model", old)
     seal_tiny_version(tmp_path, "tiny/model", NEW)

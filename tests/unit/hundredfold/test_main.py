@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cluster.__main__ import COMMANDS
-from deployments.command_line import CommandGroup, CommandSpec, Program, Tree
 from deployments.errors import ServeError
+from deployments.terminal.command_line import CommandGroup, CommandSpec, Program, Tree
 from hundredfold.__main__ import build_program, main
 from tests.support.no_home import remove_home
 

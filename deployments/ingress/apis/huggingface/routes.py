@@ -66,7 +66,7 @@ from deployments.ingress.apis.text_generation.routes import (
     envelope_body_schema,
 )
 from deployments.ingress.apis.text_generation.schemas import GenerateParameters
-from deployments.ingress.cluster_state import model_loading_error
+from deployments.ingress.devices.cluster_state import model_loading_error
 from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response, read_json
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
@@ -77,8 +77,8 @@ from deployments.ingress.http.request_options import (
     read_options,
 )
 from deployments.ingress.http.sse import SseResponse, build_event
+from deployments.ingress.models.resolver import has_encoder
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
-from deployments.ingress.resolver import has_encoder
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS
 from deployments.tasks.inputs import JsonSchema
@@ -236,10 +236,10 @@ class HuggingFaceRoutes:
         return json_response(page)
 
     async def info(self, request: Request) -> Response:
-        registry = self._pipeline.registry
-        model = registry.find(model_in_path(request) or "")
+        permitted = self._pipeline.permitted
+        model = permitted.find(model_in_path(request) or "")
         monitor = self._pipeline.monitor
-        versions = registry.list_versions(model.ref.id)
+        versions = permitted.list_versions(model.ref.id)
         return json_response(
             {
                 **build_model_facts(model, monitor),
@@ -279,7 +279,7 @@ class HuggingFaceRoutes:
         Raises UnknownModel or ArtifactMissing for a model that has no version and no build.
         """
         try:
-            model = self._pipeline.registry.find(model_id)
+            model = self._pipeline.permitted.find(model_id)
         except (UnknownModel, ArtifactMissing):
             if build is None:
                 raise
@@ -288,7 +288,7 @@ class HuggingFaceRoutes:
 
     async def health(self, request: Request) -> Response:
         model_id = model_in_path(request) or ""
-        model = self._pipeline.registry.find(model_id)
+        model = self._pipeline.permitted.find(model_id)
         if not is_loaded(model, self._pipeline.monitor):
             raise model_loading_error(self._pipeline.monitor, model)
         return json_response({"status": "ok"})

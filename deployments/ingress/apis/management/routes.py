@@ -158,7 +158,7 @@ class ManagementRoutes:
 
     @property
     def _configured(self) -> Mapping[str, str]:
-        return self._pipeline.registry.configured
+        return self._pipeline.permitted.configured
 
     def _permitted_name(self, request: Request) -> str:
         """Return the model name in the path. Raises Forbidden if the key forbids the model."""

@@ -146,7 +146,7 @@ def repository_index(
     omit models whose state is not READY.
     """
     entries: list[IndexEntry] = []
-    for model in pipeline.registry.open_models():
+    for model in pipeline.permitted.open_models():
         ready = is_loaded(model, pipeline.monitor)
         entries.append(
             {
@@ -156,7 +156,7 @@ def repository_index(
                 "reason": "" if ready else "no running replica serves the model",
             }
         )
-    rejected = pipeline.registry.rejected()
+    rejected = pipeline.permitted.rejected()
     known = {*rejected, *(entry["name"] for entry in entries)}
     may_use = current_caller().may_use_model
     for model_id, version in stored.items():

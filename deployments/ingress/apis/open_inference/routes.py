@@ -54,7 +54,7 @@ from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
 from deployments.ingress.http.request_options import model_in_path, set_options_source
-from deployments.ingress.resolver import wrong_route_error
+from deployments.ingress.models.resolver import wrong_route_error
 from deployments.management.listing import list_default_versions
 from deployments.plan.resolution import SEPARATOR, split_name
 from deployments.registry import RegisteredModel
@@ -235,7 +235,7 @@ class OpenInferenceRoutes:
 
     async def metadata(self, request: Request) -> Response:
         model = self._model_of_tensors(request)
-        usable = self._pipeline.registry.list_versions(model.ref.id)
+        usable = self._pipeline.permitted.list_versions(model.ref.id)
         return json_response(model_metadata(model, [one.ref.version for one in usable]))
 
     async def config(self, request: Request) -> Response:
@@ -248,7 +248,7 @@ class OpenInferenceRoutes:
         )
 
     async def all_stats(self, request: Request) -> Response:
-        models = self._pipeline.registry.open_models()
+        models = self._pipeline.permitted.open_models()
         return json_response({"model_stats": [self._statistics.build_stats(m.ref) for m in models]})
 
     async def index(self, request: Request) -> Response:
@@ -279,7 +279,7 @@ class OpenInferenceRoutes:
 
         Raises Forbidden, UnknownModel or ArtifactError.
         """
-        return self._pipeline.registry.find(find_model_name(request))
+        return self._pipeline.permitted.find(find_model_name(request))
 
     def _model_of_tensors(self, request: Request) -> RegisteredModel:
         """Find an encoder model. Raises WrongTask for generative models, which have no tensors."""

@@ -278,10 +278,10 @@ class OpenAIRoutes:
         return json_response(page)
 
     async def only_model(self, request: Request) -> Response:
-        model = self._pipeline.registry.find(model_in_path(request) or "")
+        model = self._pipeline.permitted.find(model_in_path(request) or "")
         facts = build_model_facts(model, self._pipeline.monitor)
         return json_response({"object": "list", "data": [facts], "has_more": False})
 
     async def model(self, request: Request) -> Response:
-        model = self._pipeline.registry.find(model_in_path(request) or "")
+        model = self._pipeline.permitted.find(model_in_path(request) or "")
         return json_response(build_model_facts(model, self._pipeline.monitor))

@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.admission import Admission
 from deployments.ingress.apis.shared.context import Scrape
-from deployments.ingress.cluster_state import ClusterMonitor, ReplicaTarget
+from deployments.ingress.devices.cluster_state import ClusterMonitor, ReplicaTarget
 from deployments.ingress.request_log import RequestContext
 from deployments.keys.caller import current_caller
 from deployments.metrics import PREFIX

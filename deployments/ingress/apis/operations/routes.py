@@ -99,7 +99,7 @@ class OperationsRoutes:
                 device.value: {"available": state.available, "replicas": state.running}
                 for device, state in pipeline.monitor.states.items()
             },
-            "refused": {k: e.message for k, e in pipeline.registry.rejected().items()},
+            "refused": {k: e.message for k, e in pipeline.permitted.rejected().items()},
         }
         return json_response(body, status=503 if missing else 200)
 

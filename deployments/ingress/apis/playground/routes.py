@@ -87,5 +87,5 @@ class PlaygroundRoutes:
         return await self._files.respond(route_path(request.scope).rpartition("/")[2], request)
 
     async def report(self, request: Request) -> Response:
-        model = self._pipeline.registry.find(model_in_path(request) or "")
+        model = self._pipeline.permitted.find(model_in_path(request) or "")
         return json_response(await asyncio.to_thread(build_model_report, model))

@@ -10,7 +10,7 @@ from typing import Any
 
 from deployments.artifacts.types import Device, ModelHead
 from deployments.errors import InvalidField, ServeError
-from deployments.ingress.cluster_state import ClusterMonitor
+from deployments.ingress.devices.cluster_state import ClusterMonitor
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.keys.caller import current_caller
 from deployments.management.listing import list_default_versions
@@ -32,8 +32,8 @@ async def build_model_list(
     page. Raises InvalidField for an invalid `limit`.
     """
     limit, after = parse_limit(query), query.get("after")
-    configured = [model.ref.id for model in pipeline.registry.open_models()]
-    first = [*configured, *pipeline.registry.rejected()]
+    configured = [model.ref.id for model in pipeline.permitted.open_models()]
+    first = [*configured, *pipeline.permitted.rejected()]
     may_use, known = current_caller().may_use_model, set(first)
     stored = await asyncio.to_thread(list_default_versions, store)
     # The store lists models by directory name, which has `--` for the `/` of an id. Sort by id.
@@ -62,15 +62,15 @@ def parse_limit(query: Mapping[str, str]) -> int:
 
 def list_configured(pipeline: RequestPipeline) -> list[dict[str, Any]]:
     """Describe the models of the configuration. Rejected models come last."""
-    configured = (model.ref.id for model in pipeline.registry.open_models())
-    names = [*configured, *pipeline.registry.rejected()]
+    configured = (model.ref.id for model in pipeline.permitted.open_models())
+    names = [*configured, *pipeline.permitted.rejected()]
     return [describe_model(pipeline, model_id) for model_id in names]
 
 
 def describe_model(pipeline: RequestPipeline, model_id: str) -> dict[str, Any]:
     """Build the object of a model in a list, with the reason if the model cannot be used."""
     try:
-        return build_model_facts(pipeline.registry.find(model_id), pipeline.monitor)
+        return build_model_facts(pipeline.permitted.find(model_id), pipeline.monitor)
     except ServeError as error:
         return {
             "id": model_id,

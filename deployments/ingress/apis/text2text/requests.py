@@ -22,8 +22,8 @@ from deployments.ingress.apis.text_generation.requests import (
     parse_inputs,
 )
 from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.models.resolver import require_task
 from deployments.ingress.requests import GenerationRequest
-from deployments.ingress.resolver import require_task
 from deployments.messages import (
     BeamSearchParams,
     GenerationOptions,

@@ -46,7 +46,7 @@ from deployments.artifacts.types import TEXT2TEXT_TASKS, Device, TaskName
 from deployments.config import EncoderSettings, GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
+from deployments.engines.onnx.decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from deployments.errors import DigestMismatch
 from hundredfold.__main__ import main as hundredfold
 from tests.support.decoder_artifacts import CHATML

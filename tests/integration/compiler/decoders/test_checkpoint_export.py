@@ -35,11 +35,12 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
 from deployments.artifacts.types import Attention, Device, Precision
 from deployments.config import GeneratorSettings
-from deployments.engines import missing_requirement, tensor_parallel_decoder
+from deployments.engines import missing_requirement
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from deployments.engines.tensor_parallel_decoder import TensorParallelDecoder
-from deployments.engines.torch_decoder import TorchDecoder
+from deployments.engines.pytorch import tensor_parallel_decoder
+from deployments.engines.pytorch.decoder import TorchDecoder
+from deployments.engines.pytorch.tensor_parallel_decoder import TensorParallelDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
 from tests.integration.compiler.decoders.test_torch_export import check, check_step, logits_of
 from tests.support import flash_attention, forked_programs
@@ -157,7 +158,9 @@ def test_tensor_parallel_without_plan_is_rejected(tmp_path: Path) -> None:
 
 def test_missing_package_is_named(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.engines.find_spec", lambda name: 1)
-    monkeypatch.setattr("deployments.engines.transformers_engine.find_spec", lambda name: None)
+    monkeypatch.setattr(
+        "deployments.engines.pytorch.transformers_engine.find_spec", lambda name: None
+    )
     spec = DecoderSpec(
         path=llama, engine="transformers", device=Device.GPU, precision="nf4",
         options=EngineOptions(), vocabulary=9, max_tokens=9,

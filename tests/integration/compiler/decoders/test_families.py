@@ -24,7 +24,7 @@ from build_artifacts.recipes import DECODER_FP16, DECODER_FP32, DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions, ModelSource
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 from tests.support.decoder_artifacts import write_byte_tokenizer
 from tests.support.tiny_encoders import write_json
 

@@ -28,7 +28,7 @@ from deployments.artifacts.types import Attention, Device
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from deployments.engines.torch_decoder import TorchDecoder
+from deployments.engines.pytorch.decoder import TorchDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_programs import PROGRAM, program_spec

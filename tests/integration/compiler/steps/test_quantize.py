@@ -22,7 +22,7 @@ from build_artifacts.recipes import (
     WeightOnlyInt8,
 )
 from build_artifacts.steps.quantize import EXCLUDED_BLOCK_SIZE, quantize
-from deployments.machine import CpuInfo
+from deployments.host.machine import CpuInfo
 from deployments.tuning.parity import cosines
 from tests.support.prepared_build import PreparedBuild, op_counts, unreadable
 from tests.support.tiny_encoders import tiny_checkpoint
@@ -160,7 +160,7 @@ def test_shared_weights_run_without_vnni(
 
     On CPUs without VNNI, it runs in a precise mode, which copies int8 weights.
     """
-    monkeypatch.setattr("deployments.engines.onnx_sessions.read_cpu_info", lambda: WITHOUT_VNNI)
+    monkeypatch.setattr("deployments.engines.onnx.sessions.read_cpu_info", lambda: WITHOUT_VNNI)
     source = tiny_checkpoint(tmp_path / "model", model_type="albert")
     build = PreparedBuild.of(source, tmp_path / "work")
     assert worst_cosine(build, quantized(build, scheme, tmp_path / "graph.onnx")) > 0.97

@@ -109,7 +109,7 @@ async def test_disconnect_releases_the_kv_slot(model: LocalModel, tokens: int) -
         left = await generator.generate(
             StreamRequest(tuple(range(30)), 100, disconnect_after=tokens)
         )
-        await wait_until(lambda: generator.load == (0, 0))
+        await wait_until(lambda: generator.slot_use == (0, 0))
     assert left.tokens == tokens
 
 
@@ -131,7 +131,7 @@ class Leaky:
         self._running = 0
 
     @property
-    def load(self) -> tuple[int, int]:
+    def slot_use(self) -> tuple[int, int]:
         return (1, 0)
 
     async def generate(self, request: StreamRequest) -> StreamResult:

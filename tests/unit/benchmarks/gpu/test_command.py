@@ -16,7 +16,7 @@ from benchmarks.gpu.cases import Bench, Case, CaseResult, Target, run_case
 from benchmarks.gpu.parts import GpuPart
 from benchmarks.gpu.results import GpuResults
 from benchmarks.gpu.suite import summarize_report
-from deployments.gpus import Gpu
+from deployments.host.gpus import Gpu
 
 ROOT = Path(__file__).parents[4]
 RUN = RunMetadata(benchmark="gpu", command="test", seed=0)

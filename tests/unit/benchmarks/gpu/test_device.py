@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from benchmarks.gpu.device import describe_gpus
-from deployments.gpus import Gpu
+from deployments.host.gpus import Gpu
 
 
 def test_description_tells_the_compute_capability() -> None:

@@ -36,8 +36,8 @@ from benchmarks.serving.load import LoadResult
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.artifacts.types import Device
-from deployments.command_line import INTERRUPTED
 from deployments.config import AppArgs, EncoderSettings
+from deployments.terminal.command_line import INTERRUPTED
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.opening import open_tuned_engine
 

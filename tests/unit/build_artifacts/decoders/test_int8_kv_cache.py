@@ -16,7 +16,7 @@ from build_artifacts.decoders.float_graph import ATTENTION
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.types import FloatArray
-from deployments.engines.onnx_decoder import MAX_DRAFT_TOKENS, OnnxDecoder
+from deployments.engines.onnx.decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from tests.support.attention_graphs import (
     KINDS,
     OTHERS,

@@ -18,7 +18,7 @@ from build_artifacts.decoders.measurement import (
 from build_artifacts.decoders.reference import DecoderReference, perplexity, summarize_logits
 from deployments.artifacts.manifest import Gate
 from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 from tests.support.decoder_graphs import (
     ENDS,
     add_noise,

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.per_token_int8 import compute_static_scale, quantize_per_token
 from build_artifacts.types import FloatArray
-from deployments.machine import CpuInfo
+from deployments.host.machine import CpuInfo
 from tests.support.decoder_graphs import VOCABULARY, open_graph, spec_of
 from tests.support.outlier_models import graph_with_outliers
 
@@ -191,7 +191,7 @@ def test_results_are_equal_on_cpu_with_int8_overflow(
     quantize_per_token(path, into, CalibrationTexts(TEXTS[:4], spec_of(path).generation_config))
     here = logits_of(into)
     old = CpuInfo("old", "1", ("avx2",), "x86_64")
-    monkeypatch.setattr("deployments.engines.onnx_sessions.read_cpu_info", lambda: old)
+    monkeypatch.setattr("deployments.engines.onnx.sessions.read_cpu_info", lambda: old)
     np.testing.assert_array_equal(logits_of(into), here)
 
 

@@ -262,7 +262,7 @@ async def test_cancelled_calls_leave_the_queue() -> None:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert busy.scheduler.waiting_items == 1
-        assert busy.scheduler.load().queued_s == pytest.approx(0.5)
+        assert busy.scheduler.measure_load().queued_s == pytest.approx(0.5)
         busy.engine.release()
         await stays
 

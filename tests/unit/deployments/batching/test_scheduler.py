@@ -356,26 +356,26 @@ async def test_load_is_the_busy_threads_and_the_measured_time_of_the_queue(
 ) -> None:
     engine = FakeEngine()
     scheduler = make_scheduler(engine, passes=2)
-    assert scheduler.load() == (0.0, 0.0)
+    assert scheduler.measure_load() == (0.0, 0.0)
     await scheduler.submit(MODEL, [item(1, 10)], far_deadline())
-    assert 0 < scheduler.load().busy < 1
+    assert 0 < scheduler.measure_load().busy < 1
 
     engine.hold()
     running = [scheduler.submit(MODEL, [item(n, 10)], far_deadline()) for n in range(2)]
     await wait_until(lambda: len(engine.passes) == 3)
-    scheduler.load()
+    scheduler.measure_load()
     waiting = [scheduler.submit(MODEL, [item(9, 20)], far_deadline())]
     await asyncio.sleep(0)
-    busy, queued_s = scheduler.load()
+    busy, queued_s = scheduler.measure_load()
     assert busy == pytest.approx(1.0)
     assert queued_s > 0
     waiting.append(scheduler.submit(MODEL, [item(9, 40)], far_deadline()))
-    assert scheduler.load().queued_s == pytest.approx(3 * queued_s)
-    assert scheduler.load(backlog=20).queued_s > scheduler.load().queued_s
+    assert scheduler.measure_load().queued_s == pytest.approx(3 * queued_s)
+    assert scheduler.measure_load(backlog=20).queued_s > scheduler.measure_load().queued_s
     engine.release()
     await asyncio.gather(*running, *waiting)
-    scheduler.load()  # ends the interval with work
-    assert scheduler.load() == (0.0, 0.0)
+    scheduler.measure_load()  # ends the interval with work
+    assert scheduler.measure_load() == (0.0, 0.0)
 
 
 async def test_replica_that_stops_refuses_calls() -> None:

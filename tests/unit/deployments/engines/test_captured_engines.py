@@ -19,18 +19,16 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings, GeneratorSettings
-from deployments.engines import (
-    GraphSpec,
-    onnx_decoder,
-    onnx_encoder,
-    onnx_io_binding,
-    onnx_sessions,
-)
-from deployments.engines.onnx_encoder_decoder import OnnxEncoderDecoder
-from deployments.engines.onnx_engine import ONNXRUNTIME
-from deployments.engines.onnx_io_binding import IoBindingEngine
-from deployments.engines.onnx_memory import SMALL_PASSES
-from deployments.engines.onnx_sessions import UNCAPTURED
+from deployments.engines import GraphSpec
+from deployments.engines.onnx import decoder as onnx_decoder
+from deployments.engines.onnx import encoder as onnx_encoder
+from deployments.engines.onnx import io_binding as onnx_io_binding
+from deployments.engines.onnx import sessions as onnx_sessions
+from deployments.engines.onnx.encoder_decoder import OnnxEncoderDecoder
+from deployments.engines.onnx.engine import ONNXRUNTIME
+from deployments.engines.onnx.io_binding import IoBindingEngine
+from deployments.engines.onnx.memory import SMALL_PASSES
+from deployments.engines.onnx.sessions import UNCAPTURED
 from deployments.errors import EngineFailed
 from tests.support.captured_sessions import CUDA, FakeCuda
 from tests.support.decoder_graphs import CONTEXT, spec_of, tiny_graph

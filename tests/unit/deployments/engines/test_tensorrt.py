@@ -17,9 +17,10 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
-from deployments.engines import missing_requirement, onnx_sessions, open_engine, tensorrt
+from deployments.engines import missing_requirement, open_engine, tensorrt
 from deployments.engines.base import GraphSpec
-from deployments.engines.onnx_io_binding import IoBindingEngine
+from deployments.engines.onnx import sessions
+from deployments.engines.onnx.io_binding import IoBindingEngine
 from deployments.engines.tensorrt import TENSORRT, build_tensorrt_options, missing_tensorrt
 from deployments.errors import RequirementMissing
 from tests.support.fakes import build_item
@@ -183,10 +184,10 @@ def test_session_gets_the_options_and_computes(
     ort_session = ort.InferenceSession
     monkeypatch.setattr(ort, "get_available_providers", lambda: [TENSORRT, CUDA])
     monkeypatch.setattr(tensorrt, "find_library", lambda _: "libnvinfer.so.10")
-    monkeypatch.setattr(onnx_sessions, "_load_cuda_libraries", lambda: None)
-    monkeypatch.setattr(onnx_sessions.ort, "InferenceSession", FakeSession)
+    monkeypatch.setattr(sessions, "_load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(sessions.ort, "InferenceSession", FakeSession)
     spec = build_spec(graph, tmp_path, (TENSORRT, CUDA))
-    session = onnx_sessions.open_session(spec, SETTINGS)
+    session = sessions.open_session(spec, SETTINGS)
     (_, options), (_, cuda_options) = given
     assert [name for name, _ in given] == [TENSORRT, CUDA]
     assert options["trt_profile_max_shapes"].startswith("input_ids:32x128")
@@ -207,10 +208,10 @@ def test_provider_that_does_not_start_is_a_missing_requirement(
         def get_providers(self) -> list[str]:
             return ["CPUExecutionProvider"]
 
-    monkeypatch.setattr(onnx_sessions, "_load_cuda_libraries", lambda: None)
-    monkeypatch.setattr(onnx_sessions.ort, "InferenceSession", CpuSession)
+    monkeypatch.setattr(sessions, "_load_cuda_libraries", lambda: None)
+    monkeypatch.setattr(sessions.ort, "InferenceSession", CpuSession)
     with pytest.raises(RequirementMissing, match=f"`{CUDA}` did not start"):
-        onnx_sessions.open_session(build_spec(graph, None, (CUDA,)), SETTINGS)
+        sessions.open_session(build_spec(graph, None, (CUDA,)), SETTINGS)
 
 
 def test_batch_beyond_the_buckets_is_split(graph: Path) -> None:

@@ -179,7 +179,7 @@ def test_load_counts_every_slot_of_a_beam_search(make_harness) -> None:
     )
     harness.scheduler.submit(job)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while harness.scheduler.load != (3, 0):
+    while harness.scheduler.slot_use != (3, 0):
         assert time.monotonic() < deadline_s
     harness.decoder.held.set()
     harness.collector.wait_until_done(job)
@@ -190,7 +190,7 @@ def test_full_queue_rejects_at_once(make_harness) -> None:
     first = harness.job([1, 2])
     harness.scheduler.submit(first)
     deadline_s = time.monotonic() + TIMEOUT_S
-    while harness.scheduler.load != (1, 0):
+    while harness.scheduler.slot_use != (1, 0):
         assert time.monotonic() < deadline_s
     others = [harness.job([3, 4]), harness.job([5, 6])]
     for job in others:

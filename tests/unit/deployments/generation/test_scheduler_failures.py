@@ -251,7 +251,7 @@ def test_failed_prefill_ends_only_its_job(make_harness, prompt_logprobs: bool) -
     assert isinstance(harness.collector.events[bad.number][-1], EngineFailed)
     assert harness.collector.tokens(running) == alone
     harness.scheduler.close()
-    assert harness.scheduler.load == (0, 0)
+    assert harness.scheduler.slot_use == (0, 0)
 
 
 def test_failed_job_is_not_recorded_as_active(make_harness) -> None:

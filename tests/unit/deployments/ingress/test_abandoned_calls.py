@@ -12,24 +12,24 @@ from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded
 from deployments.ingress.micro_batches import (
     GetSettings,
-    MicroBatchRouter,
+    MicroBatchDispatcher,
     PendingCall,
     SendMicroBatch,
-    Submit,
+    SubmitCall,
 )
 from tests.support.fakes import FakeClock, HangingEncoder, RecordingEncoder, batch_by, wait_until
 from tests.unit.deployments.ingress.test_micro_batches import SHORT, call
 
 
 class HeldCollection:
-    """A MicroBatcher whose callers wait, as in @serve.batch, until `send` sent their calls."""
+    """A BuildSubmit whose callers wait, as in @serve.batch, until `send` sent their calls."""
 
     def __init__(self) -> None:
         self.calls: list[PendingCall] = []
         self._send: SendMicroBatch | None = None
         self._sent = asyncio.Event()
 
-    def __call__(self, send: SendMicroBatch, _settings: GetSettings) -> Submit:
+    def __call__(self, send: SendMicroBatch, _settings: GetSettings) -> SubmitCall:
         self._send = send
         return self._collect
 
@@ -45,8 +45,8 @@ class HeldCollection:
 
 async def test_call_whose_caller_left_while_it_was_collected_is_not_computed() -> None:
     encoder, collection = RecordingEncoder(), HeldCollection()
-    route = MicroBatchRouter({Device.CPU: encoder}, collection, MicroBatchSettings())
-    leaving, staying = (asyncio.create_task(route.run(SHORT, call(text))) for text in "ab")
+    dispatcher = MicroBatchDispatcher({Device.CPU: encoder}, collection, MicroBatchSettings())
+    leaving, staying = (asyncio.create_task(dispatcher.run(SHORT, call(text))) for text in "ab")
     await wait_until(lambda: len(collection.calls) == 2)
     leaving.cancel()
     await asyncio.wait({leaving})
@@ -60,9 +60,9 @@ async def test_deadline_that_ends_a_call_together_with_its_micro_batch_is_exceed
 ) -> None:
     """The clock stands still while both timers start, so that they end in the same step."""
     clock, encoder = FakeClock(), HangingEncoder()
-    route = MicroBatchRouter({Device.CPU: encoder}, batch_by(1), MicroBatchSettings())
+    dispatcher = MicroBatchDispatcher({Device.CPU: encoder}, batch_by(1), MicroBatchSettings())
     monkeypatch.setattr(time, "monotonic", clock)
-    task = asyncio.create_task(route.run(SHORT, call("a", clock.now_s + 1)))
+    task = asyncio.create_task(dispatcher.run(SHORT, call("a", clock.now_s + 1)))
     while not encoder.batches:
         await asyncio.sleep(0)
     clock.now_s += 2

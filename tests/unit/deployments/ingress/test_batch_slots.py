@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from deployments.config import MicroBatchSettings
-from deployments.ingress.micro_batches import BatchSlots, PendingCall, SendMicroBatch
+from deployments.ingress.batch_slots import BatchSlots
+from deployments.ingress.micro_batches import PendingCall, SendMicroBatch
 from deployments.messages import Call, CallOutcome, CallResult, Truncation
 from tests.support.fakes import far_deadline, wait_until
 

@@ -70,7 +70,7 @@ async def test_every_choice_has_its_own_start(writing_store: Path) -> None:
         yield Started(4, 0, choice, "cpu-fake", ())
         yield Chunk("", (), Finished(FinishReason.END, 0, GenerationTimings()))
 
-    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    model = GenerationHarness(writing_store).pipeline.permitted.find(DECODER)
     stream = GenerationStream(model, lambda *_: None, max_buffered_tokens=20, choices_per_prompt=2)
     await stream.start([speak(choice) for choice in range(4)], lambda _: nullcontext())
     assert len([chunk async for chunk in stream]) == 4
@@ -106,7 +106,7 @@ async def test_many_tokens_at_once_do_not_fail_a_consumer_that_waits(writing_sto
         yield Chunk("", (), Finished(FinishReason.END, 50, GenerationTimings()))
 
     statuses: list[int] = []
-    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    model = GenerationHarness(writing_store).pipeline.permitted.find(DECODER)
     stream = GenerationStream(
         model, lambda _, status: statuses.append(status), max_buffered_tokens=20
     )
@@ -130,7 +130,7 @@ async def test_tokens_that_were_read_do_not_count_as_unread(writing_store: Path)
             for number in range(15):
                 yield Chunk("x", (Token(number, "x"),))
 
-    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    model = GenerationHarness(writing_store).pipeline.permitted.find(DECODER)
     stream = GenerationStream(model, lambda *_: None, max_buffered_tokens=20)
     await stream.start([speak()], lambda _: nullcontext())
     batches = stream.batches()
@@ -154,7 +154,7 @@ async def test_finish_early_after_many_tokens_at_once_succeeds(writing_store: Pa
         await asyncio.Event().wait()
 
     statuses: list[int] = []
-    model = GenerationHarness(writing_store).pipeline.registry.find(DECODER)
+    model = GenerationHarness(writing_store).pipeline.permitted.find(DECODER)
     stream = GenerationStream(
         model, lambda _, status: statuses.append(status), max_buffered_tokens=20
     )

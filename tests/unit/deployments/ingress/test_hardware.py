@@ -9,8 +9,8 @@ import pytest
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig, PlacementSettings
 from deployments.errors import HardwareUnavailable, Overloaded
-from deployments.ingress.cluster_state import DeploymentState, choose_device
-from deployments.ingress.device_forecasts import RequestWork
+from deployments.ingress.devices.cluster_state import DeploymentState, choose_device
+from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.requests import ResolvedRequest
 from deployments.messages import CallResult
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest
@@ -260,7 +260,7 @@ async def test_auto_moves_to_the_gpu_while_the_cpu_queue_is_longer_than_the_dead
     harness = InProcess(tiny_store, gpus=1)
     async with harness.client() as http:
         forecasts = harness.pipeline.resolver.forecasts
-        model = harness.pipeline.registry.find(EMBEDDER)
+        model = harness.pipeline.permitted.find(EMBEDDER)
         assert await embed(http, "a", x_compute="auto") == "cpu-fp32"
         end = forecasts.start(RequestWork(model, tokens=1e9), Device.CPU)
         assert await embed(http, "b", x_compute="auto") == "gpu-fp32"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deployments.config import GeneratorSettings
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.replicas.generator import GeneratorReplica
 from tests.support.asgi_client import AsgiClient
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
@@ -73,7 +73,7 @@ async def test_client_that_leaves_frees_its_slot_within_two_steps(
         client = AsgiClient(app, "/v1/completions", body)
         steps.permit(3)
         await wait_until(lambda: steps.done == before + 3)
-        assert scheduler.load == (1, 0)
+        assert scheduler.slot_use == (1, 0)
         if how == "streams":
             client.disconnect()
         else:
@@ -82,6 +82,6 @@ async def test_client_that_leaves_frees_its_slot_within_two_steps(
         assert client.task.done()
         await wait_until(lambda: not replica._readers)
         steps.permit(2)
-        await wait_until(lambda: scheduler.load == (0, 0))
+        await wait_until(lambda: scheduler.slot_use == (0, 0))
         assert steps.done <= before + 3 + 2
         steps.permit(1_000)

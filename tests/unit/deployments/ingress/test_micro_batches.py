@@ -15,13 +15,13 @@ from deployments.errors import (
     Overloaded,
     ReplicasLost,
 )
+from deployments.ingress.batch_slots import serve_micro_batches
 from deployments.ingress.micro_batches import (
     GetSettings,
-    MicroBatchRouter,
+    MicroBatchDispatcher,
     PendingCall,
     SendMicroBatch,
-    Submit,
-    serve_micro_batches,
+    SubmitCall,
 )
 from deployments.messages import (
     BatchKey,
@@ -78,15 +78,18 @@ def serve_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"ray.serve.batching._BatchQueue.{warning}", lambda queue: None)
 
 
-def router(encoder: EncoderClient, batched: object = send_unbatched) -> MicroBatchRouter:
-    return MicroBatchRouter({Device.CPU: encoder}, batched, MicroBatchSettings())
+def build_dispatcher(
+    encoder: EncoderClient, batched: object = send_unbatched
+) -> MicroBatchDispatcher:
+    return MicroBatchDispatcher({Device.CPU: encoder}, batched, MicroBatchSettings())
 
 
 async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:
     encoder = EchoEncoder()
-    route = router(encoder, batch_by(3))
+    dispatcher = build_dispatcher(encoder, batch_by(3))
     outcomes = await asyncio.gather(
-        *(route.run(SHORT, call(text)) for text in ("a", "refused", "b")), return_exceptions=True
+        *(dispatcher.run(SHORT, call(text)) for text in ("a", "refused", "b")),
+        return_exceptions=True,
     )
     assert encoder.lists == [["a", "refused", "b"]]
     assert (outcomes[0].value, outcomes[2].value) == ("a", "b")
@@ -95,47 +98,49 @@ async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:
 
 async def test_calls_with_different_keys_are_not_batched() -> None:
     encoder = EchoEncoder()
-    route = router(encoder, batch_by(2))
+    dispatcher = build_dispatcher(encoder, batch_by(2))
     keyed = [(SHORT, "a"), (OTHER, "b"), (SHORT, "c"), (OTHER, "d")]
-    await asyncio.gather(*(route.run(key, call(text)) for key, text in keyed))
+    await asyncio.gather(*(dispatcher.run(key, call(text)) for key, text in keyed))
     assert sorted(encoder.lists) == [["a", "c"], ["b", "d"]]
 
 
 async def test_long_calls_are_sent_alone() -> None:
     encoder = EchoEncoder()
-    route = router(encoder, batch_by(2))
-    await asyncio.gather(*(route.run(LONG, call(text)) for text in "ab"))
+    dispatcher = build_dispatcher(encoder, batch_by(2))
+    await asyncio.gather(*(dispatcher.run(LONG, call(text)) for text in "ab"))
     assert encoder.lists == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("error", [Overloaded("full"), EngineFailed("lost")])
 async def test_transport_failure_is_the_outcome_of_every_call(error: Exception) -> None:
-    route = router(FailingEncoder(error), batch_by(2))
+    dispatcher = build_dispatcher(FailingEncoder(error), batch_by(2))
     outcomes = await asyncio.gather(
-        *(route.run(SHORT, call(text)) for text in "ab"), return_exceptions=True
+        *(dispatcher.run(SHORT, call(text)) for text in "ab"), return_exceptions=True
     )
     assert [type(outcome) for outcome in outcomes] == [type(error)] * 2
 
 
 async def test_unexpected_failure_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        await router(FailingEncoder(ZeroDivisionError())).run(SHORT, call("a"))
+        await build_dispatcher(FailingEncoder(ZeroDivisionError())).run(SHORT, call("a"))
 
 
 async def test_hanging_encoder_ends_at_the_deadline_and_is_cancelled() -> None:
     encoder = HangingEncoder()
     started_s = time.monotonic()
     with pytest.raises(DeadlineExceeded):
-        await router(encoder).run(SHORT, call("a", deadline_s=started_s + 0.05))
+        await build_dispatcher(encoder).run(SHORT, call("a", deadline_s=started_s + 0.05))
     assert 0.04 <= time.monotonic() - started_s < 5
     assert (encoder.batches, encoder.cancelled) == (1, 1)
 
 
 async def test_batch_has_the_latest_deadline_of_its_calls() -> None:
     encoder = HangingEncoder()
-    route = router(encoder, batch_by(2))
+    dispatcher = build_dispatcher(encoder, batch_by(2))
     hasty, patient = [
-        asyncio.ensure_future(route.run(SHORT, call("a", deadline_s=time.monotonic() + timeout_s)))
+        asyncio.ensure_future(
+            dispatcher.run(SHORT, call("a", deadline_s=time.monotonic() + timeout_s))
+        )
         for timeout_s in (0.05, 0.5)
     ]
     with pytest.raises(DeadlineExceeded):
@@ -148,8 +153,8 @@ async def test_batch_has_the_latest_deadline_of_its_calls() -> None:
 
 async def test_batch_is_cancelled_when_all_its_callers_have_left() -> None:
     encoder = HangingEncoder()
-    route = router(encoder, batch_by(2))
-    first, second = [asyncio.ensure_future(route.run(SHORT, call("a"))) for _ in range(2)]
+    dispatcher = build_dispatcher(encoder, batch_by(2))
+    first, second = [asyncio.ensure_future(dispatcher.run(SHORT, call("a"))) for _ in range(2)]
     await wait_until(lambda: encoder.batches == 1)
     first.cancel()
     await asyncio.sleep(0.02)
@@ -162,7 +167,7 @@ async def test_call_whose_caller_left_while_it_was_collected_is_not_sent() -> No
     encoder = EchoEncoder()
     collected: list[PendingCall] = []
 
-    def batcher(send: SendMicroBatch, _settings: GetSettings) -> Submit:
+    def batcher(send: SendMicroBatch, _settings: GetSettings) -> SubmitCall:
         async def submit(pending: PendingCall) -> None:
             collected.append(pending)
             if len(collected) == 3:
@@ -170,19 +175,21 @@ async def test_call_whose_caller_left_while_it_was_collected_is_not_sent() -> No
 
         return submit
 
-    route = router(encoder, batcher)
-    calls = [asyncio.ensure_future(route.run(SHORT, call(text))) for text in "ab"]
+    dispatcher = build_dispatcher(encoder, batcher)
+    calls = [asyncio.ensure_future(dispatcher.run(SHORT, call(text))) for text in "ab"]
     await wait_until(lambda: len(collected) == 2)
     calls[0].cancel()
     await asyncio.gather(calls[0], return_exceptions=True)
-    assert (await route.run(SHORT, call("c"))).value == "c"
+    assert (await dispatcher.run(SHORT, call("c"))).value == "c"
     assert encoder.lists == [["b", "c"]]
     assert (await calls[1]).value == "b"
 
 
 async def test_expired_call_fails_at_once() -> None:
     with pytest.raises(DeadlineExceeded):
-        await router(HangingEncoder()).run(SHORT, call("a", deadline_s=time.monotonic() - 1))
+        await build_dispatcher(HangingEncoder()).run(
+            SHORT, call("a", deadline_s=time.monotonic() - 1)
+        )
 
 
 class BacklogEncoder(EchoEncoder):
@@ -199,23 +206,23 @@ class BacklogEncoder(EchoEncoder):
 
 async def test_micro_batch_tells_how_many_characters_wait_behind_it() -> None:
     encoder = BacklogEncoder()
-    route = router(encoder, batch_by(2))
-    waiting = asyncio.ensure_future(route.run(OTHER, call("waits")))
+    dispatcher = build_dispatcher(encoder, batch_by(2))
+    waiting = asyncio.ensure_future(dispatcher.run(OTHER, call("waits")))
     await asyncio.sleep(0)
-    await asyncio.gather(*(route.run(SHORT, call(text)) for text in "ab"))
+    await asyncio.gather(*(dispatcher.run(SHORT, call(text)) for text in "ab"))
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    await asyncio.gather(*(route.run(SHORT, call(text)) for text in "cd"))
+    await asyncio.gather(*(dispatcher.run(SHORT, call(text)) for text in "cd"))
     assert encoder.backlogs == [len("waits"), 0]
 
 
 async def test_collected_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.ingress.micro_batches.MAX_KEYS", 3)
-    routed = router(EchoEncoder())
+    dispatcher = build_dispatcher(EchoEncoder())
     for number in range(8):
         key = SHORT._replace(model=ModelRef(f"tiny/model{number}", "0123456789ab"))
-        assert (await routed.run(key, call("text"))).value == "text"
-    assert len(routed._submitters) <= 3
+        assert (await dispatcher.run(key, call("text"))).value == "text"
+    assert len(dispatcher._submitters) <= 3
 
 
 class SuspendingEncoder(EchoEncoder):
@@ -228,30 +235,30 @@ class SuspendingEncoder(EchoEncoder):
 
 async def test_new_settings_apply_without_further_tasks(serve_batch: None) -> None:
     encoder = SuspendingEncoder()
-    route = router(encoder, serve_micro_batches)
+    dispatcher = build_dispatcher(encoder, serve_micro_batches)
 
     async def run_together() -> list[int]:
         encoder.lists.clear()
-        await asyncio.gather(*(route.run(SHORT, call(text)) for text in "abcde"))
+        await asyncio.gather(*(dispatcher.run(SHORT, call(text)) for text in "abcde"))
         return [len(texts) for texts in encoder.lists]
 
     assert await run_together() == [1, 4]
     tasks = len(asyncio.all_tasks())
     for max_batch_size in range(5, 25):
-        route.configure(MicroBatchSettings(max_batch_size=max_batch_size))
+        dispatcher.configure(MicroBatchSettings(max_batch_size=max_batch_size))
         await run_together()
     assert len(asyncio.all_tasks()) == tasks
-    route.configure(MicroBatchSettings(max_batch_size=2))
+    dispatcher.configure(MicroBatchSettings(max_batch_size=2))
     assert await run_together() == [1, 2, 2]
-    route.configure(MicroBatchSettings(batch_wait_timeout_s=0.01))
+    dispatcher.configure(MicroBatchSettings(batch_wait_timeout_s=0.01))
     assert await run_together() == [5]
 
 
 async def test_lone_call_is_sent_without_collecting() -> None:
     encoder = EchoEncoder()
-    route = router(encoder, serve_micro_batches)
-    assert (await route.run(SHORT, call("a"))).value == "a"
-    assert (await route.run(SHORT, call("b"))).value == "b"
+    dispatcher = build_dispatcher(encoder, serve_micro_batches)
+    assert (await dispatcher.run(SHORT, call("a"))).value == "a"
+    assert (await dispatcher.run(SHORT, call("b"))).value == "b"
     assert encoder.lists == [["a"], ["b"]]
 
 
@@ -274,9 +281,9 @@ class PoisonedEncoder(EchoEncoder):
 
 async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered() -> None:
     encoder = PoisonedEncoder()
-    route = router(encoder, batch_by(4))
+    dispatcher = build_dispatcher(encoder, batch_by(4))
     outcomes = await asyncio.gather(
-        *(route.run(SHORT, call(text)) for text in ("a", "poison", "b", "c")),
+        *(dispatcher.run(SHORT, call(text)) for text in ("a", "poison", "b", "c")),
         return_exceptions=True,
     )
     poisoned = outcomes.pop(1)
@@ -289,7 +296,7 @@ async def test_call_that_ends_its_replicas_is_found_and_the_others_are_answered(
 async def test_lone_call_that_ends_its_replicas_is_not_sent_again() -> None:
     encoder = PoisonedEncoder()
     with pytest.raises(ReplicasLost):
-        await router(encoder).run(SHORT, call("poison"))
+        await build_dispatcher(encoder).run(SHORT, call("poison"))
     assert encoder.lists == [["poison"]]
 
 
@@ -322,9 +329,9 @@ async def test_model_header_of_clients_splits_no_micro_batch(serve_batch: None) 
 
 
 async def test_call_without_an_outcome_fails() -> None:
-    route = router(EchoEncoder(), batch_by(2))
+    dispatcher = build_dispatcher(EchoEncoder(), batch_by(2))
     answered, forgotten = await asyncio.gather(
-        *(route.run(SHORT, call(text)) for text in ("a", "forgotten")), return_exceptions=True
+        *(dispatcher.run(SHORT, call(text)) for text in ("a", "forgotten")), return_exceptions=True
     )
     assert isinstance(answered, CallResult)
     assert isinstance(forgotten, EngineFailed)
@@ -339,8 +346,8 @@ async def test_call_is_answered_before_the_others_of_its_batch() -> None:
             await may_end.wait()
             deliver(0, CallResult("late", "fake"))
 
-    route = router(SlowEncoder(), batch_by(2))
-    late, early = [asyncio.ensure_future(route.run(SHORT, call(text))) for text in "ab"]
+    dispatcher = build_dispatcher(SlowEncoder(), batch_by(2))
+    late, early = [asyncio.ensure_future(dispatcher.run(SHORT, call(text))) for text in "ab"]
     assert (await early).value == "early"
     assert not late.done()
     may_end.set()
@@ -355,8 +362,8 @@ async def test_batch_is_cancelled_when_the_unanswered_callers_have_left() -> Non
             deliver(0, CallResult("a", "fake"))
             await encoder.infer(batch, deliver)
 
-    route = router(AnswersFirst(), batch_by(2))
-    answered, left = [asyncio.ensure_future(route.run(SHORT, call(text))) for text in "ab"]
+    dispatcher = build_dispatcher(AnswersFirst(), batch_by(2))
+    answered, left = [asyncio.ensure_future(dispatcher.run(SHORT, call(text))) for text in "ab"]
     await answered
     assert encoder.cancelled == 0
     left.cancel()

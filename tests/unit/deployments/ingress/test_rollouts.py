@@ -39,7 +39,7 @@ BODY = {"inputs": "good film", "options": {"use_cache": False}}
 def _look_always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.registry.REFRESH_S", 0.0)
     monkeypatch.setattr("deployments.watched_file.CHECK_INTERVAL_S", 0.0)
-    monkeypatch.setattr("deployments.ingress.version_prober.RETRY_S", 0.01)
+    monkeypatch.setattr("deployments.ingress.models.version_trials.RETRY_S", 0.01)
 
 
 @pytest.fixture

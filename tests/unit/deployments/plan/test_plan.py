@@ -20,9 +20,9 @@ from deployments.plan import changes, resolution
 from deployments.plan.plan import MAX_FORMER, STABLE, ModelPlan, Plan
 from deployments.plan.plan_file import PLAN_NAME, PlanWatch, read_plan
 from deployments.plan.resolution import (
-    find_named,
+    find_for_inspection,
+    find_traffic,
     list_rollback_versions,
-    resolve_name,
     select_version,
     split_name,
 )
@@ -48,7 +48,7 @@ def test_split_name_returns_id_and_selector(name: str, parts: tuple[str, str | N
 def test_without_a_plan_the_default_is_the_last_build(store: Path) -> None:
     assert read_plan(store) == Plan()
     assert default_version(store) == NEW
-    assert resolve_name(store, Plan(), f"{MODEL}@{OLD}").version == OLD
+    assert find_traffic(store, Plan(), f"{MODEL}@{OLD}").version == OLD
     seal_version(store, NEWEST, 3)
     assert default_version(store) == NEWEST
 
@@ -74,12 +74,12 @@ def test_configured_version_is_the_default_until_another_is_promoted(store: Path
 )
 def test_unknown_names_raise(store: Path, name: str) -> None:
     with pytest.raises(UnknownModel):
-        resolve_name(store, Plan(), name)
+        find_traffic(store, Plan(), name)
 
 
 def test_unknown_version_lists_the_known_ones(store: Path) -> None:
     with pytest.raises(UnknownModel, match=f"`latest`, `{NEW}`, `{OLD}`"):
-        resolve_name(store, Plan(), f"{MODEL}@nope")
+        find_traffic(store, Plan(), f"{MODEL}@nope")
 
 
 def test_promote_holds_the_default_while_builds_move_latest(store: Path) -> None:
@@ -87,7 +87,7 @@ def test_promote_holds_the_default_while_builds_move_latest(store: Path) -> None
     assert plan.number == 1
     seal_version(store, NEWEST, 3)
     assert default_version(store) == NEW
-    assert resolve_name(store, plan, f"{MODEL}@latest").version == NEWEST
+    assert find_traffic(store, plan, f"{MODEL}@latest").version == NEWEST
     assert changes.promote(store, MODEL).find(MODEL).former == {STABLE: (NEW,)}
     assert default_version(store) == NEWEST
 
@@ -129,7 +129,7 @@ def test_rollback_of_the_first_promotion_returns_to_the_version_that_answered(
     store: Path, configured: dict[str, str]
 ) -> None:
     seal_version(store, NEWEST, 3)
-    answered = resolve_name(store, read_plan(store), MODEL, configured).version
+    answered = find_traffic(store, read_plan(store), MODEL, configured).version
     changes.promote(store, MODEL, NEW, configured)
     assert changes.rollback(store, MODEL, configured).find(MODEL).aliases[STABLE] == answered
 
@@ -212,7 +212,7 @@ def test_splits_of_exactly_all_requests_are_accepted_whatever_their_rounding(sto
     assert sum(percents) > 100, "the sum of the floats"
     for version, percent in zip(others, percents, strict=True):
         plan = changes.set_split(store, MODEL, version, percent)
-    assert len(resolve_name(store, plan, MODEL).splits) == 3
+    assert len(find_traffic(store, plan, MODEL).splits) == 3
 
 
 def test_version_that_answers_already_gets_neither_split_nor_shadow(store: Path) -> None:
@@ -228,23 +228,23 @@ def test_inspected_version_is_named_as_in_requests_and_may_be_refused(store: Pat
     plan = changes.set_alias(store, MODEL, "tested", OLD)
     plan = refuse_version(store, MODEL, NEW)
     names = {MODEL: NEW, f"{MODEL}@latest": NEW, f"{MODEL}@tested": OLD, f"{MODEL}@{OLD}": OLD}
-    assert {name: find_named(store, plan, name).name for name in names} == names
+    assert {name: find_for_inspection(store, plan, name).name for name in names} == names
     with pytest.raises(ArtifactMissing, match="no version `nope`"):
-        find_named(store, plan, f"{MODEL}@nope")
+        find_for_inspection(store, plan, f"{MODEL}@nope")
     with pytest.raises(ManifestInvalid, match="is not a model id"):
-        find_named(store, plan, f"{MODEL}:{OLD}")
+        find_for_inspection(store, plan, f"{MODEL}:{OLD}")
 
 
 def test_split_has_its_share_of_the_clients_and_is_sticky(store: Path) -> None:
     changes.promote(store, MODEL, OLD)
     plan = changes.set_split(store, MODEL, NEW, 10)
-    traffic = resolve_name(store, plan, MODEL)
+    traffic = find_traffic(store, plan, MODEL)
     clients = [f"client {number}" for number in range(5_000)]
     first = {client: select_version(traffic, client) for client in clients}
     assert Counter(first.values())[NEW] / len(clients) == pytest.approx(0.10, abs=0.02)
     assert first == {client: select_version(traffic, client) for client in clients}
 
-    more = resolve_name(store, changes.set_split(store, MODEL, NEW, 20), MODEL)
+    more = find_traffic(store, changes.set_split(store, MODEL, NEW, 20), MODEL)
     moved = {client for client in clients if select_version(more, client) != first[client]}
     assert all(first[client] == OLD for client in moved), "a growing split only gains clients"
 
@@ -254,7 +254,7 @@ def test_client_with_an_extreme_hash_gets_a_version(
     store: Path, monkeypatch: pytest.MonkeyPatch, byte: bytes
 ) -> None:
     changes.promote(store, MODEL, OLD)
-    traffic = resolve_name(store, changes.set_split(store, MODEL, NEW, 10), MODEL)
+    traffic = find_traffic(store, changes.set_split(store, MODEL, NEW, 10), MODEL)
     monkeypatch.setattr(
         resolution, "blake2b", lambda *_, **__: SimpleNamespace(digest=lambda: byte * 8)
     )
@@ -263,30 +263,30 @@ def test_client_with_an_extreme_hash_gets_a_version(
 
 def test_split_of_all_requests_leaves_none(store: Path) -> None:
     changes.promote(store, MODEL, OLD)
-    traffic = resolve_name(store, changes.set_split(store, MODEL, NEW, 100), MODEL)
+    traffic = find_traffic(store, changes.set_split(store, MODEL, NEW, 100), MODEL)
     assert {select_version(traffic, str(number)) for number in range(100)} == {NEW}
 
 
 def test_split_is_ignored_where_a_version_is_named(store: Path) -> None:
     changes.promote(store, MODEL, OLD)
     plan = changes.set_split(store, MODEL, NEW, 50)
-    assert resolve_name(store, plan, f"{MODEL}@stable").splits == ()
+    assert find_traffic(store, plan, f"{MODEL}@stable").splits == ()
 
 
 def test_promote_ends_splits_and_shadow(store: Path) -> None:
     changes.promote(store, MODEL, OLD)
     changes.set_split(store, MODEL, NEW, 50)
     changes.set_shadow(store, MODEL, NEW, 5)
-    traffic = resolve_name(store, changes.promote(store, MODEL, NEW), MODEL)
+    traffic = find_traffic(store, changes.promote(store, MODEL, NEW), MODEL)
     assert traffic == (NEW, (), None)
 
 
 def test_shadow_of_the_default_version_is_none(store: Path) -> None:
     changes.set_shadow(store, MODEL, OLD, 5)
-    assert resolve_name(store, read_plan(store), MODEL).shadow
+    assert find_traffic(store, read_plan(store), MODEL).shadow
     set_latest(store, MODEL, OLD)
-    assert resolve_name(store, read_plan(store), MODEL).shadow is None
-    traffic = resolve_name(store, changes.promote(store, MODEL, NEW), MODEL)
+    assert find_traffic(store, read_plan(store), MODEL).shadow is None
+    traffic = find_traffic(store, changes.promote(store, MODEL, NEW), MODEL)
     assert traffic.shadow is None, "a promotion ends it"
 
 

@@ -14,7 +14,7 @@ from deployments.messages import ModelRef
 from deployments.plan import changes
 from deployments.plan.plan import Refusal
 from deployments.plan.plan_file import AVOID_S, PlanWatch, read_plan
-from deployments.plan.resolution import resolve_name
+from deployments.plan.resolution import find_traffic
 from tests.support.artifacts import refuse_version
 from tests.support.fakes import FakeClock
 from tests.support.plan_stores import MODEL, NEW, NEWEST, OLD, default_version, seal_version
@@ -30,13 +30,13 @@ def test_refused_version_is_no_shadow(store: Path) -> None:
     changes.promote(store, MODEL, OLD)
     changes.set_shadow(store, MODEL, NEW, 5)
     refuse_version(store, MODEL, NEW)
-    assert resolve_name(store, read_plan(store), MODEL).shadow is None
+    assert find_traffic(store, read_plan(store), MODEL).shadow is None
 
 
 def test_refused_version_is_skipped_until_it_is_sealed_again(store: Path) -> None:
     refuse_version(store, MODEL, NEW)
     assert default_version(store) == OLD
-    assert resolve_name(store, read_plan(store), f"{MODEL}@{NEW}").version == NEW, "named exactly"
+    assert find_traffic(store, read_plan(store), f"{MODEL}@{NEW}").version == NEW, "named exactly"
     os.utime(model_directory(store, MODEL) / NEW / MANIFEST_NAME, (9, 9))
     assert default_version(store) == NEW
 
@@ -47,9 +47,9 @@ def test_version_that_this_host_cannot_run_is_avoided_for_some_minutes(store: Pa
     seal = sealed_ns(model_directory(store, MODEL) / NEW)
     watch.avoid(ModelRef(MODEL, NEW), Refusal(reason="no GPU", sealed_ns=seal))
     clock.now_s += AVOID_S - 1
-    assert resolve_name(store, watch.current(), MODEL).version == OLD
+    assert find_traffic(store, watch.current(), MODEL).version == OLD
     clock.now_s += 1
-    assert resolve_name(store, watch.current(), MODEL).version == NEW
+    assert find_traffic(store, watch.current(), MODEL).version == NEW
 
 
 def test_refused_promotion_serves_the_version_before(store: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.artifacts.types import Device
 from deployments.errors import BadSetting
-from deployments.gpus import MEBIBYTE, VisibleGpu
+from deployments.host.gpus import MEBIBYTE, VisibleGpu
 from deployments.replicas import device_memory
 from deployments.replicas.device_memory import DeviceMemory, count_budget, open_device_memory
 

@@ -341,14 +341,14 @@ async def test_cancelled_reader_frees_its_slot(store, refs) -> None:
             async for event in stream:
                 if isinstance(event, Chunk):
                     break
-            assert scheduler.load[0] == 1
-        await wait_until(lambda: scheduler.load == (0, 0))
+            assert scheduler.slot_use.used == 1
+        await wait_until(lambda: scheduler.slot_use == (0, 0))
         waiting = asyncio.create_task(running.complete(endless))
-        await wait_until(lambda: scheduler.load[0] == 1)
+        await wait_until(lambda: scheduler.slot_use.used == 1)
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
-        await wait_until(lambda: scheduler.load == (0, 0))
+        await wait_until(lambda: scheduler.slot_use == (0, 0))
         assert not running._readers
 
 
@@ -357,7 +357,7 @@ async def test_unread_stream_blocks_no_other_call(store, refs) -> None:
     async with replica(store) as running, aclosing(running.stream(request)) as unread:
         assert isinstance(await anext(unread), Started)
         scheduler = running.pool.get(refs[DECODER]).scheduler
-        await wait_until(lambda: scheduler.load == (0, 0))
+        await wait_until(lambda: scheduler.slot_use == (0, 0))
         assert isinstance(await running.complete(call(refs[DECODER])), Completion)
         (rest,) = [event async for event in unread]
     assert isinstance(rest, Chunk)
@@ -386,7 +386,7 @@ async def test_random_cancellations_leak_nothing_and_change_no_output(store, ref
                 await asyncio.gather(*tasks[-10:], return_exceptions=True)
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         scheduler = running.pool.get(refs[DECODER]).scheduler
-        await wait_until(lambda: scheduler.load == (0, 0))
+        await wait_until(lambda: scheduler.slot_use == (0, 0))
         assert not running._readers
     survivors = [(n, o) for n, o in enumerate(outcomes) if isinstance(o, Completion)]
     assert len(survivors) >= 130

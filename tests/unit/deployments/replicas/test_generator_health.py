@@ -12,7 +12,7 @@ import pytest
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderInfo, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
-from deployments.engines.onnx_decoder import OnnxDecoder
+from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.errors import EngineFailed, EngineLost, ServeError
 from deployments.generation.step_executor import StepOutput
 from deployments.messages import Completion
@@ -148,7 +148,7 @@ async def test_load_is_the_used_slots_and_the_measured_time_of_waiting_requests(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with replica(store) as running:
-        assert running.load() == (0.0, 0.0)
+        assert running.measure_load() == (0.0, 0.0)
         await complete(running, call(refs[DECODER]))
         scheduler = running.pool.get(refs[DECODER]).scheduler
         steps, decode = threading.Semaphore(0), scheduler._executor.decode
@@ -161,20 +161,20 @@ async def test_load_is_the_used_slots_and_the_measured_time_of_waiting_requests(
         streams = [running.stream(call(refs[DECODER], max_new_tokens=150)) for _ in range(2)]
         await anext(streams[0])
         second = asyncio.ensure_future(anext(streams[1]))
-        await wait_until(lambda: scheduler.load == (1, 1))
+        await wait_until(lambda: scheduler.slot_use == (1, 1))
         steps.release()
         await second
         waiting = asyncio.ensure_future(running.complete(call(refs["tiny/speaker"])))
-        busy = running.load().busy
+        busy = running.measure_load().busy
         assert busy == 1.0
         assert isinstance(await waiting, Completion)
         waiting = asyncio.ensure_future(running.complete(call(refs[DECODER])))
-        await wait_until(lambda: running.load().queued_s > 0)
+        await wait_until(lambda: running.measure_load().queued_s > 0)
         for stream in streams:
             await stream.aclose()
         steps.release(1_000)
         assert isinstance(await waiting, Completion)
-        assert running.load() == (0.0, 0.0)
+        assert running.measure_load() == (0.0, 0.0)
 
 
 async def test_calls_without_a_job_yet_count_as_slots(store, refs) -> None:
@@ -182,11 +182,11 @@ async def test_calls_without_a_job_yet_count_as_slots(store, refs) -> None:
         held = threading.Event()
         running._prompts.submit(lambda: held.wait(TIMEOUT_S))
         waiting = [asyncio.ensure_future(running.complete(call(refs[DECODER])))]
-        await wait_until(lambda: running.load().busy == 0.5)
+        await wait_until(lambda: running.measure_load().busy == 0.5)
         waiting += [asyncio.ensure_future(running.complete(call(refs[DECODER]))) for _ in range(2)]
         waiting[-1].cancel()
-        await wait_until(lambda: running.load() == (1.0, 0.0))
+        await wait_until(lambda: running.measure_load() == (1.0, 0.0))
         held.set()
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)
         assert [isinstance(one, Completion) for one in outcomes] == [True, True, False]
-        await wait_until(lambda: running.load() == (0.0, 0.0))
+        await wait_until(lambda: running.measure_load() == (0.0, 0.0))

@@ -87,7 +87,7 @@ async def test_store_that_does_not_answer_does_not_block_the_event_loop(
         assert answers.wait(TIMEOUT_S)
         return []
 
-    monkeypatch.setattr(pinned._registry, "pinned", stall)
+    monkeypatch.setattr(pinned._registry, "list_kept_loaded", stall)
     pinned.start(pool)
     try:
         await wait_until(stalled.is_set)  # the event loop still runs

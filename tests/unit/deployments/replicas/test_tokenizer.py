@@ -275,9 +275,9 @@ async def test_expired_calls_do_not_change_the_measured_speed(
     live = call(LONG, truncate=True)
     late = live._replace(deadline_s=time.monotonic() - 1)
     await replica.tokenize_batch(batch(tiny_store, live))
-    predicted_s = replica.load(backlog=1_000).queued_s
+    predicted_s = replica.measure_load(backlog=1_000).queued_s
     await replica.tokenize_batch(batch(tiny_store, late))
-    assert replica.load(backlog=1_000).queued_s == predicted_s > 0
+    assert replica.measure_load(backlog=1_000).queued_s == predicted_s > 0
 
 
 async def test_tokenize_record_counts_cache_hits(make_replica, tiny_store: Path) -> None:
@@ -296,10 +296,10 @@ async def test_load_counts_time_spent_on_texts_and_the_queue_of_the_thread(
     recorder = BlockingRecorder()
     recorder.release.set()
     replica = make_replica(recorder)
-    assert replica.load() == (0.0, 0.0)
+    assert replica.measure_load() == (0.0, 0.0)
     await replica.tokenize_batch(batch(tiny_store, call("night")))
     await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
-    busy, queued_s = replica.load()
+    busy, queued_s = replica.measure_load()
     assert busy > 0
     assert queued_s == 0.0
     recorder.release.clear()
@@ -308,15 +308,15 @@ async def test_load_counts_time_spent_on_texts_and_the_queue_of_the_thread(
         replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     )
     await wait_until(lambda: bool(recorder.recorded))
-    one = replica.load().queued_s
+    one = replica.measure_load().queued_s
     queued = asyncio.ensure_future(
         replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     )
     await asyncio.sleep(0)
-    assert replica.load() == (pytest.approx(1.0), pytest.approx(2 * one))
+    assert replica.measure_load() == (pytest.approx(1.0), pytest.approx(2 * one))
     queued.cancel()
     await asyncio.gather(queued, return_exceptions=True)
-    assert replica.load().queued_s == pytest.approx(one)
+    assert replica.measure_load().queued_s == pytest.approx(one)
     recorder.release.set()
     await running
 
@@ -360,7 +360,7 @@ async def test_caller_that_leaves_a_long_text_stops_its_slices(
         await task
     await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
     assert len(log.records) < 10
-    assert replica.load().queued_s == 0
+    assert replica.measure_load().queued_s == 0
 
 
 async def test_long_call_that_cannot_be_tokenized_in_time_is_refused(

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.artifacts.types import Device
 from deployments.engines import ENGINES
-from deployments.machine import read_cpu_info
+from deployments.host.machine import read_cpu_info
 from deployments.tuning.host import Host, read_engine_versions, read_host
 from tests.support.toy_engine import TOY
 

@@ -8,7 +8,7 @@ import pytest
 from deployments.artifacts.types import Device
 from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine
-from deployments.engines.onnx_encoder import OnnxEngine
+from deployments.engines.onnx.encoder import OnnxEngine
 from deployments.errors import HardwareUnavailable, RequirementMissing
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.host import Host

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from deployments.config import GeneratorSettings
-from deployments.ingress.permitted_models import PermittedModels
+from deployments.ingress.models.permitted_models import PermittedModels
 from deployments.registry import RegisteredModel
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER

@@ -18,7 +18,7 @@ from deployments.transports.channel.frames import (
     decode_models,
     encode_models,
 )
-from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ChannelServer, Reply, Service
 from tests.support.artifacts import seal_tiny
 from tests.support.channels import NODE, running_replica, send, until
@@ -51,11 +51,13 @@ class PooledReplica:
 
 
 @asynccontextmanager
-async def cluster(store: Path, size: int) -> AsyncIterator[tuple[list[PooledReplica], ReplicaPool]]:
+async def cluster(
+    store: Path, size: int
+) -> AsyncIterator[tuple[list[PooledReplica], ReplicaConnections]]:
     async with AsyncExitStack() as stack:
         replicas = [PooledReplica(store) for _ in range(size)]
         servers = [ChannelServer(replica.service()) for replica in replicas]
-        pool = ReplicaPool("CpuEncoder", NODE, spread=SPREAD)
+        pool = ReplicaConnections("CpuEncoder", NODE, spread=SPREAD)
         stack.callback(pool.close)
         for server in servers:
             stack.push_async_callback(server.close, 0)
@@ -74,7 +76,7 @@ def names(tmp_path: Path) -> list[str]:
     return [ModelRef(id, seal_tiny(tmp_path, id).name).name for id in ids]
 
 
-def ask(pool: ReplicaPool, name: str, cost: int = 1) -> asyncio.Task[object]:
+def ask(pool: ReplicaConnections, name: str, cost: int = 1) -> asyncio.Task[object]:
     request = ChannelRequest(Method.INFER, name.encode(), cost, model=name)
     return asyncio.get_running_loop().create_task(pool.call(request))
 
@@ -90,7 +92,7 @@ async def test_calls_go_where_the_model_is_loaded(tmp_path: Path, names: list[st
 
 async def test_equally_loaded_replica_of_the_own_node_goes_first() -> None:
     async with running_replica() as away, running_replica() as near:
-        pool = ReplicaPool("CpuEncoder", NODE)
+        pool = ReplicaConnections("CpuEncoder", NODE)
         pool.update({"0": away.endpoint._replace(node="node-2"), "1": near.endpoint})
         await until(lambda: pool.connected == 2)
         for _ in range(3):
@@ -179,7 +181,7 @@ async def test_loaded_and_evicted_models_reach_the_clients(
         assert pool.has_idle_replica(names[2])
         replica.release.clear()
         call = ask(pool, names[2])
-        await until(lambda: connection.load > 0)
+        await until(lambda: connection.cost_in_flight > 0)
         assert not pool.has_idle_replica(names[2])
         replica.release.set()
         await call
@@ -188,7 +190,7 @@ async def test_loaded_and_evicted_models_reach_the_clients(
 async def test_new_connection_learns_what_is_loaded(tmp_path: Path, names: list[str]) -> None:
     replica = PooledReplica(tmp_path)
     replica.pool.load_now(ModelRef(*names[0].split("@")))
-    server, pool = ChannelServer(replica.service()), ReplicaPool("CpuEncoder", NODE)
+    server, pool = ChannelServer(replica.service()), ReplicaConnections("CpuEncoder", NODE)
     pool.update({"0": await server.start(NODE, "127.0.0.1")})
     await until(lambda: [one.models for one in pool.connections()] == [{names[0]}])
     pool.close()

@@ -64,8 +64,8 @@ async def test_backlog_ends_with_its_client_and_with_time(
         assert one.server.backlog == 0
 
 
-class RecordingReplicaPool:
-    """A ReplicaPool that records its requests. Every two characters are one token."""
+class RecordingReplicaConnections:
+    """A ReplicaConnections that records its requests. Every two characters are one token."""
 
     def __init__(self) -> None:
         self.requests: list[ChannelRequest] = []
@@ -78,7 +78,7 @@ class RecordingReplicaPool:
 
 
 async def test_encoders_get_the_backlog_in_tokens() -> None:
-    tokenizers: Any = RecordingReplicaPool()
+    tokenizers: Any = RecordingReplicaConnections()
     client = ChannelEncoderClient(tokenizers, tokenizers, tokenizers)
     text = "a" * (LONE_CALL_CHARACTERS + 1)
     request = await client._build_request(CallBatch(KEY, (build_call(text),), backlog=3 * 1001))

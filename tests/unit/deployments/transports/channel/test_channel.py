@@ -9,9 +9,13 @@ import pytest
 
 from deployments.errors import EngineFailed, InvalidField, ReplicasLost, ReplicasSilent
 from deployments.transports.channel import client as client_module
-from deployments.transports.channel import pool as pool_module
+from deployments.transports.channel import replica_connections as connections_module
 from deployments.transports.channel.frames import Frame, FrameType
-from deployments.transports.channel.pool import MAX_TRIES, NoChannel, ReplicaPool
+from deployments.transports.channel.replica_connections import (
+    MAX_TRIES,
+    NoChannel,
+    ReplicaConnections,
+)
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import (
     NODE,
@@ -111,7 +115,7 @@ async def test_call_ends_only_so_many_replicas() -> None:
 
 
 async def test_no_replica_raises_no_channel() -> None:
-    pool = ReplicaPool("CpuEncoder", NODE)
+    pool = ReplicaConnections("CpuEncoder", NODE)
     with pytest.raises(NoChannel):
         await send(pool, b"echo")
 
@@ -166,7 +170,7 @@ async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
         first.disconnect()
         await until(lambda: pool.connected == 0)
         await asyncio.sleep(0)
-        monkeypatch.setattr(pool_module, "SUCCESSOR_S", 0.05)
+        monkeypatch.setattr(connections_module, "SUCCESSOR_S", 0.05)
         with pytest.raises(ReplicasSilent, match="no replica of CpuEncoder answers"):
             await send(pool, b"echo")
         with pytest.raises(ReplicasSilent):
@@ -182,7 +186,7 @@ async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
 async def test_wait_for_a_successor_ends_although_replicas_come_and_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool_module, "SUCCESSOR_S", 0.1)
+    monkeypatch.setattr(connections_module, "SUCCESSOR_S", 0.1)
     async with running_replica() as replica, connected_pool(replica) as pool:
         replica.stop_listening()
         replica.disconnect()
@@ -281,7 +285,7 @@ async def test_load_of_other_clients_expires(monkeypatch: pytest.MonkeyPatch) ->
         await until(lambda: replica.server.calls == 2)
         await send(pool, b"echo")
         (connection,) = pool.connections()
-        assert connection.load == 100 + 3, "the own call counts once"
+        assert connection.cost_in_flight == 100 + 3, "the own call counts once"
         own.cancel()
         await until(lambda: replica.server.calls == 1)
         replica.replica.release.set()
@@ -333,7 +337,7 @@ async def test_replica_that_is_unlisted_during_the_handshake_is_left(
 ) -> None:
     monkeypatch.setattr(ServerConnection, "handle_frame", lambda *_: None)
     async with running_replica() as replica:
-        pool = ReplicaPool("CpuEncoder", NODE)
+        pool = ReplicaConnections("CpuEncoder", NODE)
         pool.update({"0": replica.endpoint})
         await until(pool.connections)
         (connection,) = pool.connections()

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.errors import EngineFailed
 from deployments.transports.channel.frames import FrameType, Method
-from deployments.transports.channel.pool import ReplicaPool
+from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import (
     call,
@@ -21,7 +21,7 @@ from tests.support.channels import (
 )
 
 
-async def read(pool: ReplicaPool, count: int, request: bytes) -> list[bytes]:
+async def read(pool: ReplicaConnections, count: int, request: bytes) -> list[bytes]:
     events: list[bytes] = []
     async with aclosing(pool.stream(call(request, method=Method.STREAM))) as stream:
         async for event in stream:

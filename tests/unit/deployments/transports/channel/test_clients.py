@@ -33,11 +33,11 @@ from deployments.transports.channel.clients import (
     LONG_ANSWER_TOKENS,
     ChannelEncoderClient,
     ChannelGeneratorClient,
-    ChannelPoolManager,
+    ChannelModelPoolClient,
     ChannelTokenizerClient,
 )
 from deployments.transports.channel.frames import AnswerFrame
-from deployments.transports.channel.pool import NoChannel, ReplicaPool
+from deployments.transports.channel.replica_connections import NoChannel, ReplicaConnections
 from deployments.transports.channel.server import ChannelServer
 from deployments.transports.channel.services import (
     encoder_service,
@@ -158,7 +158,7 @@ async def test_encoder_tokenizes_while_no_tokenizer_answers(fallback: Fallback) 
         async with pool_of(tokenizer_service(shared)) as tokenizers:
             client = ChannelEncoderClient(tokenizers, encoders, fallback)
             await collect_outcomes(client, batch)
-        for pool in (tokenizers, ReplicaPool("Fake", NODE)):
+        for pool in (tokenizers, ReplicaConnections("Fake", NODE)):
             client = ChannelEncoderClient(pool, encoders, fallback)
             (outcome,) = await collect_outcomes(client, batch)
             assert isinstance(outcome, CallResult)
@@ -190,10 +190,10 @@ async def test_batch_starts_again_when_the_encoder_is_lost_after_an_outcome(
     batch = CallBatch(KEY, (build_call("a"), build_call("b")))
     tokenizer: Any = FakeTokenizer()
     lost = ChannelServer(encoder_service(first, tokenizer))
-    encoders = ReplicaPool("Fake", NODE)
+    encoders = ReplicaConnections("Fake", NODE)
     encoders.update({"0": await lost.start(NODE, "127.0.0.1")})
     await until(lambda: encoders.connected == 1)
-    client = ChannelEncoderClient(ReplicaPool("Fake", NODE), encoders, fallback)
+    client = ChannelEncoderClient(ReplicaConnections("Fake", NODE), encoders, fallback)
     call = asyncio.create_task(client.infer(batch, outcomes.__setitem__))
     await until(lambda: 0 in outcomes)
     other = ChannelServer(encoder_service(second, tokenizer))
@@ -273,7 +273,7 @@ async def test_short_generations_avoid_the_replica_with_a_long_one(fallback: Fal
             server = ChannelServer(generator_service(replica))
             stack.push_async_callback(server.close, 1)
             endpoints[str(index)] = await server.start(NODE, "127.0.0.1")
-        pool = ReplicaPool("Fake", NODE)
+        pool = ReplicaConnections("Fake", NODE)
         stack.callback(pool.close)
         pool.update(endpoints)
         await until(lambda: pool.connected == 2)
@@ -286,11 +286,11 @@ async def test_short_generations_avoid_the_replica_with_a_long_one(fallback: Fal
         for generator in generators:
             generator.may_answer.set()
         await asyncio.gather(*tasks)
-        assert all(connection.load == 0 for connection in pool.connections())
+        assert all(connection.cost_in_flight == 0 for connection in pool.connections())
 
 
 async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
-    empty = ReplicaPool("Fake", NODE)
+    empty = ReplicaConnections("Fake", NODE)
     batch = CallBatch(KEY, (build_call("a"),))
     (outcome,) = await collect_outcomes(ChannelEncoderClient(empty, empty, fallback), batch)
     assert isinstance(outcome, CallResult)
@@ -306,7 +306,7 @@ async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
 
 async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fallback) -> None:
     batch = CallBatch(KEY, (build_call("a"),))
-    empty = ReplicaPool("Fake", NODE)
+    empty = ReplicaConnections("Fake", NODE)
     (outcome,) = await collect_outcomes(ChannelEncoderClient(pools[1], empty, fallback), batch)
     assert isinstance(outcome, CallResult)
     assert outcome.value == "fallback"
@@ -325,13 +325,13 @@ class HoldingGenerator(EchoGenerator):
         return await super().complete(call)
 
 
-class RecordingPoolManager:
+class RecordingModelPool:
     """Recorder of requests. Loading the model `absent` fails; other models count as loaded."""
 
     def __init__(self) -> None:
         self.requests: list[PoolRequest] = []
 
-    async def handle(self, request: PoolRequest) -> PoolState:
+    async def apply(self, request: PoolRequest) -> PoolState:
         self.requests.append(request)
         if request.model is not None and request.model.id == "absent":
             raise ArtifactMissing("no such files")
@@ -340,8 +340,8 @@ class RecordingPoolManager:
 
 
 async def test_pools_of_all_replicas_are_managed() -> None:
-    replicas = [(FakeEncoder(), RecordingPoolManager()) for _ in range(2)]
-    tokenizer, tokenizer_pool = FakeTokenizer(), RecordingPoolManager()
+    replicas = [(FakeEncoder(), RecordingModelPool()) for _ in range(2)]
+    tokenizer, tokenizer_pool = FakeTokenizer(), RecordingModelPool()
     vars(tokenizer)["pool"] = tokenizer_pool
     async with AsyncExitStack() as stack:
         endpoints = {}
@@ -352,17 +352,17 @@ async def test_pools_of_all_replicas_are_managed() -> None:
             server = ChannelServer(encoder_service(encoder, inner)._replace(pool=None))
             stack.push_async_callback(server.close, 1)
             endpoints[str(index)] = await server.start(NODE, "127.0.0.1")
-        pool = ReplicaPool("Fake", NODE)
+        pool = ReplicaConnections("Fake", NODE)
         stack.callback(pool.close)
-        manager = ChannelPoolManager(pool)
-        assert await manager.manage(PoolRequest("list")) == {}, "nothing is connected"
+        client = ChannelModelPoolClient(pool)
+        assert await client.send(PoolRequest("list")) == {}, "nothing is connected"
         pool.update(endpoints)
         await until(lambda: pool.connected == 2)
         ref = ModelRef("acme/tiny", "0123456789ab")
-        states = await manager.manage(PoolRequest("load", ref))
+        states = await client.send(PoolRequest("load", ref))
         loaded = PoolState((LoadedModel(ref, 5, True, 0, 3, 9.5, 0.5),), 5, 10)
         assert states == {"0": loaded, "1": loaded}
-        failed = await manager.manage(PoolRequest("load", ModelRef("absent", "0")))
+        failed = await client.send(PoolRequest("load", ModelRef("absent", "0")))
         assert {type(error) for error in failed.values()} == {ArtifactMissing}
     for _, fake_pool in replicas:
         assert len(fake_pool.requests) == 1, "its tokenizer had no such model"

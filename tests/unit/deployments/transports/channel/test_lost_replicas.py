@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deployments.errors import EngineFailed, ReplicasSilent
-from deployments.transports.channel import pool as pool_module
+from deployments.transports.channel import replica_connections as connections_module
 from deployments.transports.channel.client import CHECK_S, LOST_S
 from deployments.transports.channel.connection import (
     KEEPALIVE_S,
@@ -19,7 +19,7 @@ from deployments.transports.channel.connection import (
 )
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.frames import WIRE_VERSION
-from deployments.transports.channel.pool import MAX_BACKOFF_S, MIN_BACKOFF_S, Peer
+from deployments.transports.channel.replica_connections import MAX_BACKOFF_S, MIN_BACKOFF_S, Peer
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import NODE, call, connected_pool, running_replica, send, until
 
@@ -107,7 +107,7 @@ async def test_pauses_between_attempts_to_connect_grow_until_a_connection_was_re
             raise attempt
         return attempt
 
-    monkeypatch.setattr(pool_module.random, "uniform", lambda _least, most: most)
+    monkeypatch.setattr(connections_module.random, "uniform", lambda _least, most: most)
     monkeypatch.setattr(asyncio, "sleep", pause)
     peer = Peer("encoder", Endpoint(WIRE_VERSION, NODE, "", "127.0.0.1", 1, ""), connect)
     await ended.wait()

@@ -20,7 +20,11 @@ from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
 from deployments.messages import CallBatch, CallOutcome, CallResult, TokenizedBatch
 from deployments.transports.channel.clients import ChannelEncoderClient
 from deployments.transports.channel.frames import MAX_U32, FrameType, Method
-from deployments.transports.channel.pool import MAX_REFUSALS, MAX_TRIES, ReplicaPool
+from deployments.transports.channel.replica_connections import (
+    MAX_REFUSALS,
+    MAX_TRIES,
+    ReplicaConnections,
+)
 from deployments.transports.channel.server import ChannelServer, Reply, Service
 from deployments.transports.channel.services import encoder_service
 from tests.support.channel_replicas import KEY, FakeEncoder, FakeTokenizer, Fallback, build_call
@@ -62,9 +66,9 @@ class LostReplica(RefusingReplica):
 
 
 @asynccontextmanager
-async def pool_over(*servers: ChannelServer) -> AsyncIterator[ReplicaPool]:
+async def pool_over(*servers: ChannelServer) -> AsyncIterator[ReplicaConnections]:
     async with AsyncExitStack() as stack:
-        pool = ReplicaPool("CpuEncoder", NODE)
+        pool = ReplicaConnections("CpuEncoder", NODE)
         for server in servers:
             stack.push_async_callback(server.close, 0)
         stack.callback(pool.close)
@@ -77,7 +81,9 @@ async def pool_over(*servers: ChannelServer) -> AsyncIterator[ReplicaPool]:
 async def test_full_replica_refuses_once_and_then_gets_no_calls() -> None:
     full, free = RefusingReplica(FULL), RefusingReplica()
     async with pool_over(full.server, free.server) as pool:
-        other = ReplicaPool("CpuEncoder", NODE)  # of another process, which filled the replica
+        other = ReplicaConnections(
+            "CpuEncoder", NODE
+        )  # of another process, which filled the replica
         other.update({"0": await full.server.start(NODE, "127.0.0.1")})
         await until(lambda: other.connected == 1)
         long = asyncio.create_task(send(other, b"long", cost=1_000))
@@ -143,7 +149,7 @@ async def test_refusal_by_a_draining_replica_leaves_the_other_replica_a_try() ->
 @asynccontextmanager
 async def pool_beside_a_busy_replica(
     refusing: RefusingReplica, busy: RefusingReplica
-) -> AsyncIterator[tuple[ReplicaPool, asyncio.Task[bytes]]]:
+) -> AsyncIterator[tuple[ReplicaConnections, asyncio.Task[bytes]]]:
     """Yield a pool and the call that takes the whole window of `busy`."""
     async with pool_over(busy.server, refusing.server) as pool, asyncio.timeout(TIMEOUT_S):
         long = asyncio.create_task(send(pool, b"long"))  # to the first of equally loaded replicas

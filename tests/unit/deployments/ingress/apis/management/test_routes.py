@@ -17,7 +17,7 @@ from deployments.messages import PoolRequest
 from tests.support.artifacts import seal_tiny_version
 from tests.support.in_process import InProcess
 from tests.support.keys import add_key, bearer
-from tests.support.local_clients import LocalPoolManager
+from tests.support.local_clients import LocalModelPoolClient
 
 MODEL, OLD, NEW = "acme/tiny", "000000000001", "000000000002"
 PULLS = IngressUserConfig(builds=BuildSettings(allow_pull=True))
@@ -179,13 +179,13 @@ async def test_memory_of_the_replicas_is_shown_and_changed(store: Path) -> None:
 async def test_replicas_that_do_not_answer_end_the_request(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def hang(_self: LocalPoolManager, _request: PoolRequest) -> NoReturn:
+    async def hang(_self: LocalModelPoolClient, _request: PoolRequest) -> NoReturn:
         await asyncio.Event().wait()
         raise AssertionError
 
     monkeypatch.setattr(replica_memory, "TIMEOUT_S", 0.05)
     async with InProcess(store, models=(MODEL,)).client() as http:
-        monkeypatch.setattr(LocalPoolManager, "manage", hang)
+        monkeypatch.setattr(LocalModelPoolClient, "send", hang)
         response = await http.get("/models/ps")
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
 

@@ -18,7 +18,7 @@ from deployments.ingress.apis.operations.live_statistics import (
     RecentRequests,
     read_load,
 )
-from deployments.ingress.cluster_state import ClusterMonitor, ClusterSnapshot, ReplicaTarget
+from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot, ReplicaTarget
 from deployments.messages import CallTimings
 from deployments.records import RequestRecord
 from tests.support.artifacts import CLASSIFIER, EMBEDDER

@@ -325,7 +325,7 @@ async def test_prompt_name_prepends_the_prompt(tmp_path: Path) -> None:
     seal_tiny(tmp_path, EMBEDDER)
     server = InProcess(tmp_path, models=(EMBEDDER,))
     async with server.client() as http:
-        manifest = server.pipeline.registry.find(EMBEDDER).manifest
+        manifest = server.pipeline.permitted.find(EMBEDDER).manifest
         manifest.prompts["query"] = "you "
         prompted = await http.post("/embed", json={"inputs": "good", "prompt_name": "query"})
         written = await http.post("/embed", json={"inputs": "you good"})

@@ -1,0 +1,1 @@
+"""`hundredfold serve`: start Ray, Serve and HAProxy on one host, and watch them."""

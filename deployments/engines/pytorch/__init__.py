@@ -1,0 +1,1 @@
+"""Encoders and decoders on torch: exported programs, and models of transformers."""

@@ -1,0 +1,239 @@
+"""Models of transformers over an external KV cache at fixed addresses.
+
+A model becomes a torch module whose cache class writes to given tensors. A mask marks the valid
+tokens of each slot. The attention functions of this file read the cached keys and values without
+copies. decoder.py describes the inputs and the output of the module. The build traces the
+module into a torch program. If the artifact contains a whole checkpoint instead, the module runs
+without tracing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from deployments.artifacts.types import DTYPE_NAMES, Attention
+from deployments.engines.decoder import DecoderSpec
+from deployments.errors import EngineFailed
+
+if TYPE_CHECKING:
+    import torch
+
+    # Takes a cache array, new keys or values, and their positions. Returns the whole array.
+    _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Names under which transformers finds the attention functions. No name contains "flash", because
+# transformers would then use its own flash kernel, which needs another cache.
+_ATTENTIONS: Mapping[Attention, str] = {
+    "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
+}  # fmt: skip
+
+
+def torch_dtype(spec: DecoderSpec) -> torch.dtype:
+    """Return the dtype of activations, keys and values."""
+    import torch
+
+    dtype: torch.dtype = getattr(torch, DTYPE_NAMES[spec.compute_precision])
+    return dtype
+
+
+def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
+    """Open the checkpoint in the directory of `spec.path` on `device`.
+
+    With tensor parallelism, open the shard of this process, which has joined the process group
+    (tensor_parallel_decoder.py). Loads only safetensors and runs no code of the checkpoint. Raises
+    EngineFailed if the checkpoint does not match the spec.
+    """
+    from transformers import AutoModelForCausalLM, logging
+
+    logging.disable_progress_bar()
+    options, config = spec.options, spec.generation_config
+    model = AutoModelForCausalLM.from_pretrained(
+        spec.path.parent,
+        dtype=torch_dtype(spec),
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=True,
+        # Set explicitly, because a checkpoint's config may name kernels to download.
+        attn_implementation=_register_attention(options.attention),
+        **_placement_arguments(options.tensor_parallel_size, device),
+    )
+    expected = (config.layers, spec.vocabulary)
+    actual = (model.config.num_hidden_layers, model.config.vocab_size)
+    if actual != expected:
+        raise EngineFailed(f"the checkpoint has {actual} layers and tokens; expected {expected}")
+    return with_external_kv(model.eval(), options.attention, kv_offload=options.kv_offload)
+
+
+def with_external_kv(
+    model: Any, attention: Attention, *, kv_offload: bool = False
+) -> torch.nn.Module:
+    """Wrap `model` as a module that reads and writes given KV arrays and returns logits.
+
+    With `kv_offload` the arrays are on the host, whatever the device of the model.
+    """
+    import torch
+
+    model.set_attn_implementation(_register_attention(attention))
+    write_kv = _write_to_host if kv_offload else _write_in_place
+    build_mask = _build_lengths if attention == "flash" else _build_mask
+
+    class KvCacheProgram(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            lengths: torch.Tensor,
+            wanted: torch.Tensor,
+            memory: Sequence[torch.Tensor],
+        ) -> torch.Tensor:
+            # Stored programs name their inputs after these parameters, so do not rename them.
+            tokens = torch.arange(input_ids.shape[1], device=lengths.device)
+            positions = lengths[:, None] + tokens
+            output = self.model(
+                input_ids=input_ids,
+                position_ids=positions,
+                attention_mask=build_mask(positions, memory[0]),
+                past_key_values=_build_cache(memory, positions, write_kv),
+                use_cache=True,
+                logits_to_keep=wanted,
+            )
+            return output.logits.float()
+
+    return KvCacheProgram()
+
+
+def _placement_arguments(tensor_parallel_size: int, device: str) -> Mapping[str, Any]:
+    if tensor_parallel_size == 1:
+        return {"device_map": device}
+    from transformers.distributed import DistributedConfig
+
+    return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)}
+
+
+def _register_attention(attention: Attention) -> str:
+    """Register the attention functions. Return the name of `attention` for transformers."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(_ATTENTIONS["sdpa"], _attend)
+    AttentionInterface.register(_ATTENTIONS["flash"], _attend_by_length)
+    return _ATTENTIONS[attention]
+
+
+def _build_mask(positions: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
+    """Build an additive mask [B, 1, T, kv_length]: a token sees itself and earlier tokens."""
+    import torch
+
+    kv_positions = torch.arange(cached.shape[2], device=positions.device)
+    masked = kv_positions > positions[:, None, :, None]
+    return masked.to(cached.dtype).masked_fill(masked, float("-inf"))
+
+
+def _build_lengths(positions: torch.Tensor, _cached: torch.Tensor) -> torch.Tensor:
+    """Return the tokens per slot, new tokens included, as [B, 1, 1, 1].
+
+    transformers passes a mask with four dimensions on to the attention function unchanged.
+    """
+    return (positions[:, -1] + 1).int().reshape(-1, 1, 1, 1)
+
+
+def _attend(
+    _module: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend with queries [B, Q, T, size] to keys [B, heads, M, size]. Return [B, T, Q, size].
+
+    Q is the number of query heads, M the number of cached tokens. Query heads that share a key head
+    become additional tokens of that head. Otherwise torch would copy the keys for each query head.
+    Raises NotImplementedError for attention with softcap, sinks (`s_aux`) or a position bias.
+    """
+    import torch
+
+    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name)]
+    if unsupported:
+        raise NotImplementedError(f"attention with `{unsupported[0]}`")
+    rows, queries, tokens, size = query.shape
+    heads = key.shape[1]
+    output = torch.nn.functional.scaled_dot_product_attention(
+        query.reshape(rows, heads, queries // heads * tokens, size),
+        key,
+        value,
+        attn_mask=attention_mask.repeat(1, 1, queries // heads, 1),
+        scale=options.get("scaling"),
+    )
+    return output.reshape(rows, queries, tokens, size).transpose(1, 2), None
+
+
+def _attend_by_length(
+    _module: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Do the same as `_attend` with `flash_attn`, which reads only the valid tokens of each slot.
+
+    `attention_mask` contains the result of `_build_lengths`. The queries are the last T tokens of
+    each slot. https://github.com/Dao-AILab/flash-attention
+    """
+    from flash_attn import flash_attn_with_kvcache
+
+    unsupported = [name for name in ("s_aux", "position_bias") if options.get(name)]
+    if unsupported:
+        raise NotImplementedError(f"flash attention with `{unsupported[0]}`")
+    output: torch.Tensor = flash_attn_with_kvcache(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        cache_seqlens=attention_mask.flatten(),
+        softmax_scale=options.get("scaling"),
+        softcap=options.get("softcap") or 0.0,
+        causal=True,
+    )
+    return output, None
+
+
+def _build_cache(
+    arrays: Sequence[torch.Tensor], positions: torch.Tensor, write_kv: _WriteKv
+) -> Any:
+    """Build a transformers cache over the KV arrays; new tokens are at `positions` [B, T]."""
+    from transformers import Cache
+
+    class SlotCache(Cache):  # type: ignore[misc]  # transformers is not typed
+        def update(
+            self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            cached_keys, cached_values = arrays[2 * layer : 2 * layer + 2]
+            return (
+                write_kv(cached_keys, keys, positions),
+                write_kv(cached_values, values, positions),
+            )
+
+        def get_seq_length(self, layer_idx: int = 0) -> int:
+            return 0  # no common length: the mask and position_ids state the length per slot
+
+    return SlotCache(layers=[])
+
+
+def _write_in_place(
+    array: torch.Tensor, new: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Write new keys or values [B, heads, T, size] to a cache array. Return the array."""
+    # Attention multiplies masked positions by zero, but zero times NaN is NaN. A NaN would also
+    # reach the next request in the slot.
+    finite = new.nan_to_num(0.0, 0.0, 0.0)
+    return array.scatter_(2, positions[:, None, :, None].expand(new.shape), finite)
+
+
+def _write_to_host(array: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Write to an array on the host. Return a copy of the array on the device of `new`."""
+    host = array.device
+    return _write_in_place(array, new.to(host), positions.to(host)).to(new.device)

@@ -1,0 +1,1 @@
+"""The host and this process on it: cores, memory, GPUs, priorities."""

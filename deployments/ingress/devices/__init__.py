@@ -1,0 +1,1 @@
+"""The device of a request: state of the cluster, forecasts, choice."""

@@ -1,0 +1,1 @@
+"""The model of a request: registry, permissions, trials of versions."""

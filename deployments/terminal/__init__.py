@@ -1,0 +1,1 @@
+"""The command line of all packages: subcommands, tables, progress."""

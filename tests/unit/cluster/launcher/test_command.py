@@ -1,0 +1,369 @@
+"""Addresses and messages of `hundredfold serve`, without a cluster."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config_entries import IMPORT_PATH
+from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
+from cluster.edge.haproxy_process import EdgeError
+from cluster.launcher.command import (
+    ServeOptions,
+    StopSignal,
+    add_arguments,
+    build_environment,
+    build_startup_message,
+    choose_ports,
+    list_stop_signals,
+    lock_run_directory,
+    run,
+    run_edge,
+    serve_until_stopped,
+    stop_signals_raise,
+)
+from cluster.launcher.local import LocalPorts
+from cluster.launcher.ray_host import build_ray_command
+from cluster.processes import find_free_port, open_listener
+from cluster.progress import StartError, StartupProgress
+from tests.support.ipv6 import needs_ipv6
+
+
+def config(**args: Any) -> dict[str, Any]:
+    other = {"import_path": "shop:app", "args": {"models": [{"id": "shop/model"}]}}
+    return {"applications": [other, {"import_path": IMPORT_PATH, "args": args}]}
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
+
+
+def test_startup_message_has_a_request_to_the_first_model() -> None:
+    message = build_startup_message("http://here", config(models=[{"id": "org/one"}]))
+    assert message.startswith("serving on http://here - try: curl http://here/models/org/one -d ")
+
+
+@pytest.mark.parametrize("args", [{}, {"models": []}, {"models": None}])
+def test_startup_message_without_models_lists_those_of_the_store(args: dict[str, Any]) -> None:
+    message = build_startup_message("http://here", config(**args))
+    assert message == "serving on http://here - try: curl http://here/models"
+
+
+def test_startup_message_tells_that_other_hosts_can_connect() -> None:
+    opened = {**config(), "http_options": {"host": "0.0.0.0"}}
+    message = build_startup_message("http://127.0.0.1", opened)
+    assert message.startswith(
+        "serving on http://127.0.0.1 and all other addresses of this host - try: curl http://127"
+    )
+
+
+@pytest.fixture
+def claims() -> Iterator[ExitStack]:
+    """The claims of chosen ports."""
+    with ExitStack() as stack:
+        yield stack
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", ["::1", "::"])
+def test_ipv6_address_is_served(host: str, claims: ExitStack) -> None:
+    port = find_free_port(8000)
+    assert choose_ports(host, port, METRICS_HOST, None, claims).metrics != port
+    with open_listener(host, port):
+        with pytest.raises(StartError, match=f"port {port} on {host} is in use by pid "):
+            choose_ports(host, port, METRICS_HOST, None, claims)
+        for address in ("::1", "127.0.0.1") if host == "::" else ("::1",):
+            socket.create_connection((address, port), 5).close()
+
+
+def test_port_of_another_launcher_is_named(claims: ExitStack) -> None:
+    """Its processes must not be stopped, though `port` is in use by one of them."""
+    other = LocalPorts.choose(claims, reserved=8000)
+    with (
+        open_listener("127.0.0.1", other.dashboard),
+        ExitStack() as own,
+        pytest.raises(StartError, match="belongs to another `hundredfold serve`") as refused,
+    ):
+        choose_ports("127.0.0.1", other.dashboard, METRICS_HOST, None, own)
+    assert refused.value.hint == "choose another port"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "metrics", "message"),
+    [
+        ("203.0.113.1", 8000, None, "cannot listen on 203.0.113.1:8000: "),
+        ("fd00::203:113", 8000, None, r"cannot listen on \[fd00::203:113\]:8000: "),
+        ("127.0.0.1", 70000, None, "`--port 70000` is not a port: use a number from 1 to 65535"),
+        ("127.0.0.1", 0, None, "`--port 0` is not a port"),
+        ("127.0.0.1", None, 70000, "`--metrics-port 70000` is not a port"),
+        ("127.0.0.1", None, 0, "`--metrics-port 0` is not a port"),
+        ("127.0.0.1", None, -1, "`--metrics-port -1` is not a port"),
+        ("127.0.0.1", 8123, 8123, "`--metrics-port 8123` is the port for clients"),
+    ],
+)
+def test_port_that_cannot_be_used_is_rejected(
+    host: str, port: int | None, metrics: int | None, message: str, claims: ExitStack
+) -> None:
+    port = find_free_port(8000) if port is None else port
+    with pytest.raises(StartError, match=message):
+        choose_ports(host, port, METRICS_HOST, metrics, claims)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limit"),
+    [
+        ("--num-gpus", "-1", "must be at least 0"),
+        ("--connections-per-client", "0", "must be at least 1"),
+        ("--max-requests", "0", "must be at least 1"),
+        ("--start-timeout-s", "-5", "must be more than 0 seconds"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    option: str, value: str, limit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit):
+        parser.parse_args([option, value])
+    assert f"argument {option}: {limit}" in capsys.readouterr().err
+
+
+class FakeEdge:
+    """An edge that starts no HAProxy and records the limits that it receives."""
+
+    limits: ClientLimits
+
+    def create(
+        self,
+        _directory: Path,
+        _listener: socket.socket,
+        _haproxy: str,
+        _report: Callable[[str], None],
+        limits: ClientLimits,
+        _metrics_host: str,
+    ) -> FakeEdge:
+        self.limits = limits
+        return self
+
+    def start(self) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture
+def restored_hangup() -> Iterator[None]:
+    previous = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
+@pytest.mark.usefixtures("restored_hangup")
+def test_closed_terminal_stops_the_server() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    assert signal.SIGHUP in list_stop_signals()
+    with pytest.raises(StopSignal), stop_signals_raise():
+        os.kill(os.getpid(), signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("restored_hangup")
+def test_closed_terminal_does_not_stop_a_server_under_nohup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    passed_on: list[list[signal.Signals]] = []
+    monkeypatch.setattr("cluster.launcher.command.leads_own_session", lambda: False)
+    monkeypatch.setattr("cluster.launcher.command.run_in_new_session", passed_on.append)
+    run(argparse.Namespace())
+    assert passed_on == [[signal.SIGINT, signal.SIGTERM]]
+    with stop_signals_raise():
+        os.kill(os.getpid(), signal.SIGHUP)
+    with pytest.raises(StopSignal), stop_signals_raise():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("blocked", [".run", ".run/lock"])
+def test_run_directory_that_cannot_be_written_is_named(tmp_path: Path, blocked: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("applications: [{name: a, route_prefix: /, import_path: 'shop:app'}]\n")
+    run_dir, other = tmp_path / ".run", tmp_path / blocked
+    if other == run_dir:
+        run_dir.touch()
+    else:
+        other.mkdir(parents=True)
+    with pytest.raises(StartError, match=f"cannot write to `{run_dir}`: ") as refused:
+        serve_until_stopped(ServeOptions(config=file, run_dir=run_dir))
+    assert "in a directory that you may write to" in refused.value.hint
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Let every write to a file fail. Python ignores the signal that comes with it."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_is_named(tmp_path: Path) -> None:
+    lock = lock_run_directory(tmp_path)
+    with pytest.raises(StartError, match=f"cannot use `{tmp_path}`: File too large") as refused:
+        lock.__enter__()
+    assert "free space" in refused.value.hint
+
+
+@pytest.mark.usefixtures("full_disk")
+def test_full_disk_of_the_edge_is_named(tmp_path: Path) -> None:
+    settings = ServeOptions(config=tmp_path, run_dir=tmp_path)
+    edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+    with pytest.raises(StartError, match=r"cannot use `/.*/hundredfold-.*: File too large"):
+        edge.__enter__()
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("applications: [\n", 78), ("unknown: 1\napplications: []\n", 78), (None, 78), ("dir", 1)],
+    ids=repr,
+)
+def test_unusable_config_has_an_exit_code_of_its_own(
+    text: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After exit code 78, the systemd unit does not start the server again.
+
+    A file that cannot be read has another code, because its disk may recover.
+    """
+    monkeypatch.setattr("cluster.launcher.command.leads_own_session", lambda: True)
+    file = tmp_path / "config.yaml"
+    if text == "dir":
+        file.mkdir()
+    elif text is not None:
+        file.write_text(text)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(file)])) == code
+
+
+def test_other_failed_start_may_be_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.launcher.command.leads_own_session", lambda: True)
+    file = tmp_path / "config.yaml"
+    file.write_text("applications: [{name: a, route_prefix: /, import_path: 'shop:app'}]\n")
+    (tmp_path / ".run").touch()
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert run(parser.parse_args([str(file)])) == 1
+
+
+@pytest.mark.parametrize(("options", "visible"), [(["--no-gpu"], ""), ([], "0,1")])
+def test_no_gpu_hides_the_gpus_from_every_process(
+    options: list[str], visible: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default, an actor to which Ray assigns no GPU still sees all GPUs of the host."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    num_gpus = parser.parse_args(options).num_gpus
+    settings = ServeOptions(config=tmp_path, run_dir=tmp_path, num_gpus=num_gpus)
+    environment = build_environment(settings, LocalPorts(*range(8)), tmp_path)
+    assert environment["CUDA_VISIBLE_DEVICES"] == visible
+
+
+@pytest.mark.parametrize("module", ["cluster", "yaml"])
+def test_children_import_nothing_from_the_working_directory(tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text("raise SystemExit('imported')\n")
+    environment = build_environment(
+        ServeOptions(config=tmp_path, run_dir=tmp_path), LocalPorts(*range(8)), tmp_path
+    )
+    command = [*build_ray_command(LocalPorts(*range(8)), 0)[:3], "--version"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_relative_paths_of_ray_hold_in_every_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token")
+    environment = build_environment(
+        ServeOptions(config=tmp_path, run_dir=tmp_path), LocalPorts(*range(8)), tmp_path
+    )
+    assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
+
+
+def test_low_limit_of_open_files_is_named_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FailingEdge(FakeEdge):
+        def start(self) -> None:
+            raise EdgeError("Cannot raise FD limit to 8217, limit is 1024.")
+
+    monkeypatch.setattr("cluster.launcher.command.Edge", FailingEdge().create)
+    monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
+    settings = ServeOptions(config=tmp_path, run_dir=tmp_path)
+    for limit, remedy in ((1024, "ulimit -Hn"), (65_536, "")):
+        monkeypatch.setattr(resource, "getrlimit", lambda _kind, limit=limit: (limit, limit))
+        edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+        with pytest.raises(StartError, match="Cannot raise FD limit") as raised:
+            edge.__enter__()
+        assert remedy in raised.value.hint
+        assert bool(raised.value.hint) is bool(remedy)
+
+
+def test_links_of_the_command_line_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link to a key file that gets another target revokes keys."""
+    release = tmp_path / "release"
+    release.mkdir()
+    for name in ("config.yaml", "keys.json"):
+        (release / name).touch()
+        (tmp_path / name).symlink_to(release / name)
+    given: list[ServeOptions] = []
+    monkeypatch.setattr("cluster.launcher.command.leads_own_session", lambda: True)
+    monkeypatch.setattr(
+        "cluster.launcher.command.serve_until_stopped", lambda settings: given.append(settings)
+    )
+    monkeypatch.chdir(tmp_path)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    run(parser.parse_args(["config.yaml", "--keys", "keys.json"]))
+    assert given[0].key_file == tmp_path / "keys.json"
+    assert given[0].run_dir == tmp_path / ".run", "two servers may share the target of their links"
+
+
+def test_limits_of_the_command_line_reach_the_edge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("applications: []\n")
+    given: list[ServeOptions] = []
+    monkeypatch.setattr("cluster.launcher.command.leads_own_session", lambda: True)
+    monkeypatch.setattr(
+        "cluster.launcher.command.serve_until_stopped", lambda settings: given.append(settings)
+    )
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = ["--connections-per-client", "7", "--max-requests", "9"]
+    run(parser.parse_args([str(config), *options]))
+    edge = FakeEdge()
+    monkeypatch.setattr("cluster.launcher.command.Edge", edge.create)
+    monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
+    address = ("127.0.0.1", find_free_port(8000))
+    with run_edge(given[0], address, StartupProgress()):
+        assert edge.limits == ClientLimits(connections=7, requests=9)

@@ -1,0 +1,100 @@
+"""Liveness probes of servers that answer, are stopped (SIGSTOP) or have ended."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import psutil
+import pytest
+
+from cluster.launcher import liveness
+from cluster.launcher.liveness import MAX_SILENT_PROBES, Liveness, StoppedProcesses, answers
+from cluster.processes import find_free_port
+from tests.support.ray_cluster import wait_for
+
+
+@pytest.fixture
+def grpc_port() -> Iterator[int]:
+    """Start a gRPC server and yield its port. Ray's GCS and raylet are such servers."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(None)
+
+
+@pytest.fixture
+def stopped_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Yield a port whose connections stay in the backlog, as those to a stopped process do."""
+    monkeypatch.setattr(liveness, "ANSWER_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_grpc_server_answers(grpc_port: int) -> None:
+    assert answers(grpc_port)
+
+
+def test_stopped_and_ended_servers_do_not_answer(stopped_port: int) -> None:
+    assert not answers(stopped_port)
+    assert not answers(find_free_port(1, 0))
+
+
+def test_server_is_silent_after_some_probes_in_a_row(
+    grpc_port: int, stopped_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    watched = Liveness({"GCS": grpc_port, "the raylet": stopped_port})
+    for _ in range(MAX_SILENT_PROBES - 1):
+        assert watched.find_silent() is None
+    assert watched.find_silent() == "the raylet"
+    monkeypatch.setitem(watched._ports, "the raylet", grpc_port)
+    assert watched.find_silent() is None
+
+
+def test_stopped_process_is_killed_at_the_second_look(
+    monkeypatch: pytest.MonkeyPatch, sleeper: psutil.Process
+) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    sleeper.suspend()
+    wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED, 5)
+    watched = StoppedProcesses(lambda: [sleeper] if sleeper.is_running() else [])
+    assert watched.kill() == []
+    assert watched.kill() == ["sleep"]
+    assert sleeper.wait(5) == -signal.SIGKILL
+    assert watched.kill() == []
+
+
+@pytest.fixture
+def sleeper() -> Iterator[psutil.Process]:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def test_process_that_goes_on_is_spared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    looks = iter([[psutil.Process()], [], [psutil.Process()], []])
+    watched = StoppedProcesses(lambda: next(looks))
+    assert [watched.kill() for _ in range(4)] == [[], [], [], []]
+
+
+def test_idle_process_that_goes_on_between_two_stops_is_spared(
+    monkeypatch: pytest.MonkeyPatch, sleeper: psutil.Process
+) -> None:
+    monkeypatch.setattr(liveness, "PERIOD_S", 0)
+    watched = StoppedProcesses(lambda: [sleeper])
+    for _ in range(5):
+        sleeper.suspend()
+        wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED, 5)
+        assert watched.kill() == []
+        sleeper.resume()
+        wait_for(lambda: sleeper.status() == psutil.STATUS_SLEEPING, 5)
+    sleeper.suspend()
+    wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED, 5)
+    assert [watched.kill(), watched.kill()] == [[], ["sleep"]]
