@@ -106,7 +106,9 @@ async def test_second_attempt_comes_after_replicas_have_forgotten_the_first(
         steps.append(seconds > MIN_QUARANTINE_S)
 
     monkeypatch.setattr("deployments.ingress.models.version_trials.asyncio.sleep", sleep)
-    assert not await VersionTrials(registry, load).is_refused_after_trial(EMBEDDER, registry.find(EMBEDDER))
+    assert not await VersionTrials(registry, load).is_refused_after_trial(
+        EMBEDDER, registry.find(EMBEDDER)
+    )
     assert steps == ["load", True, "load"]
 
 
