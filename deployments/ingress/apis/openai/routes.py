@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from functools import partial
+from typing import ClassVar, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -60,9 +61,14 @@ from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_s
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
-from deployments.ingress.http.request_options import model_in_path, read_model_name, read_options
+from deployments.ingress.http.request_options import (
+    RequestOptions,
+    model_in_path,
+    read_model_name,
+    read_options,
+)
 from deployments.ingress.http.sse import SseResponse, start_stream
-from deployments.ingress.requests import GenerationRequest, InferenceRequest
+from deployments.ingress.requests import GenerationRequest, GenerationResponse, InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
 from deployments.registry import RegisteredModel
 
@@ -73,6 +79,7 @@ EXAMPLE_CHAT = {
     ],
     "max_tokens": 40,
 }
+_ParsedBody = TypeVar("_ParsedBody", bound=GenerationBody)
 
 
 def openai_error(error: ServeError) -> Response:
@@ -96,6 +103,18 @@ def build_error_response(error: ServeError, *, should_retry: bool) -> Response:
 
 OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error, replace_status_422)
 GENERATION_ERROR_FORMAT = ErrorFormat("OpenAI", generation_error, replace_status_422)
+
+build_generation_operation = partial(
+    Operation,
+    method="POST",
+    access=Access.INFER,
+    runs_model=True,
+    headers=GENERATION_HEADERS,
+    error_formats=(GENERATION_ERROR_FORMAT,),
+)
+build_listing_operation = partial(
+    Operation, method="GET", access=Access.INFER, response={"type": "object"}
+)
 
 
 class OpenAIRoutes:
@@ -126,57 +145,38 @@ class OpenAIRoutes:
                 runs_model=True,
                 headers=INFERENCE_HEADERS,
             ),
-            Operation(
-                method="POST",
+            build_generation_operation(
                 paths=("/v1/chat/completions", "/models/{id:path}/v1/chat/completions"),
                 handler=self.chat,
                 summary="The next message of a conversation",
-                access=Access.INFER,
                 body=build_schema(ChatBody),
                 response=build_schema(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},
                 events=build_schema(ChatCompletionChunk | OpenAIError),
-                runs_model=True,
-                headers=GENERATION_HEADERS,
-                error_formats=(GENERATION_ERROR_FORMAT,),
             ),
-            Operation(
-                method="POST",
+            build_generation_operation(
                 paths=("/v1/completions", "/models/{id:path}/v1/completions"),
                 handler=self.completions,
                 summary="The continuation of texts",
-                access=Access.INFER,
                 body=build_schema(CompletionBody),
                 response=build_schema(CompletionResponse),
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
                 events=build_schema(CompletionChunk | OpenAIError),
-                runs_model=True,
-                headers=GENERATION_HEADERS,
-                error_formats=(GENERATION_ERROR_FORMAT,),
             ),
-            Operation(
-                method="GET",
+            build_listing_operation(
                 paths=("/v1/models",),
                 handler=self.models,
                 summary="The models of the store, those of the configuration first",
-                access=Access.INFER,
-                response={"type": "object"},
             ),
-            Operation(
-                method="GET",
+            build_listing_operation(
                 paths=("/models/{id:path}/v1/models",),
                 handler=self.only_model,
                 summary="A list of one model, for clients with /models/{id}/v1 as base URL",
-                access=Access.INFER,
-                response={"type": "object"},
             ),
-            Operation(
-                method="GET",
+            build_listing_operation(
                 paths=("/v1/models/{id:path}",),
                 handler=self.model,
                 summary="One model",
-                access=Access.INFER,
-                response={"type": "object"},
             ),
         )
 
@@ -208,48 +208,55 @@ class OpenAIRoutes:
         )
 
     async def chat(self, request: Request) -> Response:
-        raw, model_id, model = await self._read(request, for_chat=True)
-        body = parse_body(ChatBody, raw)
-        options = read_options(body.options, request.headers, streams=bool(body.stream))
-        parsed = parse_chat_request(body, model, options)
-        generation_request = replace(parsed, model_id=model_id)
-        if body.stream:
-            return await self._stream(
-                generation_request, body, lambda stream: encode_chat_stream(stream, body)
-            )
-        with rename_error_fields(field_names(body)):
-            response = await self._pipeline.complete(generation_request)
-        content = build_chat_response(response, body)
-        return json_response(content, headers=generation_headers(response))
+        body, parsed = await self._parse(request, ChatBody, parse_chat_request, for_chat=True)
+        return await self._answer(
+            parsed,
+            body,
+            build=lambda response: build_chat_response(response, body),
+            encode=lambda stream: encode_chat_stream(stream, body),
+        )
 
     async def completions(self, request: Request) -> Response:
-        raw, model_id, model = await self._read(request)
-        body = parse_body(CompletionBody, raw)
-        options = read_options(body.options, request.headers, streams=bool(body.stream))
-        parsed = parse_completion_request(body, model, options)
-        generation_request = replace(parsed, model_id=model_id)
-        if body.stream:
-            return await self._stream(
-                generation_request,
-                body,
-                lambda stream: encode_completion_stream(stream, generation_request, body),
-            )
-        with rename_error_fields(field_names(body)):
-            response = await self._pipeline.complete(generation_request)
-        content = build_completion_response(response, generation_request, body)
-        return json_response(content, headers=generation_headers(response))
+        body, parsed = await self._parse(request, CompletionBody, parse_completion_request)
+        return await self._answer(
+            parsed,
+            body,
+            build=lambda response: build_completion_response(response, parsed, body),
+            encode=lambda stream: encode_completion_stream(stream, parsed, body),
+        )
 
-    async def _read(
-        self, request: Request, *, for_chat: bool = False
-    ) -> tuple[dict[str, Any], str | None, RegisteredModel]:
-        """Return the body, not validated yet, the name of the model in the request, and the model.
+    async def _parse(
+        self,
+        request: Request,
+        body_type: type[_ParsedBody],
+        parse: Callable[[_ParsedBody, RegisteredModel, RequestOptions], GenerationRequest],
+        *,
+        for_chat: bool = False,
+    ) -> tuple[_ParsedBody, GenerationRequest]:
+        """Return the body, and the generation request that `parse` makes of it.
 
-        An error about the model therefore takes precedence over an error of the validation.
+        An error about the model takes precedence over an error of the validation.
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = read_model_name(request, raw.get("model"))
         model = await self._pipeline.find_generator(model_id, for_chat=for_chat)
-        return raw, model_id, model
+        body = parse_body(body_type, raw)
+        options = read_options(body.options, request.headers, streams=bool(body.stream))
+        return body, replace(parse(body, model, options), model_id=model_id)
+
+    async def _answer(
+        self,
+        request: GenerationRequest,
+        body: GenerationBody,
+        build: Callable[[GenerationResponse], ChatCompletion | CompletionResponse],
+        encode: Callable[[GenerationStream], AsyncGenerator[bytes, None]],
+    ) -> Response:
+        """Answer with the events of `encode` if the body asks for a stream, else with `build`."""
+        if body.stream:
+            return await self._stream(request, body, encode)
+        with rename_error_fields(field_names(body)):
+            response = await self._pipeline.complete(request)
+        return json_response(build(response), headers=generation_headers(response))
 
     async def _stream(
         self,
