@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
-import orjson
 
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
-from deployments.messages import Grammar
 
 # Marks around a call in the chat templates of several model families.
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -30,14 +27,6 @@ _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
 # The start of a call in the form of `call_grammar`, with a complete name.
 _CUT_CALL = re.compile(r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.S)
-
-# Keywords, except `required`, that allow or describe members which `properties` does not list.
-_MEMBER_KEYWORDS = frozenset(
-    {
-        "additionalProperties", "unevaluatedProperties", "patternProperties", "minProperties",
-        "$ref", "allOf", "anyOf", "oneOf", "const", "enum",
-    }
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,67 +210,3 @@ def forced_tools(body: ChatBody) -> Sequence[Tool]:
             field="tool_choice",
         )
     return named
-
-
-def call_grammar(tools: Sequence[Tool]) -> Grammar:
-    """Build the grammar of a call to one of the tools."""
-    calls: list[dict[str, Any]] = []
-    definitions: dict[str, Any] = {}
-    for i, tool in enumerate(tools):
-        root = f"#/$defs/{i}"
-        calls.append(_build_call_schema(tool, root))
-        definitions[str(i)] = _build_arguments_schema(tool, root)
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return Grammar("json_schema", orjson.dumps({**schema, "$defs": definitions}).decode())
-
-
-def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {"name": {"enum": [tool.function.name]}, "arguments": {"$ref": root}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-
-
-def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
-    """Build the schema of the arguments, which is stored at `root` and requires an object.
-
-    JSON Schema allows any further members by default. Many clients rely on this default, but their
-    functions reject members that `properties` does not list, and small models invent them.
-    """
-    parameters = dict(tool.function.parameters or {})
-    # With an `$id`, references with `#` would be relative to the `$id`, not to the root.
-    parameters.pop("$id", None)
-    closing = {"additionalProperties": False} if _lists_members(parameters) else {}
-    return {**_move_references(parameters, root), "type": "object", **closing}
-
-
-def _lists_members(schema: Mapping[str, Any]) -> bool:
-    """Return whether `properties` alone describes the members, and has all required ones."""
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    return (
-        _MEMBER_KEYWORDS.isdisjoint(schema)
-        and isinstance(properties, Mapping)
-        and isinstance(required, list)
-        and all(isinstance(name, str) and name in properties for name in required)
-    )
-
-
-def _move_references(schema: Any, root: str) -> Any:
-    """Rewrite the references `#` and `#/...` in a schema, which is moved to the path `root`."""
-    if isinstance(schema, list):
-        return [_move_references(item, root) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    return {
-        key: _move_reference(value, root)
-        if key == "$ref" and isinstance(value, str)
-        else _move_references(value, root)
-        for key, value in schema.items()
-    }
-
-
-def _move_reference(reference: str, root: str) -> str:
-    is_pointer = reference == "#" or reference.startswith("#/")
-    return root + reference.removeprefix("#") if is_pointer else reference
