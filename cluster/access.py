@@ -9,10 +9,9 @@ from typing import Any
 from cluster.config_entries import find_applications
 from cluster.progress import StartError, UnusableConfig
 from deployments.config import KEY_FILE_VARIABLE, IngressUserConfig
+from deployments.deployment_names import INGRESS
 from deployments.errors import BadSetting
 from deployments.keys.key_file import read_key_file
-
-INGRESS = "Ingress"
 
 
 def use_key_file(config: dict[str, Any], key_file: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 import psutil
 
-from cluster.access import INGRESS
 from cluster.config_entries import find_applications, read_args, read_mapping, read_number
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.linting.document import UnreadableConfig, read_document
 from cluster.processes import PORTS, describe_port_owner, end_with_parent, is_port_free
 from deployments.artifacts.store import list_model_directories
 from deployments.config import CORES_PER_INGRESS, default_store, expand_home
+from deployments.deployment_names import INGRESS
 from deployments.errors import BadSetting
 from deployments.host.gpus import find_visible, read_gpus, read_visible_gpus
 from deployments.host.idle_cores import LATENCY_DEVICE, halts_idle_cores

@@ -27,6 +27,7 @@ from deployments.config import (
     IngressUserConfig,
     TokenizerUserConfig,
 )
+from deployments.deployment_names import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS, TOKENIZER
 from deployments.errors import ServeError
 from deployments.host.idle_cores import IdleCores
 from deployments.host.python_gc import collect_rarely
@@ -36,9 +37,6 @@ from deployments.ingress.app import build_http_app
 from deployments.ingress.batch_slots import serve_micro_batches
 from deployments.ingress.builds import BuildService
 from deployments.ingress.devices.cluster_state import (
-    ENCODER_DEPLOYMENTS,
-    GENERATOR_DEPLOYMENTS,
-    TOKENIZER,
     ClusterMonitor,
     ClusterSnapshot,
     read_serve_status,

@@ -23,6 +23,12 @@ from pydantic import (
 
 from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device
+from deployments.deployment_names import (
+    ENCODER_DEPLOYMENTS,
+    GENERATOR_DEPLOYMENTS,
+    INGRESS,
+    TOKENIZER,
+)
 from deployments.errors import BadSetting
 from deployments.health import HANG_TIMEOUT_S
 from deployments.host.machine import usable_cores
@@ -319,12 +325,10 @@ class GeneratorUserConfig(_Settings):
 
 # `user_config` type by deployment.
 USER_CONFIGS: Mapping[str, type[_Settings]] = {
-    "Ingress": IngressUserConfig,
-    "Tokenizer": TokenizerUserConfig,
-    "CpuEncoder": EncoderUserConfig,
-    "GpuEncoder": EncoderUserConfig,
-    "CpuGenerator": GeneratorUserConfig,
-    "GpuGenerator": GeneratorUserConfig,
+    INGRESS: IngressUserConfig,
+    TOKENIZER: TokenizerUserConfig,
+    **dict.fromkeys(ENCODER_DEPLOYMENTS.values(), EncoderUserConfig),
+    **dict.fromkeys(GENERATOR_DEPLOYMENTS.values(), GeneratorUserConfig),
 }
 
 

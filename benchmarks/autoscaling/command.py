@@ -29,6 +29,8 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.options import add_run_options
 from benchmarks.common.report import log_progress, publish, start_run
 from cluster.default_config import CONFIG_HELP, find_config
+from deployments.artifacts.types import Device
+from deployments.deployment_names import ENCODER_DEPLOYMENTS
 from deployments.terminal.command_line import positive_count, positive_number, positive_seconds
 
 DAY = DaySettings()
@@ -42,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     parser.add_argument("--config", type=Path, metavar="FILE", help=CONFIG_HELP)
     parser.add_argument(
-        "--deployment", default="CpuEncoder", metavar="NAME", help="default: %(default)s"
+        "--deployment",
+        default=ENCODER_DEPLOYMENTS[Device.CPU],
+        metavar="NAME",
+        help="default: %(default)s",
     )
     parser.add_argument("--min-replicas", type=int, default=1, help="default: %(default)s")
     parser.add_argument(

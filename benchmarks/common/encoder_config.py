@@ -9,10 +9,8 @@ from typing import Any
 import yaml
 
 from cluster.default_config import CONFIG_NAME, find_config
-
-_ENCODER = "CpuEncoder"
-_GPU_ENCODER = "GpuEncoder"
-_DEPLOYMENTS = ("Ingress", "Tokenizer")
+from deployments.artifacts.types import Device
+from deployments.deployment_names import ENCODER_DEPLOYMENTS, INGRESS, TOKENIZER
 
 
 def write_encoder_config(
@@ -37,8 +35,10 @@ def write_encoder_config(
     arguments["generators"] = {}
     cpu, gpu = (arguments["encoders"][device] | {"tune": "off"} for device in ("cpu", "gpu"))
     arguments["encoders"] = {"cpu": cpu | encoder} | ({"gpu": gpu} if with_gpu else {})
-    counts = {_ENCODER: replicas} | ({_GPU_ENCODER: 1} if with_gpu else {})
-    deployments = [d for d in application["deployments"] if d["name"] in (*_DEPLOYMENTS, *counts)]
+    devices = {Device.CPU: replicas} | ({Device.GPU: 1} if with_gpu else {})
+    counts = {ENCODER_DEPLOYMENTS[device]: count for device, count in devices.items()}
+    names = (INGRESS, TOKENIZER, *counts)
+    deployments = [d for d in application["deployments"] if d["name"] in names]
     application["deployments"] = deployments
     for deployment in deployments:
         if (count := counts.get(deployment["name"])) is not None:

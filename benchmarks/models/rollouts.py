@@ -39,6 +39,7 @@ from benchmarks.servers.own_server import Server, start_server
 from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import is_ready, stop_signals_interrupt
 from deployments.artifacts.types import TaskName
+from deployments.deployment_names import INGRESS
 from deployments.terminal.command_line import positive_number
 
 # No version of REBUILT is promoted, so its latest version answers.
@@ -118,7 +119,7 @@ def write_own_config(root: Path) -> Path:
     path = write_config(root, POOL_BYTES)
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
     (application,) = document["applications"]
-    ingress = next(d for d in application["deployments"] if d["name"] == "Ingress")
+    ingress = next(d for d in application["deployments"] if d["name"] == INGRESS)
     ingress["user_config"]["builds"]["allow_pull"] = True
     application["args"]["models"] = [{"id": PINNED}, {"id": MODEL}]
     path.write_text(yaml.safe_dump(document), encoding="utf-8")

@@ -25,7 +25,7 @@ from benchmarks.placement.simulation import (
 )
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.artifacts.types import Device
-from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS
+from deployments.deployment_names import ENCODER_DEPLOYMENTS
 from deployments.terminal.command_line import positive_count, positive_number
 
 DAY = DaySettings()

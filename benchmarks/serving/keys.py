@@ -38,6 +38,7 @@ from benchmarks.servers.own_server import start_server
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from cluster.default_config import CONFIG_HELP, find_config
 from deployments.artifacts.types import TaskName
+from deployments.deployment_names import INGRESS
 from deployments.keys.key import ApiKey, KeyLimits, generate_key, hash_key, key_id
 from deployments.keys.key_file import KeyFile, change_key_file
 from deployments.terminal.command_line import positive_count, positive_seconds
@@ -153,7 +154,7 @@ class LiveSettings:
         Raises BenchmarkError if Ray Serve rejects the configuration.
         """
         (application,) = self._document["applications"]
-        ingress = next(d for d in application["deployments"] if d["name"] == "Ingress")
+        ingress = next(d for d in application["deployments"] if d["name"] == INGRESS)
         ingress["user_config"]["key_file"] = None if path is None else str(path)
         self._put(self._document)
 

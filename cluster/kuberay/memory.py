@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from cluster.access import INGRESS
 from cluster.config_entries import ApplicationEntry, DeploymentEntry
 from cluster.kuberay.capacity import ResourceDemand, fits_on
 from cluster.kuberay.overlay import WorkerGroup
 from deployments.artifacts.types import Device
 from deployments.config import DEFAULT_POOL_BYTES, AppArgs, IngressUserConfig
-from deployments.ingress.devices.cluster_state import (
+from deployments.deployment_names import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
+    INGRESS,
     TOKENIZER,
 )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.progress import DIRECT, PROBE_TIMEOUT_S
+from deployments.deployment_names import INGRESS, REQUIRED_FOR_READY
 
 # Serve starts the replicas of a deployment three times before it reports a failure, which takes
 # longer. A start that succeeds costs no question, for which the dashboard loads Ray's client.
@@ -18,8 +19,8 @@ ASK_AFTER_S = 15.0
 PERIOD_S = 2.0
 MAX_REASON_CHARS = 500
 FAILED = "DEPLOY_FAILED"
-# Deployments that `GET /ready` requires.
-REQUIRED = frozenset({"Ingress", "Tokenizer", "CpuEncoder", "CpuGenerator"})
+# Deployments without which no server is ready.
+REQUIRED = frozenset({INGRESS, *REQUIRED_FOR_READY})
 
 
 class DeployFailures:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from cluster.config_entries import IMPORT_PATH, ApplicationEntry, DeploymentEntry, read_mapping
 from cluster.linting.schema import KeyFinding, Section, sections
 from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
+from deployments.deployment_names import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 from deployments.errors import BadSetting
-from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 
 
 def project_sections(application: ApplicationEntry) -> Iterator[Section]:

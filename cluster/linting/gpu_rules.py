@@ -10,7 +10,7 @@ from cluster.config_entries import ApplicationEntry, DeploymentEntry
 from cluster.linting.schema import KeyFinding
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, HardwareSettings
-from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
+from deployments.deployment_names import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 
 ENCODER, GENERATOR = ENCODER_DEPLOYMENTS[Device.GPU], GENERATOR_DEPLOYMENTS[Device.GPU]
 _GPU_PROVIDERS = {"CUDAExecutionProvider", "TensorrtExecutionProvider"}

@@ -9,7 +9,7 @@ from typing import Any
 from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import HTTPOptionsSchema
 
-from cluster.access import INGRESS, is_loopback
+from cluster.access import is_loopback
 from cluster.config_entries import (
     ApplicationEntry,
     DeploymentEntry,
@@ -29,15 +29,14 @@ from deployments.config import (
     GeneratorSettings,
     SchedulingSettings,
 )
-from deployments.ingress.devices.cluster_state import (
+from deployments.deployment_names import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
-    TOKENIZER,
+    INGRESS,
+    REQUIRED_FOR_READY,
 )
 
 DEFAULT_HOST: str = HTTPOptionsSchema.model_fields["host"].default
-# Deployments that `/ready` requires.
-REQUIRED = (TOKENIZER, ENCODER_DEPLOYMENTS[Device.CPU], GENERATOR_DEPLOYMENTS[Device.CPU])
 # Classes that a deployment with channels must configure (docs/decisions/channels.md).
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
 POLICY = "deployments.autoscaling:ScaleOnLoad"
@@ -81,7 +80,7 @@ def _check_deployment(
     yield from _target_unreachable(entry)
     yield from _invalid_policy_targets(entry)
     yield from _rollout_without_surge(entry)
-    if entry.name in REQUIRED:
+    if entry.name in REQUIRED_FOR_READY:
         yield from _required_at_zero(entry)
     if entry.name in GENERATORS:
         yield from _queue_limit_unreachable(application, entry)

@@ -12,15 +12,14 @@ from ray.serve._private.constants import (
     REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD,
 )
 
-from cluster.access import INGRESS
 from cluster.config_entries import ApplicationEntry, DeploymentEntry, read_mapping, read_number
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.linting.application import parse_ingress_settings
 from cluster.linting.schema import KeyFinding
 from deployments.config import IngressUserConfig
+from deployments.deployment_names import GENERATOR_DEPLOYMENTS, INGRESS
 from deployments.generation.grammar_trials import WAIT_S as GRAMMAR_WAIT_S
 from deployments.health import HANG_TIMEOUT_S
-from deployments.ingress.devices.cluster_state import GENERATOR_DEPLOYMENTS
 from deployments.transports.channel.replica_channel import SHUTDOWN_RESERVE_S
 
 HAPROXY_TIMEOUT_S = float(RAY_ENVIRONMENT["RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S"])

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from math import isfinite
 from typing import Any
 
-from cluster.access import INGRESS
 from cluster.config_entries import (
     IMPORT_PATH,
     ApplicationEntry,
@@ -22,6 +21,7 @@ from cluster.linting.schema import KeyFinding
 from cluster.processes import PORTS
 from deployments.artifacts.store import LATEST_NAME, VERSION, is_model_id
 from deployments.artifacts.types import Device
+from deployments.deployment_names import INGRESS
 from deployments.ingress.http.cors import WILDCARD
 
 TLS_OPTIONS = ("ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_ca_certs")

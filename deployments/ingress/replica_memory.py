@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel, ConfigDict
 
 from deployments.deadlines import deadline_after, enforce_deadline
+from deployments.deployment_names import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 from deployments.errors import HardwareUnavailable, InvalidField, ModelInUse, ServeError
-from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS, GENERATOR_DEPLOYMENTS
 from deployments.ingress.models.permitted_models import PermittedModels
 from deployments.keys.caller import current_caller
 from deployments.messages import LoadedModel, PoolRequest, PoolState

@@ -19,11 +19,11 @@ from deployments.config import (
     IngressUserConfig,
     ModelSettings,
 )
+from deployments.deployment_names import ENCODER_DEPLOYMENTS
 from deployments.ingress.apis.shared.context import ModelServices
 from deployments.ingress.app import build_http_app
 from deployments.ingress.builds import BuildService, StartBuilder
 from deployments.ingress.devices.cluster_state import (
-    ENCODER_DEPLOYMENTS,
     ClusterMonitor,
     ClusterSnapshot,
     ReplicaTarget,

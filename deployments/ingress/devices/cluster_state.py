@@ -13,6 +13,12 @@ from typing import Any, NamedTuple
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import HardwareSettings
+from deployments.deployment_names import (
+    ENCODER_DEPLOYMENTS,
+    GENERATOR_DEPLOYMENTS,
+    INGRESS,
+    TOKENIZER,
+)
 from deployments.errors import HardwareUnavailable, ModelLoading
 from deployments.ingress.devices.start_times import StartTimes
 from deployments.registry import RegisteredModel
@@ -28,14 +34,7 @@ STATUS_TIMEOUT_S = 1.0  # maximum seconds that a request waits for a read
 # Age in seconds above which the state makes the server unready. By then about three reads in a row
 # have failed, or a read hangs.
 MAX_AGE_S = 3 * REFRESH_S
-INGRESS = "Ingress"
-TOKENIZER = "Tokenizer"
 FAILING_STATUSES = ("UNHEALTHY", "DEPLOY_FAILED")
-ENCODER_DEPLOYMENTS: Mapping[Device, str] = {Device.CPU: "CpuEncoder", Device.GPU: "GpuEncoder"}
-GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
-    Device.CPU: "CpuGenerator",
-    Device.GPU: "GpuGenerator",
-}
 
 
 class ReplicaTarget(NamedTuple):

@@ -19,7 +19,7 @@ from benchmarks.placement.simulation import (
     split_by_deadline,
 )
 from deployments.artifacts.types import Device
-from deployments.ingress.devices.cluster_state import ENCODER_DEPLOYMENTS
+from deployments.deployment_names import ENCODER_DEPLOYMENTS
 
 CONFIG = Path(__file__).parents[4] / "serve_config.yaml"
 CPU, GPU = Device.CPU, Device.GPU
