@@ -93,6 +93,8 @@ def load_examples(
         problem_type=metadata.problem_type,
         prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
         similarity=metadata.similarity,
+        default_dimensions=metadata.default_dimensions,
+        normalize=metadata.normalize,
         mask_token=metadata.mask_token,
     )
     return load_evaluation(path, metadata.tasks[0], model, sampling)

@@ -39,6 +39,8 @@ class EvaluatedModel:
     problem_type: ProblemType | None = None
     prompt: str = ""  # prefix of every sentence for an embedding model
     similarity: Similarity = "cosine"  # measure for two embedding vectors
+    default_dimensions: int | None = None  # length to which the model truncates them; None: not
+    normalize: bool = False  # the model normalizes them before
     mask_token: int | None = None
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from build_artifacts.checkpoints.sentences import Similarity
 from build_artifacts.evaluation.base import (
     EvaluatedModel,
     Evaluation,
@@ -20,6 +19,7 @@ from build_artifacts.evaluation.base import (
 from build_artifacts.evaluation.files import FileLayout, FileLocation, as_number, read_records
 from build_artifacts.evaluation.metrics import multiply_rows, row_cosines, spearman
 from deployments.messages import TokenizedItem
+from deployments.tasks.embedding import prepare_vectors
 
 EXPECTED = "`sentence1`, `sentence2` and `score`: tab-separated columns, or JSON lines in a .jsonl"
 LAYOUT = FileLayout(
@@ -59,7 +59,7 @@ def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling
     if len(set(scores)) < 2:
         raise FileLocation(path, EXPECTED).data_error("all scores are equal, so they have no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
-    return SimilarityEvaluation(tokenize_texts(model, texts), scores, model.similarity)
+    return SimilarityEvaluation(tokenize_texts(model, texts), scores, model)
 
 
 class SimilarityEvaluation(Evaluation):
@@ -69,11 +69,12 @@ class SimilarityEvaluation(Evaluation):
         self,
         items: Sequence[TokenizedItem],
         scores: Sequence[float],
-        similarity: Similarity = "cosine",
+        model: EvaluatedModel,
     ) -> None:
         super().__init__(items, "spearman")
         self._scores = scores
-        self._compare = row_cosines if similarity == "cosine" else multiply_rows
+        self._compare = row_cosines if model.similarity == "cosine" else multiply_rows
+        self._model = model
 
     def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
         """Return `spearman`, from -1 to 1."""
@@ -81,4 +82,6 @@ class SimilarityEvaluation(Evaluation):
         return {"spearman": spearman(similarities, self._scores)}
 
     def _reduce(self, index: int, output: Output) -> ReducedOutput:
-        return output.copy()
+        width = self._model.default_dimensions
+        vectors = prepare_vectors(output[np.newaxis], width, normalizes=self._model.normalize)
+        return vectors[0, :width].copy()

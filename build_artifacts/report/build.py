@@ -146,6 +146,8 @@ def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -
         problem_type=manifest.problem_type,
         prompt=manifest.prompts.get(manifest.default_prompt or "", ""),
         similarity=manifest.similarity,
+        default_dimensions=manifest.default_dimensions,
+        normalize=manifest.normalize,
         mask_token=manifest.mask_token,
     )
     return load_evaluation(request.evaluation, manifest.tasks[0], model, request.sampling)

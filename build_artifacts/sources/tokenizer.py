@@ -49,6 +49,8 @@ _BERT_SETTINGS: Mapping[str, tuple[str, bool | None]] = {
     "strip_accents": ("strip_accents", None),
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
+# Settings of the special tokens that have a role.
+_ROLES = tuple(f"{role}_token" for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 _SAVE_HINT = "`AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)`"
 
 VocabularyFiles = dict[str, int]  # token -> id
@@ -161,8 +163,8 @@ def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
     except (TypeError, ValueError, LookupError) as exc:
         raise corrupt_file(config, f"`{name}` does not name tokens by their ids") from exc
     named = known.union(token.content for token in tokens.values())
-    if extra := [token for token in _read_extra_tokens(config) if token.content not in named]:
-        tokens |= _number_tokens(config.parent, extra)
+    if missing := _find_special_names(config, tokenizer) - named:
+        tokens |= _read_tokens_of_class(config.parent, missing)
     for number, token in sorted(tokens.items()):
         if token.content in known:
             continue
@@ -175,29 +177,35 @@ def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
             )
 
 
-def _read_extra_tokens(config: Path) -> list[AddedToken]:
-    """Return the special tokens in `config` that have no role, such as that of the end token."""
-    tokens: list[AddedToken] = []
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        value = read_object(config).get(name) or []
-        entries = value.values() if isinstance(value, dict) else value
-        try:
-            for entry in entries:
-                fields = entry if isinstance(entry, dict) else {"content": entry}
-                tokens.append(_read_token({"normalized": False, **fields, "special": True}))
-        except (TypeError, LookupError) as exc:
-            raise corrupt_file(config, f"`{name}` does not name tokens") from exc
-    return tokens
-
-
-def _number_tokens(weights: Path, tokens: Iterable[AddedToken]) -> dict[int, AddedToken]:
-    """Return the tokens by the ids that transformers gives them; {} if it cannot load them."""
+def _find_special_names(config: Path, tokenizer: Tokenizer) -> set[str]:
+    """Return the special tokens of `config`; those with a role only if `tokenizer` lacks them."""
+    content, names = read_object(config), set[str]()
     try:
-        other = _convert(weights)
+        for field in ("additional_special_tokens", "extra_special_tokens"):
+            value = content.get(field) or []
+            names.update(map(_read_name, value.values() if isinstance(value, dict) else value))
+        for field in _ROLES:
+            if (value := content.get(field)) and tokenizer.token_to_id(_read_name(value)) is None:
+                names.add(_read_name(value))
+    except (TypeError, LookupError) as exc:
+        raise corrupt_file(config, f"`{field}` does not name tokens") from exc
+    return names
+
+
+def _read_name(entry: Json) -> str:
+    name = entry["content"] if isinstance(entry, dict) else entry
+    if not isinstance(name, str):
+        raise TypeError(f"a token is text, not {name!r}")
+    return name
+
+
+def _read_tokens_of_class(weights: Path, names: set[str]) -> dict[int, AddedToken]:
+    """Return the tokens by their ids, as transformers adds them; {} if it cannot load them."""
+    try:
+        added = _convert(weights).get_added_tokens_decoder()
     except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
         return {}
-    ids = [(other.token_to_id(token.content), token) for token in tokens]
-    return {number: token for number, token in ids if number is not None}
+    return {number: token for number, token in added.items() if token.content in names}
 
 
 def _read_token(fields: Mapping[str, Json]) -> AddedToken:

@@ -33,9 +33,10 @@ def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
     if parsed.truncation is Truncation.REFUSE or shifts_offsets:
         lengths = [longest_segment(text) for text in parsed.texts]
         i = next(i for i, length in enumerate(lengths) if length > item_chars)
+        remedy = "let it be cut at its end" if shifts_offsets else "request truncation"
         raise InputTooLong(
             f"`{parsed.fields[i]}` has {lengths[i]} characters; the maximum is {item_chars}. "
-            "Shorten it or request truncation.",
+            f"Shorten it or {remedy}.",
             field=parsed.fields[i],
         )
     side = (

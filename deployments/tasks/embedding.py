@@ -136,14 +136,20 @@ class SentenceSimilarity(Task):
         return [float(similarity) for similarity in compare_with_first(context)]
 
 
-def _stack_vectors(context: DecodeContext) -> NDArray[np.float32]:
-    """Return the vectors [N, W]. If the model truncates them, its own normalization comes before.
+def prepare_vectors(
+    vectors: NDArray[np.float32], default_dimensions: int | None, *, normalizes: bool
+) -> NDArray[np.float32]:
+    """Normalize vectors [N, W] of a model that normalizes its vectors before it truncates them.
 
-    Otherwise, the vectors are not normalized.
+    Vectors of other models stay as they are. sentence-transformers truncates after its modules.
     """
-    vectors = np.stack(context.rows)
-    is_truncated = context.manifest.default_dimensions is not None
-    return normalize(vectors) if is_truncated and context.manifest.normalize else vectors
+    return normalize(vectors) if normalizes and default_dimensions is not None else vectors
+
+
+def _stack_vectors(context: DecodeContext) -> NDArray[np.float32]:
+    manifest = context.manifest
+    rows = np.stack(context.rows)
+    return prepare_vectors(rows, manifest.default_dimensions, normalizes=manifest.normalize)
 
 
 def compare_with_first(context: DecodeContext) -> NDArray[np.float32]:

@@ -296,6 +296,16 @@ def test_special_token_without_a_role_is_added(tmp_path: Path, extra: dict[str, 
     assert tokens.tokens == ["good", "<|tool|>", "film"]
 
 
+@pytest.mark.parametrize("extra", [{}, {"additional_special_tokens": ["<|tool|>"]}])
+def test_special_token_with_a_role_is_added(tmp_path: Path, extra: dict[str, object]) -> None:
+    normalizer = bert_normalizer(lowercase=True)
+    directory = with_normalizer(tmp_path / "model", normalizer, eos_token="<|end|>", **extra)
+    made = correct_settings(directory, tmp_path / "made")
+    assert_equals_transformers(made, directory)
+    tokens = Tokenizer.from_file(str(made)).encode("good<|end|>film", add_special_tokens=False)
+    assert tokens.tokens == ["good", "<|end|>", "film"]
+
+
 def test_special_tokens_that_are_no_texts_are_rejected(tmp_path: Path) -> None:
     normalizer = bert_normalizer(lowercase=True)
     directory = with_normalizer(tmp_path / "model", normalizer, extra_special_tokens=[7])

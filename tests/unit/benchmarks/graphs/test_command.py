@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from benchmarks.graphs.results import (
     speed_goals,
 )
 from benchmarks.graphs.run import PROBES, RunInputs, compare_with_reference, open_run, rotate_order
+from build_artifacts.evaluation.base import EvaluatedModel
 from build_artifacts.evaluation.similarity import SimilarityEvaluation
 from deployments.artifacts.manifest import Gate
 from deployments.config import EncoderSettings
@@ -163,7 +165,7 @@ def test_speed_goals_use_one_shape() -> None:
 
 
 def test_score_goals_bound_the_metric_drop() -> None:
-    evaluation = SimilarityEvaluation([], [])
+    evaluation = SimilarityEvaluation([], [], EvaluatedModel(directory=Path(), max_tokens=1))
     scores = {TORCH: 0.82, SEALED: 0.8175, OPENVINO_BASELINES[0]: 0.8176}
     metrics = {name: {"spearman": value} for name, value in scores.items()}
     goals = score_goals(evaluation, metrics, Gate())

@@ -36,6 +36,18 @@ def test_dot_products_are_correlated_for_a_model_trained_with_them(
     assert evaluation.score(answers) == {"spearman": pytest.approx(1)}
 
 
+def test_dot_products_are_those_of_the_truncated_vectors_that_are_served(
+    write: WriteFile, make_model: MakeModel
+) -> None:
+    """The model normalizes its vectors before it truncates them to their first value."""
+    model = make_model(similarity="dot", default_dimensions=1, normalize=True)
+    evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, model)
+    # The first values of the unit vectors of the pairs multiply to 0.2, 0.5, 0.8 and 1.
+    angles = np.rad2deg(np.arccos([0.2, 0.5, 0.8, 1]))
+    answers = [row for i, d in enumerate(angles) for row in (direction(0, 9 - i), direction(d, 7))]
+    assert evaluation.score(answers) == {"spearman": pytest.approx(1)}
+
+
 def test_similarity_drop_is_in_hundredths(write: WriteFile, make_model: MakeModel) -> None:
     evaluation = load_evaluation(write("pairs.tsv", FOUR), TASK, make_model())
     assert evaluation.metric_drop({"spearman": 0.82}, {"spearman": 0.815}) == pytest.approx(0.5)
