@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any
 
 from deployments.ingress.micro_batches import GetSettings, PendingCall, SendMicroBatch, SubmitCall
-from deployments.messages import (
-    Sender,
-)
+from deployments.messages import Sender
 
 
 def serve_micro_batches(send: SendMicroBatch, get_settings: GetSettings) -> SubmitCall:

@@ -14,9 +14,7 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.decoders.generation_report import (
-    read_generation_report,
-)
+from build_artifacts.decoders.generation_report import read_generation_report
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget
