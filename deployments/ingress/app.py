@@ -24,7 +24,6 @@ from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S
-from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
@@ -85,10 +84,13 @@ def build_http_app(
         large_responses=LargeResponseSender(
             pipeline.admission.response_bytes,
             lambda: pipeline.settings.stream_write_timeout_s,
-            lambda: current_client(pipeline.settings.limits.trusted_proxies),
         ),
         hooks=ServerHooks(
-            pipeline.record_rejection, lifespan, idle_cores or nullcontext(), recover
+            pipeline.record_rejection,
+            lifespan,
+            lambda: pipeline.settings.limits.trusted_proxies,
+            idle_cores or nullcontext(),
+            recover,
         ),
     )
 

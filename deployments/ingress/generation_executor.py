@@ -12,11 +12,11 @@ from deployments.config import IngressUserConfig
 from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import Overloaded
 from deployments.ingress.choices import gather_or_cancel, offset_seed
+from deployments.ingress.client_identity import current_client
 from deployments.ingress.devices.cluster_state import ClusterMonitor, DeviceChoice
 from deployments.ingress.devices.cold_start import limit_cold_start
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.generation_stream import GenerationStream
-from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.refusals import RecentRefusals
 from deployments.ingress.requests import GenerationRequest
@@ -116,7 +116,7 @@ class GenerationExecutor:
         model = work.model
         timeout_s = self._settings.generation_timeout_s
         deadline_s = request.request_options.start_deadline(timeout_s)
-        client = current_client(self._settings.limits.trusted_proxies)
+        client = current_client()
         options = request.options
         if request.candidates > request.choices and options.logprobs is None:
             options = options._replace(logprobs=0)  # `select_best` ranks by token logprobs

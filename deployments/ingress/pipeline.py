@@ -15,11 +15,11 @@ from deployments.config import IngressUserConfig
 from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import combine_timings, select_best
+from deployments.ingress.client_identity import current_client
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
-from deployments.ingress.http.clients import current_client
 from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
@@ -75,7 +75,6 @@ class RequestPipeline:
             resolver.registry, self._parse, encoders.execute, generators.complete
         )
         self._trials = VersionTrials(resolver.registry, self._load)
-        self.permitted.trusted_proxies = settings.limits.trusted_proxies
         self.monitor = resolver.monitor
         self._forecasts = resolver.forecasts
         self._forecasts.settings = settings.placement
@@ -90,7 +89,6 @@ class RequestPipeline:
         """Apply new settings to later requests."""
         self.settings = settings
         self.admission.limits = settings.limits
-        self.permitted.trusted_proxies = settings.limits.trusted_proxies
         self._forecasts.settings = settings.placement
         self._encoders.configure(settings)
         self._generators.configure(settings)
@@ -172,7 +170,7 @@ class RequestPipeline:
             )
             check_count("inputs", len(texts), self.settings.limits.items)
             context.items = len(texts)
-            client, priority = self._client(), request.options.priority_index
+            client, priority = current_client(), request.options.priority_index
             with self.admission.items.hold(len(texts), client):
                 return await self._tokenization.tokenize(
                     TokenizeRequest(model.ref, texts, special, client, priority),
@@ -311,7 +309,7 @@ class RequestPipeline:
             fallback=choice.fallback,
             options=request.options,
             deadline_s=deadline_s,
-            client=self._client(),
+            client=current_client(),
         )
 
     def _parse(
@@ -356,7 +354,7 @@ class RequestPipeline:
         sequences = len(inputs.sequences)
         check_count(inputs.path, sequences, self.settings.limits.items)
         context.items = sequences
-        client, priority = self._client(), request.options.priority_index
+        client, priority = current_client(), request.options.priority_index
         with self.admission.items.hold(sequences, client):
             return await self._tokenization.decode(
                 DecodeRequest(
@@ -366,9 +364,6 @@ class RequestPipeline:
                 deadline_s=deadline_s,
                 path=inputs.path,
             )
-
-    def _client(self) -> str:
-        return current_client(self.settings.limits.trusted_proxies)
 
     async def _select_model(
         self, request: InferenceRequest, task: str, context: RequestContext, deadline_s: float

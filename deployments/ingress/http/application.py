@@ -27,10 +27,10 @@ from deployments.errors import (
     UnknownRoute,
     forget_frames,
 )
+from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
-from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.current_request import CURRENT_REQUEST
 from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
@@ -62,13 +62,15 @@ async def raise_again(error: ServeError, _request: Request) -> None:
 class ServerHooks(NamedTuple):
     """Functions that the server calls besides the handlers.
 
-    `record_rejection` gets the error of every error response, and the elapsed seconds. Each request
-    runs inside the context `in_flight`, which several requests enter at the same time. `recover`
-    gets the errors of routes that run a model.
+    `record_rejection` gets the error of every error response, and the elapsed seconds.
+    `trusted_proxies` returns the setting `limits.trusted_proxies`. Each request runs inside the
+    context `in_flight`, which several requests enter at the same time. `recover` gets the errors of
+    routes that run a model.
     """
 
     record_rejection: RecordRejection
     lifespan: Lifespan
+    trusted_proxies: Callable[[], int]
     in_flight: AbstractContextManager[object] = nullcontext()
     recover: Recover = raise_again
 
@@ -119,7 +121,7 @@ class HttpApplication:
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
         CURRENT_REQUEST.set(ref(request))
-        CURRENT_HEADERS.set(request.headers)
+        CURRENT_SOURCE.set(RequestSource(request.headers, self._hooks.trusted_proxies()))
         CURRENT_ARRIVAL_S.set(read_arrival(request.headers))
         try:
             with self._hooks.in_flight, ClientWatch(scope, receive):

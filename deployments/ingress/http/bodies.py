@@ -16,7 +16,7 @@ from starlette.responses import Response
 from deployments.capacity import Capacity
 from deployments.config import LimitSettings
 from deployments.errors import BodyTooLarge, BodyTooSlow, MalformedBody, UnsupportedEncoding
-from deployments.ingress.http.clients import current_client
+from deployments.ingress.client_identity import current_client
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 ZLIB_WINDOW = zlib.MAX_WBITS
@@ -220,7 +220,7 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
 
 async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeout) -> bytes:
     reservation: BodyReservation = request.scope[SCOPE_KEY]
-    client = current_client(limits.trusted_proxies)
+    client = current_client()
     decoder = select_decoder(request.headers.get("content-encoding", ""))
     chunks: list[bytes] = []
     received = size = 0

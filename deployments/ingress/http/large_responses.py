@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Send
 
 from deployments.capacity import Capacity
+from deployments.ingress.client_identity import current_client
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -30,25 +31,15 @@ class ReservedBytes(NamedTuple):
 
 
 class LargeResponseSender:
-    """Sender of answers above CHUNK_BYTES.
+    """Sender of answers above CHUNK_BYTES. `write_timeout_s` returns the current setting."""
 
-    `write_timeout_s` returns the current setting, and `find_client` the client of the request that
-    the current task handles.
-    """
-
-    def __init__(
-        self,
-        capacity: Capacity,
-        write_timeout_s: Callable[[], float],
-        find_client: Callable[[], str],
-    ) -> None:
+    def __init__(self, capacity: Capacity, write_timeout_s: Callable[[], float]) -> None:
         self._capacity = capacity
         self._write_timeout_s = write_timeout_s
-        self._find_client = find_client
 
     def reserve(self, response: Response) -> ReservedBytes:
         """Reserve the bytes of an answer, at most the whole capacity. Raises Overloaded."""
-        reserved = ReservedBytes(min(len(response.body), self._capacity.limit), self._find_client())
+        reserved = ReservedBytes(min(len(response.body), self._capacity.limit), current_client())
         self._capacity.reserve(*reserved)
         return reserved
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping
 
 from deployments.errors import ArtifactError, ArtifactMissing, ServeError, UnknownModel
-from deployments.ingress.http.clients import current_client
+from deployments.ingress.client_identity import current_client
 from deployments.keys.caller import current_caller
 from deployments.plan.resolution import split_name
 from deployments.registry import ModelRegistry, RegisteredModel
@@ -15,12 +15,7 @@ from deployments.registry import ModelRegistry, RegisteredModel
 class PermittedModels:
     """View of the registry: lists, defaults and `find` have only models that the caller may use."""
 
-    def __init__(self, registry: ModelRegistry, trusted_proxies: int = 0) -> None:
-        """`trusted_proxies` is the setting `limits.trusted_proxies`.
-
-        The name of a client depends on it, and a traffic split chooses the version by this name.
-        """
-        self.trusted_proxies = trusted_proxies
+    def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
 
     @property
@@ -30,7 +25,7 @@ class PermittedModels:
 
     def open_models(self) -> Iterator[RegisteredModel]:
         may_use = current_caller().may_use_model
-        models = self._registry.open_models(self._identify_client)
+        models = self._registry.open_models(_identify_client)
         return (model for model in models if may_use(model.ref.id))
 
     def has_usable_model(self) -> bool:
@@ -54,7 +49,7 @@ class PermittedModels:
         model_id = split_name(name)[0]
         current_caller().require_model(model_id)
         try:
-            return self._registry.find(name, self._identify_client)
+            return self._registry.find(name, _identify_client)
         except (UnknownModel, ArtifactMissing) as error:
             error.model_id = model_id  # lets the request wait for a build of this model
             raise
@@ -76,9 +71,10 @@ class PermittedModels:
         current_caller().require_model(model_id)
         return self._registry.list_versions(model_id)
 
-    def _identify_client(self) -> str:
-        """Return the name of the client, or a random name if the client is unknown.
 
-        With a random name, a traffic split chooses the version at random for each request.
-        """
-        return current_client(self.trusted_proxies) or os.urandom(8).hex()
+def _identify_client() -> str:
+    """Return the name of the client, or a random name if the client is unknown.
+
+    A traffic split chooses the version by this name: with a random one, at random for each request.
+    """
+    return current_client() or os.urandom(8).hex()

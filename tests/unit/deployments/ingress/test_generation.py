@@ -22,8 +22,8 @@ from deployments.errors import (
     WrongTask,
     build_overloaded,
 )
+from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
 from deployments.ingress.generation_executor import MAX_CALLS_IN_FLIGHT
-from deployments.ingress.http.clients import CURRENT_HEADERS
 from deployments.ingress.http.request_options import RequestOptions
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
@@ -234,14 +234,14 @@ async def test_one_client_may_have_half_of_the_generations(writing_store: Path) 
     harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
     streams = []
     for address in ("10.0.0.1", "10.0.0.2"):
-        CURRENT_HEADERS.set(Headers({ADDRESS_HEADER: address}))
+        CURRENT_SOURCE.set(RequestSource(Headers({ADDRESS_HEADER: address}), 0))
         streams.append(await harness.pipeline.stream(build_request(choices=2)))
         for ask in (harness.pipeline.complete, harness.pipeline.stream):
             with pytest.raises(Overloaded, match="2 completions of this client are in flight"):
                 await ask(build_request())
             with pytest.raises(TooManyItems, match="the maximum is 2"):
                 await ask(build_request(choices=3))
-    CURRENT_HEADERS.set(None)
+    CURRENT_SOURCE.set(None)
     for stream in streams:
         await stream.aclose()
     assert harness.is_idle()

@@ -19,13 +19,13 @@ from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.router import OperationRoute, RouteTable
+from deployments.request_headers import ADDRESS_HEADER
 from tests.support.fakes import wait_until
 
 SCOPE: Scope = {
     "type": "http",
     "method": "GET",
     "path": "/",
-    "headers": [],
     "query_string": b"",
 }
 
@@ -44,7 +44,7 @@ class LargeAnswerApp:
     def __init__(self, body: bytes, limit: int = 1 << 20, write_timeout_s: float = 30.0) -> None:
         self.budget = Capacity(lambda: limit, "bytes of large answers")
         self.rejections: list[ServeError] = []
-        self.client = ""
+        self.address = ""  # of the client
 
         async def answer(request: Request) -> Response:
             return Response(body, headers={"x-test": "1"})
@@ -54,8 +54,10 @@ class LargeAnswerApp:
             AccessGate(),
             Cors(CorsSettings(origins=("https://page.example",))),
             Capacity(lambda: 1_000, "body bytes"),
-            LargeResponseSender(self.budget, lambda: write_timeout_s, lambda: self.client),
-            ServerHooks(lambda error, _seconds: self.rejections.append(error), no_lifespan),
+            LargeResponseSender(self.budget, lambda: write_timeout_s),
+            ServerHooks(
+                lambda error, _seconds: self.rejections.append(error), no_lifespan, lambda: 0
+            ),
         )
 
     async def get(self, stops_after: int | None = None) -> list[Message]:
@@ -69,7 +71,8 @@ class LargeAnswerApp:
         async def receive() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        await self.app({**SCOPE, REQUEST_ID_KEY: b"id-7"}, receive, send)
+        headers = [(ADDRESS_HEADER.encode(), self.address.encode())]
+        await self.app({**SCOPE, "headers": headers, REQUEST_ID_KEY: b"id-7"}, receive, send)
         return sent
 
 
@@ -120,11 +123,11 @@ async def test_unread_answers_count_and_further_ones_are_refused() -> None:
 
 async def test_unread_answers_of_one_client_leave_room_for_those_of_others() -> None:
     server = LargeAnswerApp(b"x" * 300_000)
-    server.client = "loud"
+    server.address = "10.0.0.1"
     unread = asyncio.create_task(server.get(stops_after=2))
     await wait_until(lambda: server.budget.used == 300_000)
     assert (await server.get())[0]["status"] == 429
-    server.client = "quiet"
+    server.address = "10.0.0.2"
     assert len(body_of(await server.get())) == 300_000
     unread.cancel()
     await asyncio.gather(unread, return_exceptions=True)

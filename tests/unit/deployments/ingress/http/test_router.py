@@ -52,7 +52,7 @@ ROUTES = [
 
 
 def large_sender() -> LargeResponseSender:
-    return LargeResponseSender(Capacity(lambda: 1_000_000, "bytes"), lambda: 30.0, str)
+    return LargeResponseSender(Capacity(lambda: 1_000_000, "bytes"), lambda: 30.0)
 
 
 def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
@@ -63,7 +63,7 @@ def build_app(rejections: list[ServeError] | None = None) -> HttpApplication:
         Cors(CorsSettings()),
         Capacity(lambda: 1_000, "body bytes"),
         large_sender(),
-        ServerHooks(lambda error, _seconds: recorded.append(error), no_lifespan),
+        ServerHooks(lambda error, _seconds: recorded.append(error), no_lifespan, lambda: 0),
     )
 
 
@@ -164,7 +164,7 @@ async def test_lifespan_is_entered_and_left() -> None:
         Cors(CorsSettings()),
         Capacity(lambda: 1, "body bytes"),
         large_sender(),
-        ServerHooks(lambda error, seconds: None, lifespan),
+        ServerHooks(lambda error, seconds: None, lifespan, lambda: 0),
     )
     messages = iter(["lifespan.startup", "lifespan.shutdown"])
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from deployments.ingress.http.clients import identify_client
+from deployments.config import IngressUserConfig, LimitSettings
+from deployments.ingress.client_identity import identify_client
 from tests.support.artifacts import EMBEDDER
 from tests.support.fakes import RecordingEncoder
 from tests.support.in_process import InProcess
@@ -53,6 +54,15 @@ def test_client_with_a_key_is_its_digest_wherever_it_comes_from() -> None:
     other = headers(("x-api-key", KEY + "0"))
     assert identify_client(first, 0) == identify_client(second, 0) != identify_client(other, 0)
     assert "sk-" not in identify_client(first, 0)
+
+
+async def test_addresses_of_trusted_proxies_are_skipped(tiny_store: Path) -> None:
+    encoder = RecordingEncoder()
+    settings = IngressUserConfig(limits=LimitSettings(trusted_proxies=1))
+    async with InProcess(tiny_store, encoder=encoder, settings=settings).client() as http:
+        headers = {"x-forwarded-for": "1.1.1.1, 8.8.8.8, 10.0.0.7"}
+        await http.post(f"/models/{EMBEDDER}", json={"inputs": "a"}, headers=headers)
+    assert [call.client for call in encoder.calls] == ["8.8.8.8"]
 
 
 async def test_calls_carry_client_priority_and_deadline(tiny_store: Path) -> None:

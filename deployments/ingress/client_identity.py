@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
@@ -20,16 +21,24 @@ MIN_KEY_CHARS = 16
 # Some proxies append the port of the client, which differs in every connection.
 WITH_PORT = re.compile(r"\[([^]]+)\](?::\d+)?|([\d.]+):\d+")
 
-# Headers of the request that the current task handles.
-CURRENT_HEADERS: ContextVar[Headers | None] = ContextVar("headers", default=None)
+
+class RequestSource(NamedTuple):
+    """What tells where a request comes from. `trusted_proxies` is the setting at its arrival."""
+
+    headers: Headers
+    trusted_proxies: int
 
 
-def current_client(trusted_proxies: int) -> str:
+# None: the current task handles no request that has arrived over HTTP.
+CURRENT_SOURCE: ContextVar[RequestSource | None] = ContextVar("source", default=None)
+
+
+def current_client() -> str:
     """Return the name of the current request's API key, else the result of `identify_client`."""
     if name := current_caller().name:
         return name
-    headers = CURRENT_HEADERS.get()
-    return "" if headers is None else identify_client(headers, trusted_proxies)
+    source = CURRENT_SOURCE.get()
+    return "" if source is None else identify_client(*source)
 
 
 def identify_client(headers: Headers, trusted_proxies: int) -> str:
