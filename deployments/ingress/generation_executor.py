@@ -13,8 +13,9 @@ from deployments.deadlines import deadline_after, enforce_deadline
 from deployments.errors import Overloaded
 from deployments.ingress.choices import gather_or_cancel, offset_seed
 from deployments.ingress.client_identity import current_client
-from deployments.ingress.devices.cluster_state import ClusterMonitor, DeviceChoice
+from deployments.ingress.devices.cluster_state import ClusterMonitor
 from deployments.ingress.devices.cold_start import limit_cold_start
+from deployments.ingress.devices.device_choice import DeviceChoice
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.errors import rename_error_fields

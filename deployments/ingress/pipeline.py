@@ -16,6 +16,7 @@ from deployments.errors import InvalidField, Overloaded, ServeError, forget_fram
 from deployments.ingress.admission import Admission
 from deployments.ingress.choices import combine_timings, select_best
 from deployments.ingress.client_identity import current_client
+from deployments.ingress.devices.device_choice import DeviceChooser
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
@@ -63,11 +64,11 @@ class RequestPipeline:
         self,
         *,
         resolver: RequestResolver,
+        devices: DeviceChooser,
         encoders: EncoderExecutor,
         generators: GenerationExecutor,
         tokenization: TokenizationService,
         recorder: RequestRecorder,
-        settings: IngressUserConfig,
     ) -> None:
         self.resolver = resolver
         self.permitted = resolver.permitted
@@ -75,11 +76,11 @@ class RequestPipeline:
             resolver.registry, self._parse, encoders.execute, generators.complete
         )
         self._trials = VersionTrials(resolver.registry, self._load)
-        self.monitor = resolver.monitor
-        self._forecasts = resolver.forecasts
-        self._forecasts.settings = settings.placement
-        self.admission = Admission(settings.limits)
-        self.settings = settings
+        self.monitor = devices.monitor
+        self.settings = IngressUserConfig()
+        self.admission = Admission(self.settings.limits)
+        self.devices = devices
+        self._forecasts = devices.forecasts
         self._encoders = encoders
         self._generators = generators
         self._tokenization = tokenization
@@ -130,7 +131,7 @@ class RequestPipeline:
                     result, from_cache = await self._execute(resolved, work)
                 except Overloaded as error:
                     forget_frames(error)
-                    device = self.resolver.choose_after_refusal(
+                    device = self.devices.choose_after_refusal(
                         request.options, work, resolved.device, resolved.deadline_s
                     )
                     if device is None:
@@ -275,7 +276,7 @@ class RequestPipeline:
 
     async def _load(self, model: RegisteredModel) -> None:
         """Load a model on the device that serves requests without options. Raises ServeError."""
-        choice = self.resolver.choose_device(NO_OPTIONS, RequestWork(model, 0))
+        choice = self.devices.choose(NO_OPTIONS, RequestWork(model, 0))
         executor = self._generators if model.is_generative else self._encoders
         await executor.load(model.ref, choice.device)
 
@@ -297,7 +298,7 @@ class RequestPipeline:
         context.items = len(inputs.texts)
         characters = sum(map(count_characters, inputs.texts))
         work = RequestWork.of_texts(model, characters, len(inputs.texts))
-        choice = self.resolver.choose_device(request.options, work)
+        choice = self.devices.choose(request.options, work)
         return ResolvedRequest(
             model=model,
             task=task,
@@ -386,7 +387,7 @@ class RequestPipeline:
         answers = len(request.prompts) * request.candidates
         tokens = self._forecasts.expect_tokens(model, request.options.max_new_tokens)
         work = RequestWork(model, answers * tokens)
-        choice = self.resolver.choose_device(request.request_options, work)
+        choice = self.devices.choose(request.request_options, work)
         plan = self._generators.plan(request, work, choice)
         context.sent_tokens = work.tokens + sum(map(estimate_prompt_tokens, request.prompts))
         return plan

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deployments.config import AppArgs, IngressUserConfig
 from deployments.ingress.devices.cluster_state import ClusterMonitor
+from deployments.ingress.devices.device_choice import DeviceChooser
 from deployments.ingress.devices.device_forecasts import DeviceForecasts
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
@@ -29,10 +30,9 @@ def build_pipeline(
     Raises ArtifactError if a version that `args` requests cannot be used. Raises BadSetting if
     `plan.json` of the store is invalid.
     """
-    return RequestPipeline(
-        resolver=RequestResolver(
-            ModelRegistry.of(args), monitor, DeviceForecasts(args, monitor, clients.model_pools)
-        ),
+    pipeline = RequestPipeline(
+        resolver=RequestResolver(ModelRegistry.of(args)),
+        devices=DeviceChooser(monitor, DeviceForecasts(args, monitor, clients.model_pools)),
         encoders=EncoderExecutor(
             MicroBatchDispatcher(clients.encoders, build_submit, settings.batching),
             monitor,
@@ -41,5 +41,6 @@ def build_pipeline(
         generators=GenerationExecutor(clients.generators, monitor, settings),
         tokenization=TokenizationService(clients.tokenizer),
         recorder=recorder,
-        settings=settings,
     )
+    pipeline.configure(settings)
+    return pipeline

@@ -1,4 +1,4 @@
-"""State of the encoder and generator deployments, and which device can run a request."""
+"""State of the encoder and generator deployments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import HardwareSettings
 from deployments.deployment_names import (
@@ -19,7 +18,7 @@ from deployments.deployment_names import (
     INGRESS,
     TOKENIZER,
 )
-from deployments.errors import HardwareUnavailable, ModelLoading
+from deployments.errors import ModelLoading
 from deployments.ingress.devices.start_times import StartTimes
 from deployments.registry import RegisteredModel
 
@@ -234,63 +233,6 @@ def _read_target(details: Mapping[str, Any]) -> ReplicaTarget:
         return ReplicaTarget(target, target, target)
     # `get_serve_details` omits values that equal Serve's default, which is 1 for both bounds.
     return ReplicaTarget(target, scaling.get("min_replicas", 1), scaling.get("max_replicas", 1))
-
-
-class DeviceChoice(NamedTuple):
-    """The device that runs a request.
-
-    If the request preferred another device, `fallback` equals `device`. Otherwise it is None.
-    """
-
-    device: Device
-    fallback: Device | None = None
-
-
-def list_devices(
-    manifest: ArtifactManifest, states: Mapping[Device, DeploymentState]
-) -> list[Device]:
-    """List the devices that can run the model. Raises HardwareUnavailable if none can."""
-    devices = [device for device in Device if _check_device(device, manifest, states) is None]
-    if not devices and (error := _check_device(Device.CPU, manifest, states)) is not None:
-        raise error
-    return devices
-
-
-def choose_device(
-    device: Device,
-    manifest: ArtifactManifest,
-    states: Mapping[Device, DeploymentState],
-    *,
-    is_required: bool = False,
-) -> DeviceChoice:
-    """Choose `device`, or the CPU if `device` cannot run the model and is not required.
-
-    A device can run a model if its deployment is available and the model has a graph for it.
-    Raises HardwareUnavailable if a required `device` cannot run the model, or if neither `device`
-    nor the CPU can run the model.
-    """
-    error = _check_device(device, manifest, states)
-    if error is None:
-        return DeviceChoice(device)
-    if is_required or _check_device(Device.CPU, manifest, states) is not None:
-        raise error
-    return DeviceChoice(Device.CPU, fallback=Device.CPU)
-
-
-def _check_device(
-    device: Device, manifest: ArtifactManifest, states: Mapping[Device, DeploymentState]
-) -> HardwareUnavailable | None:
-    state = states.get(device)
-    if state is None or not state.available:
-        return HardwareUnavailable(f"this cluster runs no model on `{device}`")
-    if manifest.candidate_for(device) is None:
-        message = f"Model {manifest.id} has no graph for `{device}`"
-        if device is Device.GPU:
-            message += ". Build it again with `--force` on a host with a GPU"
-        error = HardwareUnavailable(message)
-        error.lacks_graph = True
-        return error
-    return None
 
 
 def name_deployment(model: RegisteredModel, device: Device) -> str:

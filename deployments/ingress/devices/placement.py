@@ -39,10 +39,10 @@ def choose_forecast(forecasts: Sequence[DeviceForecast], deadline_s: float) -> D
     return min(forecasts, key=lambda one: (one.completion_s, one.cost))
 
 
-def choose_after_refusal(
+def choose_other_forecast(
     forecasts: Sequence[DeviceForecast], refused: Device, deadline_s: float
 ) -> DeviceForecast | None:
-    """Return another device for a request that the full replicas of `refused` rejected.
+    """Choose another device for a request that the full replicas of `refused` rejected.
 
     Returns None if no other device answers within `deadline_s`. The client should then retry later.
     """

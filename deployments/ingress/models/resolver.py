@@ -1,29 +1,14 @@
-"""Resolution of a request to a model, a task and a device."""
+"""Resolution of a request to a model and a task."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
-from deployments.artifacts.types import Device
-from deployments.deadlines import remaining_s
-from deployments.errors import HardwareUnavailable, InvalidField, WrongTask
-from deployments.ingress.devices.cluster_state import (
-    ClusterMonitor,
-    DeploymentState,
-    DeviceChoice,
-    choose_device,
-    list_devices,
-)
-from deployments.ingress.devices.device_forecasts import DeviceForecasts, RequestWork
-from deployments.ingress.devices.placement import choose_after_refusal, choose_forecast
-from deployments.ingress.http.request_options import HARDWARE_HEADERS, RequestOptions
+from deployments.errors import InvalidField, WrongTask
 from deployments.ingress.models.permitted_models import PermittedModels
 from deployments.ingress.requests import InferenceRequest
-from deployments.keys.caller import current_caller
-from deployments.keys.key import Scope
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TASKS
 
@@ -41,15 +26,11 @@ class ModelSelection(NamedTuple):
 
 
 class RequestResolver:
-    """Resolver that finds the model of a request and chooses the device for it."""
+    """Resolver that finds the model and the task of a request."""
 
-    def __init__(
-        self, registry: ModelRegistry, monitor: ClusterMonitor, forecasts: DeviceForecasts
-    ) -> None:
+    def __init__(self, registry: ModelRegistry) -> None:
         self.registry = registry
         self.permitted = PermittedModels(registry)
-        self.monitor = monitor
-        self.forecasts = forecasts
 
     def select(
         self, request: InferenceRequest, *, may_generate: bool = False, wants_text: bool = False
@@ -94,73 +75,6 @@ class RequestResolver:
             )
         return model
 
-    def choose_device(self, options: RequestOptions, work: RequestWork) -> DeviceChoice:
-        """Choose the hardware that a request names, else the default of the settings.
-
-        `auto` means the cheapest device whose forecast meets the deadline, else the fastest.
-
-        Callers without the scope `gpu` get the CPU for `auto` and for an optional GPU, as in a
-        cluster without GPUs. Raises Forbidden if such a caller requires a GPU. Raises
-        HardwareUnavailable if neither the named device nor a permitted fallback can run the model.
-        """
-        states = self._usable_states(options, work)
-        compute = self._requested_compute(options)
-        with name_hardware_option(options):
-            if compute != "auto":
-                return choose_device(
-                    Device(compute),
-                    work.model.manifest,
-                    states,
-                    is_required=options.requires_device,
-                )
-            devices = list_devices(work.model.manifest, states)
-        if len(devices) == 1:
-            return DeviceChoice(devices[0])
-        forecasts = [self.forecasts.forecast(work, device) for device in devices]
-        return DeviceChoice(choose_forecast(forecasts, self._deadline_s(options, work)).device)
-
-    def choose_after_refusal(
-        self, options: RequestOptions, work: RequestWork, refused: Device, deadline_s: float
-    ) -> Device | None:
-        """Return another device for a request that the device `refused` has refused.
-
-        Returns None if the request does not use `auto`, or if no other device is forecast to meet
-        the target or the request's deadline, `deadline_s`.
-        """
-        if self._requested_compute(options) != "auto":
-            return None
-        with name_hardware_option(options):
-            devices = list_devices(work.model.manifest, self._usable_states(options, work))
-        forecasts = [self.forecasts.forecast(work, device) for device in devices]
-        target_s = min(self._deadline_s(options, work), remaining_s(deadline_s))
-        other = choose_after_refusal(forecasts, refused, target_s)
-        return None if other is None else other.device
-
-    def _requested_compute(self, options: RequestOptions) -> str:
-        return options.requested_compute or self.forecasts.settings.default
-
-    def _usable_states(
-        self, options: RequestOptions, work: RequestWork
-    ) -> Mapping[Device, DeploymentState]:
-        """Return the states of the devices, without the GPU if the caller may not use it.
-
-        A request for the CPU keeps all states, because it never runs on another device. Raises
-        Forbidden if the request requires a GPU and the caller may not use it.
-        """
-        states = self.monitor.states_for(work.model)
-        if self._requested_compute(options) != "cpu" and Scope.GPU not in current_caller().scopes:
-            if options.requires_device:
-                current_caller().require_scope(Scope.GPU)
-            states = {device: state for device, state in states.items() if device != Device.GPU}
-        return states
-
-    def _deadline_s(self, options: RequestOptions, work: RequestWork) -> float:
-        """Return the seconds that the answer may take, from the request, else from the settings."""
-        if options.deadline_ms is not None:
-            return options.deadline_ms / 1e3
-        settings = self.forecasts.settings
-        return settings.generation_target_s if work.model.is_generative else settings.target_s
-
     def _generators(self) -> list[RegisteredModel]:
         return [model for model in self.permitted.open_models() if model.is_generative]
 
@@ -203,22 +117,6 @@ class RequestResolver:
         detected = [model for model in models if detect(model) is not None]
         native = [model for model in detected if has_native_head(model, detect(model))]
         return (native or detected or models)[0]
-
-
-@contextmanager
-def name_hardware_option(options: RequestOptions) -> Iterator[None]:
-    """Add to HardwareUnavailable errors the request option that named the hardware, if any."""
-    try:
-        yield
-    except HardwareUnavailable as error:
-        if options.requested_compute is None:
-            raise
-        option = options.hardware_option
-        raise HardwareUnavailable(
-            f"{error.message}. Set `options.{option}` or the header `{HARDWARE_HEADERS[option]}` "
-            "to another value, or omit it.",
-            field=f"options.{option}",
-        ) from error
 
 
 def has_encoder(model: RegisteredModel) -> bool:

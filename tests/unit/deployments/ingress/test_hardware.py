@@ -8,69 +8,15 @@ import pytest
 
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig, PlacementSettings
-from deployments.errors import HardwareUnavailable, Overloaded
-from deployments.ingress.devices.cluster_state import DeploymentState, choose_device
+from deployments.errors import Overloaded
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.requests import ResolvedRequest
 from deployments.messages import CallResult
-from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny, tiny_manifest
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
 from tests.support.in_process import InProcess
 
 CPU, GPU = Device.CPU, Device.GPU
 EMBED = f"/models/{EMBEDDER}"
-RUNS, SLEEPS, ABSENT = (
-    DeploymentState(available=True, running=1),
-    DeploymentState(available=True, running=0),
-    DeploymentState(available=False, running=0),
-)
-
-
-@pytest.mark.parametrize(
-    ("device", "graphs", "states", "expected"),
-    [
-        (CPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (CPU, None)),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: RUNS}, (GPU, None)),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: SLEEPS}, (GPU, None)),  # starts a GPU replica
-        (CPU, (CPU, GPU), {CPU: SLEEPS, GPU: RUNS}, (CPU, None)),
-        (GPU, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, (CPU, CPU)),
-        (GPU, (CPU, GPU), {CPU: RUNS}, (CPU, CPU)),
-        (GPU, (CPU,), {CPU: RUNS, GPU: RUNS}, (CPU, CPU)),
-    ],
-)
-def test_choose_device_takes_the_wanted_device_or_falls_back(
-    device: Device,
-    graphs: tuple[Device, ...],
-    states: dict[Device, DeploymentState],
-    expected: tuple[Device, Device | None],
-) -> None:
-    assert choose_device(device, tiny_manifest(devices=graphs), states) == expected
-
-
-@pytest.mark.parametrize(
-    ("is_required", "graphs", "states", "device"),
-    [
-        (True, (CPU, GPU), {CPU: RUNS, GPU: ABSENT}, GPU),
-        (True, (CPU, GPU), {CPU: RUNS}, GPU),
-        (True, (CPU,), {CPU: RUNS, GPU: RUNS}, GPU),
-        (False, (GPU,), {CPU: RUNS}, GPU),
-        (False, (GPU,), {CPU: RUNS, GPU: RUNS}, CPU),
-    ],
-)
-def test_choose_device_without_a_usable_device_raises(
-    is_required: bool,
-    graphs: tuple[Device, ...],
-    states: dict[Device, DeploymentState],
-    device: Device,
-) -> None:
-    manifest = tiny_manifest(devices=graphs)
-    with pytest.raises(HardwareUnavailable) as error:
-        choose_device(device, manifest, states, is_required=is_required)
-    assert device in error.value.message
-
-
-def test_missing_gpu_graph_names_the_remedy() -> None:
-    with pytest.raises(HardwareUnavailable, match="Build it again with `--force` on a host with"):
-        choose_device(GPU, tiny_manifest(devices=(CPU,)), {CPU: RUNS, GPU: RUNS}, is_required=True)
 
 
 @pytest.mark.parametrize(
@@ -259,7 +205,7 @@ async def test_auto_moves_to_the_gpu_while_the_cpu_queue_is_longer_than_the_dead
 ) -> None:
     harness = InProcess(tiny_store, gpus=1)
     async with harness.client() as http:
-        forecasts = harness.pipeline.resolver.forecasts
+        forecasts = harness.pipeline.devices.forecasts
         model = harness.pipeline.permitted.find(EMBEDDER)
         assert await embed(http, "a", x_compute="auto") == "cpu-fp32"
         end = forecasts.start(RequestWork(model, tokens=1e9), Device.CPU)

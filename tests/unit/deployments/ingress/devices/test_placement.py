@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from deployments.artifacts.types import Device
 from deployments.ingress.devices.placement import (
     DeviceForecast,
-    choose_after_refusal,
     choose_forecast,
+    choose_other_forecast,
 )
 
 CPU, GPU = Device.CPU, Device.GPU
@@ -135,5 +135,5 @@ def test_only_the_ratio_of_prices_matters(
 def test_refused_request_goes_to_another_device_that_is_in_time(
     options: Sequence[DeviceForecast], expected: Device | None
 ) -> None:
-    other = choose_after_refusal(options, CPU, 1)
+    other = choose_other_forecast(options, CPU, 1)
     assert (other and other.device) is expected

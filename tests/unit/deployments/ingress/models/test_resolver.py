@@ -49,8 +49,7 @@ def models(writing_store: Path) -> dict[str, RegisteredModel]:
 
 
 def resolver(*models: RegisteredModel) -> RequestResolver:
-    unused = cast(Any, None)
-    return RequestResolver(cast(ModelRegistry, ListedModels([*models])), unused, unused)
+    return RequestResolver(cast(ModelRegistry, ListedModels([*models])))
 
 
 @pytest.mark.parametrize(
