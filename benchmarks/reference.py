@@ -17,18 +17,15 @@ from benchmarks.rivals.published import summarize_published
 from cluster.config_entries import KeyPath
 from cluster.linting.document import YamlDocument, read_document
 from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
-from deployments.builds.queue import BuildQueue
-from deployments.config import USER_CONFIGS, AppArgs, IngressUserConfig
+from deployments.config import USER_CONFIGS, AppArgs
+from deployments.host.idle_cores import IdleCores
 from deployments.ingress.apis.documentation.openapi import to_openapi_path
 from deployments.ingress.apis.huggingface.routes import EXAMPLES
-from deployments.ingress.apis.shared.context import ApiContext, ModelServices
 from deployments.ingress.apis.text_generation.routes import ENVELOPE_EXAMPLE
 from deployments.ingress.app import build_apis
-from deployments.ingress.builds import BuildService
-from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
+from deployments.ingress.devices.cluster_state import ClusterSnapshot
 from deployments.ingress.http.api import ApiRoutes
-from deployments.ingress.pipeline_factory import build_pipeline
-from deployments.ingress.replica_memory import ReplicaMemory
+from deployments.ingress.replica import IngressReplica, ServeRuntime
 from deployments.metrics import (
     EncoderMetrics,
     GeneratorMetrics,
@@ -201,14 +198,10 @@ def _find(document: YamlDocument, path: KeyPath) -> Any:
 
 def _build_apis() -> tuple[ApiRoutes, ...]:
     """Build the APIs of a server without models and replicas, only to list their operations."""
-    settings = IngressUserConfig()
+    nothing = cast(Any, None)
+    runtime = ServeRuntime(Clients(nothing, {}, {}, {}), ClusterSnapshot, nothing, nothing)
     args = AppArgs(store=NO_STORE, encoders={})
-    monitor, nothing = ClusterMonitor({}, ClusterSnapshot), cast(Any, None)
-    clients = Clients(nothing, {}, {}, {})
-    pipeline = build_pipeline(args, clients, monitor, nothing, nothing, settings)
-    builds = BuildService(BuildQueue(NO_STORE), settings.builds, pipeline.permitted.serves)
-    services = ModelServices(builds, ReplicaMemory({}, pipeline.permitted))
-    return build_apis(ApiContext(pipeline, nothing, services))
+    return build_apis(IngressReplica(args, runtime, nothing, IdleCores()).api_context)
 
 
 def _first_line(documented: object) -> str:

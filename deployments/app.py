@@ -17,7 +17,6 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.artifacts.types import Device
 from deployments.autoscaling import count_cores
-from deployments.builds.queue import BuildQueue
 from deployments.config import (
     CORES_PER_INGRESS,
     GENERATOR_ONGOING_REQUESTS,
@@ -32,22 +31,12 @@ from deployments.errors import ServeError
 from deployments.host.idle_cores import IdleCores
 from deployments.host.python_gc import collect_rarely
 from deployments.ingress.apis.operations.metrics_text import SharedScrape, scrape_ray
-from deployments.ingress.apis.shared.context import ModelServices
-from deployments.ingress.app import build_http_app
 from deployments.ingress.batch_slots import serve_micro_batches
-from deployments.ingress.builds import BuildService
-from deployments.ingress.devices.cluster_state import (
-    ClusterMonitor,
-    ClusterSnapshot,
-    read_serve_status,
-)
+from deployments.ingress.devices.cluster_state import ClusterSnapshot, read_serve_status
 from deployments.ingress.http.application import HttpApplication
-from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.direct_requests import DirectRequests
-from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.server import configure_servers
-from deployments.ingress.pipeline_factory import build_pipeline
-from deployments.ingress.replica_memory import ReplicaMemory
+from deployments.ingress.replica import IngressReplica, ServeRuntime
 from deployments.load import LoadMeter
 from deployments.messages import (
     CallBatch,
@@ -308,7 +297,7 @@ def build_clients(
 
 
 class Ingress:
-    """Deployment of the HTTP application."""
+    """Deployment of IngressReplica, which answers HTTP requests."""
 
     def __init__(
         self,
@@ -318,7 +307,6 @@ class Ingress:
         generators: dict[Device, DeploymentHandle],
     ) -> None:
         prepare_replica(args)
-        settings = IngressUserConfig()
         app_name = serve.get_replica_context().app_name
         metrics = IngressMetrics()
 
@@ -327,43 +315,21 @@ class Ingress:
             metrics.record_replicas(snapshot.running)
             return snapshot
 
-        monitor = ClusterMonitor(args.encoders, read_status, args.generators)
-        self._transport = args.transport
-        clients = build_clients(args.transport, tokenizer, encoders, generators)
-        self._pipeline = build_pipeline(
-            args,
-            clients,
-            monitor,
+        runtime = ServeRuntime(
+            build_clients(args.transport, tokenizer, encoders, generators),
+            read_status,
             serve_micro_batches,
-            DeferredRecorder(metrics),
-            settings,
+            SharedScrape(scrape_ray),
         )
-        self._gate = AccessGate(settings.key_file_path(), monitor.count_ingress_replicas)
-        self._cors = Cors(settings.cors)
-        self._idle_cores = IdleCores()
-        self._memory = ReplicaMemory(clients.model_pools, self._pipeline.permitted)
-        self._builds = BuildService(
-            BuildQueue(args.store_path()), settings.builds, self._pipeline.permitted.serves
-        )
+        self._replica = IngressReplica(args, runtime, DeferredRecorder(metrics), IdleCores())
+        self._transport = args.transport
 
     def reconfigure(self, user_config: dict[str, Any]) -> None:
-        settings = IngressUserConfig.parse(user_config)
-        self._gate.configure(settings.key_file_path())
-        self._cors.settings = settings.cors
-        self._builds.settings = settings.builds
-        self._pipeline.configure(settings)
-        self._idle_cores.is_enabled = settings.keep_cores_awake
+        self._replica.configure(IngressUserConfig.parse(user_config))
 
     def __serve_build_asgi_app__(self) -> HttpApplication:
         """Build the HTTP application; Ray Serve calls this before it starts the HTTP server."""
-        app = build_http_app(
-            self._pipeline,
-            self._gate,
-            self._cors,
-            SharedScrape(scrape_ray),
-            ModelServices(self._builds, self._memory),
-            self._idle_cores,
-        )
+        app = self._replica.build_app()
         configure_servers(DirectRequests(app) if self._transport == "channel" else None)
         return app
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
@@ -18,7 +18,7 @@ from deployments.ingress.apis.openai.routes import OpenAIRoutes
 from deployments.ingress.apis.operations.routes import OperationsRoutes
 from deployments.ingress.apis.playground.routes import PlaygroundRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
-from deployments.ingress.apis.shared.context import ApiContext, ModelServices, Scrape
+from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
 from deployments.ingress.http.api import ApiRoutes
@@ -29,7 +29,6 @@ from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.request_options import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
-from deployments.ingress.pipeline import RequestPipeline
 
 # All APIs except the documentation, which `build_apis` builds from this list. To add an API, write
 # its package and add a line here. If routes of two APIs match a request, the API that is listed
@@ -48,26 +47,21 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
 
 
 def build_http_app(
-    pipeline: RequestPipeline,
-    gate: AccessGate,
-    cors: Cors,
-    scrape_metrics: Scrape,
-    services: ModelServices,
-    idle_cores: IdleCores | None = None,
+    context: ApiContext, gate: AccessGate, cors: Cors, idle_cores: IdleCores
 ) -> HttpApplication:
-    """Build the application of a pipeline. `scrape_metrics` returns the Prometheus text."""
-    apis = build_apis(ApiContext(pipeline, scrape_metrics, services))
+    """Build the application that serves all APIs."""
+    pipeline, builds = context.pipeline, context.services.builds
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        async with pipeline.monitor.refreshing(), services.builds.running():
+        async with pipeline.monitor.refreshing(), builds.running():
             yield
 
     async def recover(error: ServeError, request: Request) -> None:
         model_id = missing_model(error)
         if model_id is None:
             raise error
-        await services.builds.wait_for_missing(
+        await builds.wait_for_missing(
             model_id,
             error,
             waits=waits_for_model(request),
@@ -77,7 +71,7 @@ def build_http_app(
         CURRENT_ARRIVAL_S.set(time.monotonic())
 
     return HttpApplication(
-        RouteTable(build_routes(apis)),
+        RouteTable(build_routes(build_apis(context))),
         gate,
         cors,
         body_bytes=pipeline.admission.body_bytes,
@@ -89,7 +83,7 @@ def build_http_app(
             pipeline.record_rejection,
             lifespan,
             lambda: pipeline.settings.limits.trusted_proxies,
-            idle_cores or nullcontext(),
+            idle_cores,
             recover,
         ),
     )

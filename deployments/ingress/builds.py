@@ -55,11 +55,10 @@ class BuildService:
     def __init__(
         self,
         queue: BuildQueue,
-        settings: BuildSettings,
         is_served: Callable[[str], bool],
         start: StartBuilder = start_builder,
     ) -> None:
-        self.settings = settings
+        self.settings = BuildSettings()
         self._queue = queue
         self._is_served = is_served
         self._start = start

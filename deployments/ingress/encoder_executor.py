@@ -19,13 +19,11 @@ from deployments.messages import BatchKey, Call, CallResult, CallTimings, ModelR
 class EncoderExecutor:
     """Executor that answers from the response cache, else sends the call in a micro-batch."""
 
-    def __init__(
-        self, dispatcher: MicroBatchDispatcher, monitor: ClusterMonitor, settings: IngressUserConfig
-    ) -> None:
-        self.cache: ResponseCache[CallResult] = ResponseCache(settings.cache, response_bytes)
+    def __init__(self, dispatcher: MicroBatchDispatcher, monitor: ClusterMonitor) -> None:
+        self._settings = IngressUserConfig()
+        self.cache: ResponseCache[CallResult] = ResponseCache(self._settings.cache, response_bytes)
         self._dispatcher = dispatcher
         self._monitor = monitor
-        self._settings = settings
         self._refusals = RecentRefusals()
         self._in_flight = 0
 

@@ -94,15 +94,10 @@ class GenerationPlan:
 class GenerationExecutor:
     """Executor that plans generation requests and sends their calls to the generators."""
 
-    def __init__(
-        self,
-        clients: Mapping[Device, GeneratorClient],
-        monitor: ClusterMonitor,
-        settings: IngressUserConfig,
-    ) -> None:
+    def __init__(self, clients: Mapping[Device, GeneratorClient], monitor: ClusterMonitor) -> None:
         self._clients = clients
         self._monitor = monitor
-        self._settings = settings
+        self._settings = IngressUserConfig()
         self._refusals = RecentRefusals()
         self._in_flight = 0  # number of calls
 

@@ -92,15 +92,10 @@ class _Sent(NamedTuple):
 class MicroBatchDispatcher:
     """Dispatcher of one ingress replica: collects calls into micro-batches for the encoders."""
 
-    def __init__(
-        self,
-        clients: Mapping[Device, EncoderClient],
-        build_submit: BuildSubmit,
-        settings: MicroBatchSettings,
-    ) -> None:
+    def __init__(self, clients: Mapping[Device, EncoderClient], build_submit: BuildSubmit) -> None:
         self._clients = clients
         self._build_submit = build_submit
-        self._settings = settings
+        self._settings = MicroBatchSettings()
         self._submitters: dict[BatchKey, SubmitCall] = {}
         self._waiting = dict.fromkeys(clients, 0)  # characters of unsent calls, by device
 

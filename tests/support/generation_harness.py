@@ -8,8 +8,8 @@ from pathlib import Path
 
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, ModelSettings
-from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
-from deployments.ingress.pipeline_factory import build_pipeline
+from deployments.ingress.devices.cluster_state import ClusterSnapshot
+from deployments.ingress.replica import IngressReplica, ServeRuntime
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import (
     DecodeRequest,
@@ -25,6 +25,7 @@ from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import ListRecorder, send_unbatched
 from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
+from tests.support.in_process import no_idle_cores, no_metrics
 
 ASKED = GenerationRequest(prompt="Once upon a time")
 
@@ -52,8 +53,6 @@ class GenerationHarness:
 
     def __post_init__(self) -> None:
         self.generator = ScriptedGeneratorClient(self.reply_to)
-        monitor = ClusterMonitor({}, self._read_status, {Device.CPU: GeneratorSettings()})
-        monitor.apply(self._read_status())
         args = AppArgs(
             store=self.store,
             models=tuple(ModelSettings(id=model_id) for model_id in self.models),
@@ -62,9 +61,11 @@ class GenerationHarness:
         )
         self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
         clients = Clients(UnusedTokenizer(), {}, self.clients, {})
-        self.pipeline = build_pipeline(
-            args, clients, monitor, send_unbatched, self.recorder, self.settings
-        )
+        runtime = ServeRuntime(clients, self._read_status, send_unbatched, no_metrics)
+        replica = IngressReplica(args, runtime, self.recorder, no_idle_cores())
+        replica.configure(self.settings)
+        self.pipeline = replica.pipeline
+        self.pipeline.monitor.apply(self._read_status())
 
     def _read_status(self) -> ClusterSnapshot:
         return ClusterSnapshot({"CpuGenerator": self.running})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,7 +12,6 @@ from typing import NoReturn
 import httpx
 
 from deployments.artifacts.types import Device
-from deployments.builds.queue import BuildQueue
 from deployments.config import (
     AppArgs,
     EncoderSettings,
@@ -20,20 +20,12 @@ from deployments.config import (
     ModelSettings,
 )
 from deployments.deployment_names import ENCODER_DEPLOYMENTS
-from deployments.ingress.apis.shared.context import ModelServices
-from deployments.ingress.app import build_http_app
-from deployments.ingress.builds import BuildService, StartBuilder
-from deployments.ingress.devices.cluster_state import (
-    ClusterMonitor,
-    ClusterSnapshot,
-    ReplicaTarget,
-)
+from deployments.host.idle_cores import IdleCores
+from deployments.ingress.builds import StartBuilder
+from deployments.ingress.devices.cluster_state import ClusterSnapshot, ReplicaTarget
 from deployments.ingress.http.application import HttpApplication
-from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.micro_batches import BuildSubmit
-from deployments.ingress.pipeline_factory import build_pipeline
-from deployments.ingress.replica_memory import ReplicaMemory
+from deployments.ingress.replica import IngressReplica, ServeRuntime
 from deployments.records import RequestRecord
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
@@ -63,6 +55,11 @@ async def no_metrics() -> str:
     return "hundredfold_requests_total 1\n"
 
 
+def no_idle_cores() -> IdleCores:
+    """Return an IdleCores that lets idle cores sleep, whatever this machine is."""
+    return IdleCores(driver=Path(os.devnull))
+
+
 def refuse_to_start(_store: Path, _max_memory_bytes: int) -> NoReturn:
     """Raise OSError. This function is a `StartBuilder` for tests without builds."""
     raise OSError("this test starts no builder")
@@ -83,6 +80,7 @@ class InProcess:
     tokenizer: TokenizerClient | None = None  # replaces the real tokenizer in tokenization routes
     generator: GeneratorClient | None = None  # None: no generator, unless `writes` is set
     writes: GeneratorSettings | None = None  # real CPU generator in place of `generator`
+    idle_cores: IdleCores = field(default_factory=no_idle_cores)
     start_builder: StartBuilder = refuse_to_start
     raise_bugs: bool = True  # raise unexpected errors in the test instead of answering 500
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
@@ -118,38 +116,26 @@ class InProcess:
                 pools["CpuGenerator"] = LocalModelPoolClient({"generator-1": replica})
                 generator = LocalGeneratorClient(replica)
             writing = {} if generator is None else {Device.CPU: self.writes or GeneratorSettings()}
-            monitor = ClusterMonitor(
-                ENCODERS,
-                lambda: ClusterSnapshot(self.running, self.gpus, targets=self.targets),
-                writing,
-            )
             generators = {} if generator is None else {Device.CPU: generator}
-            self.pipeline = build_pipeline(
-                args.model_copy(update={"generators": writing}),
+            runtime = ServeRuntime(
                 Clients(
                     self.tokenizer or LocalTokenizerClient(tokenizer), clients, generators, pools
                 ),
-                monitor,
+                lambda: ClusterSnapshot(self.running, self.gpus, targets=self.targets),
                 self.batched,
-                self.recorder,
-                self.settings,
-            )
-            await monitor.refresh()
-            yield build_http_app(
-                self.pipeline,
-                AccessGate(self.settings.key_file_path(), monitor.count_ingress_replicas),
-                Cors(self.settings.cors),
                 no_metrics,
-                ModelServices(
-                    BuildService(
-                        BuildQueue(self.store),
-                        self.settings.builds,
-                        self.pipeline.permitted.serves,
-                        self.start_builder,
-                    ),
-                    ReplicaMemory(pools, self.pipeline.permitted),
-                ),
             )
+            self.replica = IngressReplica(
+                args.model_copy(update={"generators": writing}),
+                runtime,
+                self.recorder,
+                self.idle_cores,
+                self.start_builder,
+            )
+            self.replica.configure(self.settings)
+            self.pipeline = self.replica.pipeline
+            await self.pipeline.monitor.refresh()
+            yield self.replica.build_app()
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

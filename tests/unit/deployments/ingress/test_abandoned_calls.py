@@ -8,7 +8,6 @@ import time
 import pytest
 
 from deployments.artifacts.types import Device
-from deployments.config import MicroBatchSettings
 from deployments.errors import DeadlineExceeded
 from deployments.ingress.micro_batches import (
     GetSettings,
@@ -45,7 +44,7 @@ class HeldCollection:
 
 async def test_call_whose_caller_left_while_it_was_collected_is_not_computed() -> None:
     encoder, collection = RecordingEncoder(), HeldCollection()
-    dispatcher = MicroBatchDispatcher({Device.CPU: encoder}, collection, MicroBatchSettings())
+    dispatcher = MicroBatchDispatcher({Device.CPU: encoder}, collection)
     leaving, staying = (asyncio.create_task(dispatcher.run(SHORT, call(text))) for text in "ab")
     await wait_until(lambda: len(collection.calls) == 2)
     leaving.cancel()
@@ -60,7 +59,7 @@ async def test_deadline_that_ends_a_call_together_with_its_micro_batch_is_exceed
 ) -> None:
     """The clock stands still while both timers start, so that they end in the same step."""
     clock, encoder = FakeClock(), HangingEncoder()
-    dispatcher = MicroBatchDispatcher({Device.CPU: encoder}, batch_by(1), MicroBatchSettings())
+    dispatcher = MicroBatchDispatcher({Device.CPU: encoder}, batch_by(1))
     monkeypatch.setattr(time, "monotonic", clock)
     task = asyncio.create_task(dispatcher.run(SHORT, call("a", clock.now_s + 1)))
     while not encoder.batches:

@@ -81,7 +81,7 @@ def serve_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 def build_dispatcher(
     encoder: EncoderClient, batched: object = send_unbatched
 ) -> MicroBatchDispatcher:
-    return MicroBatchDispatcher({Device.CPU: encoder}, batched, MicroBatchSettings())
+    return MicroBatchDispatcher({Device.CPU: encoder}, batched)
 
 
 async def test_each_call_of_a_batch_gets_its_own_outcome() -> None:

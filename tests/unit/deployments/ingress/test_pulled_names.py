@@ -18,7 +18,9 @@ from tests.support.artifacts import EMBEDDER, seal_tiny
 @pytest.fixture
 def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuildService:
     monkeypatch.setattr("deployments.ingress.builds.has_compiler", lambda: True)
-    return BuildService(BuildQueue(tmp_path), BuildSettings(allow_pull=True), lambda _: False)
+    service = BuildService(BuildQueue(tmp_path), lambda _: False)
+    service.settings = BuildSettings(allow_pull=True)
+    return service
 
 
 async def test_model_whose_latest_version_is_gone_is_not_pulled(
