@@ -14,12 +14,13 @@ from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
 from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames
 from deployments.ingress.admission import Admission
-from deployments.ingress.choices import combine_timings, select_best
+from deployments.ingress.admitted_generation import AdmittedGeneration, GeneratedAnswers
+from deployments.ingress.choices import select_best
 from deployments.ingress.client_identity import current_client
 from deployments.ingress.devices.device_choice import DeviceChooser
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
+from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
@@ -215,22 +216,14 @@ class RequestPipeline:
         """Generate all completions of a request. Raises ServeError."""
         span = RequestSpan(self._recorder)
         with span.close_on_error() as context:
-            plan = await self._plan_generation(request, context)
-            self.admission.reserve_generations(len(plan.calls), plan.client)
-            end_work = self._forecasts.start(plan.work, plan.device)
+            generation = await self._admit_generation(request, context)
+            plan = generation.plan
             try:
                 completions = await self._generators.complete(plan)
             finally:
-                end_work()
-                self.admission.generations.release(len(plan.calls), plan.client)
-            context.compute = completions[0].started.compute_type
-            started = [completion.started for completion in completions]
-            finished = [completion.finished for completion in completions]
-            self._forecasts.record_answers(plan.model, plan.device, finished)
-            self.shadows.mirror_answers(
-                request.model_id, plan, started, [one.text for one in completions]
-            )
-            context.timings = combine_timings(started, finished, plan.candidates)
+                generation.release()
+            answers = GeneratedAnswers.of_completions(completions)
+            generation.settle(answers, request.model_id, context)
         span.close(200)
         best, discarded = select_best(completions, plan.candidates, request.choices)
         return GenerationResponse(
@@ -243,26 +236,15 @@ class RequestPipeline:
         with span.close_on_error() as context:
             if request.candidates != request.choices:
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
-            plan = await self._plan_generation(request, context)
-            self.admission.reserve_generations(len(plan.calls), plan.client)
-            end_work = self._forecasts.start(plan.work, plan.device)
+            generation = await self._admit_generation(request, context)
 
             def end(stream: GenerationStream, status: int) -> None:
-                end_work()
-                self._forecasts.record_answers(plan.model, plan.device, stream.finished)
-                self.admission.generations.release(len(plan.calls), plan.client)
-                if stream.started:
-                    context.compute = stream.started[0].compute_type
-                # A stream that failed or ended early counts too: its client may have read tokens.
-                ended = (*stream.finished, *stream.unfinished)
-                context.timings = combine_timings(stream.started, ended, plan.candidates)
-                if len(stream.finished) == len(plan.calls) and not stream.ended_early:
-                    self.shadows.mirror_answers(
-                        request.model_id, plan, stream.started, stream.texts
-                    )
+                generation.release()
+                answers = GeneratedAnswers.of_stream(stream)
+                generation.settle(answers, request.model_id, context)
                 span.close(status, failure=stream.failure)
 
-            return await self._generators.stream(plan, end)
+            return await self._generators.stream(generation.plan, end)
 
     async def _execute(
         self, resolved: ResolvedRequest, work: RequestWork
@@ -375,9 +357,9 @@ class RequestPipeline:
         context.set_model(model.ref)
         return model
 
-    async def _plan_generation(
+    async def _admit_generation(
         self, request: GenerationRequest, context: RequestContext
-    ) -> GenerationPlan:
+    ) -> AdmittedGeneration:
         context.task = TaskName.TEXT_GENERATION.value
         model = request.model or await self.find_generator(request.model_id)
         context.set_model(model.ref)
@@ -390,4 +372,4 @@ class RequestPipeline:
         choice = self.devices.choose(request.request_options, work)
         plan = self._generators.plan(request, work, choice)
         context.sent_tokens = work.tokens + sum(map(estimate_prompt_tokens, request.prompts))
-        return plan
+        return AdmittedGeneration(plan, self.admission, self._forecasts, self.shadows)
