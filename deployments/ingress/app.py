@@ -21,13 +21,13 @@ from deployments.ingress.apis.rerank.routes import RerankRoutes
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.text_embeddings.routes import TextEmbeddingsRoutes
 from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes
+from deployments.ingress.arrivals import CURRENT_ARRIVAL_S
 from deployments.ingress.http.api import ApiRoutes
 from deployments.ingress.http.application import HttpApplication, ServerHooks
-from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
-from deployments.ingress.http.request_options import waits_for_model
+from deployments.ingress.http.request_fields import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
 
 # All APIs except the documentation, which `build_apis` builds from this list. To add an API, write

@@ -7,9 +7,9 @@ from deployments.config import IngressUserConfig
 from deployments.errors import Overloaded
 from deployments.ingress.devices.cluster_state import ClusterMonitor
 from deployments.ingress.devices.cold_start import limit_cold_start
-from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.micro_batches import MicroBatchDispatcher
 from deployments.ingress.refusals import RecentRefusals
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.response_cache import ResponseCache, response_bytes
 from deployments.keys.caller import current_caller

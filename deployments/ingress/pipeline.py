@@ -22,7 +22,6 @@ from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.generation_stream import GenerationStream
-from deployments.ingress.http.request_options import NO_OPTIONS
 from deployments.ingress.limits import check_count
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
 from deployments.ingress.models.version_trials import VersionTrials
@@ -32,6 +31,7 @@ from deployments.ingress.request_log import (
     record_rejection,
     record_request,
 )
+from deployments.ingress.request_options import NO_OPTIONS
 from deployments.ingress.requests import (
     GenerationRequest,
     GenerationResponse,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from deployments.artifacts.types import Device
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.request_options import RequestOptions
 from deployments.messages import CallResult, CallTimings, Completion, GenerationOptions, Prompt
 from deployments.registry import RegisteredModel
 from deployments.tasks import TaskInput

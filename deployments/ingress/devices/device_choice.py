@@ -13,7 +13,7 @@ from deployments.errors import HardwareUnavailable
 from deployments.ingress.devices.cluster_state import ClusterMonitor, DeploymentState
 from deployments.ingress.devices.device_forecasts import DeviceForecasts, RequestWork
 from deployments.ingress.devices.placement import choose_forecast, choose_other_forecast
-from deployments.ingress.http.request_options import HARDWARE_HEADERS, RequestOptions
+from deployments.ingress.request_options import HARDWARE_HEADERS, RequestOptions
 from deployments.keys.caller import current_caller
 from deployments.keys.key import Scope
 

@@ -27,9 +27,9 @@ from deployments.errors import (
     UnknownRoute,
     forget_frames,
 )
+from deployments.ingress.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
 from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
-from deployments.ingress.http.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.current_request import CURRENT_REQUEST

@@ -42,7 +42,7 @@ from deployments.errors import (
 )
 from deployments.ingress.apis.documentation.components import Components, infer_schema
 from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Operation
-from deployments.ingress.http.request_options import HEADER_WORDS, REQUIRED_WORD
+from deployments.ingress.http.request_fields import HEADER_WORDS, REQUIRED_WORD
 from deployments.request_headers import OPTION_HEADERS
 from deployments.tasks import list_task_names
 from deployments.tasks.inputs import JsonSchema

@@ -70,14 +70,10 @@ from deployments.ingress.devices.cluster_state import model_loading_error
 from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response, read_json
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
-from deployments.ingress.http.request_options import (
-    RequestOptions,
-    model_in_path,
-    read_model_name,
-    read_options,
-)
+from deployments.ingress.http.request_fields import model_in_path, read_model_name, read_options
 from deployments.ingress.http.sse import SseResponse, build_event
 from deployments.ingress.models.resolver import has_encoder
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks import TASKS

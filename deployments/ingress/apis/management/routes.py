@@ -27,7 +27,7 @@ from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.http.api import Access, Handler, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
-from deployments.ingress.http.request_options import model_in_path
+from deployments.ingress.http.request_fields import model_in_path
 from deployments.ingress.replica_memory import LoadedEntry
 from deployments.keys.caller import current_caller
 from deployments.management.actions import ACTIONS, Action

@@ -17,7 +17,7 @@ from deployments.ingress.apis.open_inference.task_tensors import (
 )
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import OPTION_NAMES, read_options
+from deployments.ingress.http.request_fields import OPTION_NAMES, read_options
 from deployments.ingress.models.resolver import ModelSelection, resolve_task, task_detector
 from deployments.ingress.requests import InferenceRequest
 from deployments.registry import RegisteredModel

@@ -53,7 +53,7 @@ from deployments.ingress.http.api import (
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
-from deployments.ingress.http.request_options import model_in_path, set_options_source
+from deployments.ingress.http.request_fields import model_in_path, set_options_source
 from deployments.ingress.models.resolver import wrong_route_error
 from deployments.management.listing import list_default_versions
 from deployments.plan.resolution import SEPARATOR, split_name

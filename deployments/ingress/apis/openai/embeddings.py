@@ -11,7 +11,7 @@ from pydantic import BaseModel, WithJsonSchema
 
 from deployments.ingress.apis.shared.token_usage import Usage
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.ingress.http.request_options import RawOptions
+from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.embedding import EmbeddingParameters
 
 # Fields of an InferenceRequest and their names in the body, for errors.

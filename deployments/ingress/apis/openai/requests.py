@@ -22,8 +22,8 @@ from deployments.ingress.apis.openai.schemas import (
 from deployments.ingress.apis.openai.tool_grammar import call_grammar
 from deployments.ingress.apis.openai.tools import forced_tools, offered_tools
 from deployments.ingress.http.bodies import parse_json
-from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
 from deployments.ingress.tokenization import TEXTS_OR_IDS
 from deployments.messages import (

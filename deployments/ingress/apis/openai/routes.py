@@ -61,13 +61,9 @@ from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_s
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
-from deployments.ingress.http.request_options import (
-    RequestOptions,
-    model_in_path,
-    read_model_name,
-    read_options,
-)
+from deployments.ingress.http.request_fields import model_in_path, read_model_name, read_options
 from deployments.ingress.http.sse import SseResponse, start_stream
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest, GenerationResponse, InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
 from deployments.registry import RegisteredModel

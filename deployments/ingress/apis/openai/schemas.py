@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.shared.openai_error import ErrorObject
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.ingress.http.request_options import RawOptions
+from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, text_or
 
 Probability = Annotated[float, Field(ge=0, le=1)]

@@ -21,7 +21,7 @@ from deployments.ingress.http.api import Access, Operation
 from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
-from deployments.ingress.http.request_options import model_in_path
+from deployments.ingress.http.request_fields import model_in_path
 
 PAGE = Path(__file__).parent / "page"
 INDEX = "index.html"

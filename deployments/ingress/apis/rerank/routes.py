@@ -48,7 +48,7 @@ from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import read_model_name, read_options
+from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.tasks.ranking import RankedText, RankingParameters
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.shared.token_usage import Usage
 from deployments.ingress.http.api import LENIENT
-from deployments.ingress.http.request_options import RawOptions
+from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, text_or
 from deployments.tasks.ranking import RankedText, RankingParameters
 from deployments.tasks.text_classification import LabelScore

@@ -21,8 +21,8 @@ from deployments.ingress.apis.text_generation.requests import (
     parameter_conflict,
     parse_inputs,
 )
-from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.models.resolver import require_task
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import (
     BeamSearchParams,

@@ -32,7 +32,7 @@ from deployments.ingress.apis.text_generation.streaming import enforce_max_time
 from deployments.ingress.http.api import build_schema, use_error_format
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import read_model_name, read_options
+from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema

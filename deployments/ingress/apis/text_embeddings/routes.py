@@ -50,7 +50,7 @@ from deployments.ingress.http.api import (
 )
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import read_model_name, read_options
+from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.ingress.tokenization import build_token_id_inputs, parse_token_ids
 from deployments.tasks.base import TextParameters

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import DTYPE_NAMES, Device, ModelHead
 from deployments.ingress.http.api import LENIENT
-from deployments.ingress.http.request_options import RawOptions
+from deployments.ingress.http.request_fields import RawOptions
 from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters

@@ -16,8 +16,8 @@ from deployments.ingress.apis.text_generation.schemas import (
     parse_generate_parameters,
 )
 from deployments.ingress.http.bodies import parse_json
-from deployments.ingress.http.request_options import RequestOptions
 from deployments.ingress.limits import MAX_STOPS
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import GenerationOptions, Grammar, SamplingParams, Started
 from deployments.registry import RegisteredModel

@@ -49,8 +49,9 @@ from deployments.ingress.apis.text_generation.streaming import (
 from deployments.ingress.http.api import Access, Handler, Operation, build_schema, use_error_format
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_options import RequestOptions, read_model_name, read_options
+from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.http.sse import SseResponse, start_stream
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest, GenerationResponse
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, JsonSchema

@@ -15,7 +15,7 @@ from deployments.ingress import app
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.http.api import Access, ErrorFormat, Operation
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.request_options import model_in_path
+from deployments.ingress.http.request_fields import model_in_path
 from deployments.ingress.requests import InferenceRequest
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.fakes import FailingEncoder

@@ -24,7 +24,7 @@ from deployments.errors import (
 )
 from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
 from deployments.ingress.generation_executor import MAX_CALLS_IN_FLIGHT
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.request_options import RequestOptions
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from deployments.artifacts.types import Device, TaskName
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import InferenceRequest, ResolvedRequest
 from deployments.ingress.shadow_traffic import (
     MAX_ENCODER_REQUESTS,

@@ -13,7 +13,7 @@ from deployments.ingress.apis.text_generation.requests import (
     RouteDefaults,
     parse_generate_request,
 )
-from deployments.ingress.http.request_options import RequestOptions
+from deployments.ingress.request_options import RequestOptions
 from deployments.messages import GenerationOptions, Grammar, SamplingParams
 
 HUB, STREAM = RouteDefaults(full_text=True, many=True), RouteDefaults(streams=True)

@@ -8,12 +8,12 @@ from starlette.requests import Request
 
 from deployments.errors import InvalidField, ServeError, UnknownParameter
 from deployments.ingress.http.bodies import BODY_KEY
-from deployments.ingress.http.request_options import (
-    RequestOptions,
+from deployments.ingress.http.request_fields import (
     read_options,
     set_options_source,
     waits_for_model,
 )
+from deployments.ingress.request_options import RequestOptions
 
 
 @pytest.mark.parametrize(
@@ -102,27 +102,6 @@ def test_invalid_option_is_named(
     assert raised.value.field == field
 
 
-@pytest.mark.parametrize(
-    ("options", "compute"),
-    [
-        (RequestOptions(), None),
-        (RequestOptions(use_gpu=False), "cpu"),
-        (RequestOptions(use_gpu=True), "gpu"),
-        (RequestOptions(require_gpu=True), "gpu"),
-        (RequestOptions(hardware="gpu"), "gpu"),
-        (RequestOptions(hardware="cpu", use_gpu=True), "cpu"),
-        (RequestOptions(compute="auto"), "auto"),
-        (RequestOptions(compute="auto", use_gpu=True), "gpu"),
-        (RequestOptions(compute="gpu", use_gpu=False), "cpu"),
-        (RequestOptions(compute="auto", hardware="cpu"), "cpu"),
-    ],
-)
-def test_requested_compute_prefers_hardware_then_use_gpu(
-    options: RequestOptions, compute: str | None
-) -> None:
-    assert options.requested_compute == compute
-
-
 @pytest.mark.parametrize("header", ["x-compute", "x-hardware", "x-priority"])
 def test_error_of_a_header_names_the_allowed_words(header: str) -> None:
     allowed = {
@@ -138,13 +117,6 @@ def test_timeout_of_an_openai_client_does_not_end_a_stream() -> None:
     headers = {"x-stainless-read-timeout": "5"}
     assert read_options(None, headers, streams=True) == RequestOptions()
     assert read_options({"use_cache": True}, headers, streams=True).deadline_ms is None
-
-
-@pytest.mark.parametrize(("deadline_ms", "timeout_s"), [(None, 30.0), (50, 0.05), (60_000, 30.0)])
-def test_deadline_of_the_client_is_bounded_by_the_timeout(
-    deadline_ms: float | None, timeout_s: float
-) -> None:
-    assert RequestOptions(deadline_ms=deadline_ms).limit_timeout(30.0) == timeout_s
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from deployments.ingress.http.arrivals import read_arrival
+from deployments.ingress.arrivals import read_arrival
 from deployments.request_headers import ARRIVAL_HEADER
 
 
