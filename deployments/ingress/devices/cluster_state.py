@@ -90,7 +90,7 @@ class ClusterMonitor:
         self._applied_s = time.monotonic()
         self.snapshot = snapshot
         self._starts.note(snapshot.starting, snapshot.running, self._applied_s)
-        self.states = self._read_states(self._encoders, ENCODER_DEPLOYMENTS)
+        self.encoder_states = self._read_states(self._encoders, ENCODER_DEPLOYMENTS)
         self.generator_states = self._read_states(self._generators, GENERATOR_DEPLOYMENTS)
 
     def missing(self) -> list[str]:
@@ -157,7 +157,7 @@ class ClusterMonitor:
 
     def states_for(self, model: RegisteredModel) -> Mapping[Device, DeploymentState]:
         """Return the states of the deployments that run `model`: the generators or the encoders."""
-        return self.generator_states if model.is_generative else self.states
+        return self.generator_states if model.is_generative else self.encoder_states
 
     @contextlib.asynccontextmanager
     async def refreshing(self) -> AsyncIterator[ClusterMonitor]:

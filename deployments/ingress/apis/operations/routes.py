@@ -97,7 +97,7 @@ class OperationsRoutes:
             "missing": missing,
             "encoders": {
                 device.value: {"available": state.available, "replicas": state.running}
-                for device, state in pipeline.monitor.states.items()
+                for device, state in pipeline.monitor.encoder_states.items()
             },
             "refused": {k: e.message for k, e in pipeline.permitted.rejected().items()},
         }

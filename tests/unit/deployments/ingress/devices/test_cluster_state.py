@@ -51,16 +51,16 @@ async def test_gpu_encoder_is_available_with_gpus_or_autoscaling(
 ) -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, gpus)), gpu=setting)
     await encoders.refresh()
-    assert encoders.states[Device.GPU] == DeploymentState(available=available, running=0)
-    assert encoders.states[Device.CPU] == DeploymentState(available=True, running=2)
+    assert encoders.encoder_states[Device.GPU] == DeploymentState(available=available, running=0)
+    assert encoders.encoder_states[Device.CPU] == DeploymentState(available=True, running=2)
 
 
 async def test_failing_gpu_encoder_is_not_available() -> None:
     failing = frozenset(ALL)
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, gpus=1.0, failing=failing)))
     await encoders.refresh()
-    assert not encoders.states[Device.GPU].available
-    assert encoders.states[Device.CPU].available
+    assert not encoders.encoder_states[Device.GPU].available
+    assert encoders.encoder_states[Device.CPU].available
 
 
 async def test_concurrent_refreshes_share_one_read() -> None:
@@ -77,12 +77,12 @@ async def test_cpu_encoder_is_available_without_gpus() -> None:
         {Device.CPU: EncoderSettings(available="auto")}, FakeLook(ClusterSnapshot())
     )
     await encoders.refresh()
-    assert encoders.states == {Device.CPU: DeploymentState(available=True, running=0)}
+    assert encoders.encoder_states == {Device.CPU: DeploymentState(available=True, running=0)}
 
 
 def test_state_is_empty_before_the_first_read() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL)))
-    assert encoders.states[Device.CPU].running == 0
+    assert encoders.encoder_states[Device.CPU].running == 0
     assert encoders.missing() == ["no tokenizer is running", "no cpu encoder is running"]
 
 
@@ -113,9 +113,9 @@ async def test_server_without_a_cpu_encoder_does_not_wait_for_one(device: Device
 async def test_failed_read_keeps_the_former_state() -> None:
     encoders = monitor(FakeLook(ClusterSnapshot(ALL, 1.0), None))
     await encoders.refresh()
-    former = encoders.states
+    former = encoders.encoder_states
     await encoders.refresh()
-    assert encoders.states == former
+    assert encoders.encoder_states == former
     assert encoders.missing() == []
 
 
@@ -152,7 +152,7 @@ async def test_import_of_the_application_keeps_the_former_state(
     await servers.refresh()
     assert servers.missing() == []
     assert servers.count_ingress_replicas() == 2
-    assert servers.states[Device.CPU].running == 2
+    assert servers.encoder_states[Device.CPU].running == 2
 
 
 async def test_state_that_is_too_old_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,10 +190,10 @@ async def test_hanging_controller_does_not_block_requests(monkeypatch: pytest.Mo
 
     monitor = ClusterMonitor({Device.CPU: EncoderSettings()}, look)
     await monitor.refresh_with_timeout()
-    assert monitor.states[Device.CPU].running == 0
+    assert monitor.encoder_states[Device.CPU].running == 0
     held.set()
     await monitor.refresh()
-    assert monitor.states[Device.CPU].running == 1
+    assert monitor.encoder_states[Device.CPU].running == 1
 
 
 def test_replicas_that_take_a_config_or_are_found_again_count_as_running(
