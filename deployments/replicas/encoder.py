@@ -67,7 +67,7 @@ class _LoadedEncoder(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
-    call: TokenizedCall
+    tokenized: TokenizedCall
     items: Sequence[TokenizedItem]
     outputs: asyncio.Future[CallOutputs]
     large_values: int  # output values that count towards MAX_OUTPUT_VALUES
@@ -195,7 +195,7 @@ class EncoderReplica:
             if isinstance(call, _Submitted):
                 if call.outputs.cancel():
                     self._scheduler.clean()
-                self._output_values.release(call.large_values, call.call.client)
+                self._output_values.release(call.large_values, call.tokenized.client)
 
     def _submit(
         self,
@@ -234,7 +234,7 @@ class EncoderReplica:
     ) -> CallOutcome:
         if isinstance(submitted, ServeError):
             return submitted
-        call = submitted.call
+        call = submitted.tokenized
         try:
             done = await submitted.outputs
         except ServeError as error:
