@@ -1,10 +1,12 @@
-"""Types of the functions of an encoder replica that its batch scheduler calls."""
+"""Functions of an encoder replica that its batch scheduler calls."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
+from deployments.batching.passes import build_probe_item
+from deployments.batching.prices import EstimateItem, guess_item_s
 from deployments.engines.base import EncoderEngine
 from deployments.messages import ModelRef, TokenizedItem
 
@@ -16,10 +18,20 @@ class LonePass(NamedTuple):
     is_brief: bool = False  # short enough to run on the event loop
 
 
-# Plans a pass that runs alone, from its model, number of items and padded tokens per item.
-PlanLonePass = Callable[[ModelRef, int, int], LonePass]
-# Called with True when a pass of a model starts, and with False when it ends. The model must stay
-# loaded in between, even if the callers have gone.
-HoldModel = Callable[[ModelRef, bool], None]
-# Returns an item that every working engine of the model computes. It contains no input of clients.
-GetKnownGood = Callable[[ModelRef], TokenizedItem]
+USUAL_PASS = LonePass()
+
+
+class ReplicaHooks(NamedTuple):
+    """Functions that a replica gives its scheduler. The defaults are for models of any kind."""
+
+    # Plans a pass that runs alone, from its model, number of items and padded tokens per item.
+    plan_lone_pass: Callable[[ModelRef, int, int], LonePass] = lambda *_: USUAL_PASS
+    estimate_item: EstimateItem = guess_item_s
+    # Called with True when a pass of a model starts, and with False when it ends. The model must
+    # stay loaded in between, even if the callers have gone.
+    hold_model: Callable[[ModelRef, bool], None] = lambda *_: None
+    # Returns an item that every working engine of the model computes, without input of clients.
+    get_known_good: Callable[[ModelRef], TokenizedItem] = lambda _model: build_probe_item()
+
+
+DEFAULT_HOOKS = ReplicaHooks()

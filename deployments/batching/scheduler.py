@@ -17,15 +17,15 @@ from deployments.batching.batch_policy import LOOK_AHEAD, plan_batch
 from deployments.batching.calls import BatchGroup, CallOutputs, QueuedCall, QueuedItem, deliver
 from deployments.batching.deadline_admission import DeadlineAdmission
 from deployments.batching.displacement import choose_displaced
-from deployments.batching.passes import (
-    PassResult,
-    build_probe_item,
-    check_unpooled,
-    run_checked_pass,
-)
-from deployments.batching.prices import MEASURED_PASSES, EstimateItem, WorkPrices, guess_item_s
+from deployments.batching.passes import PassResult, check_unpooled, run_checked_pass
+from deployments.batching.prices import MEASURED_PASSES, WorkPrices
 from deployments.batching.recent_clients import RecentClients
-from deployments.batching.replica_hooks import GetKnownGood, HoldModel, LonePass, PlanLonePass
+from deployments.batching.replica_hooks import (
+    DEFAULT_HOOKS,
+    USUAL_PASS,
+    LonePass,
+    ReplicaHooks,
+)
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
@@ -38,7 +38,6 @@ from deployments.messages import ModelRef, Sender, TokenizedItem
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 from deployments.safety_factor import Prediction
 
-_USUAL = LonePass()
 # A call is dropped if its waiting items are predicted to take more than DROP_FACTOR * the time to
 # its deadline. The factor allows for errors of the prediction.
 DROP_FACTOR = 1.1
@@ -66,22 +65,19 @@ class BatchScheduler:
         *,
         concurrent_passes: int,
         recorder: ForwardPassRecorder,
-        plan_lone_pass: PlanLonePass = lambda _model, _items, _tokens: _USUAL,
-        estimate_item: EstimateItem = guess_item_s,
+        hooks: ReplicaHooks = DEFAULT_HOOKS,
     ) -> None:
         self.settings = settings
-        self.hold_model: HoldModel = lambda _model, _is_held: None
-        self.get_known_good: GetKnownGood = lambda _model: build_probe_item()
         self.health = {model: WorkerHealth(model.id) for model in engines}
         self._recorder = recorder
         self._engines = engines
         self._concurrent_passes = concurrent_passes
-        self._plan_lone_pass = plan_lone_pass
+        self._hooks = hooks
         self._busy = 0
         self._running_s = 0.0  # predicted seconds of the passes that run
         self._meter = BusyMeter(concurrent_passes)
         self._token_rate = WorkRate()  # s per token, over all models and with all threads
-        self.prices = WorkPrices(concurrent_passes, estimate_item)
+        self.prices = WorkPrices(concurrent_passes, hooks.estimate_item)
         self._draining = False
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._admission = DeadlineAdmission(self._queue)
@@ -324,11 +320,11 @@ class BatchScheduler:
         cost = self.prices.predict_s(group.model, price)
         self._running_s += cost
         self._meter.start()
-        self.hold_model(group.model, True)
+        self._hooks.hold_model(group.model, True)
         health = self.health[group.model]
 
         padded_tokens = len(items) * max(len(item.ids) for item in items)
-        get_known_good = partial(self.get_known_good, group.model)
+        get_known_good = partial(self._hooks.get_known_good, group.model)
 
         def run() -> PassResult:
             with health.running(padded_tokens):
@@ -348,9 +344,9 @@ class BatchScheduler:
 
     def _plan_if_alone(self, group: BatchGroup, items: list[TokenizedItem]) -> LonePass:
         if self._busy or self._queue or group.unpooled:
-            return _USUAL
+            return USUAL_PASS
         longest = max(len(item.ids) for item in items)
-        return self._plan_lone_pass(group.model, len(items), longest)
+        return self._hooks.plan_lone_pass(group.model, len(items), longest)
 
     def _finish(
         self,
@@ -364,7 +360,7 @@ class BatchScheduler:
         self._busy -= 1
         self._running_s -= cost
         self._meter.end()
-        self.hold_model(model, False)
+        self._hooks.hold_model(model, False)
         health = self.health[model]
         if done.failure is None:
             health.record_success()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from deployments.artifacts.types import Device
 from deployments.batching.calls import CallOutputs
 from deployments.batching.passes import build_probe_item, run_pass
+from deployments.batching.replica_hooks import ReplicaHooks
 from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
@@ -120,11 +121,13 @@ class EncoderReplica:
             BatchSettings(),
             concurrent_passes=settings.concurrent_passes,
             recorder=recorder,
-            plan_lone_pass=self._lone_passes.plan,
-            estimate_item=self._prices.estimate_s,
+            hooks=ReplicaHooks(
+                self._lone_passes.plan,
+                self._prices.estimate_s,
+                self._hold_model,
+                self._build_known_good,
+            ),
         )
-        self._scheduler.hold_model = self._hold_model
-        self._scheduler.get_known_good = self._build_known_good
         self._pinned = PinnedModels(args, self._serves)
         self.pool = ModelPool(
             args.store_path(),

@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.batching.replica_hooks import LonePass
+from deployments.batching.replica_hooks import USUAL_PASS, LonePass
 from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.host.thread_priority import lower_thread_priority
@@ -51,9 +51,6 @@ BRIEF_MS = 5.0
 # cores.
 OVERLAP_S = 1.0
 _CACHED_SHAPES = 4_096
-
-
-_USUAL = LonePass()
 
 
 class RecentOverlaps:
@@ -149,7 +146,7 @@ class LonePassPlanner:
         """
         times = self._times.get(model)
         if times is None:
-            return _USUAL
+            return USUAL_PASS
         uses_all_cores, is_brief = times.at(items, tokens)
         uses_all_cores = uses_all_cores and not self.overlaps
         lone = self._engines.get(model) if uses_all_cores else None

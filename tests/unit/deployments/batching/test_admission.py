@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from deployments.batching.prices import MEASURED_PASSES
+from deployments.batching.replica_hooks import ReplicaHooks
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.deadlines import deadline_after
@@ -29,7 +30,7 @@ class Busy:
             ),
             concurrent_passes=1,
             recorder=ListRecorder(),
-            estimate_item=lambda _model, _tokens: item_s,
+            hooks=ReplicaHooks(estimate_item=lambda _model, _tokens: item_s),
         )
         self.submit = self.scheduler.submit
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from deployments.batching.replica_hooks import LonePass
+from deployments.batching.replica_hooks import LonePass, ReplicaHooks
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
@@ -286,7 +286,7 @@ async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
         BatchSettings(),
         concurrent_passes=2,
         recorder=ListRecorder(),
-        plan_lone_pass=plan,
+        hooks=ReplicaHooks(plan),
     )
     first = scheduler.submit(MODEL, [item(1, 9)], far_deadline())
     await wait_until(lambda: lone.passes == [[1]])
@@ -312,10 +312,10 @@ async def test_lone_pass_counts_with_all_threads_that_it_uses(uses_all_cores: bo
         BatchSettings(),
         concurrent_passes=2,
         recorder=records,
-        plan_lone_pass=lambda _model, _items, _tokens: LonePass(
-            SlowEngine() if uses_all_cores else None
+        hooks=ReplicaHooks(
+            lambda _model, _items, _tokens: LonePass(SlowEngine() if uses_all_cores else None),
+            lambda _model, _tokens: 0.02,
         ),
-        estimate_item=lambda _model, _tokens: 0.02,
     )
     for _ in range(20):
         await scheduler.submit(MODEL, [item(1)], far_deadline())
@@ -338,7 +338,7 @@ async def test_brief_lone_pass_runs_on_the_event_loop() -> None:
         BatchSettings(max_batch_items=1),
         concurrent_passes=2,
         recorder=ListRecorder(),
-        plan_lone_pass=lambda _model, items, tokens: LonePass(is_brief=items * tokens < 10),
+        hooks=ReplicaHooks(lambda _model, items, tokens: LonePass(is_brief=items * tokens < 10)),
     )
     event_loop = threading.get_ident()
     short = await scheduler.submit(MODEL, [item(1, 3)], far_deadline())
