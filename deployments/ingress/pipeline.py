@@ -25,12 +25,7 @@ from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.limits import check_count
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
 from deployments.ingress.models.version_trials import VersionTrials
-from deployments.ingress.request_log import (
-    RequestContext,
-    RequestSpan,
-    record_rejection,
-    record_request,
-)
+from deployments.ingress.request_log import RequestContext, RequestSpan, record_rejection
 from deployments.ingress.request_options import NO_OPTIONS
 from deployments.ingress.requests import (
     GenerationRequest,
@@ -121,7 +116,7 @@ class RequestPipeline:
 
         Without `selection`, the resolver selects the model and the task.
         """
-        with record_request(self._recorder, self._encoders.cache) as context:
+        with self._open_span() as context:
             resolved = await self._resolve(request, selection, context)
             items = len(resolved.inputs.texts)
             work = RequestWork.of_texts(resolved.model, resolved.characters, items)
@@ -164,7 +159,7 @@ class RequestPipeline:
 
         `TokenizationService.read_texts` selects the prompt. Raises ServeError.
         """
-        with record_request(self._recorder, self._encoders.cache) as context:
+        with self._open_span() as context:
             deadline_s = request.options.start_deadline(self.settings.timeout_s)
             model = await self._select_model(request, "tokenize", context, deadline_s)
             texts = self._tokenization.read_texts(
@@ -182,7 +177,7 @@ class RequestPipeline:
 
     async def decode(self, request: InferenceRequest, *, skip_special: bool) -> tuple[str, ...]:
         """Decode each sequence of `inputs`, which are TokenIdInputs. Raises ServeError."""
-        with record_request(self._recorder, self._encoders.cache) as context:
+        with self._open_span() as context:
             deadline_s = request.options.start_deadline(self.settings.timeout_s)
             model = await self._select_model(request, "decode", context, deadline_s)
             return await self._decode(
@@ -214,8 +209,7 @@ class RequestPipeline:
 
     async def complete(self, request: GenerationRequest) -> GenerationResponse:
         """Generate all completions of a request. Raises ServeError."""
-        span = RequestSpan(self._recorder)
-        with span.close_on_error() as context:
+        with self._open_span() as context:
             generation = await self._admit_generation(request, context)
             plan = generation.plan
             try:
@@ -224,7 +218,6 @@ class RequestPipeline:
                 generation.release()
             answers = GeneratedAnswers.of_completions(completions)
             generation.settle(answers, request.model_id, context)
-        span.close(200)
         best, discarded = select_best(completions, plan.candidates, request.choices)
         return GenerationResponse(
             plan.model, best, context.total_s, discarded, context.timings, plan.fallback
@@ -232,8 +225,8 @@ class RequestPipeline:
 
     async def stream(self, request: GenerationRequest) -> GenerationStream:
         """Return the stream once every prompt has a started completion. Raises ServeError."""
-        span = RequestSpan(self._recorder)
-        with span.close_on_error() as context:
+        span = self._open_span(is_streamed=True)
+        with span as context:
             if request.candidates != request.choices:
                 raise InvalidField("`best_of` cannot be streamed", field="best_of")
             generation = await self._admit_generation(request, context)
@@ -242,9 +235,12 @@ class RequestPipeline:
                 generation.release()
                 answers = GeneratedAnswers.of_stream(stream)
                 generation.settle(answers, request.model_id, context)
-                span.close(status, failure=stream.failure)
+                span.close(status, stream.failure)
 
             return await self._generators.stream(generation.plan, end)
+
+    def _open_span(self, *, is_streamed: bool = False) -> RequestSpan:
+        return RequestSpan(self._recorder, self._encoders.cache, is_streamed=is_streamed)
 
     async def _execute(
         self, resolved: ResolvedRequest, work: RequestWork

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -56,20 +55,27 @@ class RequestContext:
         self.model, self.version = model
 
 
-class record_request:
-    """Context manager that records a request when its block ends.
+class RequestSpan:
+    """The record of a request, written once: at the end of the `with` block, or by `close`.
 
-    `RequestSpan.close_after` decides whether an exception of the block is recorded.
+    `_close_after` decides whether an exception of the block is recorded. If `is_streamed`, a block
+    without an exception leaves the record open: the stream closes it when it ends.
     """
 
-    __slots__ = ("_cache", "_span")
+    __slots__ = ("_cache", "_closed", "_is_streamed", "_recorder", "_started_s", "context")
 
-    def __init__(self, recorder: RequestRecorder, cache: ResponseCache[Any]) -> None:
-        self._span = RequestSpan(recorder)
+    def __init__(
+        self, recorder: RequestRecorder, cache: ResponseCache[Any], *, is_streamed: bool = False
+    ) -> None:
+        self.context = RequestContext()
+        self._recorder = recorder
         self._cache = cache
+        self._is_streamed = is_streamed
+        self._started_s = time.perf_counter()
+        self._closed = False
 
     def __enter__(self) -> RequestContext:
-        return self._span.context
+        return self.context
 
     def __exit__(
         self,
@@ -77,30 +83,12 @@ class record_request:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is None:
-            self._span.close(200, self._cache.bytes)
-        else:
-            self._span.close_after(error, self._cache.bytes)
+        if error is not None:
+            self._close_after(error)
+        elif not self._is_streamed:
+            self.close(200)
 
-
-class RequestSpan:
-    """The record of a request, written once. A stream closes it after the handler has returned."""
-
-    def __init__(self, recorder: RequestRecorder) -> None:
-        self.context = RequestContext()
-        self._recorder = recorder
-        self._started_s = time.perf_counter()
-        self._closed = False
-
-    @contextmanager
-    def close_on_error(self) -> Iterator[RequestContext]:
-        try:
-            yield self.context
-        except BaseException as error:
-            self.close_after(error)
-            raise
-
-    def close_after(self, error: BaseException, cache_bytes: int = 0) -> None:
+    def _close_after(self, error: BaseException) -> None:
         """Close the record of a request that failed with a ServeError or was cancelled.
 
         A request whose model is missing is not recorded here: it runs again if the model can be
@@ -108,14 +96,12 @@ class RequestSpan:
         records their responses too.
         """
         if isinstance(error, asyncio.CancelledError):
-            self.close(CLIENT_CLOSED_REQUEST, cache_bytes)
+            self.close(CLIENT_CLOSED_REQUEST)
         elif isinstance(error, ServeError) and missing_model(error) is None:
             error.recorded = True
-            self.close(error.status, cache_bytes, error)
+            self.close(error.status, error)
 
-    def close(
-        self, status: int, cache_bytes: int = 0, failure: BaseException | None = None
-    ) -> None:
+    def close(self, status: int, failure: BaseException | None = None) -> None:
         """Write the record. Later calls do nothing.
 
         For a ServeError below 500, the status that the client gets replaces `status`.
@@ -124,7 +110,7 @@ class RequestSpan:
             self._closed = True
             self.context.total_s = time.perf_counter() - self._started_s
             error = failure if isinstance(failure, ServeError) else None
-            _record(self._recorder, self.context, status, cache_bytes, error)
+            _record(self._recorder, self.context, status, self._cache.bytes, error)
 
 
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
