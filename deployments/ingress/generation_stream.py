@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 from deployments.artifacts.types import Device
 from deployments.errors import DeadlineExceeded, EngineFailed, ServeError, forget_frames
-from deployments.ingress.request_log import CLIENT_CLOSED_REQUEST
 from deployments.messages import Chunk, Finished, FinishReason, GenerationTimings, Started
+from deployments.records import CLIENT_CLOSED_REQUEST
 from deployments.registry import RegisteredModel
 
 GenerationSource = AsyncGenerator[Started | Chunk, None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -18,7 +17,8 @@ from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
 from deployments.messages import CallTimings, ModelRef
-from deployments.records import RequestRecord, RequestRecorder
+from deployments.rate_limit import RateLimit
+from deployments.records import CLIENT_CLOSED_REQUEST, RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -27,8 +27,7 @@ SLOW_REQUEST_S = 1.0
 # Writing a log line takes a fifth of the time that a refusal takes. Without this limit, the lines
 # of many refusals would slow down accepted requests.
 MAX_LINES_PER_S = 20
-# Recorded status of a request whose client disconnects before the end. It is never sent.
-CLIENT_CLOSED_REQUEST = 499
+LINE_LIMIT = RateLimit(MAX_LINES_PER_S)  # of all lines but DEBUG
 # Statuses of requests that end without an answer, although a replica may have worked on them.
 UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
 
@@ -140,21 +139,20 @@ def _record(
     # request, which KeyMeter reserves for a new request.
     if context.caller.meter is not None and tokens:
         context.caller.meter.use_tokens(tokens)
-    recorder.record(
-        RequestRecord(
-            model=context.model,
-            task=context.task,
-            compute=context.compute,
-            status=status,
-            items=context.items,
-            total_s=context.total_s,
-            cache=context.cache,
-            cache_bytes=cache_bytes,
-            timings=context.timings,
-            key=context.caller.name,
-            version=context.version,
-        )
+    record = RequestRecord(
+        model=context.model,
+        task=context.task,
+        compute=context.compute,
+        status=status,
+        items=context.items,
+        total_s=context.total_s,
+        cache=context.cache,
+        cache_bytes=cache_bytes,
+        timings=context.timings,
+        key=context.caller.name,
+        version=context.version,
     )
+    recorder.record(record)
     level = select_log_level(status, context.total_s)
     if not log.isEnabledFor(level):
         return
@@ -192,34 +190,6 @@ def _describe_request(context: RequestContext, error: ServeError | None) -> str:
     return f"{code}{key}" + "".join(
         f" {name}={shorten_text(value, MAX_FIELD_CHARS)!r}" for name, value in quoted.items()
     )
-
-
-class LineLimit:
-    """Limit of MAX_LINES_PER_S log lines, with a count of the omitted lines.
-
-    DEBUG lines are not limited: `_record` calls `take` only for lines of higher levels.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._second = 0
-        self._lines = 0  # number of lines written in this second
-        self._omitted = 0  # number of lines omitted since the last written line
-
-    def take(self) -> int | None:
-        """Return the number of lines omitted before this line; None to omit this line too."""
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._lines = second, 0
-        if self._lines >= MAX_LINES_PER_S:
-            self._omitted += 1
-            return None
-        self._lines += 1
-        omitted, self._omitted = self._omitted, 0
-        return omitted
-
-
-LINE_LIMIT = LineLimit()
 
 
 def select_log_level(status: int, total_s: float) -> int:

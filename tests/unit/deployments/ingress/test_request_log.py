@@ -13,10 +13,11 @@ from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, InputTooLong, RateLimited
 from deployments.ingress import request_log
 from deployments.ingress.http.direct_requests import DirectRequests
-from deployments.ingress.request_log import MAX_LINES_PER_S, LineLimit, record_rejection
+from deployments.ingress.request_log import MAX_LINES_PER_S, record_rejection
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter
+from deployments.rate_limit import RateLimit
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import FailingEncoder, FakeClock, ListRecorder
@@ -45,21 +46,12 @@ async def test_refusals_leave_the_tokens_that_running_requests_reserve() -> None
         meter.enter(1)
 
 
-def test_flood_of_failures_has_few_lines_and_tells_how_many_are_omitted() -> None:
-    clock = FakeClock()
-    lines = LineLimit(clock)
-    written = [lines.take() for _ in range(MAX_LINES_PER_S + 7)]
-    assert written == [0] * MAX_LINES_PER_S + [None] * 7
-    clock.now_s += 1
-    assert [lines.take(), lines.take()] == [7, 0]
-
-
 @pytest.fixture
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
     """Capture log lines, of which earlier tests have not used up the limit."""
-    monkeypatch.setattr(request_log, "LINE_LIMIT", LineLimit())
+    monkeypatch.setattr(request_log, "LINE_LIMIT", RateLimit(MAX_LINES_PER_S))
     caplog.set_level(logging.INFO, "ray.serve.hundredfold")
     return caplog
 
