@@ -14,7 +14,7 @@ from cluster.config_entries import find_applications
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.linting.application import find_wrong_names, project_sections
 from cluster.linting.document import LintProblem, UnreadableConfig, YamlDocument, read_document
-from cluster.linting.rules import check_exposure, check_rules
+from cluster.linting.rules import check_exposure, check_packages, check_rules
 from cluster.linting.schema import KeyFinding, find_problems, sections
 from cluster.linting.value_rules import check_values
 from deployments.terminal.command_line import FAILED, OK, print_error
@@ -22,13 +22,18 @@ from deployments.terminal.console import add_json_option, print_json
 
 
 def check_text(
-    text: str, *, is_deployed: bool = True, environment: Mapping[str, str] = os.environ
+    text: str,
+    *,
+    is_deployed: bool = True,
+    runs_here: bool = False,
+    environment: Mapping[str, str] = os.environ,
 ) -> list[LintProblem]:
     """Return all problems of a config, ordered by line.
 
     `is_deployed`: Serve applies the config unchanged, as `serve deploy` does. Only then check that
     other hosts cannot connect without API keys. `hundredfold serve` may replace host and key file,
     so it checks the result itself. `hundredfold render` may add the key file of a mounted secret.
+    `runs_here`: replicas have the packages of this environment, which then must be complete.
     `environment`: variables of the replicas, which may name a key file.
     """
     try:
@@ -38,13 +43,16 @@ def check_text(
     findings = list(_findings(document))
     if is_deployed:
         findings += check_exposure(document.value, environment)
+    if runs_here:
+        findings += check_packages(document.value)
     problems = dict.fromkeys(document.problem(*finding) for finding in findings)
     return sorted(problems, key=lambda problem: problem.line)
 
 
 def check_file(path: Path, *, is_deployed: bool = True) -> list[LintProblem]:
     """Return all problems of a file. Raises OSError or UnicodeDecodeError if it is unreadable."""
-    return check_text(path.read_text(encoding="utf-8"), is_deployed=is_deployed)
+    text = path.read_text(encoding="utf-8")
+    return check_text(text, is_deployed=is_deployed, runs_here=True)
 
 
 def report(name: str, problems: list[LintProblem]) -> str:

@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    HttpUrl,
     ValidationError,
     field_validator,
     model_validator,
@@ -228,6 +229,17 @@ class BuildSettings(_Settings):
     wait_s: float = Field(80.0, gt=0)  # a request with `wait_for_model` gets 503 after this time
 
 
+class TracingSettings(_Settings):
+    """Spans of requests, sent to a collector over OTLP/HTTP. They need the extra `tracing`."""
+
+    enabled: bool = False
+    # URL that gets the spans. None: the SDK reads it from the environment.
+    endpoint: HttpUrl | None = None
+    service_name: str = Field("hundredfold", min_length=1)
+    sample_ratio: float = Field(1.0, ge=0, le=1)  # of requests whose sender names no span
+    max_traces_per_s: int = Field(100, ge=1)  # limit of one ingress replica
+
+
 class PlacementSettings(_Settings):
     """Choice between CPU and GPU for requests that name no hardware, or name `auto`."""
 
@@ -255,6 +267,7 @@ class IngressUserConfig(_Settings):
     cors: CorsSettings = CorsSettings()
     builds: BuildSettings = BuildSettings()
     placement: PlacementSettings = PlacementSettings()
+    tracing: TracingSettings = TracingSettings()
     timeout_s: float = Field(30.0, gt=0)
     generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)

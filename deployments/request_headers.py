@@ -25,3 +25,5 @@ SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 REFUSAL_HEADER = "x-queue-refusal"
 # Arrival of a request in milliseconds since the epoch, from the HAProxy of the same host.
 ARRIVAL_HEADER = "x-arrival-ms"
+# Span of the sender (http/trace_context.py).
+TRACE_HEADER = "traceparent"

@@ -35,6 +35,7 @@ from deployments.deployment_names import (
     INGRESS,
     REQUIRED_FOR_READY,
 )
+from deployments.ingress.http.tracing import explain_missing_packages
 
 DEFAULT_HOST: str = HTTPOptionsSchema.model_fields["host"].default
 # Classes that a deployment with channels must configure (docs/decisions/channels.md).
@@ -113,6 +114,18 @@ def check_exposure(config: Any, environment: Mapping[str, str]) -> Iterator[KeyF
                     "key file, or set `no_auth: true`, for instance behind a gateway that checks "
                     "its own",
                 )
+
+
+def check_packages(config: Any) -> Iterator[KeyFinding]:
+    """Yield a finding per Ingress that needs a package which this environment lacks."""
+    reason = explain_missing_packages()
+    for application in find_applications(config):
+        for entry in application.deployments():
+            if reason is None or not entry.is_hundredfold or entry.name != INGRESS:
+                continue
+            settings = parse_ingress_settings(entry)
+            if settings is not None and settings.tracing.enabled:
+                yield (*entry.path, "user_config", "tracing", "enabled"), reason
 
 
 def _same_name_twice(application: ApplicationEntry) -> Iterator[KeyFinding]:

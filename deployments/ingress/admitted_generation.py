@@ -71,7 +71,7 @@ class AdmittedGeneration:
         if answers.started:
             context.compute = answers.started[0].compute_type
         # A stream that failed or ended early counts too: its client may have read tokens.
-        ended = (*answers.finished, *answers.unfinished)
+        ended = context.finished = (*answers.finished, *answers.unfinished)
         context.timings = combine_timings(answers.started, ended, plan.candidates)
         self._forecasts.record_answers(plan.model, plan.device, answers.finished)
         if len(answers.finished) == len(plan.calls) and not answers.ended_early:

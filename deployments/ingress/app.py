@@ -29,6 +29,7 @@ from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.request_fields import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
+from deployments.ingress.http.tracing import RequestTracing
 
 # All APIs except the documentation, which `build_apis` builds from this list. To add an API, write
 # its package and add a line here. If routes of two APIs match a request, the API that is listed
@@ -47,14 +48,18 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
 
 
 def build_http_app(
-    context: ApiContext, gate: AccessGate, cors: Cors, idle_cores: IdleCores
+    context: ApiContext,
+    gate: AccessGate,
+    cors: Cors,
+    tracing: RequestTracing,
+    idle_cores: IdleCores,
 ) -> HttpApplication:
     """Build the application that serves all APIs."""
     pipeline, builds = context.pipeline, context.services.builds
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        async with pipeline.monitor.refreshing(), builds.running():
+        async with pipeline.monitor.refreshing(), builds.running(), tracing.running():
             yield
 
     async def recover(error: ServeError, request: Request) -> None:
@@ -85,6 +90,7 @@ def build_http_app(
             lambda: pipeline.settings.limits.trusted_proxies,
             idle_cores,
             recover,
+            tracing.begin,
         ),
     )
 

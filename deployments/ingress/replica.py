@@ -20,6 +20,7 @@ from deployments.ingress.generation_executor import GenerationExecutor
 from deployments.ingress.http.application import HttpApplication
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.gate import AccessGate
+from deployments.ingress.http.tracing import RequestTracing
 from deployments.ingress.micro_batches import BuildSubmit, MicroBatchDispatcher
 from deployments.ingress.models.resolver import RequestResolver
 from deployments.ingress.pipeline import RequestPipeline
@@ -77,16 +78,23 @@ class IngressReplica:
         )
         self._gate = AccessGate(count_replicas=monitor.count_ingress_replicas)
         self._cors = Cors(CorsSettings())
+        self._tracing = RequestTracing()
         self._idle_cores = idle_cores
         self.configure(IngressUserConfig())
 
     def configure(self, settings: IngressUserConfig) -> None:
-        """Apply new settings to later requests. Raises BadSetting if the key file is invalid."""
+        """Apply new settings to later requests.
+
+        Raises BadSetting if the key file is invalid, or if `tracing` needs a missing package.
+        """
         self._gate.configure(settings.key_file_path())
+        self._tracing.configure(settings.tracing)
         self._cors.settings = settings.cors
         self._builds.settings = settings.builds
         self._idle_cores.is_enabled = settings.keep_cores_awake
         self.pipeline.configure(settings)
 
     def build_app(self) -> HttpApplication:
-        return build_http_app(self.api_context, self._gate, self._cors, self._idle_cores)
+        return build_http_app(
+            self.api_context, self._gate, self._cors, self._tracing, self._idle_cores
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
@@ -14,9 +15,10 @@ from deployments.ingress.http.current_request import current_request
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
 from deployments.ingress.http.error_responses import select_response_status
 from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text
+from deployments.ingress.http.tracing import CURRENT_TRACE, find_trace_id
 from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
-from deployments.messages import CallTimings, ModelRef
+from deployments.messages import CallTimings, Finished, ModelRef
 from deployments.rate_limit import RateLimit
 from deployments.records import CLIENT_CLOSED_REQUEST, RequestRecord, RequestRecorder
 
@@ -46,6 +48,7 @@ class RequestContext:
     items: int = 0
     cache: Literal["hit", "miss", "none"] = "none"
     timings: CallTimings = NO_TIMINGS
+    finished: Sequence[Finished] = ()  # completions of a generation, also unfinished ones
     sent_tokens: float = 0.0  # estimate; used for the key's limits if the request ends unanswered
     total_s: float = 0.0  # set when the request ends
     caller: Caller = field(default_factory=current_caller)
@@ -153,6 +156,8 @@ def _record(
         version=context.version,
     )
     recorder.record(record)
+    if (trace := CURRENT_TRACE.get()) is not None:
+        trace.add_record(record, context.finished, error)
     level = select_log_level(status, context.total_s)
     if not log.isEnabledFor(level):
         return
@@ -185,6 +190,8 @@ def _describe_request(context: RequestContext, error: ServeError | None) -> str:
         quoted["path"] = request.scope["path"]
         if (request_id := request.scope.get(REQUEST_ID_KEY)) is not None:
             quoted["request"] = request_id.decode("latin-1")
+        if (trace_id := find_trace_id(request)) is not None:
+            quoted["trace"] = trace_id
     code = "" if error is None else f" code={error.code}"
     key = f" key={context.caller.name}" if context.caller.name else ""
     return f"{code}{key}" + "".join(

@@ -44,11 +44,14 @@ from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.leaving_clients import ClientWatch
 from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMethod
+from deployments.ingress.http.tracing import CURRENT_TRACE
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 METERED_KEY = "hundredfold.metered"  # scope key of the MeteredRequest; None without key limits
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
+# Function that gets an admitted request and the path of its route, and may begin a trace.
+BeginTrace = Callable[[Request, str], None]
 # Function that gets the error of a handler. It returns to let the handler run again, or raises the
 # final error.
 Recover = Callable[[ServeError, Request], Awaitable[None]]
@@ -59,13 +62,17 @@ async def raise_again(error: ServeError, _request: Request) -> None:
     raise error
 
 
+def begin_no_trace(_request: Request, _route: str) -> None:
+    """Do nothing. Use as `BeginTrace` in servers without traces."""
+
+
 class ServerHooks(NamedTuple):
     """Functions that the server calls besides the handlers.
 
     `record_rejection` gets the error of every error response, and the elapsed seconds.
     `trusted_proxies` returns the setting `limits.trusted_proxies`. Each request runs inside the
     context `in_flight`, which several requests enter at the same time. `recover` gets the errors of
-    routes that run a model.
+    routes that run a model, `begin_trace` the requests.
     """
 
     record_rejection: RecordRejection
@@ -73,6 +80,7 @@ class ServerHooks(NamedTuple):
     trusted_proxies: Callable[[], int]
     in_flight: AbstractContextManager[object] = nullcontext()
     recover: Recover = raise_again
+    begin_trace: BeginTrace = begin_no_trace
 
 
 class HttpApplication:
@@ -123,6 +131,7 @@ class HttpApplication:
         CURRENT_REQUEST.set(ref(request))
         CURRENT_SOURCE.set(RequestSource(request.headers, self._hooks.trusted_proxies()))
         CURRENT_ARRIVAL_S.set(read_arrival(request.headers))
+        response: Response | None = None
         try:
             with self._hooks.in_flight, ClientWatch(scope, receive):
                 response = await self._handle(request, scope)
@@ -142,6 +151,8 @@ class HttpApplication:
             body.release()
             if (metered := scope.get(METERED_KEY)) is not None:
                 metered.release()
+            if (trace := CURRENT_TRACE.get()) is not None:
+                trace.end(request, response)
 
     def _add_headers(self, request: Request, response: Response) -> None:
         """Add the headers that successes and errors share: CORS, limits of the key, request id."""
@@ -164,6 +175,8 @@ class HttpApplication:
             scope["path_params"] = found.path_params
             scope[ERROR_FORMAT_KEY] = found.route.error_format
             scope[METERED_KEY] = self._gate.admit(found.route.access, request.headers)
+            if found.route.runs_model:
+                self._hooks.begin_trace(request, found.route.path)
             return await self._run(found.route, request)
         except ServeError as error:
             return self._respond(scope, error)

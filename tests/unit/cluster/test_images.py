@@ -53,9 +53,12 @@ def test_images_have_the_python_of_the_project() -> None:
 def test_image_installs_its_extra_without_torch(image: str) -> None:
     (install,) = (run for run in find_arguments(image, "RUN") if "pip install" in run)
     extras = dict(assignment.split("=") for assignment in find_arguments(image, "ARG"))
-    (installed_extra,) = re.findall(r"\.\[(.*?)\]", install)
+    (installed,) = re.findall(r"\.\[(.*?)\]", install)
+    installed_extra = installed.removesuffix(",tracing")
+    assert installed_extra != installed
     assert installed_extra == image or (installed_extra, extras["EXTRAS"]) == ("${EXTRAS}", image)
-    allowed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][image]]
+    optional = PROJECT["optional-dependencies"]
+    allowed = [*PROJECT["dependencies"], *optional[image], *optional["tracing"]]
     assert not any(re.match(r"torch|transformers", package) for package in allowed)
     assert not re.search(r"\btorch\b|\btransformers\b", "\n".join(read_dockerfile(image)))
 

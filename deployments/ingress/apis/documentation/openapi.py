@@ -102,7 +102,9 @@ OpenAI's streams is `[DONE]`, which is not JSON.
 Every response has `x-request-id`: that of the request, if it has one. Only answers of the proxy,
 such as 429 for too many requests in flight, lack it. With a key whose requests or tokens per minute
 are limited, a response has `x-ratelimit-limit-requests`, `x-ratelimit-remaining-requests`
-and `x-ratelimit-reset-requests`, and the same for `tokens`.\
+and `x-ratelimit-reset-requests`, and the same for `tokens`.
+
+Requests may name the trace of which they are a part in `traceparent` (W3C Trace Context).\
 """
 PARAMETER = re.compile(r"\{(\w+)(?::path)?\}")
 EVENTS = "text/event-stream"

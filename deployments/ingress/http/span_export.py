@@ -1,0 +1,111 @@
+"""Export of spans over OTLP/HTTP with OpenTelemetry's SDK. Only this module imports the SDK.
+
+The SDK reads its variables from the environment: `OTEL_EXPORTER_OTLP_*`, `OTEL_BSP_*` and
+`OTEL_RESOURCE_ATTRIBUTES`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import (
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
+
+from deployments import __version__
+from deployments.config import TracingSettings
+from deployments.ingress.http.trace_context import TraceContext
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+
+class LossReporter(SpanExporter):
+    """Exporter that logs once when spans begin to get lost, and once when they no longer do.
+
+    The exporter itself would write a line per attempt. Its first line of a batch is the reason.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._lost = 0
+        self._reason = ""
+        self._exporter_log = logging.getLogger(type(exporter).__module__)
+        self._exporter_log.addFilter(self._keep_reason)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self._reason = ""
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            if not self._lost:
+                log.warning(
+                    "spans of traces are lost, until the collector gets them: %s", self._reason
+                )
+            self._lost += len(spans)
+        elif self._lost:
+            log.warning("the collector gets spans of traces again; %d are lost", self._lost)
+            self._lost = 0
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+        self._exporter_log.removeFilter(self._keep_reason)
+
+    def _keep_reason(self, record: logging.LogRecord) -> bool:
+        self._reason = self._reason or record.getMessage()
+        return False
+
+
+class SpanExport:
+    """Spans of one service, sent in batches by a thread. If its queue is full, spans get lost."""
+
+    def __init__(self, exporter: SpanExporter, service_name: str) -> None:
+        resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__})
+        # RequestTracing has sampled the requests already.
+        self._provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(LossReporter(exporter)))
+        self._tracer = self._provider.get_tracer("hundredfold", __version__)
+
+    def start_span(self, name: str, sender: TraceContext | None, started_ns: int) -> Span:
+        """Start the span of a request. `started_ns` and other times are nanoseconds since 1970."""
+        parent = Context()
+        if sender is not None:
+            remote = SpanContext(
+                int(sender.trace_id, 16),
+                int(sender.span_id, 16),
+                is_remote=True,
+                trace_flags=TraceFlags(TraceFlags.SAMPLED),
+            )
+            parent = set_span_in_context(NonRecordingSpan(remote), parent)
+        return self._tracer.start_span(name, parent, SpanKind.SERVER, start_time=started_ns)
+
+    def add_stage(self, request: Span, name: str, starts_ns: int, ends_ns: int) -> None:
+        parent = set_span_in_context(request, Context())
+        self._tracer.start_span(name, parent, start_time=starts_ns).end(ends_ns)
+
+    def mark_failed(self, span: Span) -> None:
+        span.set_status(StatusCode.ERROR)
+
+    def close(self) -> threading.Thread:
+        """Let a thread send the remaining spans and then stop the export; return the thread."""
+        thread = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
+        thread.start()
+        return thread
+
+
+def open_exporter(settings: TracingSettings) -> SpanExporter:
+    endpoint = settings.endpoint
+    return OTLPSpanExporter(None if endpoint is None else str(endpoint))

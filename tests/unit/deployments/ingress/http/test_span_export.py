@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+
+from deployments.ingress.http.span_export import LossReporter
+
+THREE_SPANS = [ReadableSpan("request")] * 3
+
+
+class FlakyExporter(SpanExporter):
+    """Exporter that writes log lines as that of OTLP does, while the collector is away."""
+
+    def __init__(self) -> None:
+        self.is_away = False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        if not self.is_away:
+            return SpanExportResult.SUCCESS
+        log = logging.getLogger(__name__)
+        log.warning("connection refused, retrying")
+        log.error("failed to export spans")
+        return SpanExportResult.FAILURE
+
+
+def test_lost_spans_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = FlakyExporter()
+    reporter = LossReporter(exporter)
+    reporter.export(THREE_SPANS)
+    assert caplog.messages == []
+    exporter.is_away = True
+    for _ in range(5):
+        reporter.export(THREE_SPANS)
+    (line,) = caplog.messages
+    assert line.endswith("connection refused, retrying")
+    exporter.is_away = False
+    reporter.export(THREE_SPANS)
+    reporter.export(THREE_SPANS)
+    (_, line) = caplog.messages
+    assert line.endswith("15 are lost")
+    exporter.is_away = True
+    reporter.export(THREE_SPANS)
+    assert len(caplog.messages) == 3
+    reporter.shutdown()
+
+
+def test_log_of_the_exporter_is_its_own_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    exporter = FlakyExporter()
+    LossReporter(exporter).shutdown()
+    exporter.is_away = True
+    exporter.export(THREE_SPANS)
+    assert caplog.messages == ["connection refused, retrying", "failed to export spans"]
