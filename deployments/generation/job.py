@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig
@@ -16,6 +18,7 @@ from deployments.engines.decoder import Logits
 from deployments.generation.grammar import Constraint
 from deployments.generation.logits_rules import TokenConstraints
 from deployments.generation.prompt_lookup import PromptLookupDrafter
+from deployments.generation.reasoning import ReasoningSplitter
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
 from deployments.messages import (
@@ -70,9 +73,10 @@ class ModelContext:
     def is_special(self, token: int) -> bool:
         return token in self.special_tokens or token in self.eos_token_ids
 
-    def find_stop_tokens(self, stop: Iterable[str]) -> frozenset[int]:
-        """Return the ids of the stop strings that are special tokens, without end tokens."""
-        tokens = self.special_tokens.intersection(map(self.tokenizer.token_to_id, stop))
+    def find_stop_tokens(self, stop: Iterable[str], marks: Sequence[int] = ()) -> frozenset[int]:
+        """Return the ids of the stop strings that are special tokens or `marks`, not end tokens."""
+        omitted = self.special_tokens.union(marks)
+        tokens = omitted.intersection(map(self.tokenizer.token_to_id, stop))
         return tokens.difference(self.eos_token_ids)
 
     def build_constraints(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
@@ -205,7 +209,9 @@ class SamplingJob(Job):
         model: ModelContext,
         constraint: Constraint | None,
         deadline_s: float,
+        reasoning: ReasoningSplitter | None = None,
     ) -> None:
+        """Start an answer. With `reasoning`, `constraint` applies to the text after it."""
         super().__init__(prompt, options, model, deadline_s)
         self.needs_prompt_logprobs = options.prompt_logprobs
         self._options = options
@@ -216,9 +222,11 @@ class SamplingJob(Job):
         )
         self._sampler = Sampler(options.sampling, prefix, model.vocabulary)
         self._constraint = constraint
+        self._reasoning = reasoning
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
-        # The text of an answer omits special tokens, so `_stops` cannot find them.
-        self._stop_tokens = model.find_stop_tokens(options.stop)
+        # The text of an answer omits special tokens and marks, so `_stops` cannot find them.
+        marks = () if reasoning is None else reasoning.marks
+        self._stop_tokens = model.find_stop_tokens(options.stop, marks)
         # With `prompt_logprobs`, the detokenizer receives the prompt tokens later, one by one.
         self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)
         self._tokens: list[int] = []
@@ -269,26 +277,53 @@ class SamplingJob(Job):
         token = forced = self._constraints.find_forced(self._tokens)
         if token is None:
             token = self._sampler.next(
-                logits,
-                allowed=None if self._constraint is None else self._constraint.compute_allowed(),
-                forbidden=self._constraints.find_forbidden(self._tokens),
+                logits, allowed=self._compute_allowed(), forbidden=self._find_forbidden()
             )
         self.last_tokens = [token]
         self._tokens.append(token)
         if len(self._tokens) == 1:
             self.times.first_token_s = time.perf_counter()
         is_end = token in self._model.eos_token_ids
-        # Forced tokens and end tokens are not part of the text that the grammar describes.
-        if self._constraint is not None and forced is None and not is_end:
+        is_reasoning, added = (False, "") if is_end else self._decode(token)
+        # Forced tokens, end tokens and the reasoning are not part of the text that the grammar
+        # describes.
+        is_text = forced is None and not is_end and not is_reasoning
+        if self._constraint is not None and is_text:
             self._constraint.accept(token)
-        added = "" if is_end else self._detokenizer.push(token)
-        text, is_stopped = (added, False) if is_early else self._stops.push(added)
+        text = "" if is_reasoning else added
+        text, is_stopped = (text, False) if is_early else self._stops.push(text)
         is_stopped = is_stopped or (token in self._stop_tokens and not is_early)
         reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
         if reason is not None:
             text += self._stops.flush()  # the text held back; "" after a stop string
         scored = None if self._options.logprobs is None else logits
-        return Chunk(text, (self._build_token(token, added, scored),), self._build_finished(reason))
+        built = self._build_token(token, added, scored)
+        if is_reasoning:
+            built = built._replace(reasoning=True)
+        return Chunk(text, (built,), self._build_finished(reason))
+
+    def _decode(self, token: int) -> tuple[bool, str]:
+        """Return whether a token belongs to the reasoning, and the text that it adds."""
+        added = self._detokenizer.push(token)
+        return (False, added) if self._reasoning is None else self._reasoning.push(token, added)
+
+    def _compute_allowed(self) -> NDArray[np.bool_] | None:
+        """Return a mask [V] of the tokens that may follow by the grammar; None for all."""
+        reasoning = self._reasoning
+        if self._constraint is None or (reasoning is not None and reasoning.is_inside):
+            return None
+        allowed = self._constraint.compute_allowed()
+        if reasoning is not None and reasoning.may_open:
+            allowed[reasoning.marks.open] = True
+        return allowed
+
+    def _find_forbidden(self) -> list[int]:
+        forbidden = self._constraints.find_forbidden(self._tokens)
+        # An answer that ended inside the reasoning would not match its grammar.
+        is_inside = self._reasoning is not None and self._reasoning.is_inside
+        if self._constraint is not None and is_inside:
+            forbidden += self._model.eos_token_ids
+        return forbidden
 
     def _find_finish_reason(self, *, is_end: bool, is_stopped: bool) -> FinishReason | None:
         if is_stopped:
@@ -299,7 +334,10 @@ class SamplingJob(Job):
         return FinishReason.LENGTH if is_full else None
 
     def _build_finished(self, reason: FinishReason | None) -> Finished | None:
-        return None if reason is None else Finished(reason, len(self._tokens), self.times.timings())
+        if reason is None:
+            return None
+        reasoning_tokens = 0 if self._reasoning is None else self._reasoning.token_count
+        return Finished(reason, len(self._tokens), self.times.timings(), reasoning_tokens)
 
     def _build_token(self, token: int, added: str, logits: Logits | None) -> Token:
         """Build a token. With logits [V], add log-probabilities and the requested alternatives."""

@@ -31,6 +31,7 @@ from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.grammar_trials import TrialLimits
 from deployments.generation.job import Demand, Job, ModelContext, SamplingJob
+from deployments.generation.reasoning import ReasoningMarks, ReasoningSplitter
 from deployments.messages import (
     BeamSearchParams,
     Chat,
@@ -140,8 +141,7 @@ class PromptTokenizer:
         return encoding
 
     def _tokenize_chat(self, chat: Chat) -> list[int]:
-        template = self._tool_template if chat.tools else self._template
-        text = template.render(chat) if chat.messages else ""
+        text = self.select_template(chat).render(chat) if chat.messages else ""
         try:
             ids: list[int] = self._encode(text, add_special_tokens=False).ids
         except TypeError as exc:  # a template may split a surrogate pair
@@ -151,6 +151,9 @@ class PromptTokenizer:
         if not ids:
             raise EmptyInput("`messages` have no tokens", field="messages")
         return ids
+
+    def select_template(self, chat: Chat) -> ChatTemplate:
+        return self._tool_template if chat.tools else self._template
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -212,6 +215,7 @@ class RequestPreparer:
             suppressed=manifest.generation_config.suppressed_token_ids,
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
+        self._marks = ReasoningMarks.find(tokenizer, info.vocabulary)
         self._slots = info.slots
         # The context of a decoder-only model contains prompt and answer, so reserve one token for
         # the answer.
@@ -260,9 +264,26 @@ class RequestPreparer:
         if beams is not None:
             job = BeamSearchJob(ids, options, beams, self._model, call.deadline_s)
         else:
-            job = SamplingJob(ids, options, self._model, constraint, call.deadline_s)
+            # A grammar may require white space at the start of the text.
+            reasoning = self._find_reasoning(call.prompt, ids, trims_text=constraint is None)
+            job = SamplingJob(ids, options, self._model, constraint, call.deadline_s, reasoning)
         job.client, job.priority = call.client, call.priority
         return job
+
+    def _find_reasoning(
+        self, prompt: Prompt, ids: Sequence[int], *, trims_text: bool
+    ) -> ReasoningSplitter | None:
+        """Return the splitter of an answer; None if it is all text.
+
+        Answers to prompts without a chat template are, because the client chose their form.
+        """
+        if self._marks is None or not isinstance(prompt, Chat):
+            return None
+        if not self._prompts.select_template(prompt).names_reasoning:
+            return None
+        return ReasoningSplitter.after_prompt(
+            ids, self._marks, self._model.tokenizer, trims_text=trims_text
+        )
 
     def _limit_beams(self, params: BeamSearchParams) -> BeamSearchParams | None:
         """Limit the beams to the KV slots. Return None if a single beam is left.

@@ -34,9 +34,13 @@ def count_prompt(prompt: Prompt) -> int:
     """Count the characters or token ids of a prompt; estimate the characters of a rendered chat."""
     if not isinstance(prompt, Chat):
         return len(prompt)
-    messages = ((each["content"], each.get("tool_calls", "")) for each in prompt.messages)
     more = sum(len(str(each)) for each in (prompt.tools, prompt.variables) if each)
-    return more + sum(len(content) + len(str(calls)) for content, calls in messages)
+    return more + sum(
+        len(message["content"])
+        + len(message.get("reasoning_content", ""))
+        + len(str(message.get("tool_calls", "")))
+        for message in prompt.messages
+    )
 
 
 def estimate_prompt_tokens(prompt: Prompt) -> int:
@@ -149,6 +153,8 @@ class Token(NamedTuple):
     alternatives: tuple[TopLogprob, ...] = ()  # most likely first
     # Bytes that the token spells, if they are not `text` in UTF-8. Only with log-probabilities.
     raw_bytes: bytes | None = None
+    # Whether the token belongs to the reasoning before an answer, not to its text.
+    reasoning: bool = False
 
 
 class FinishReason(StrEnum):
@@ -181,13 +187,14 @@ class Finished(NamedTuple):
     reason: FinishReason
     generated_tokens: int  # including the end token
     timings: GenerationTimings
+    reasoning_tokens: int = 0  # tokens with `reasoning`
 
 
 class Chunk(NamedTuple):
     """The next part of a stream: complete characters of text and the tokens since the last chunk.
 
     Text that may begin a stop string is held back, so the text of a token may arrive with a later
-    chunk. The last chunk has `finished`.
+    chunk. Only tokens have the text of the reasoning. The last chunk has `finished`.
     """
 
     text: str

@@ -50,6 +50,8 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     model_id: str = DECODER,
     *,
     says: str = "",
+    template: str = CHATML,
+    added_tokens: Sequence[str] = (),
     max_tokens: int = 256,
     devices: tuple[Device, ...] = (Device.CPU,),
     defaults: GenerationDefaults | None = None,
@@ -63,9 +65,9 @@ def seal_tiny_decoder(  # noqa: PLR0913  tests set one or two options each
     version = version or hashlib.sha256(model_id.encode()).hexdigest()[:12]
     directory = model_directory(store, model_id) / version
     (directory / GRAPH_NAME).parent.mkdir(parents=True)
-    tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME)
+    tokenizer = write_byte_tokenizer(directory / TOKENIZER_NAME, added_tokens)
     names = [TOKENIZER_NAME, GRAPH_NAME, CHAT_TEMPLATE_NAME]
-    (directory / CHAT_TEMPLATE_NAME).write_text(CHATML, encoding="utf-8")
+    (directory / CHAT_TEMPLATE_NAME).write_text(template, encoding="utf-8")
     saying = [*tokenizer.encode("\n" + says).ids, tokenizer.token_to_id(TURN_END)] if says else []
     assert len(set(saying)) == len(saying), "a token occurs twice in `says`"
     export_model(directory / GRAPH_NAME, tokenizer.get_vocab_size(), max_tokens, saying)
@@ -103,8 +105,8 @@ def _candidate(device: Device) -> Candidate:
     )
 
 
-def write_byte_tokenizer(path: Path) -> Tokenizer:
-    """Write a byte-level BPE with MERGES and three special tokens to `path`."""
+def write_byte_tokenizer(path: Path, added_tokens: Sequence[str] = ()) -> Tokenizer:
+    """Write a byte-level BPE with MERGES, three special tokens and `added_tokens` to `path`."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *("".join(pair) for pair in MERGES)]
     vocabulary = {word: number for number, word in enumerate(words)}
@@ -112,6 +114,7 @@ def write_byte_tokenizer(path: Path) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END, TURN, TURN_END])
+    tokenizer.add_tokens(list(added_tokens))
     path.parent.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path))
     return tokenizer

@@ -37,6 +37,7 @@ class ScriptedReply(NamedTuple):
     logprob: float = -0.5  # same for each token
     cached_tokens: int = 1
     prompt: tuple[Token, ...] = ()  # tokens of the prompt; empty: one for each word or id
+    reasoning: tuple[str, ...] = ()  # pieces before the text
 
 
 class ScriptedGeneratorClient:
@@ -88,6 +89,8 @@ async def _stream_reply(
     if reply.waits_for is not None:
         await reply.waits_for.wait()
     yield build_started(call, reply)
+    for number, piece in enumerate(reply.reasoning, start=60):
+        yield Chunk("", (build_token(call, reply, number, piece)._replace(reasoning=True),))
     for number, piece in enumerate(reply.pieces):
         yield Chunk(piece, (build_token(call, reply, number, piece),))
     if reply.breaks is not None:
@@ -96,7 +99,8 @@ async def _stream_reply(
         await asyncio.Event().wait()
     has_end_token = reply.reason is FinishReason.END
     last = (build_token(call, reply, 99, "")._replace(special=True),) if has_end_token else ()
-    yield Chunk("", last, Finished(reply.reason, len(reply.pieces) + len(last), TIMINGS))
+    tokens = len(reply.reasoning) + len(reply.pieces) + len(last)
+    yield Chunk("", last, Finished(reply.reason, tokens, TIMINGS, len(reply.reasoning)))
 
 
 def build_token(call: GenerationCall, reply: ScriptedReply, number: int, piece: str) -> Token:

@@ -92,6 +92,8 @@ def build_choice(
         if calls or parser.is_forced:
             text = completion.text[:end].rstrip() or None
     message = ChatMessage(role="assistant", content=text)
+    if reasoning := join_reasoning(completion.tokens).strip():
+        message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [build_tool_call(call) for call in calls]
     return ChatChoice(
@@ -100,6 +102,10 @@ def build_choice(
         logprobs=build_logprobs(AlignedTokens().take(completion)) if with_logprobs else None,
         finish_reason=map_finish_reason(completion.finished.reason, calls),
     )
+
+
+def join_reasoning(tokens: Sequence[Token]) -> str:
+    return "".join(token.text for token in tokens if token.reasoning)
 
 
 def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> FinishReasonWord:
@@ -150,6 +156,8 @@ class ChatStreamChoice:
         self._with_logprobs = with_logprobs
         self._text = ""  # text not sent yet
         self._has_content = False
+        self._has_reasoning = False
+        self._reasoning_blanks = ""  # white space that may end the reasoning, not sent yet
         self._aligned = AlignedTokens()
         self._tokens: list[Token] = []  # tokens not sent yet
 
@@ -159,6 +167,7 @@ class ChatStreamChoice:
         yield self._build({"role": "assistant", "content": None if is_forced else ""})
 
     def add_chunk(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
+        yield from self._send_reasoning(join_reasoning(chunk.tokens))
         self._text += chunk.text
         if self._with_logprobs:
             self._tokens += [t for t in self._aligned.take(chunk) if not t.special]
@@ -179,6 +188,15 @@ class ChatStreamChoice:
                 choice["logprobs"] = build_logprobs(self._tokens)
             yield choice
         yield self._build({}, map_finish_reason(chunk.finished.reason, calls))
+
+    def _send_reasoning(self, added: str) -> Iterator[ChatChunkChoice]:
+        """Yield the reasoning without the white space at its ends."""
+        text = self._reasoning_blanks + added
+        sent = text.rstrip()
+        self._reasoning_blanks = text[len(sent) :]
+        if sent:
+            yield self._build({"reasoning_content": sent if self._has_reasoning else sent.lstrip()})
+            self._has_reasoning = True
 
     def _count_content(self) -> int:
         """Return how many characters of the unsent text are content, whatever follows."""

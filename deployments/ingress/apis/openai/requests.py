@@ -300,7 +300,7 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
     """Build the message for the chat template, with text content.
 
     Raises InvalidField for missing content. Only an assistant with a refusal, which is then the
-    content, or with tool calls may omit it.
+    content, with tool calls or with reasoning may omit it.
     """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -310,6 +310,8 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
         parsed["name"] = message.name
     if message.tool_call_id is not None:
         parsed["tool_call_id"] = message.tool_call_id
+    if reasoning := _find_reasoning(message):
+        parsed["reasoning_content"] = reasoning
     if message.tool_calls:
         parsed["tool_calls"] = [_parse_tool_call(call) for call in message.tool_calls]
     return parsed
@@ -318,11 +320,18 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
 def _parse_content(message: ChatRequestMessage, index: int) -> str:
     content = message.content
     if content is None:
-        if message.role == "assistant" and (message.refusal is not None or message.tool_calls):
+        has_more = message.refusal is not None or message.tool_calls or _find_reasoning(message)
+        if message.role == "assistant" and has_more:
             return message.refusal or ""
         path = f"messages[{index}].content"
         raise InvalidField(f"Error in `{path}`: field required", field=path)
     return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _find_reasoning(message: ChatRequestMessage) -> str | None:
+    """Return the reasoning of a message of the assistant, which templates may repeat."""
+    is_assistant = message.role == "assistant"
+    return (message.reasoning_content or message.reasoning) if is_assistant else None
 
 
 def _parse_tool_call(call: ToolCall) -> dict[str, Any]:

@@ -53,12 +53,15 @@ def build_usage(
     prompts = started[::choices_per_prompt]
     prompt_tokens = sum(prompt.prompt_tokens for prompt in prompts)
     completion_tokens = sum(choice.generated_tokens for choice in finished)
-    return GenerationUsage(
+    usage = GenerationUsage(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details={"cached_tokens": sum(prompt.cached_tokens for prompt in prompts)},
     )
+    if reasoning_tokens := sum(choice.reasoning_tokens for choice in finished):
+        usage["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    return usage
 
 
 def build_timings(finished: Sequence[Finished]) -> StreamTimings:
@@ -86,7 +89,8 @@ def build_response_usage(response: GenerationResponse, choices_per_prompt: int) 
 class AlignedTokens:
     """Tokens of a text for the logprobs, released together with their characters.
 
-    The tokens of a stop string are dropped, because the text does not have its characters.
+    The tokens of the reasoning and of a stop string are dropped, because the text does not have
+    their characters.
     """
 
     def __init__(self) -> None:
@@ -99,7 +103,7 @@ class AlignedTokens:
 
         The last part releases all tokens, unless a stop string ended the text.
         """
-        self._pending += part.tokens
+        self._pending += (token for token in part.tokens if not token.reasoning)
         self._end += len(part.text)
         finished = part.finished
         is_whole = finished is not None and finished.reason is not FinishReason.STOP

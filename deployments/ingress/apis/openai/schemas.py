@@ -146,6 +146,9 @@ class ChatRequestMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     refusal: str | None = None  # of the assistant, in place of `content`
+    # Of the assistant, before `content`. The second name is that of vLLM.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FailFastList()] | None = None
     tool_call_id: str | None = None
@@ -202,6 +205,10 @@ class PromptDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class GenerationUsage(TypedDict):
     """Token counts, special tokens included."""
 
@@ -209,6 +216,7 @@ class GenerationUsage(TypedDict):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptDetails
+    completion_tokens_details: NotRequired[CompletionDetails]  # only with reasoning
 
 
 class StreamTimings(TypedDict):
@@ -291,6 +299,7 @@ class ResponseToolCall(TypedDict):
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: NotRequired[str]  # of a thinking model, before `content`
     tool_calls: NotRequired[list[ResponseToolCall]]
 
 
@@ -313,6 +322,7 @@ class ChatDelta(TypedDict):
 
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str | None]  # null only at the start of a forced call
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ResponseToolCall]]
 
 

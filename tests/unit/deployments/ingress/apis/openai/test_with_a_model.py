@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -36,17 +36,17 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def client(store: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client(store: Path, models: Sequence[str] = MODELS) -> AsyncIterator[httpx.AsyncClient]:
     args = AppArgs(
         store=store,
-        models=tuple(ModelSettings(id=one) for one in MODELS),
+        models=tuple(ModelSettings(id=one) for one in models),
         encoders={},
         generators={Device.CPU: GeneratorSettings(kv_slots=2, max_context_tokens=200)},
     )
     steps: ListRecorder[StepRecord] = ListRecorder()
     replica = GeneratorReplica(args, Device.CPU, steps)
     replica.start()
-    server = InProcess(store, models=MODELS, generator=LocalGeneratorClient(replica))
+    server = InProcess(store, models=models, generator=LocalGeneratorClient(replica))
     try:
         async with server.client() as http:
             yield http
