@@ -70,6 +70,24 @@ def test_conversation_is_sent_with_its_history(
     expect(chat.locator(".turn")).to_have_count(0)
 
 
+def test_reasoning_is_folded_above_the_answer(
+    chat: Page, visitor: Visitor, generator: ScriptedGenerator
+) -> None:
+    thoughts = (Token(3, "Let me", reasoning=True), Token(4, " see.", reasoning=True))
+    generator.chunks = (*(Chunk("", (token,)) for token in thoughts), *CHUNKS)
+    send(chat)
+    expect(chat.locator(".by-model")).to_have_text(TEXT)
+    reasoning = chat.locator(".reasoning")
+    expect(reasoning.locator("p")).to_be_hidden()
+    reasoning.get_by_text("Reasoning").click()
+    expect(reasoning.locator("p")).to_have_text("Let me see.")
+    visitor.snap("reasoning")
+    generator.chunks = CHUNKS
+    send(chat, "Next")
+    expect(chat.locator(".reasoning").last).to_be_hidden()
+    assert [each["content"] for each in generator.calls[-1].prompt.messages][1] == TEXT
+
+
 def test_prompt_tokens_from_the_cache_are_counted(chat: Page, generator: ScriptedGenerator) -> None:
     generator.cached_tokens = 1
     send(chat)

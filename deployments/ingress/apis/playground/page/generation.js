@@ -74,8 +74,11 @@ function toArguments(mode, options) {
   return { ...Object.fromEntries(known), ...(extra.length && { extra_body: Object.fromEntries(extra) }) };
 }
 
-/** Run a request, and call `ontext` with each piece of text. Returns {text, reason, cost}. */
-export async function generate(request, signal, ontext) {
+/**
+ * Run a request. Call `ontext` with each piece of text, and `onreasoning` with each piece of the
+ * reasoning before it. Returns {text, reason, cost}.
+ */
+export async function generate(request, signal, ontext, onreasoning) {
   const startedAt = performance.now();
   const seen = { text: "", pieces: 0, firstAt: null, lastAt: startedAt, usage: null, timings: null };
   const result = { reason: null, headers: null };
@@ -87,7 +90,7 @@ export async function generate(request, signal, ontext) {
     });
     for await (const event of events) {
       if (event.headers) result.headers = event.headers;
-      else read(event, seen, result, ontext);
+      else read(event, seen, result, ontext, onreasoning);
     }
   } catch (error) {
     if (error.name !== "AbortError") throw error;
@@ -96,7 +99,7 @@ export async function generate(request, signal, ontext) {
   return { text: seen.text, reason: result.reason, cost: costOf(seen, result.headers, startedAt) };
 }
 
-function read(event, seen, result, ontext) {
+function read(event, seen, result, ontext, onreasoning) {
   if (event.usage) {
     seen.usage = event.usage;
     seen.timings = event.timings;
@@ -104,11 +107,15 @@ function read(event, seen, result, ontext) {
   seen.version = event.system_fingerprint;
   const choice = event.choices[0];
   if (!choice) return;
+  const reasoning = choice.delta?.reasoning_content ?? "";
   const piece = choice.delta?.content ?? choice.text ?? "";
-  if (piece) {
+  if (reasoning || piece) {
     seen.lastAt = performance.now();
     seen.firstAt ??= seen.lastAt;
     seen.pieces += 1;
+  }
+  if (reasoning) onreasoning(reasoning);
+  if (piece) {
     seen.text += piece;
     ontext(piece);
   }

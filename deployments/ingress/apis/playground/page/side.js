@@ -144,12 +144,20 @@ export class ChatSide extends Side {
     if (this.mode === "completion" || this.history.length === 0) this.output.replaceChildren();
     const written = document.createTextNode("");
     const answer = el("p", { class: "said by-model" }, this.mode === "completion" && el("span", { class: "given" }, text), written);
-    const turn = el("div", { class: "turn" }, this.mode === "chat" && el("p", { class: "said by-person" }, text), answer);
+    const thought = document.createTextNode("");
+    const reasoning = el("details", { class: "reasoning", hidden: true }, el("summary", {}, "Reasoning"), el("p", {}, thought));
+    const said = this.mode === "chat" && el("p", { class: "said by-person" }, text);
+    const turn = el("div", { class: "turn" }, said, reasoning, answer);
     this.output.append(turn);
     this.cost.replaceChildren();
     const writer = new PacedWriter(written, this.output);
+    const reasoningWriter = new PacedWriter(thought, this.output);
+    const onreasoning = (piece) => {
+      reasoning.hidden = false;
+      reasoningWriter.add(piece);
+    };
     try {
-      const result = await this.timed(() => generate(built, signal, (piece) => writer.add(piece)));
+      const result = await this.timed(() => generate(built, signal, (piece) => writer.add(piece), onreasoning));
       if (this.history !== history) return null; // this turn belongs to a cleared conversation
       writer.flush();
       turn.append(factList(turnFacts(result)));
