@@ -69,7 +69,9 @@ COMMANDS: Tree = {
     ),
     "dashboard": CommandSpec("cluster.monitoring:DASHBOARD", "Print a dashboard for Grafana"),
     "alerts": CommandSpec("cluster.monitoring:ALERT_RULES", "Print alert rules for Prometheus"),
-    "env": CommandSpec("cluster.launcher.local", "Print the environment that `ray start` needs"),
+    "env": CommandSpec(
+        "cluster.launcher.local_environment", "Print the environment that `ray start` needs"
+    ),
 }
 
 

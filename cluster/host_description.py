@@ -15,8 +15,10 @@ import psutil
 
 from cluster.config_entries import find_applications, read_args, read_mapping, read_number
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
+from cluster.launcher.local_ports import DEFAULT_PORTS
 from cluster.linting.document import UnreadableConfig, read_document
-from cluster.processes import PORTS, describe_port_owner, end_with_parent, is_port_free
+from cluster.ports import PORTS, describe_port_owner, is_port_free
+from cluster.processes import end_with_parent
 from deployments.artifacts.store import list_model_directories
 from deployments.config import CORES_PER_INGRESS, default_store, expand_home
 from deployments.deployment_names import INGRESS
@@ -38,8 +40,6 @@ PACKAGES = (
 )  # fmt: skip
 _DEFAULT_HTTP_PORT = 8000
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
-# Default inner ports of `hundredfold serve` to check: dashboard, metrics, HAProxy's statistics.
-_INNER_PORTS = (8265, 9101, 8404)
 _SHARED_MEMORY = Path("/dev/shm")
 # Memory of a model that is loaded at the start, in all replicas. The demo models take 0.35 GB each.
 _MODEL_BYTES = 350_000_000
@@ -50,7 +50,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     document = _read_config(config)
     http_port = _find_http_port(document)
     http_addresses = [(host, http_port) for host in _find_http_hosts(document)]
-    addresses = [*http_addresses, *((_ANY_IPV4, port) for port in _INNER_PORTS)]
+    addresses = [*http_addresses, *((_ANY_IPV4, port) for port in DEFAULT_PORTS.values())]
     gpus, memory = read_gpus(), psutil.virtual_memory()
     cores, visible = usable_cores(), find_visible(gpus)
     limit = ControlGroups.own().free_bytes()

@@ -15,7 +15,7 @@ from benchmarks.rivals.environments import Environment, current_environment, ope
 from benchmarks.rivals.materials import Materials
 from benchmarks.servers.own_server import PREFERRED_PORT, build_serve_command
 from benchmarks.servers.processes import ServerCommand
-from cluster.processes import find_free_port
+from cluster.ports import find_free_port
 
 PORT_PLACES = {"port": 8601, "port_2": 8602, "port_3": 8603}  # placeholder -> preferred port
 

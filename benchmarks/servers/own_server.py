@@ -21,8 +21,8 @@ from benchmarks.common.report import REPOSITORY
 from benchmarks.servers.process_kinds import KINDS, find_processes
 from benchmarks.servers.processes import ServerCommand, is_ready, run_server
 from cluster.default_config import CONFIG_NAME
-from cluster.launcher.local import find_ray_directory
-from cluster.processes import find_free_port
+from cluster.launcher.local_environment import find_ray_directory
+from cluster.ports import find_free_port
 
 PREFERRED_PORT = 8600
 READY_TIMEOUT_S = 60.0  # maximum wait until all processes run and the server is ready

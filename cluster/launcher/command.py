@@ -39,26 +39,18 @@ from cluster.launcher.launched_config import (
     ServeOptions,
     move_behind_edge,
 )
-from cluster.launcher.local import (
-    LocalPorts,
+from cluster.launcher.local_environment import (
     find_haproxy,
     find_ray_directory,
     local_environment,
     ray_temp_environment,
 )
+from cluster.launcher.local_ports import DEFAULT_PORTS, LocalPorts, choose_ports
 from cluster.launcher.new_session import leads_own_session, run_in_new_session
 from cluster.launcher.ray_host import RayHost
 from cluster.launcher.ray_sessions import remove_ended_sessions
-from cluster.processes import (
-    PORTS,
-    ChildProcesses,
-    describe_port_owner,
-    format_address,
-    is_port_free,
-    kill_previous_run,
-    open_listener,
-    private_directory,
-)
+from cluster.ports import format_address, open_listener
+from cluster.processes import ChildProcesses, kill_previous_run, private_directory
 from cluster.progress import (
     StartError,
     StartupProgress,
@@ -100,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metrics-port",
         type=int,
-        help="port of /metrics (default: 9101 or a free one)",
+        help=f"port of /metrics (default: {DEFAULT_PORTS['metrics']} or a free one)",
     )
     parser.add_argument(
         "--metrics-host",
@@ -346,44 +338,6 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), str(os.getpid()).encode())
         yield
-
-
-def choose_ports(
-    host: str, port: int, metrics_host: str, metrics: int | None, claims: ExitStack
-) -> LocalPorts:
-    """Choose and claim all ports but `port`, until `claims` is closed.
-
-    Raises StartError if `port` or `metrics` cannot be used, or if another launcher has claimed it.
-    """
-    if metrics == port:
-        raise StartError(
-            f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
-        )
-    # First the claims: they tell that another launcher, and not any process, has a port.
-    ports = LocalPorts.choose(claims, reserved=port, metrics=metrics)
-    check_port(host, port, "--port")
-    check_port(metrics_host, ports.metrics, "--metrics-port")
-    return ports
-
-
-def check_port(host: str, port: int, option: str) -> None:
-    """Raise StartError, before processes start, if the server cannot listen on the port.
-
-    If another process uses the port, the hint proposes another value for `option`.
-    """
-    if port not in PORTS:
-        raise StartError(
-            f"`{option} {port}` is not a port: use a number from {PORTS[0]} to {PORTS[-1]}"
-        )
-    try:
-        free = is_port_free(host, port)
-    except OSError as exc:
-        raise StartError(f"cannot listen on {format_address(host, port)}: {exc.strerror}") from exc
-    if not free:
-        raise StartError(
-            f"port {port} on {host} is in use by {describe_port_owner(port)}",
-            hint=f"stop it, or choose another port: `hundredfold serve {option} {port + 1}`",
-        )
 
 
 def build_startup_message(url: str, config: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from cluster.access import check_access, use_key_file
 from cluster.config_entries import find_applications
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.linting.document import format_path
-from cluster.processes import format_address
+from cluster.ports import format_address
 from cluster.progress import StartError, UnusableConfig, file_errors
 from deployments.artifacts.store import LATEST_NAME
 from deployments.config import STORE_VARIABLE, AppArgs
@@ -34,7 +34,7 @@ class ServeOptions:
     host: str | None = None  # None: from the config
     port: int | None = None  # None: from the config
     metrics_host: str = METRICS_HOST
-    metrics_port: int | None = None  # None: 9101 if it is free, else a free port
+    metrics_port: int | None = None  # None: the default if it is free, else another
     key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
     no_auth: bool = False  # whether other hosts may connect without keys
     connections_per_client: int = DEFAULT_LIMITS.connections

@@ -17,7 +17,7 @@ import yaml
 from cluster.default_config import CONFIG_NAME
 from cluster.edge.supervisor import Edge
 from cluster.launcher.liveness import Liveness, StoppedProcesses
-from cluster.launcher.local import LocalPorts
+from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_sessions import find_session, link_session
 from cluster.launcher.serve_status import DeployFailures, find_token_file
 from cluster.processes import ChildProcesses

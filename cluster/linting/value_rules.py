@@ -18,7 +18,7 @@ from cluster.config_entries import (
     read_mapping,
 )
 from cluster.linting.schema import KeyFinding
-from cluster.processes import PORTS
+from cluster.ports import PORTS
 from deployments.artifacts.store import LATEST_NAME, VERSION, is_model_id
 from deployments.artifacts.types import Device
 from deployments.deployment_names import INGRESS

@@ -24,8 +24,9 @@ from ray.serve.config import HTTPOptions
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.supervisor import Edge
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.launcher.local import LocalPorts, find_haproxy, local_environment
-from cluster.processes import open_listener
+from cluster.launcher.local_environment import find_haproxy, local_environment
+from cluster.launcher.local_ports import LocalPorts
+from cluster.ports import open_listener
 from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.ray_cluster import free_port
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.processes import is_port_free
+from cluster.ports import is_port_free
 
 
 def _has_ipv6() -> bool:

@@ -15,7 +15,7 @@ from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription, dia
 from cluster.doctor import format_findings
 from cluster.host_description import read_host_description
 from cluster.kuberay.memory import REPLICA_BYTES
-from cluster.processes import open_listener
+from cluster.ports import open_listener
 from deployments.host.gpus import Gpu
 from deployments.host.machine import CpuInfo
 from hundredfold.__main__ import main

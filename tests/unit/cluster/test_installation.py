@@ -20,7 +20,7 @@ from cluster.installation import (
     plan_install,
 )
 from cluster.launcher import command as up
-from cluster.launcher.local import LocalPorts
+from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
 from cluster.progress import StartupProgress
 from deployments.host.gpus import Gpu, find_visible

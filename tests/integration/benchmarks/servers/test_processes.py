@@ -14,7 +14,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.servers import processes
 from benchmarks.servers.processes import ServerCommand, is_ready, run_server
 from benchmarks.serving.load import LoadPlan, Workload, run_load
-from cluster.processes import find_free_port
+from cluster.ports import find_free_port
 
 SCRIPT = Path(__file__).parents[3] / "support" / "toy_rival.py"
 

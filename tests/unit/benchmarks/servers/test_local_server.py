@@ -14,7 +14,7 @@ from benchmarks.common.http import ServerAddress
 from benchmarks.overload.command import read_memory_mib
 from benchmarks.servers.local_server import find_launcher
 from benchmarks.servers.process_kinds import find_members
-from cluster.processes import find_free_port
+from cluster.ports import find_free_port
 from tests.support.ray_cluster import wait_for
 
 # A launcher in a session of its own, whose child listens on a port.

@@ -9,14 +9,13 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.config_entries import IMPORT_PATH
-from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
+from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.launcher.command import (
     ServeOptions,
@@ -24,7 +23,6 @@ from cluster.launcher.command import (
     add_arguments,
     build_environment,
     build_startup_message,
-    choose_ports,
     list_stop_signals,
     lock_run_directory,
     run,
@@ -32,11 +30,10 @@ from cluster.launcher.command import (
     serve_until_stopped,
     stop_signals_raise,
 )
-from cluster.launcher.local import LocalPorts
+from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
-from cluster.processes import find_free_port, open_listener
+from cluster.ports import find_free_port
 from cluster.progress import StartError, StartupProgress
-from tests.support.ipv6 import needs_ipv6
 
 
 def config(**args: Any) -> dict[str, Any]:
@@ -66,58 +63,6 @@ def test_startup_message_tells_that_other_hosts_can_connect() -> None:
     assert message.startswith(
         "serving on http://127.0.0.1 and all other addresses of this host - try: curl http://127"
     )
-
-
-@pytest.fixture
-def claims() -> Iterator[ExitStack]:
-    """The claims of chosen ports."""
-    with ExitStack() as stack:
-        yield stack
-
-
-@needs_ipv6
-@pytest.mark.parametrize("host", ["::1", "::"])
-def test_ipv6_address_is_served(host: str, claims: ExitStack) -> None:
-    port = find_free_port(8000)
-    assert choose_ports(host, port, METRICS_HOST, None, claims).metrics != port
-    with open_listener(host, port):
-        with pytest.raises(StartError, match=f"port {port} on {host} is in use by pid "):
-            choose_ports(host, port, METRICS_HOST, None, claims)
-        for address in ("::1", "127.0.0.1") if host == "::" else ("::1",):
-            socket.create_connection((address, port), 5).close()
-
-
-def test_port_of_another_launcher_is_named(claims: ExitStack) -> None:
-    """Its processes must not be stopped, though `port` is in use by one of them."""
-    other = LocalPorts.choose(claims, reserved=8000)
-    with (
-        open_listener("127.0.0.1", other.dashboard),
-        ExitStack() as own,
-        pytest.raises(StartError, match="belongs to another `hundredfold serve`") as refused,
-    ):
-        choose_ports("127.0.0.1", other.dashboard, METRICS_HOST, None, own)
-    assert refused.value.hint == "choose another port"
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "metrics", "message"),
-    [
-        ("203.0.113.1", 8000, None, "cannot listen on 203.0.113.1:8000: "),
-        ("fd00::203:113", 8000, None, r"cannot listen on \[fd00::203:113\]:8000: "),
-        ("127.0.0.1", 70000, None, "`--port 70000` is not a port: use a number from 1 to 65535"),
-        ("127.0.0.1", 0, None, "`--port 0` is not a port"),
-        ("127.0.0.1", None, 70000, "`--metrics-port 70000` is not a port"),
-        ("127.0.0.1", None, 0, "`--metrics-port 0` is not a port"),
-        ("127.0.0.1", None, -1, "`--metrics-port -1` is not a port"),
-        ("127.0.0.1", 8123, 8123, "`--metrics-port 8123` is the port for clients"),
-    ],
-)
-def test_port_that_cannot_be_used_is_rejected(
-    host: str, port: int | None, metrics: int | None, message: str, claims: ExitStack
-) -> None:
-    port = find_free_port(8000) if port is None else port
-    with pytest.raises(StartError, match=message):
-        choose_ports(host, port, METRICS_HOST, metrics, claims)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.launcher import liveness
 from cluster.launcher.liveness import MAX_SILENT_PROBES, Liveness, StoppedProcesses, answers
-from cluster.processes import find_free_port
+from cluster.ports import find_free_port
 from tests.support.ray_cluster import wait_for
 
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import pytest
 
-from cluster.launcher.local import LocalPorts
+from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import RayHost, ensure_token
 from cluster.launcher.serve_status import REQUIRED, DeployFailures
 from cluster.progress import StartError, StartupProgress

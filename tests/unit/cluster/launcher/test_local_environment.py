@@ -1,34 +1,20 @@
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import stat
-from contextlib import ExitStack
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
 
-from cluster.launcher.local import (
+from cluster.launcher.local_environment import (
     WRAPPER,
-    LocalPorts,
     find_haproxy,
     find_ray_directory,
     local_environment,
     ray_temp_environment,
 )
-from cluster.processes import find_free_port
 from cluster.progress import StartError
 from tests.support.old_setpriv import install_old_setpriv
-
-PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-@pytest.fixture(autouse=True)
-def own_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests in other processes may claim the same ports."""
-    monkeypatch.setattr("cluster.launcher.local.CLAIM_PREFIX", f"\0hundredfold-test-{os.getpid()}-")
 
 
 def test_haproxy_is_found_where_the_wrapper_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +76,7 @@ def test_users_have_directories_of_their_own_for_ray(
 
 
 def test_directory_for_ray_becomes_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.launcher.local.find_ray_directory", lambda: tmp_path)
+    monkeypatch.setattr("cluster.launcher.local_environment.find_ray_directory", lambda: tmp_path)
     tmp_path.chmod(0o777)
     assert ray_temp_environment({}) == {"RAY_TMPDIR": str(tmp_path)}
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
@@ -101,67 +87,12 @@ def test_directory_for_ray_of_another_user_is_refused(
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    monkeypatch.setattr("cluster.launcher.local.find_ray_directory", lambda: link)
+    monkeypatch.setattr("cluster.launcher.local_environment.find_ray_directory", lambda: link)
     with pytest.raises(StartError, match="is not a directory of this user"):
         ray_temp_environment({})
-    monkeypatch.setattr("cluster.launcher.local.find_ray_directory", lambda: tmp_path)
+    monkeypatch.setattr("cluster.launcher.local_environment.find_ray_directory", lambda: tmp_path)
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)
     with pytest.raises(StartError, match="is not a directory of this user") as raised:
         ray_temp_environment({})
     assert "`$RAY_TMPDIR`" in raised.value.hint
-
-
-def test_metrics_port_is_the_given_one() -> None:
-    free = find_free_port(9101, 0)
-    with ExitStack() as claims:
-        assert LocalPorts.choose(claims, reserved=8000, metrics=free).metrics == free
-        assert LocalPorts.choose(claims, reserved=8000).metrics != free
-
-
-def test_inner_ports_are_not_those_of_well_known_servers() -> None:
-    """Another server may want each of them. A restart must find them free again."""
-    first, last = map(int, PORTS_OF_CONNECTIONS.read_text().split())
-    with ExitStack() as claims:
-        ports = LocalPorts.choose(claims, reserved=8400)
-    inner = {ports.gcs, ports.raylet, ports.agent, ports.fallback_http, ports.fallback_grpc}
-    assert inner <= set(range(20_000, 30_000))
-    assert inner.isdisjoint(range(first, last + 1))
-
-
-def test_given_port_that_another_server_has_chosen_is_refused() -> None:
-    with ExitStack() as first, ExitStack() as second:
-        chosen = LocalPorts.choose(first, reserved=8000)
-        for given in ({"reserved": chosen.dashboard}, {"reserved": 8000, "metrics": chosen.gcs}):
-            with pytest.raises(StartError, match="belongs to another `hundredfold serve`"):
-                LocalPorts.choose(second, **given)
-
-
-def test_host_without_abstract_sockets_has_no_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    bind = socket.socket.bind
-
-    def refuse(opened: socket.socket, address: str | tuple[str, int]) -> None:
-        if isinstance(address, str):
-            raise PermissionError(errno.EACCES, "Permission denied")
-        bind(opened, address)
-
-    monkeypatch.setattr(socket.socket, "bind", refuse)
-    with ExitStack() as claims:
-        assert len({8000, *astuple(LocalPorts.choose(claims, reserved=8000))}) == 9
-
-
-def test_ports_of_a_run_differ() -> None:
-    with ExitStack() as claims:
-        chosen = astuple(LocalPorts.choose(claims, reserved=8000))
-    for metrics in chosen:
-        with ExitStack() as claims:
-            ports = LocalPorts.choose(claims, reserved=8000, metrics=metrics)
-        assert ports.metrics == metrics
-        assert len({8000, *astuple(ports)}) == 9
-
-
-def test_servers_that_start_together_choose_different_ports() -> None:
-    """Many ports are bound only seconds after they are chosen."""
-    with ExitStack() as first, ExitStack() as second:
-        ports = [LocalPorts.choose(claims, reserved=8000) for claims in (first, second)]
-    assert len({port for chosen in ports for port in astuple(chosen)}) == 16

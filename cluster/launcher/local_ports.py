@@ -1,0 +1,131 @@
+"""Ports of one `hundredfold serve`: their choice, and claims that keep other launchers off them."""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from cluster.ports import PORTS, describe_port_owner, find_free_port, format_address, is_port_free
+from cluster.progress import StartError
+
+CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that claims a port
+DEFAULT_PORTS = {"dashboard": 8265, "metrics": 9101, "haproxy_stats": 8404}
+# Ports that no operator or client addresses are random, so that they occupy no number that another
+# server may want. Their range is above Ray's ports for workers and below Serve's for replicas. It
+# is outside of the range for outgoing connections (from 32768), any of which could take the port of
+# a Ray that is being restarted.
+_INNER_PORTS = range(20_000, 30_000)
+_INNER_NAMES = ("gcs", "raylet", "agent", "fallback_http", "fallback_grpc")
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPorts:
+    """Ports of Ray and HAProxy on one host, except the port for clients.
+
+    They are on loopback. Only the metrics port can be on another address (`--metrics-host`).
+    """
+
+    gcs: int
+    raylet: int
+    dashboard: int
+    agent: int
+    metrics: int  # port of `/metrics`, and of HAProxy's own metrics at `/haproxy`
+    haproxy_stats: int
+    fallback_http: int
+    fallback_grpc: int
+
+    @classmethod
+    def choose(cls, claims: ExitStack, *, reserved: int, metrics: int | None = None) -> LocalPorts:
+        """Choose and claim all ports: default ports that are free, else other free ports.
+
+        Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
+        these ports, many of which are bound seconds later. `reserved` is the port for clients. If
+        `metrics` is given, it is the metrics port, even if it is not free. Raises StartError if
+        another launcher has claimed one of these two.
+        """
+        given = {} if metrics is None else {"metrics": metrics}
+        with ExitStack() as probe:  # no lasting claim: a server on another address may share it
+            _claim_given_port(reserved, probe)
+        for port in given.values():
+            _claim_given_port(port, claims)
+        taken = [reserved, *given.values()]
+        preferred = {name: random.choice(_INNER_PORTS) for name in _INNER_NAMES}
+        chosen = {
+            name: _claim_free_port(port, taken, claims)
+            for name, port in (DEFAULT_PORTS | preferred).items()
+            if name not in given
+        }
+        return cls(**chosen, **given)
+
+
+def _claim_free_port(preferred: int, taken: list[int], claims: ExitStack) -> int:
+    """Claim `preferred` or another free port. Add every port that was tried to `taken`."""
+    while True:
+        port = find_free_port(preferred, *taken)
+        taken.append(port)
+        if _claim_port(port, claims):
+            return port
+
+
+def _claim_given_port(port: int, claims: ExitStack) -> None:
+    if not _claim_port(port, claims):
+        raise StartError(
+            f"port {port} belongs to another `hundredfold serve` on this host",
+            hint="choose another port",
+        )
+
+
+def _claim_port(port: int, claims: ExitStack) -> bool:
+    """Claim a port until `claims` is closed. Return False if another launcher has claimed it.
+
+    The claim is the name of an abstract Unix socket. All users of a network namespace share these
+    names, as they share its ports, even if each has a /tmp of its own. The kernel frees the names
+    of a killed process. A host that refuses these names, as by AppArmor, has no claims.
+    """
+    claim = claims.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+    try:
+        claim.bind(f"{CLAIM_PREFIX}{port}")
+    except OSError as exc:
+        return exc.errno != errno.EADDRINUSE
+    return True
+
+
+def choose_ports(
+    host: str, port: int, metrics_host: str, metrics: int | None, claims: ExitStack
+) -> LocalPorts:
+    """Choose and claim all ports but `port`, until `claims` is closed.
+
+    Raises StartError if `port` or `metrics` cannot be used, or if another launcher has claimed it.
+    """
+    if metrics == port:
+        raise StartError(
+            f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
+        )
+    # First the claims: they tell that another launcher, and not any process, has a port.
+    ports = LocalPorts.choose(claims, reserved=port, metrics=metrics)
+    check_port(host, port, "--port")
+    check_port(metrics_host, ports.metrics, "--metrics-port")
+    return ports
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Raise StartError, before processes start, if the server cannot listen on the port.
+
+    If another process uses the port, the hint proposes another value for `option`.
+    """
+    if port not in PORTS:
+        raise StartError(
+            f"`{option} {port}` is not a port: use a number from {PORTS[0]} to {PORTS[-1]}"
+        )
+    try:
+        free = is_port_free(host, port)
+    except OSError as exc:
+        raise StartError(f"cannot listen on {format_address(host, port)}: {exc.strerror}") from exc
+    if not free:
+        raise StartError(
+            f"port {port} on {host} is in use by {describe_port_owner(port)}",
+            hint=f"stop it, or choose another port: `hundredfold serve {option} {port + 1}`",
+        )
