@@ -14,7 +14,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from deployments import registry
 from deployments.artifacts.store import model_directory
 from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildClaim, BuildQueue
 from deployments.builds.record import BuildState
@@ -22,6 +21,7 @@ from deployments.config import BuildSettings, IngressUserConfig
 from deployments.ingress import builds
 from deployments.keys.key import Scope
 from deployments.records import RequestRecord
+from deployments.registry import model_registry
 from tests.support.asgi_client import AsgiClient, lifespan
 from tests.support.fake_builds import FakeBuilder, Killed, fail, seal_at_once
 from tests.support.fakes import ListRecorder, RecordingEncoder, wait_until
@@ -258,7 +258,7 @@ async def test_model_that_was_removed_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(builds, "SERVED_AFTER_S", 0.1)
-    monkeypatch.setattr(registry, "REFRESH_S", 0.0)
+    monkeypatch.setattr(model_registry, "REFRESH_S", 0.0)
     builder = FakeBuilder(seal_at_once)
     async with serving(tmp_path, builder) as http:
         await http.post("/models/acme/other", json=WAITING)

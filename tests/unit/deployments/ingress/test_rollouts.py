@@ -37,7 +37,7 @@ BODY = {"inputs": "good film", "options": {"use_cache": False}}
 
 @pytest.fixture(autouse=True)
 def _look_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deployments.registry.REFRESH_S", 0.0)
+    monkeypatch.setattr("deployments.registry.model_registry.REFRESH_S", 0.0)
     monkeypatch.setattr("deployments.watched_file.CHECK_INTERVAL_S", 0.0)
     monkeypatch.setattr("deployments.ingress.models.version_trials.RETRY_S", 0.01)
 

@@ -103,7 +103,7 @@ async def test_new_default_version_and_new_pins_are_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pinned_models, "CHECK_INTERVAL_S", 0.01)
-    monkeypatch.setattr("deployments.registry.REFRESH_S", 0.0)
+    monkeypatch.setattr("deployments.registry.model_registry.REFRESH_S", 0.0)
     monkeypatch.setattr("deployments.watched_file.CHECK_INTERVAL_S", 0.0)
     old = ModelRef(MODEL, seal_tiny(tmp_path, MODEL).name)
     other = ModelRef("tiny/other", seal_tiny(tmp_path, "tiny/other").name)

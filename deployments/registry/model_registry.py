@@ -1,27 +1,16 @@
-"""Registry of the models in the store: maps names to versions and reads their manifests."""
+"""Finds the models of a store by name and plan, and decides which versions need a trial."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
-from deployments.artifacts.generation_config import GenerationConfig
-from deployments.artifacts.manifest import ArtifactManifest, sealed_ns
-from deployments.artifacts.store import (
-    LATEST_NAME,
-    find_artifact,
-    list_model_directories,
-    model_directory,
-    read_model_id,
-)
+from deployments.artifacts.store import LATEST_NAME, list_model_directories, read_model_id
 from deployments.config import AppArgs, ModelSettings
-from deployments.errors import ArtifactError, ManifestInvalid, UnknownModel, UnknownTask
+from deployments.errors import ArtifactError, UnknownModel
 from deployments.messages import ModelRef
 from deployments.plan import changes
 from deployments.plan.plan import Refusal, Shadow
@@ -34,35 +23,13 @@ from deployments.plan.resolution import (
     usable_versions,
 )
 from deployments.plan.route import ModelRoute
-from deployments.tasks import find_tasks, list_task_names
+from deployments.registry.manifest_cache import ManifestCache
+from deployments.registry.registered_model import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
 
 REFRESH_S = 1.0  # seconds until the versions of a name are looked up again
 MAX_NAMES = 10_000  # limit of the names whose look-up is cached
-MAX_MANIFESTS = 2_000  # limit of the manifests in memory, some 20 KB each
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredModel:
-    """A sealed version of a model whose manifest is valid."""
-
-    ref: ModelRef
-    manifest: ArtifactManifest
-    directory: Path
-    sealed_ns: int  # when it was sealed, in nanoseconds since the epoch
-    tasks: tuple[str, ...]  # the model's own task first
-
-    @property
-    def is_generative(self) -> bool:
-        """Whether generators serve the model. Encoders serve all other models."""
-        return self.manifest.generation_config is not None
-
-    @property
-    def generation_config(self) -> GenerationConfig:
-        if self.manifest.generation_config is None:
-            raise AssertionError("bug: the model is not generative")
-        return self.manifest.generation_config
 
 
 class ModelRegistry:
@@ -100,7 +67,7 @@ class ModelRegistry:
         self.start_trial: Callable[[RegisteredModel], object] | None = None
         self._accepted: set[ModelRef] = set()
         self._routes: dict[str, ModelRoute[RegisteredModel]] = {}
-        self._models: OrderedDict[ModelRef, _Opened] = OrderedDict()
+        self._manifests = ManifestCache(store)
         for model_id in self._configured:
             try:
                 self._verify(model_id) if verify else self.find(model_id)
@@ -137,7 +104,7 @@ class ModelRegistry:
         models = []
         for version in usable_versions(self._store, self._plan.current(), model_id):
             with suppress(ArtifactError):
-                models.append(self._open(ModelRef(model_id, version)))
+                models.append(self._manifests.open(ModelRef(model_id, version)))
         return models
 
     def find_shadow(self, name: str, ref: ModelRef) -> Shadow | None:
@@ -272,7 +239,7 @@ class ModelRegistry:
         splits = []
         for version, percent in traffic.splits:
             try:
-                models[version] = self._open(ModelRef(model_id, version))
+                models[version] = self._manifests.open(ModelRef(model_id, version))
                 splits.append((version, percent))
             except ArtifactError as error:
                 log.error("no split of %s to %s: %s", model_id, version, error.message)
@@ -289,11 +256,11 @@ class ModelRegistry:
     def _open_default(self, name: str, ref: ModelRef) -> RegisteredModel:
         """Open version `ref` for a name, or a substitute if `ref` is known to be unusable."""
         try:
-            return self._open(ref)
+            return self._manifests.open(ref)
         except ArtifactError as error:
             for version in self._list_substitutes(name, ref.version):
                 with suppress(ArtifactError):
-                    model = self._open(ModelRef(ref.id, version))
+                    model = self._manifests.open(ModelRef(ref.id, version))
                     log.error("%s answers in place of %s", model.ref.name, error.message)
                     return model
             raise
@@ -301,22 +268,6 @@ class ModelRegistry:
     def _list_substitutes(self, name: str, version: str) -> list[str]:
         plan = self._plan.current()
         return list_substitutes(self._store, plan, name, version, self._configured)
-
-    def _open(self, ref: ModelRef) -> RegisteredModel:
-        """Return the model. Its manifest is read again only after the version is sealed again.
-
-        A manifest whose file could not be read is also read again by the next call.
-        """
-        sealed = sealed_ns(model_directory(self._store, ref.id) / ref.version)
-        opened = self._models.get(ref)
-        if opened is None or opened.sealed_ns != sealed or opened.is_unread:
-            opened = self._models[ref] = _Opened(sealed, _try_open(self._store, ref))
-        self._models.move_to_end(ref)
-        if len(self._models) > MAX_MANIFESTS:
-            self._models.popitem(last=False)
-        if isinstance(opened.model, ArtifactError):
-            raise _describe_unusable(ref.id, opened.model)
-        return opened.model
 
     def _verify(self, model_id: str) -> None:
         """Check the digests of the default version. If it is damaged, check its substitutes.
@@ -328,55 +279,6 @@ class ModelRegistry:
         try:
             model.manifest.verify(model.directory)
         except ArtifactError as error:
-            self._models[model.ref] = _Opened(sealed_ns(model.directory), error)
+            self._manifests.mark_unusable(model, error)
             self._routes.pop(model_id, None)
             self._verify(model_id)
-
-
-class _Opened(NamedTuple):
-    """A model whose manifest was read, or the error that makes it unusable."""
-
-    sealed_ns: int
-    model: RegisteredModel | ArtifactError
-
-    @property
-    def is_unread(self) -> bool:
-        """Whether a read failed that may succeed later, as with too many open files."""
-        return isinstance(self.model, ArtifactError) and isinstance(self.model.__cause__, OSError)
-
-
-def open_model(store: Path, ref: ModelRef) -> RegisteredModel:
-    """Open an exact version by its manifest alone.
-
-    Raises an ArtifactError if the store lacks the version or its manifest cannot be used.
-    """
-    directory = find_artifact(store, ref.id, ref.version)
-    manifest = ArtifactManifest.parse(directory)
-    if (manifest.id, manifest.version) != (ref.id, directory.name):
-        raise ManifestInvalid(
-            f"{ref.name}: the manifest belongs to `{manifest.id}` version {manifest.version}"
-        )
-    if unknown := [task for task in manifest.tasks if task not in list_task_names()]:
-        raise UnknownTask(f"{ref.name}: this release does not serve the task `{unknown[0]}`")
-    return RegisteredModel(
-        ref=ref,
-        manifest=manifest,
-        directory=directory,
-        sealed_ns=sealed_ns(directory),
-        tasks=find_tasks(manifest),
-    )
-
-
-def _try_open(store: Path, ref: ModelRef) -> RegisteredModel | ArtifactError:
-    try:
-        return open_model(store, ref)
-    except ArtifactError as error:
-        return error
-
-
-def _describe_unusable(model_id: str, error: ArtifactError) -> ArtifactError:
-    """Copy an error and add the model's name.
-
-    The copy is needed because an exception object that is raised repeatedly collects tracebacks.
-    """
-    return type(error)(f"Model {model_id} is not usable: {error.message}")
