@@ -25,7 +25,7 @@ metrics are 0 to 1.
 from build_artifacts.evaluation.base import EvaluatedModel, Evaluation, ExampleSampling, Output
 from build_artifacts.evaluation.files import BadEvaluationData
 from build_artifacts.evaluation.loading import ALL_EXAMPLES, digest_data, load_evaluation
-from build_artifacts.evaluation.runner import run_items, score_engine
+from build_artifacts.evaluation.runner import score_engine
 
 __all__ = [
     "ALL_EXAMPLES",
@@ -36,6 +36,5 @@ __all__ = [
     "Output",
     "digest_data",
     "load_evaluation",
-    "run_items",
     "score_engine",
 ]

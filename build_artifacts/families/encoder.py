@@ -230,7 +230,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     def package(
         self, accepted: Sequence[EncoderCandidate], identity: ArtifactIdentity
     ) -> ArtifactContents:
-        tables = self._tune(accepted, identity.version)
+        tables = self._build_tables(accepted, identity.version)
         ranked = _fastest_first(accepted, tables)
         names = _name_graphs(ranked)
         prepared, compaction = self.prepared, self.prepared.compaction
@@ -252,7 +252,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             pruned=None if compaction.is_empty else compaction.describe(),
         )
 
-    def _tune(self, accepted: Sequence[EncoderCandidate], version: str) -> list[CostTable]:
+    def _build_tables(self, accepted: Sequence[EncoderCandidate], version: str) -> list[CostTable]:
         """Measure the graphs on the CPU with one thread and with all cores, and on a GPU once.
 
         Each measurement gets the same share of the time. If a measurement fails, its table is
@@ -267,12 +267,12 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             if not (graphs := [c for c in accepted if c.recipe.device is device]):
                 continue
             try:
-                tables.append(self.tune(graphs, version, threads, seconds))
+                tables.append(self._build_table(graphs, version, threads, seconds))
             except EngineFailed as exc:
                 self.context.steps.report_skipped(f"cost table for {device}", exc.message)
         return tables
 
-    def tune(
+    def _build_table(
         self, graphs: Sequence[EncoderCandidate], version: str, threads: int, seconds: float
     ) -> CostTable:
         """Measure graphs of one device on this host with `threads` threads per forward pass.

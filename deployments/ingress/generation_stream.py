@@ -32,7 +32,7 @@ class ChoiceChunk(NamedTuple):
 
 
 class GenerationStream:
-    """Chunks of all completions. Iteration raises the first failure; `aclose` frees the KV slots.
+    """Chunks of all completions. `batches` raises the first failure, `aclose` frees KV slots.
 
     Each completion has a task that reads its chunks, so that the consumer can stop at any moment.
     `on_end` is called once, with this stream and the final HTTP status of the request.
@@ -105,11 +105,6 @@ class GenerationStream:
                 return
             else:
                 await self._wait_for_change()
-
-    async def __aiter__(self) -> AsyncIterator[ChoiceChunk]:
-        async for chunks in self.batches():
-            for chunk in chunks:
-                yield chunk
 
     @property
     def failure(self) -> BaseException | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs, GeneratorSettings, IngressUserConfig, ModelSettings
 from deployments.ingress.devices.cluster_state import ClusterSnapshot
+from deployments.ingress.generation_stream import ChoiceChunk, GenerationStream
 from deployments.ingress.replica import IngressReplica, ServeRuntime
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import (
@@ -85,3 +86,10 @@ def build_request(**fields: object) -> GenerationRequest:
 
 def seeded(seed: int) -> GenerationOptions:
     return GenerationOptions(sampling=SamplingParams(seed=seed))
+
+
+async def read_chunks(stream: GenerationStream) -> AsyncIterator[ChoiceChunk]:
+    """Yield the chunks of all batches of a stream."""
+    async for chunks in stream.batches():
+        for chunk in chunks:
+            yield chunk

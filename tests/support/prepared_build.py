@@ -121,7 +121,7 @@ class PreparedBuild:
             weights=prepared.weights,
             metadata=prepared.metadata,
             recipe=recipe,
-            budget=BuildBudget(search_seconds=60.0),
+            budget=BuildBudget(search_seconds=60.0, tune_seconds=0.2),
         )
         return EncoderBuild(context, prepared, graphs or self.graphs)
 

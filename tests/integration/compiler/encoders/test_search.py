@@ -30,6 +30,7 @@ from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource
 from deployments.artifacts.types import Device
 from deployments.engines import GraphSpec
+from deployments.host.machine import usable_cores
 from deployments.tuning.host import read_host
 from tests.support.prepared_build import (
     ANYTHING,
@@ -42,6 +43,7 @@ from tests.support.prepared_build import (
     unreadable,
 )
 
+IDENTITY = ArtifactIdentity("tiny/model", "0" * 12, ModelSource(ref="x", revision="1"), "abc")
 # Recipes that differ only in name. The tests provide their graphs.
 FAST, SLOW, SLOWER, BROKEN = (
     replace(CPU_FP32, name=name) for name in ("fast", "slow", "slower", "broken")
@@ -216,8 +218,7 @@ def test_search_without_memory_for_screening_keeps_the_order(
     reason = "not enough memory to measure the first graph: 0 MB are free"
     assert runner.lines("skip") == [f"ranking by speed for cpu: {reason}"]
 
-    identity = ArtifactIdentity("tiny/model", "0" * 12, ModelSource(ref="x", revision="1"), "abc")
-    contents = candidate_search.build.package(accepted, identity)
+    contents = candidate_search.build.package(accepted, IDENTITY)
     assert contents.cost_tables == ()
     assert [candidate.name for candidate in contents.candidates] == ["slow", "fast"]
     assert set(runner.lines("skip")[1:]) == {f"cost table for cpu: {reason}"}
@@ -350,15 +351,16 @@ def test_resumed_search_measures_failed_graphs_again(
     assert accepted == [list(others), [BROKEN]]
 
 
-def test_cost_table_covers_the_accepted_graphs(
+def test_cost_tables_cover_the_accepted_graphs(
     prepared_build: PreparedBuild, runner: RecordingRunner, files: Mapping[str, Path]
 ) -> None:
     candidate_search = search(prepared_build, runner, FixedGraphs(files), FAST)
-    build = prepared_build.encoder_build(runner, BuildRecipe(candidates=(FAST,)))
     accepted = candidate_search.select_for(Device.CPU)
-    table = build.tune(accepted, "0123456789ab", threads=1, seconds=0.1)
-    assert {row.variant.candidate for row in table.rows} == {"fast"}
-    assert (table.version, table.threads) == ("0123456789ab", 1)
-    assert table.host == read_host(Device.CPU)
-    tokens = {shape.tokens for shape, _ in table.selection}
-    assert tokens <= {16, 64}, "the model reads 64 tokens"
+    tables = candidate_search.build.package(accepted, IDENTITY).cost_tables
+    assert {table.threads for table in tables} == {1, usable_cores()}
+    for table in tables:
+        assert {row.variant.candidate for row in table.rows} == {"fast"}
+        assert table.version == IDENTITY.version
+        assert table.host == read_host(Device.CPU)
+        tokens = {shape.tokens for shape, _ in table.selection}
+        assert tokens <= {16, 64}, "the model reads 64 tokens"

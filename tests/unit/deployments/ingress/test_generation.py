@@ -34,7 +34,13 @@ from deployments.request_headers import ADDRESS_HEADER
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import FakeClock, wait_until
-from tests.support.generation_harness import ASKED, GenerationHarness, build_request, seeded
+from tests.support.generation_harness import (
+    ASKED,
+    GenerationHarness,
+    build_request,
+    read_chunks,
+    seeded,
+)
 from tests.support.generators import COMPUTE_TYPE, ScriptedGeneratorClient, ScriptedReply
 
 
@@ -83,7 +89,7 @@ async def test_many_calls_of_one_request_do_not_fill_the_queue(writing_store: Pa
     response = await harness.pipeline.complete(request)
     assert [one.text for one in response.completions] == prompts
     stream = await harness.pipeline.stream(request)
-    assert len([part async for part in stream]) == 2 * len(prompts)
+    assert len([part async for part in read_chunks(stream)]) == 2 * len(prompts)
     assert stream.texts == prompts
     assert harness.generator.most_open == MAX_CALLS_IN_FLIGHT
     assert harness.is_idle()
@@ -309,7 +315,7 @@ async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_s
         await harness.pipeline.complete(ASKED)
     stream = await harness.pipeline.stream(ASKED)
     with pytest.raises(DeadlineExceeded):
-        _ = [part async for part in stream]
+        _ = [part async for part in read_chunks(stream)]
     await stream.aclose()
     assert harness.is_idle()
     assert harness.statuses == [504, 504]
@@ -357,7 +363,7 @@ async def test_immediate_answer_is_recorded_completely(writing_store: Path) -> N
     harness = GenerationHarness(writing_store)
     harness.clients[Device.CPU] = Quick()
     stream = await harness.pipeline.stream(ASKED)
-    assert len([part async for part in stream]) == 3
+    assert len([part async for part in read_chunks(stream)]) == 3
     (record,) = harness.recorder.records
     assert (record.compute, record.timings.tokens) == (COMPUTE_TYPE, 7)
 
@@ -380,7 +386,7 @@ async def test_shadow_generates_answers_again_with_their_seeds_and_the_lowest_pr
     await harness.pipeline.complete(build_request(model_id=f"{DECODER}@000000000001"))
     response = await harness.pipeline.complete(build_request(choices=2))
     stream = await harness.pipeline.stream(build_request())
-    text = "".join([chunk.chunk.text async for chunk in stream])
+    text = "".join([chunk.chunk.text async for chunk in read_chunks(stream)])
     shadows = harness.pipeline.shadows
     shadow = ModelRef(DECODER, "000000000002")
     await wait_until(lambda: shadow in shadows.comparisons and shadows.comparisons[shadow].total)

@@ -25,6 +25,7 @@ from deployments.messages import (
 )
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import wait_until
+from tests.support.generation_harness import read_chunks
 from tests.support.generators import ScriptedReply
 from tests.unit.deployments.ingress.test_generation import GenerationHarness, build_request
 
@@ -55,7 +56,7 @@ async def test_stream_starts_while_other_choices_wait_for_a_slot(writing_store: 
     stream = await harness.pipeline.stream(build_request(choices=2))
     assert len(stream.started) == 2
     texts = []
-    async for part in stream:
+    async for part in read_chunks(stream):
         texts.append((part.choice, part.chunk.text))
         if len(texts) == 3:
             break
@@ -73,7 +74,7 @@ async def test_every_choice_has_its_own_start(writing_store: Path) -> None:
     model = GenerationHarness(writing_store).pipeline.permitted.find(DECODER)
     stream = GenerationStream(model, lambda *_: None, max_buffered_tokens=20, choices_per_prompt=2)
     await stream.start([speak(choice) for choice in range(4)], lambda _: nullcontext())
-    assert len([chunk async for chunk in stream]) == 4
+    assert len([chunk async for chunk in read_chunks(stream)]) == 4
     assert [started.seed for started in stream.started] == [0, 1, 2, 3]
 
 
@@ -91,7 +92,7 @@ async def test_tokens_before_the_start_of_all_prompts_are_not_read_too_slowly(
     assert not starting.done()
     waits.set()
     stream = await starting
-    parts = [part async for part in stream]
+    parts = [part async for part in read_chunks(stream)]
     assert sum(len(part.chunk.tokens) for part in parts if part.choice == 0) == 21
 
 
@@ -115,7 +116,7 @@ async def test_many_tokens_at_once_do_not_fail_a_consumer_that_waits(writing_sto
     await asyncio.sleep(0)
     go_on.set()
     read = await reading
-    read += [chunk async for chunk in stream]
+    read += [chunk async for chunk in read_chunks(stream)]
     assert sum(len(one.chunk.tokens) for one in read) == 4 * 50
     assert statuses == [200]
 

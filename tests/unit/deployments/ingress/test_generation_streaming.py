@@ -12,7 +12,13 @@ from deployments.config import IngressUserConfig
 from deployments.errors import DeadlineExceeded, EngineFailed, InvalidField
 from deployments.messages import FinishReason, GenerationCall
 from tests.support.fakes import wait_until
-from tests.support.generation_harness import ASKED, GenerationHarness, build_request, seeded
+from tests.support.generation_harness import (
+    ASKED,
+    GenerationHarness,
+    build_request,
+    read_chunks,
+    seeded,
+)
 from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
 
 
@@ -20,7 +26,7 @@ async def test_stream_yields_every_chunk_and_ends(writing_store: Path) -> None:
     harness = GenerationHarness(writing_store)
     stream = await harness.pipeline.stream(build_request(choices=2))
     assert [one.prompt_tokens for one in stream.started] == [4, 4]
-    parts = [part async for part in stream]
+    parts = [part async for part in read_chunks(stream)]
     for choice in (0, 1):
         chunks = [part.chunk for part in parts if part.choice == choice]
         assert "".join(chunk.text for chunk in chunks) == "Hello"
@@ -40,7 +46,7 @@ async def test_chunks_of_several_choices_arrive_in_generation_order(writing_stor
     harness = GenerationHarness(writing_store, reply_to)
     stream = await harness.pipeline.stream(build_request(choices=2, options=seeded(0)))
     chunks = []
-    async for part in stream:
+    async for part in read_chunks(stream):
         chunks.append(part)
         if part.chunk.finished is not None:
             break
@@ -93,7 +99,7 @@ async def test_error_within_a_stream_follows_the_chunks_and_ends_other_choices(
     texts: list[str] = []
 
     async def read() -> None:
-        async for part in stream:
+        async for part in read_chunks(stream):
             texts.extend([part.chunk.text] * part.choice)
 
     with pytest.raises(EngineFailed):
@@ -114,7 +120,7 @@ async def test_generator_stream_without_a_finish_reason_fails(writing_store: Pat
     harness.clients[Device.CPU] = Cut()
     stream = await harness.pipeline.stream(ASKED)
     with pytest.raises(EngineFailed):
-        _ = [part async for part in stream]
+        _ = [part async for part in read_chunks(stream)]
     assert harness.statuses == [500]
 
 
