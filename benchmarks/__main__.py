@@ -1,4 +1,7 @@
-"""The command line: `python -m benchmarks NAME`, also `hundredfold bench NAME`."""
+"""The command line: `python -m benchmarks NAME`, also `hundredfold bench NAME`.
+
+The command NAME is `benchmarks/NAME/command.py`.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "benchmarks.serving.command", "Measure requests/s and latency over HTTP", _EXTRAS
     ),
     "neighbor": CommandSpec(
-        "benchmarks.serving.neighbor", "Measure a quiet client beside a loud one", _EXTRAS
+        "benchmarks.neighbor.command", "Measure a quiet client beside a loud one", _EXTRAS
     ),
     "keys": CommandSpec(
-        "benchmarks.serving.keys", "Measure refused keys, the cost of keys, a noisy key", _EXTRAS
+        "benchmarks.keys.command", "Measure refused keys, the cost of keys, a noisy key", _EXTRAS
     ),
     "quality": CommandSpec(
-        "benchmarks.serving.quality", "Measure task metrics through the server", _EXTRAS
+        "benchmarks.quality.command", "Measure task metrics through the server", _EXTRAS
     ),
     "profile": CommandSpec(
-        "benchmarks.serving.profile", "Measure CPU time and wake-ups of each process", _EXTRAS
+        "benchmarks.profile.command", "Measure CPU time and wake-ups of each process", _EXTRAS
     ),
     "rivals": CommandSpec(
         "benchmarks.rivals.command", "Measure other servers beside Hundredfold", _EXTRAS
@@ -31,10 +34,10 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "benchmarks.overload.command", "Offer more load than the server can answer", _EXTRAS
     ),
     "many-models": CommandSpec(
-        "benchmarks.models.command", "Request thousands of models with memory for few", _EXTRAS
+        "benchmarks.many_models.command", "Request thousands of models with memory for few", _EXTRAS
     ),
     "rollouts": CommandSpec(
-        "benchmarks.models.rollouts", "Change versions under load, and kill replicas", _EXTRAS
+        "benchmarks.rollouts.command", "Change versions under load, and kill replicas", _EXTRAS
     ),
     "engine": CommandSpec(
         "benchmarks.engine.command", "Measure an engine without server and tokenizer", _EXTRAS
@@ -43,7 +46,7 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "benchmarks.graphs.command", "Compare candidate graphs of a model", _EXTRAS
     ),
     "tuning": CommandSpec(
-        "benchmarks.graphs.tuning", "Check the choices of the tuner again", _EXTRAS
+        "benchmarks.tuning.command", "Check the choices of the tuner again", _EXTRAS
     ),
     "generation": CommandSpec(
         "benchmarks.generation.command", "Measure token streams beside other engines", _EXTRAS
@@ -59,13 +62,13 @@ COMMANDS: Mapping[str, CommandSpec] = {
         "benchmarks.stories.command", "Measure what each technique is worth", _EXTRAS
     ),
     "tables": CommandSpec(
-        "benchmarks.tables", "Generate the tables of README.md and docs/", _EXTRAS
+        "benchmarks.tables.command", "Generate the tables of README.md and docs/", _EXTRAS
     ),
     "faults": CommandSpec(
         "benchmarks.faults.command", "Kill and stop every process of a server under load", _EXTRAS
     ),
     "soak": CommandSpec(
-        "benchmarks.faults.soak", "Run mixed load with random kills for a long time", _EXTRAS
+        "benchmarks.soak.command", "Run mixed load with random kills for a long time", _EXTRAS
     ),
     "page": CommandSpec(
         "benchmarks.page.command", "Measure the page of a server in Chromium", "dev"

@@ -26,7 +26,7 @@ from benchmarks.common.options import (
 )
 from benchmarks.common.report import publish, start_run
 from benchmarks.common.source_checkpoint import SourceCheckpoint
-from benchmarks.generation.http import HttpGenerator
+from benchmarks.generation.http_system import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.results import (
     AnswerAgreement,

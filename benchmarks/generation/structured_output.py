@@ -18,7 +18,7 @@ import orjson
 
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import percentiles_ms
-from benchmarks.generation.http import HttpGenerator
+from benchmarks.generation.http_system import HttpGenerator
 from benchmarks.generation.schemas import MAX_TOKENS, SchemaTask
 
 PATH = "/v1/chat/completions"

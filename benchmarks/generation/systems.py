@@ -16,7 +16,7 @@ from benchmarks.common.source_checkpoint import (
     has_same_weights,
     require_genai_directory,
 )
-from benchmarks.generation.http import HttpGenerator
+from benchmarks.generation.http_system import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.other_engines import (
     GenaiSystem,

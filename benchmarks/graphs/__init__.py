@@ -1,1 +1,1 @@
-"""Benchmarks of all graphs of one model, and of the variants that tuning selects."""
+"""Benchmark of all graphs of one model."""

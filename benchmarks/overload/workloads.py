@@ -12,7 +12,7 @@ import orjson
 from benchmarks.common.agreement import is_same_completion, is_same_embedding
 from benchmarks.common.http import Client, ServerAddress, build_inference_body, task_path
 from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
-from benchmarks.generation.http import PATH
+from benchmarks.generation.http_system import PATH
 from deployments.artifacts.types import TaskName
 
 # Embeddings of one text differ by rounding between an unbatched and a batched pass.

@@ -59,7 +59,7 @@ def hugging_face_api(model_id: str) -> EmbeddingApi:
 
 
 def inputs_api(path: str = "/embed") -> EmbeddingApi:
-    """Return the API of the scripts in `servers/`: `{"inputs": ...}` returns a list of vectors."""
+    """Return the API of the scripts in `programs/`: `{"inputs": ...}` returns a list of vectors."""
     return EmbeddingApi(path, lambda texts: orjson.dumps({"inputs": _one_or_many(texts)}), _rows)
 
 

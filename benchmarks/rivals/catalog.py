@@ -48,11 +48,11 @@ _GRAPH = ("--engine", "onnxruntime", "--model", "{graph}", "--tokenizer", "{toke
 
 
 def _script(script: str, *options: str) -> tuple[str, ...]:
-    return ("{python}", f"{{servers}}/{script}.py", *options, "--port", "{port}")
+    return ("{python}", f"{{programs}}/{script}.py", *options, "--port", "{port}")
 
 
 def _around_graph(name: str, title: str, environment: str | None, package: str) -> Rival:
-    """Return a rival from a script in `servers/` that runs the artifact's graph on ONNX Runtime."""
+    """Return a rival in `programs/` that runs the graph of the artifact on ONNX Runtime."""
     script = f"{name.partition('-')[0]}_server"
     is_ray = name == "ray-serve"
     return Rival(
@@ -120,7 +120,7 @@ _RIVALS = (
         api=open_inference_api(MLSERVER_MODEL),
         ready_path=f"/v2/models/{MLSERVER_MODEL}/ready",
         variables={
-            "PYTHONPATH": "{servers}",
+            "PYTHONPATH": "{programs}",
             "MLSERVER_HOST": "127.0.0.1",
             "MLSERVER_HTTP_PORT": "{port}",
             "MLSERVER_GRPC_PORT": "{port_2}",

@@ -22,7 +22,7 @@ FASTEMBED_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
 )
-SERVERS = Path(__file__).with_name("servers")
+PROGRAMS = Path(__file__).with_name("programs")
 GENAI_PRECISION = "int4"  # precision of the weights that genai's model builder writes
 MLSERVER_MODEL = "embedder"
 
@@ -40,9 +40,9 @@ class Materials:
     logs: Path  # directory for the logs of all servers
 
     @cached_property
-    def servers(self) -> Path:
+    def programs(self) -> Path:
         """Directory with the server scripts of this package."""
-        return SERVERS
+        return PROGRAMS
 
     @cached_property
     def graph(self) -> Path:

@@ -74,6 +74,10 @@ def build_serve_command(
     directory.mkdir()
     written = directory / CONFIG_NAME
     written.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return _build_command(written, *options)
+
+
+def _build_command(config: Path, *options: str) -> ServerCommand:
     port = find_free_port(PREFERRED_PORT, 0)
     # `run_server` drops the PYTHONPATH of this process. Pass it to the server, because it may
     # contain the packages of this environment.
@@ -81,7 +85,7 @@ def build_serve_command(
     return ServerCommand(
         name="hundredfold",
         arguments=[
-            *(sys.executable, "-m", "hundredfold", "serve", str(written)),
+            *(sys.executable, "-m", "hundredfold", "serve", str(config)),
             *("--host", "127.0.0.1", "--port", str(port), *options),
         ],
         port=port,
@@ -96,18 +100,10 @@ def start_server(config: Path, logs: Path) -> Iterator[Server]:
 
     The launcher writes to `<logs>/hundredfold.log`.
     """
-    port = find_free_port(PREFERRED_PORT, 0)
     with tempfile.TemporaryDirectory(prefix="server-") as directory:
         own = Path(directory) / CONFIG_NAME
         own.write_bytes(config.read_bytes())
-        command = ServerCommand(
-            name="hundredfold",
-            arguments=[sys.executable, "-m", "cluster", "serve", str(own), "--port", str(port)],
-            port=port,
-            ready_path="/ready",
-            environment={},
-        )
-        with run_server(command, logs, REPOSITORY) as process:
+        with run_server(_build_command(own), logs, REPOSITORY) as process:
             if process.pid is None:
                 raise AssertionError("bug: the server has no process")
             yield Server(process.address, process.pid)

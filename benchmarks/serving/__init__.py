@@ -1,1 +1,1 @@
-"""Benchmarks of a server: load, accuracy, API keys, a noisy neighbor, and a CPU profile."""
+"""Benchmark of a server under load. Other benchmarks use its load client."""

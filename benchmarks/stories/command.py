@@ -31,8 +31,8 @@ from benchmarks.common.sentences import (
     load_sentences,
     read_answerable_questions,
 )
+from benchmarks.quality.command import DEFAULT_READER
 from benchmarks.servers.processes import stop_signals_interrupt
-from benchmarks.serving.quality import DEFAULT_READER
 from benchmarks.stories import decoding, served_stages, techniques
 from benchmarks.stories.encoder_steps import open_encoder_steps
 from benchmarks.stories.stages import (

@@ -22,8 +22,8 @@ from benchmarks.common.http import Client
 from benchmarks.common.plots import COLORS, create_figure, label_axes, save_figure
 from benchmarks.common.report import RunMetadata, Table, format_number, log_progress
 from benchmarks.common.sentences import COMMON_WORDS
+from benchmarks.quality.command import ServedModelClient, score_answers
 from benchmarks.servers.own_server import start_server
-from benchmarks.serving.quality import ServedModelClient, score_answers
 from benchmarks.stories.stages import GPU_STAGE, SealedStage
 from build_artifacts.evaluation.squad import SquadQuestion
 from deployments.artifacts.types import Device, TaskName

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.tables import list_documents
+from benchmarks.tables.command import list_documents
 
 ROOT = Path(__file__).parents[2]
 SHELL, PYTHON = "sh", "python"

@@ -229,7 +229,7 @@ BRITISH = re.compile(
 # Files with input texts of models. These texts are data and may contain any words.
 MODEL_TEXTS = {
     "benchmarks/common/sentences.py",
-    "benchmarks/faults/mixed_load.py",
+    "benchmarks/soak/mixed_load.py",
     "benchmarks/generation/schemas.py",
     "build_artifacts/decoders/gate_inputs.py",
     "build_artifacts/encoders/probes.py",

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.reference import REFERENCES
-from benchmarks.tables import list_documents
+from benchmarks.tables.command import list_documents
+from benchmarks.tables.reference import REFERENCES
 from tests.support.documents import PYTHON, ROOT, SHELL, find_anchors, find_blocks, find_links
 
 README = ROOT / "README.md"

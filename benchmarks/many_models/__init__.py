@@ -1,0 +1,1 @@
+"""Benchmark of many models with memory for few."""

@@ -1,1 +1,0 @@
-"""Benchmarks of many models and of version changes."""

@@ -1,0 +1,1 @@
+"""Benchmark of a quiet client beside a loud one."""

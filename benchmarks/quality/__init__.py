@@ -1,0 +1,1 @@
+"""Benchmark of task metrics through the server."""

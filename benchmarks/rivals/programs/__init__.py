@@ -1,0 +1,1 @@
+"""Server programs that run in the Python environments of the rivals."""

@@ -1,1 +1,0 @@
-"""Server scripts that run in the Python environments of the rivals."""

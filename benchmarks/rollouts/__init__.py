@@ -1,0 +1,1 @@
+"""Benchmark of version changes under load."""

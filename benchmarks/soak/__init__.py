@@ -1,0 +1,1 @@
+"""Benchmark of mixed load with random kills for a long time."""

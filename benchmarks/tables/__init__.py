@@ -1,0 +1,1 @@
+"""Tables of the documents, from result files and from the code."""

@@ -1,0 +1,1 @@
+"""Check of the variants that tuning selects."""
