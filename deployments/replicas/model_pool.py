@@ -14,19 +14,19 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, NamedTuple, TypeVar
 
 from deployments.errors import ModelUnavailable, ServeError
-from deployments.health import HANG_TIMEOUT_S
 from deployments.host.native_heap import return_free_memory
 from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import LoadedModel, ModelRef, PoolRequest, PoolState
 from deployments.registry import RegisteredModel, open_model
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.failed_loads import FailedLoads
+from deployments.replicas.model_evictor import ModelEvictor
 from deployments.replicas.pool_entry import PoolEntry, PoolLoad
 from deployments.replicas.pool_memory import PoolMemory
 from deployments.tokenization.encodings import translate_panics
@@ -36,13 +36,6 @@ log = logging.getLogger("ray.serve.hundredfold")
 T = TypeVar("T")
 
 LOADING_THREADS = 4
-# If leased models occupy the memory, a load waits this many seconds for their calls to end. Then
-# the load fails, and the ingress tries another replica, which may have free memory.
-ROOM_WAIT_S = 1.0
-# An eviction waits this many seconds for the model to be closed. A step or pass that hangs keeps it
-# open until the health check fails and Ray Serve replaces the replica.
-CLOSE_WAIT_S = HANG_TIMEOUT_S
-RECENT_USE_S = 30.0  # `trim` keeps models that were used within this time
 
 
 class ModelLoader(NamedTuple, Generic[T]):
@@ -83,10 +76,10 @@ class ModelPool(Generic[T]):
         # Ordered by last use, the least recently used first.
         self._entries: OrderedDict[ModelRef, PoolEntry[T]] = OrderedDict()
         self._loading: dict[ModelRef, PoolLoad] = {}
-        self._closing: dict[ModelRef, PoolEntry[T]] = {}
+        self._evictor = ModelEvictor(
+            self._entries, self._memory, pinned, self._close_model, self._report_eviction, clock
+        )
         self._failures = FailedLoads(clock)
-        self._room = asyncio.Lock()  # held while a load or `trim` evicts models
-        self._released = asyncio.Event()
         self._threads = ThreadPoolExecutor(LOADING_THREADS, "models", lower_thread_priority)
 
     @property
@@ -102,7 +95,8 @@ class ModelPool(Generic[T]):
 
     def models(self) -> Iterator[T]:
         """Iterate over the models that are loaded or being closed, such as for a health check."""
-        return (entry.model for entry in [*self._entries.values(), *self._closing.values()])
+        loaded = [entry.model for entry in self._entries.values()]
+        return iter([*loaded, *self._evictor.list_closing()])
 
     def get(self, ref: ModelRef) -> T | None:
         """Return the model if it is loaded. Without a lease, it may be evicted at any time."""
@@ -130,7 +124,7 @@ class ModelPool(Generic[T]):
             return
         entry.leases -= 1
         if not entry.leases:
-            self._released.set()
+            self._evictor.notice_release()
 
     def load_now(self, ref: ModelRef) -> None:
         """Load a pinned model. Blocks. Raises the error of a failed load."""
@@ -164,22 +158,14 @@ class ModelPool(Generic[T]):
         version of a model, the former version still answers requests until the new version has
         passed a test (ingress/models/version_trials.py).
         """
-        async with self._room:
-            for ref in self._list_idle(self._pinned()):
-                if self._memory.has_room(0):
-                    return
-                entry = self._entries.get(ref)
-                if entry is None or entry.leases or self._clock() - entry.used_s < RECENT_USE_S:
-                    continue
-                await self._evict(ref)
-                log.info("model %s evicted: %d bytes remain", ref.name, self.bytes)
+        await self._evictor.trim()
 
     async def unload(self, ref: ModelRef) -> bool:
         """Remove a model that no call uses. Return whether a model was removed."""
         entry = self._entries.get(ref)
         if entry is None or entry.leases:
             return False
-        await self._evict(ref)
+        await self._evictor.evict(ref)
         return True
 
     @contextmanager
@@ -195,7 +181,7 @@ class ModelPool(Generic[T]):
             yield
             unused, entry.size = entry.size, size
         finally:
-            self._give_back(unused)
+            self._evictor.give_back(unused)
 
     def list_loaded(self) -> list[LoadedModel]:
         """List the models, the most recently used last."""
@@ -215,9 +201,7 @@ class ModelPool(Generic[T]):
         """Close all models. The caller ensures that no call runs any more."""
         for loading in list(self._loading.values()):
             loading.task.cancel()
-        for ref in list(self._entries):
-            await self._evict(ref)
-        await asyncio.gather(*(entry.closing for entry in self._closing.values()))
+        await self._evictor.evict_all()
         self.shut_down()
 
     def shut_down(self) -> None:
@@ -265,18 +249,18 @@ class ModelPool(Generic[T]):
         run = asyncio.get_running_loop().run_in_executor
         size, started_s = 0, time.perf_counter()
         try:
-            if not await self._wait_for_close(ref):
+            if not await self._evictor.wait_for_close(ref):
                 raise ModelUnavailable(f"Model {ref.id} is still being closed. Retry later")
             model = await run(self._threads, open_model, self._store, ref)
             needed = await run(self._threads, self._loader.measure, model)
-            await self._make_room(ref, needed)
+            await self._evictor.take(ref, needed)
             size = needed
             loaded = await run(self._threads, self._load_model, model)
         except Exception as exception:  # noqa: BLE001  every waiting call gets the error
-            self._give_back(size)
+            self._evictor.give_back(size)
             return self._failures.add(ref, exception)
         except BaseException:
-            self._give_back(size)
+            self._evictor.give_back(size)
             raise
         finally:
             del self._loading[ref]
@@ -295,83 +279,21 @@ class ModelPool(Generic[T]):
         return_free_memory()
         return loaded
 
-    def _close_model(self, ref: ModelRef, model: T) -> None:
-        self._loader.close(ref, model)
-        return_free_memory()
+    async def _close_model(self, ref: ModelRef, model: T) -> None:
+        def close() -> None:
+            self._loader.close(ref, model)
+            return_free_memory()
+
+        await asyncio.get_running_loop().run_in_executor(self._threads, close)
+
+    def _report_eviction(self, ref: ModelRef) -> None:
+        self.on_change(ref, False)
 
     def _add(self, ref: ModelRef, model: T, size: int, leases: int = 0) -> None:
         entry = PoolEntry(model, size, self._clock())
         entry.leases = leases
         self._entries[ref] = entry
         self.on_change(ref, True)
-
-    async def _make_room(self, ref: ModelRef, size: int) -> None:
-        """Take `size` bytes; evict the least recently used models if needed.
-
-        Raises ModelUnavailable at once if pinned models occupy too much, and after ROOM_WAIT_S if
-        leased models do. Before each eviction it checks that evictions can free enough bytes.
-        """
-        pinned, memory = self._pinned(), self._memory
-        staying = sum(e.size for each, e in self._entries.items() if each in pinned)
-        if not memory.can_take(size, staying, is_pinned=ref in pinned):
-            raise memory.build_refusal(ref, size)
-        ends_s = self._clock() + ROOM_WAIT_S
-        while not await self._try_to_take(ref, size, pinned):
-            if not await self._wait_for_release(ends_s - self._clock()):
-                raise memory.build_refusal(ref, size)
-
-    async def _try_to_take(self, ref: ModelRef, size: int, pinned: Collection[ModelRef]) -> bool:
-        """Take `size` bytes; evict idle models for them if that is enough, else return False."""
-        async with self._room:
-            while not self._memory.take(size, is_pinned=ref in pinned):
-                victims = self._list_idle(pinned)
-                staying = self.bytes - sum(self._entries[each].size for each in victims)
-                if not victims or not self._memory.can_take(size, staying, is_pinned=ref in pinned):
-                    return False
-                await self._evict(victims[0])
-                log.info("model %s evicted: %d bytes remain", victims[0].name, self.bytes)
-        return True
-
-    def _list_idle(self, pinned: Collection[ModelRef]) -> list[ModelRef]:
-        """List the models that may be evicted, the least recently used first."""
-        return [
-            ref for ref, entry in self._entries.items() if not entry.leases and ref not in pinned
-        ]
-
-    def _give_back(self, size: int) -> None:
-        self._memory.give_back(size)
-        self._released.set()
-
-    async def _wait_for_release(self, timeout_s: float) -> bool:
-        self._released.clear()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                return await self._released.wait()
-        return False
-
-    async def _evict(self, ref: ModelRef) -> None:
-        """Remove a model and close it. Wait up to CLOSE_WAIT_S for the end of the close."""
-        entry = self._closing[ref] = self._entries.pop(ref)
-        self.on_change(ref, False)
-        entry.closing = asyncio.create_task(self._close(ref, entry))
-        if not await self._wait_for_close(ref):
-            log.error("model %s is not closed after %g s", ref.name, CLOSE_WAIT_S)
-
-    async def _wait_for_close(self, ref: ModelRef) -> bool:
-        """Wait up to CLOSE_WAIT_S for a model that is being closed. Return whether it is closed."""
-        if (entry := self._closing.get(ref)) is not None:
-            await asyncio.wait([entry.closing], timeout=CLOSE_WAIT_S)
-        return ref not in self._closing
-
-    async def _close(self, ref: ModelRef, entry: PoolEntry[T]) -> None:
-        run = asyncio.get_running_loop().run_in_executor
-        try:
-            await run(self._threads, self._close_model, ref, entry.model)
-        except Exception as error:
-            log.error("model %s failed to close", ref.name, exc_info=error)
-        finally:
-            del self._closing[ref]
-            self._give_back(entry.size)
 
 
 class ModelLease(Generic[T]):

@@ -20,7 +20,6 @@ from deployments.messages import ModelRef
 from deployments.registry import open_model
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.encoder import EncoderReplica
-from deployments.replicas.pool_memory import PoolMemory
 from deployments.tuning.costs import TuningTarget
 from tests.support.artifacts import GRAPH_NAME
 from tests.support.cost_tables import row, variant
@@ -187,13 +186,15 @@ async def test_counted_bytes_are_those_of_the_engine_that_tuning_selects(
 
 
 async def test_engine_and_prices_stay_if_the_device_lacks_memory_for_the_tuned_one(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    memory = DeviceMemory(tmp_path / "gpu", 0)
+    monkeypatch.setattr("deployments.replicas.encoder.open_device_memory", lambda *_: memory)
     untuned = UntunedReplica(tmp_path, names=("plain", "slow"))
     pool = untuned.replica.pool
     size = untuned.replica._measure(open_model(tmp_path, untuned.ref))
     added = untuned.target.manifest.files[SLOW_GRAPH_NAME].size
-    pool._memory = PoolMemory(None, DeviceMemory(tmp_path / "gpu", size + added))
+    memory.limit = size + added
     await untuned.load()
     engine = untuned.replica._engines[untuned.ref]
     untuned.write_table(1, 4.0, winner="slow")

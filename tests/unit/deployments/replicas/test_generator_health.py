@@ -62,7 +62,7 @@ async def test_check_health_fails_when_a_step_hangs(
 async def test_check_health_fails_when_a_step_of_an_unloaded_model_hangs(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.model_pool.CLOSE_WAIT_S", 0.01)
+    monkeypatch.setattr("deployments.replicas.model_evictor.CLOSE_WAIT_S", 0.01)
     async with replica(store) as running:
         answer, held = await start_hanging_step(running, refs[DECODER], monkeypatch)
         answer.cancel()  # the client disconnects, and the step goes on

@@ -11,10 +11,9 @@ from deployments.errors import ArtifactMissing, EngineFailed, ModelUnavailable, 
 from deployments.health import MAX_QUARANTINE_S, MIN_QUARANTINE_S
 from deployments.messages import ModelRef
 from deployments.registry import RegisteredModel
-from deployments.replicas import model_pool
+from deployments.replicas import model_evictor, model_pool
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.model_pool import ModelLoader, ModelPool
-from deployments.replicas.pool_memory import PoolMemory
 from tests.support.artifacts import seal_tiny
 from tests.support.fakes import FakeClock, PanicException, wait_until
 
@@ -54,12 +53,19 @@ class FakeLoader:
 
 class Harness:
     def __init__(self, store: Path) -> None:
+        self.store = store
         self.refs = [ModelRef(name, seal_tiny(store, name).name) for name in NAMES]
         self.loader, self.clock = FakeLoader(), FakeClock()
         self.pinned: set[ModelRef] = set()
+        self.pool = self.open_pool(ROOM_FOR * SIZE)
+
+    def open_pool(
+        self, max_bytes: int | None, device_memory: DeviceMemory | None = None
+    ) -> ModelPool[str]:
         loader = ModelLoader(self.loader.measure, self.loader.load, self.loader.close)
-        max_bytes = ROOM_FOR * SIZE
-        self.pool = ModelPool(store, loader, max_bytes, lambda: self.pinned, self.clock)
+        return ModelPool(
+            self.store, loader, max_bytes, lambda: self.pinned, self.clock, device_memory
+        )
 
     async def use(self, *numbers: int) -> None:
         for number in numbers:
@@ -184,7 +190,7 @@ async def test_load_waits_for_the_end_of_a_lease(harness: Harness) -> None:
 async def test_full_pool_of_leased_models_sends_calls_elsewhere(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_pool, "ROOM_WAIT_S", 0.01)
+    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", 0.01)
     leases = [harness.pool.lease(ref) for ref in harness.refs[:ROOM_FOR]]
     for lease in leases:
         await lease.__aenter__()
@@ -207,7 +213,7 @@ async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> No
 async def test_model_without_room_evicts_nothing_and_lets_others_load(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_pool, "ROOM_WAIT_S", 0.1)
+    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", 0.1)
     harness.loader.sizes[NAMES[2]] = ROOM_FOR * SIZE
     await harness.use(1)
     async with harness.pool.lease(harness.refs[0]):
@@ -228,7 +234,7 @@ def share_device(harness: Harness, tmp_path: Path) -> DeviceMemory:
     Return the DeviceMemory with which another replica claims memory of this device.
     """
     directory, limit = tmp_path / "gpu", 2 * SIZE
-    harness.pool._memory = PoolMemory(None, DeviceMemory(directory, limit))
+    harness.pool = harness.open_pool(None, DeviceMemory(directory, limit))
     return DeviceMemory(directory, limit)
 
 
@@ -366,7 +372,7 @@ async def test_former_versions_of_a_pinned_model_leave_once_they_are_idle(harnes
         await harness.use(0)
         await harness.pool.trim()
     assert harness.present() == [0, 1, 2, 3, 4], "the ingress may still send requests to them"
-    harness.clock.now_s += model_pool.RECENT_USE_S
+    harness.clock.now_s += model_evictor.RECENT_USE_S
     await harness.use(0)
     async with harness.pool.lease(harness.refs[1]):
         await harness.pool.trim()

@@ -12,7 +12,7 @@ import pytest
 from deployments.errors import ModelUnavailable
 from deployments.messages import ModelRef
 from deployments.registry import RegisteredModel
-from deployments.replicas import model_pool
+from deployments.replicas import model_evictor
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from tests.support.artifacts import seal_tiny
@@ -58,8 +58,8 @@ async def one(tmp_path: Path) -> AsyncIterator[OneModelPool]:
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_pool, "CLOSE_WAIT_S", 0.01)
-    monkeypatch.setattr(model_pool, "ROOM_WAIT_S", 0.01)
+    monkeypatch.setattr(model_evictor, "CLOSE_WAIT_S", 0.01)
+    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", 0.01)
 
 
 async def test_model_is_visible_to_health_checks_until_it_is_closed(
