@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from build_artifacts.recipes import GPU_FP16, GPU_FP16_BOUND, BuildRecipe
+from build_artifacts.presets import GPU_FP16, GPU_FP16_BOUND
+from build_artifacts.recipes import BuildRecipe
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.host.gpus import find_visible, read_gpus

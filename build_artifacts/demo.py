@@ -20,17 +20,16 @@ from build_artifacts.pipeline import (
     find_sealed,
     planned_version,
 )
-from build_artifacts.progress import BuildProgress
-from build_artifacts.pruning.prune import Pruning
-from build_artifacts.recipes import (
+from build_artifacts.presets import (
     DECODER_FP16,
     DECODER_FP16_TORCH,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
     QUICK,
-    BuildRecipe,
-    DecoderRecipe,
 )
+from build_artifacts.progress import BuildProgress
+from build_artifacts.pruning.prune import Pruning
+from build_artifacts.recipes import BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.store import LATEST_NAME, resolve_version, set_latest
 from deployments.artifacts.types import TaskName

@@ -6,7 +6,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 
 from build_artifacts.errors import BuildError
-from build_artifacts.recipes import DECODER_FP16_TRANSFORMERS, BuildRecipe, DecoderRecipe
+from build_artifacts.presets import DECODER_FP16_TRANSFORMERS
+from build_artifacts.recipes import BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Attention, Device
 

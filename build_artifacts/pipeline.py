@@ -17,9 +17,10 @@ from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
 from build_artifacts.families import find_family
 from build_artifacts.families.base import BuildBudget, BuildContext
+from build_artifacts.presets import FULL
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.recipes import FULL, BuildRecipe, artifact_version, compute_digest
+from build_artifacts.recipes import BuildRecipe, artifact_version, compute_digest
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights
 from build_artifacts.steps.resolve import resolve

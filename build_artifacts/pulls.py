@@ -18,8 +18,8 @@ from build_artifacts.build_devices import fit_to_host
 from build_artifacts.demo import DEMO_GPU_SOURCE, DEMO_MODELS, DEMO_SOURCE, find_demo_model
 from build_artifacts.errors import BuildError
 from build_artifacts.pipeline import BuildRequest, BuildResult, build, find_sealed
+from build_artifacts.presets import QUICK
 from build_artifacts.progress import BuildProgress, BuildStep
-from build_artifacts.recipes import QUICK
 from build_artifacts.sources.hub import Hub
 from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import ENDS, BuildRecord, BuildState

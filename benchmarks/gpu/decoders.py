@@ -26,7 +26,7 @@ from benchmarks.gpu.checkpoints import find_smollm, open_steps, read_checkpoint
 from benchmarks.gpu.device import release_memory, summarize_ms, used_bytes
 from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generate
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.recipes import (
+from build_artifacts.presets import (
     DECODER_FP16,
     DECODER_FP16_COMPILED,
     DECODER_FP16_TORCH,
@@ -35,8 +35,8 @@ from build_artifacts.recipes import (
     DECODER_GPU_INT8,
     DECODER_GPU_INT8_BNB,
     DECODER_GPU_NF4_BNB,
-    DecoderRecipe,
 )
+from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions, Gate
 from deployments.artifacts.types import EngineName, Precision, TaskName
 from deployments.engines import missing_requirement

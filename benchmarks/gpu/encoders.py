@@ -19,7 +19,8 @@ from benchmarks.common.random_checkpoints import (
 from benchmarks.gpu.cases import Bench, Case, Target, require
 from benchmarks.gpu.checkpoints import open_steps, read_checkpoint
 from benchmarks.gpu.device import matrix_rate, summarize_ms, time_calls
-from build_artifacts.recipes import FULL, CandidateRecipe, TorchProgramRecipe
+from build_artifacts.presets import FULL
+from build_artifacts.recipes import CandidateRecipe, TorchProgramRecipe
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, TaskName
 from deployments.engines import EncoderEngine, missing_requirement, open_engine

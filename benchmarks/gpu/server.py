@@ -31,14 +31,8 @@ from benchmarks.common.report import REPOSITORY
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.gpu.cases import Bench, Case, Target
 from benchmarks.gpu.checkpoints import find_smollm
-from build_artifacts.recipes import (
-    CPU_FP32,
-    DECODER_FP16,
-    DECODER_INT8,
-    DECODER_INT8_BLOCKS,
-    GPU_FP16,
-    QUICK,
-)
+from build_artifacts.presets import DECODER_FP16, DECODER_INT8, DECODER_INT8_BLOCKS, GPU_FP16, QUICK
+from build_artifacts.recipes import CPU_FP32
 from deployments.artifacts.store import LATEST_NAME
 from deployments.artifacts.types import Device, TaskName
 from deployments.tuning.parity import cosines

@@ -10,13 +10,9 @@ from pathlib import Path
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
 from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.presets import CPU_INT8_DYNAMIC, OPENVINO_INT8, OPENVINO_INT8_SMOOTH
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import (
-    CPU_INT8_DYNAMIC,
-    OPENVINO_INT8,
-    OPENVINO_INT8_SMOOTH,
-    CandidateRecipe,
-)
+from build_artifacts.recipes import CandidateRecipe
 from build_artifacts.report.stages import RebuiltStages, rebuild_prepared
 from build_artifacts.report.values import BASELINE, ReportRequest, TimingModes
 from build_artifacts.sources.hub import HuggingFaceHub

@@ -21,15 +21,10 @@ from build_artifacts.evaluation.squad import SquadQuestion
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.encoder import EncoderBuild, EncoderFamily
+from build_artifacts.presets import CPU_INT8, GPU_FP16
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.recipes import (
-    CPU_FP32,
-    CPU_INT8,
-    GPU_FP16,
-    BuildRecipe,
-    CandidateRecipe,
-)
+from build_artifacts.recipes import CPU_FP32, BuildRecipe, CandidateRecipe
 from build_artifacts.report.stages import PLAIN_ONNX, rebuild_checkpoint
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.steps.seal import ArtifactIdentity, write_artifact

@@ -16,7 +16,8 @@ from build_artifacts.commands.arguments import (
 )
 from build_artifacts.commands.store_command import store_command
 from build_artifacts.errors import BuildError
-from build_artifacts.recipes import SEARCH_PRESETS, BuildRecipe
+from build_artifacts.presets import SEARCH_PRESETS
+from build_artifacts.recipes import BuildRecipe
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Attention
 from deployments.tasks import list_task_names

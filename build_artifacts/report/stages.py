@@ -18,8 +18,9 @@ from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, Uns
 from build_artifacts.families import read_metadata
 from build_artifacts.families.pruned import load_calibration
 from build_artifacts.graph_files import list_files
+from build_artifacts.presets import CPU_INT8_FUSED, DYNAMIC, FULL
 from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.recipes import CPU_INT8_FUSED, DYNAMIC, FULL, CandidateRecipe, ExportRecipe
+from build_artifacts.recipes import CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.sources.hub import Hub
 from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights

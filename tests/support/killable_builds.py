@@ -174,7 +174,7 @@ def _half_dispose(directory: Path, building: Path) -> None:
 
 def _run_build(request: dict[str, object]) -> int:
     """Run one build in the forked process. Return its exit status."""
-    from build_artifacts import __main__, pipeline, recipes
+    from build_artifacts import __main__, pipeline, presets
     from build_artifacts.encoders import candidates
     from build_artifacts.progress import BuildProgress
     from build_artifacts.workspaces import opening
@@ -191,7 +191,7 @@ def _run_build(request: dict[str, object]) -> int:
     if lines is not None:
         stream = cast("TextIO", _KillingStream(stream, lines))
     setattr(BuildProgress, "on_stderr", lambda: nullcontext(BuildProgress(stream)))  # noqa: B010
-    recipes.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
+    presets.SEARCH_PRESETS["quick"] = SMALL  # type: ignore[index]
     setattr(candidates, "export", SharedExports(Path(str(request["exports"]))))  # noqa: B010
     deaths: dict[object, Callable[[], None]] = {
         None: lambda: None,

@@ -16,8 +16,9 @@ import httpx
 from build_artifacts.checkpoints.models import LOADERS
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
+from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.types import TaskName
 from deployments.tasks import find_head

@@ -24,14 +24,9 @@ from build_artifacts.encoders.preparation import PreparedModel, prepare
 from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.encoder import EncoderBuild
+from build_artifacts.presets import CPU_INT8, CPU_INT8_WEIGHTS
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import (
-    CPU_FP32,
-    CPU_INT8,
-    CPU_INT8_WEIGHTS,
-    BuildRecipe,
-    CandidateRecipe,
-)
+from build_artifacts.recipes import CPU_FP32, BuildRecipe, CandidateRecipe
 from build_artifacts.workspaces.step_runner import StepRunner
 from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import Gate, ModelSource

@@ -17,8 +17,8 @@ from build_artifacts import demo
 from build_artifacts.demo import ALL_DEMO_MODELS, MORE_DEMO_MODELS, build_demo_model
 from build_artifacts.encoders import screening
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.artifacts.types import Device, TaskName

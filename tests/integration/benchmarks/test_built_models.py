@@ -19,8 +19,9 @@ from benchmarks.graphs.candidates import (
     TORCH,
 )
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8, BuildRecipe
+from build_artifacts.recipes import BuildRecipe
 from deployments.tuning.costs import CostTable
 from tests.integration.benchmarks.test_commands import only_result
 from tests.support.prepared_build import LITTLE

@@ -27,8 +27,9 @@ from benchmarks.stories import stages as story_stages
 from benchmarks.stories.decoding import GptShape, compare_logits
 from benchmarks.stories.stages import SealedStage
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8, BuildRecipe
+from build_artifacts.recipes import BuildRecipe
 from build_artifacts.types import Tokens
 from deployments.artifacts.types import Device, ModelHead
 from deployments.terminal.command_line import INTERRUPTED

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16, BuildRecipe
+from build_artifacts.recipes import BuildRecipe
 from tests.support.adapters import tiny_adapter
 from tests.support.prepared_build import LITTLE, PreparedBuild, plant_outlier
 from tests.support.tiny_encoders import tiny_checkpoint

@@ -11,7 +11,8 @@ import pytest
 from build_artifacts import accuracy_gate
 from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.families.decoder import DecoderBuild
-from build_artifacts.recipes import FULL, DecoderRecipe
+from build_artifacts.presets import FULL
+from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.types import Device
 from tests.support.prepared_build import RecordingRunner
 

@@ -22,7 +22,8 @@ from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
-from build_artifacts.recipes import CPU_INT8, DynamicInt8, ExportRecipe
+from build_artifacts.presets import CPU_INT8
+from build_artifacts.recipes import DynamicInt8, ExportRecipe
 from build_artifacts.steps.quantize import quantize
 from build_artifacts.steps.rewrite import rewrite
 from deployments.artifacts.manifest import EngineOptions, Gate, ModelSource

@@ -20,8 +20,8 @@ from build_artifacts.demo import ALL_DEMO_MODELS, DEMO_MODELS, DemoModel, build_
 from build_artifacts.evaluation import ExampleSampling
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult
+from build_artifacts.presets import FULL, QUICK, SEARCH_PRESETS
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import FULL, QUICK, SEARCH_PRESETS
 from deployments.artifacts.manifest import MANIFEST_NAME, Gate
 from deployments.artifacts.store import LATEST_NAME, model_directory, resolve_version, set_latest
 from deployments.artifacts.types import Device, TaskName

@@ -14,8 +14,9 @@ from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.evaluation import BadEvaluationData
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8, BuildRecipe
+from build_artifacts.recipes import BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest, Gate
 from deployments.artifacts.store import BUILDING_NAME
 from deployments.artifacts.types import Device, TaskName

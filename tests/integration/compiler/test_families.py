@@ -22,8 +22,9 @@ from build_artifacts.families.base import (
 from build_artifacts.families.encoder import EncoderFamily
 from build_artifacts.graph_files import format_size
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe, CandidateRecipe
+from build_artifacts.recipes import CPU_FP32, BuildRecipe, CandidateRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from deployments.artifacts.manifest import TOKENIZER_NAME, ArtifactManifest, Candidate, Parity
 from deployments.artifacts.types import Device, ModelHead

@@ -12,15 +12,8 @@ import pytest
 
 from build_artifacts.encoders.candidates import CandidateGraphs, with_other_calibrations
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import (
-    CPU_FP32,
-    CPU_INT8,
-    CPU_INT8_STATIC,
-    CPU_INT8_WEIGHTS,
-    DynamicInt8,
-    StaticInt8,
-    TorchProgramRecipe,
-)
+from build_artifacts.presets import CPU_INT8, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
+from build_artifacts.recipes import CPU_FP32, DynamicInt8, StaticInt8, TorchProgramRecipe
 from build_artifacts.steps.rewrite import REWRITES, Rewrite
 from deployments.tuning.parity import cosines
 from tests.support.prepared_build import (

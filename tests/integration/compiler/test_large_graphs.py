@@ -14,8 +14,9 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.graph_files import list_files
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import CPU_INT8, CPU_INT8_STATIC
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, CPU_INT8_STATIC, BuildRecipe
+from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from build_artifacts.steps.export import export
 from deployments.artifacts.manifest import ArtifactManifest
 from tests.support.prepared_build import PreparedBuild

@@ -20,8 +20,9 @@ from build_artifacts.evaluation.base import (
 from build_artifacts.evaluation.loading import EVALUATIONS
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import CPU_INT8_PLAIN
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8_PLAIN, BuildRecipe
+from build_artifacts.recipes import BuildRecipe
 from deployments.tasks import TASKS
 from tests.support.in_process import InProcess
 from tests.support.toy_task import NAME, VectorLength

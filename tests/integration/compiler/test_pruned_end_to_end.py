@@ -15,8 +15,9 @@ from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, BuildRecipe
+from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from tests.support.in_process import InProcess
 from tests.support.prepared_build import PreparedBuild, RecordingRunner
 from tests.support.pruned_checkpoints import pruned_encoder

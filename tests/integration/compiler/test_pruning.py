@@ -20,10 +20,11 @@ from build_artifacts.errors import BuildError, GateFailed, SourceNotFound, Unsup
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.decoder import check_options
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import CPU_INT8, QUICK, SEARCH_PRESETS
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.importance import measure
 from build_artifacts.pruning.prune import Pruning, prune
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, QUICK, SEARCH_PRESETS, BuildRecipe
+from build_artifacts.recipes import CPU_FP32, BuildRecipe
 from build_artifacts.report.stages import rebuild_prepared
 from build_artifacts.sources.hub import HuggingFaceHub
 from deployments.artifacts.manifest import Gate, PruningSource

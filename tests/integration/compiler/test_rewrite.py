@@ -10,7 +10,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from build_artifacts.recipes import CPU_INT8_FUSED, CPU_INT8_PLAIN, CandidateRecipe, GraphRewrites
+from build_artifacts.presets import CPU_INT8_FUSED, CPU_INT8_PLAIN
+from build_artifacts.recipes import CandidateRecipe, GraphRewrites
 from build_artifacts.steps.rewrite import REWRITES, rewrite
 from tests.support.prepared_build import FLOAT, PreparedBuild, largest_difference, op_counts
 from tests.support.tiny_encoders import tiny_checkpoint

@@ -17,8 +17,7 @@ from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spe
 from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.families.base import BuildBudget, BuildContext, GateResult
 from build_artifacts.families.encoder import EncoderBuild, EncoderCandidate
-from build_artifacts.recipes import (
-    CPU_FP32,
+from build_artifacts.presets import (
     CPU_INT8,
     CPU_INT8_DYNAMIC,
     DYNAMIC,
@@ -26,6 +25,9 @@ from build_artifacts.recipes import (
     GPU_FP16,
     QUICK,
     SEARCH_PRESETS,
+)
+from build_artifacts.recipes import (
+    CPU_FP32,
     BuildRecipe,
     CandidateRecipe,
     DynamicInt8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from build_artifacts.recipes import CPU_INT8
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.steps.sensitivity import rank_by_sensitivity, relative_error
 from tests.support.prepared_build import PreparedBuild, matrices
 from tests.support.tiny_encoders import HIDDEN

@@ -8,13 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 
-from build_artifacts.recipes import (
-    CPU_FP32,
-    CPU_INT8,
-    CPU_INT8_DYNAMIC,
-    OPENVINO_INT8,
-    SmoothedInt8,
-)
+from build_artifacts.presets import CPU_INT8, CPU_INT8_DYNAMIC, OPENVINO_INT8
+from build_artifacts.recipes import CPU_FP32, SmoothedInt8
 from build_artifacts.steps.quantize import quantize
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import content_digest
-from build_artifacts.recipes import CPU_INT8, SEARCH_PRESETS, BuildRecipe
+from build_artifacts.presets import CPU_INT8, SEARCH_PRESETS
+from build_artifacts.recipes import BuildRecipe
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import BUILDING_NAME
 from deployments.tuning.parity import ReferenceOutputs, cosines

@@ -9,7 +9,7 @@ import pytest
 
 from build_artifacts import build_devices
 from build_artifacts.build_devices import engine_settings, fit_to_host, has_device
-from build_artifacts.recipes import DYNAMIC, FULL, QUICK
+from build_artifacts.presets import DYNAMIC, FULL, QUICK
 from deployments.artifacts.types import Device
 from deployments.host.gpus import Gpu
 

@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.encoder_decoders import read_languages
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import encoder_decoder
 from build_artifacts.families.base import BuildBudget, BuildContext
-from build_artifacts.recipes import QUICK
+from build_artifacts.presets import QUICK
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.prepared_build import RecordingRunner

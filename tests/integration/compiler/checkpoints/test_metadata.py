@@ -15,7 +15,7 @@ from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import decoder
 from build_artifacts.families.base import BuildBudget, BuildContext
-from build_artifacts.recipes import QUICK
+from build_artifacts.presets import QUICK
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME, TOOL_TEMPLATE_NAME
 from deployments.artifacts.types import TaskName

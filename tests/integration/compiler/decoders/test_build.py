@@ -20,18 +20,16 @@ from build_artifacts.families import read_metadata
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.families.decoder import drop_slower_compiled
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
-from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import (
+from build_artifacts.presets import (
     DECODER_FP16,
     DECODER_FP16_COMPILED,
     DECODER_FP16_TORCH,
-    DECODER_FP32,
     DECODER_INT8,
     DECODER_INT8_BLOCKS,
     SEARCH_PRESETS,
-    BuildRecipe,
-    DecoderRecipe,
 )
+from build_artifacts.progress import BuildProgress
+from build_artifacts.recipes import DECODER_FP32, BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
     GENERATION_NAME,

@@ -20,8 +20,7 @@ from build_artifacts.errors import BuildError, UnsupportedModel
 from build_artifacts.families import decoder as decoder_family
 from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
 from build_artifacts.pipeline import BuildResult, build
-from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import (
+from build_artifacts.presets import (
     DECODER_FP16_TRANSFORMERS,
     DECODER_GPU_INT8_BNB,
     DECODER_GPU_NF4_BNB,
@@ -29,8 +28,9 @@ from build_artifacts.recipes import (
     FULL,
     LOW_MEMORY,
     QUICK,
-    DecoderRecipe,
 )
+from build_artifacts.progress import BuildProgress
+from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
 from deployments.artifacts.types import Attention, Device, Precision

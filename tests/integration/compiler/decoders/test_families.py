@@ -20,7 +20,8 @@ from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.families import read_metadata
-from build_artifacts.recipes import DECODER_FP16, DECODER_FP32, DecoderRecipe
+from build_artifacts.presets import DECODER_FP16
+from build_artifacts.recipes import DECODER_FP32, DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions, ModelSource
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec

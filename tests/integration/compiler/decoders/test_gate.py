@@ -17,13 +17,8 @@ from build_artifacts.errors import GateFailed, UnsupportedModel
 from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.families.decoder import DecoderBuild, DecoderCandidate
 from build_artifacts.families.encoder_decoder import EncoderDecoderBuild
-from build_artifacts.recipes import (
-    DECODER_FP32,
-    DECODER_INT4,
-    DECODER_INT8,
-    BuildRecipe,
-    DecoderRecipe,
-)
+from build_artifacts.presets import DECODER_INT4, DECODER_INT8
+from build_artifacts.recipes import DECODER_FP32, BuildRecipe, DecoderRecipe
 from deployments.artifacts.generation_config import EncoderDecoderConfig, GenerationConfig
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Device, KvCacheDtype, TaskName

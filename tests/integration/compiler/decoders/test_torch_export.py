@@ -16,12 +16,8 @@ from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import decoder as decoder_family
 from build_artifacts.pipeline import BuildResult, build
+from build_artifacts.presets import DECODER_FP16, DECODER_FP16_TORCH, DECODER_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import (
-    DECODER_FP16,
-    DECODER_FP16_TORCH,
-    DECODER_INT8,
-)
 from deployments.artifacts.generation_config import EncoderDecoderConfig
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions
 from deployments.artifacts.types import Attention, Device

@@ -11,14 +11,8 @@ import pytest
 from build_artifacts.encoders.preparation import PreparedModel
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.evaluation import EvaluatedModel, load_evaluation
-from build_artifacts.recipes import (
-    CPU_FP32,
-    CPU_INT8_DYNAMIC,
-    CPU_INT8_STATIC,
-    CPU_INT8_WEIGHTS,
-    CandidateRecipe,
-    StaticInt8,
-)
+from build_artifacts.presets import CPU_INT8_DYNAMIC, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
+from build_artifacts.recipes import CPU_FP32, CandidateRecipe, StaticInt8
 from deployments.artifacts.manifest import Gate
 from tests.support.prepared_build import (
     ANYTHING,

@@ -16,14 +16,9 @@ from build_artifacts.build_devices import has_device
 from build_artifacts.encoders.candidates import CandidateGraphs
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.encoder import EncoderCandidate
+from build_artifacts.presets import CPU_INT8_DYNAMIC, OPENVINO_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import (
-    CPU_FP32,
-    CPU_INT8_DYNAMIC,
-    OPENVINO_INT8,
-    BuildRecipe,
-    CandidateRecipe,
-)
+from build_artifacts.recipes import CPU_FP32, BuildRecipe, CandidateRecipe
 from build_artifacts.steps.seal import ArtifactIdentity
 from build_artifacts.workspaces.opening import open_build_workspace
 from build_artifacts.workspaces.step_runner import StepRunner

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.pipeline import BuildRequest, BuildResult, build
+from build_artifacts.presets import CPU_INT8
 from build_artifacts.progress import BuildProgress
-from build_artifacts.recipes import CPU_INT8, BuildRecipe
+from build_artifacts.recipes import BuildRecipe
 from build_artifacts.report.output import report_path
 from build_artifacts.report.values import Report
 from deployments.artifacts.types import Device

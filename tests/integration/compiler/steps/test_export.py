@@ -11,7 +11,8 @@ from build_artifacts.encoders.candidates import build_graph_spec
 from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import CPU_FP32, CPU_INT8, GPU_FP16, ExportRecipe
+from build_artifacts.presets import CPU_INT8, GPU_FP16
+from build_artifacts.recipes import CPU_FP32, ExportRecipe
 from build_artifacts.steps.export import export
 from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead

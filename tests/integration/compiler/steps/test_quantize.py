@@ -10,9 +10,9 @@ import pytest
 from onnx import numpy_helper
 
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.presets import CPU_INT8_DYNAMIC
 from build_artifacts.recipes import (
     CPU_FP32,
-    CPU_INT8_DYNAMIC,
     CalibrationMethod,
     DynamicInt8,
     NncfInt8,

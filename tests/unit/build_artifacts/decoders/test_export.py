@@ -8,7 +8,8 @@ import pytest
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import DECODER_FP16, DECODER_GPU_INT4, DECODER_GPU_INT8, DecoderRecipe
+from build_artifacts.presets import DECODER_FP16, DECODER_GPU_INT4, DECODER_GPU_INT8
+from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.types import TaskName
 
 

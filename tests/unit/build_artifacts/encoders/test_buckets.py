@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from build_artifacts.encoders.candidates import build_graph_spec
-from build_artifacts.recipes import GPU_FP16_BOUND, OPENVINO_INT8, CandidateRecipe
+from build_artifacts.presets import GPU_FP16_BOUND, OPENVINO_INT8
+from build_artifacts.recipes import CandidateRecipe
 from deployments.artifacts.types import ModelHead
 
 

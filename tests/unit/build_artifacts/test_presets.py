@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.recipes import SEARCH_PRESETS, DynamicInt8, SmoothedInt8
+from build_artifacts.presets import SEARCH_PRESETS
+from build_artifacts.recipes import DynamicInt8, SmoothedInt8
 from deployments.engines import ENGINES
 
 
