@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 
 from tests.support.cluster_load import load
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
+from tests.support.waiting import wait_for
 
 
 def test_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:

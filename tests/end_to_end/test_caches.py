@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import CLASSIFIER, EMBEDDER
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

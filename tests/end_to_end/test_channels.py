@@ -13,8 +13,9 @@ import pytest
 
 from tests.support.cluster_faults import changed, count_sockets, has_channels
 from tests.support.cluster_load import embed, load
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
+from tests.support.waiting import wait_for
 
 PAIRED = ("Tokenizer", "CpuEncoder")
 

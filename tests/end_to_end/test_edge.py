@@ -10,8 +10,9 @@ import httpx
 import psutil
 import pytest
 
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
+from tests.support.waiting import wait_for
 
 MANAGER = "ray::HAProxyManager"
 

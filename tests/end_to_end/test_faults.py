@@ -26,7 +26,8 @@ from tests.support.cluster_faults import (
     slowed,
     stopped,
 )
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
+from tests.support.waiting import wait_for
 
 CALLED = ("Tokenizer", "CpuEncoder", "CpuGenerator")
 UPDATED = ("Ingress", "CpuGenerator")

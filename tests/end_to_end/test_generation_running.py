@@ -16,8 +16,9 @@ import pytest
 from tests.end_to_end.conftest import KV_SLOTS
 from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.cluster_faults import noise
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WRITER
+from tests.support.waiting import wait_for
 
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)

@@ -16,8 +16,9 @@ import pytest
 from deployments.keys.key import KeyLimits, Scope
 from deployments.keys.limits import BURST_MINUTES
 from tests.support.keys import add_key, bearer
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
+from tests.support.waiting import wait_for
 
 REPLICAS = 2
 PER_MINUTE = 240

@@ -16,8 +16,9 @@ from benchmarks.servers.process_kinds import read_command
 from deployments.terminal.command_line import UNUSABLE_CONFIG
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import REPOSITORY, Cluster, wait_for
+from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.tuning_artifacts import hold_tuning_lock
+from tests.support.waiting import wait_for
 
 
 def ask(cluster: Cluster) -> httpx.Response:

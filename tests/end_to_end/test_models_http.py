@@ -12,8 +12,9 @@ import pytest
 
 from tests.support.artifacts import seal_tiny_version
 from tests.support.model_hub import ModelHub
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.tiny_encoders import tiny_checkpoint
+from tests.support.waiting import wait_for
 
 MODEL, PULLED = "http/versions", "http/pulled"
 FIRST, SECOND = "0000000000a1", "0000000000a2"

@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 
 from tests.end_to_end.test_edge import Prober
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
+from tests.support.waiting import wait_for
 
 UNKNOWN_VERSION = "feedfeedfeed"
 

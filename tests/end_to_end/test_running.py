@@ -20,7 +20,7 @@ from deployments.engines.onnx.memory import SMALL_PASSES
 from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import measure_graphs
 from tests.support.cluster_load import embed
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import (
     EMBEDDER,
     ENCODER_MODELS,
@@ -29,6 +29,7 @@ from tests.support.served_models import (
     QA_MODEL,
     RAMPART,
 )
+from tests.support.waiting import wait_for
 
 # Limits of resident memory. Measured with seven models: ingress 154 MiB, tokenizer 182 MiB. In
 # addition to its graphs, an encoder took 199 MiB before its first forward pass. After two

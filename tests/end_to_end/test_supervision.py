@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.servers.process_kinds import read_command
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open, wait_for
+from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open
+from tests.support.waiting import wait_for
 
 REPLICA = "ray::ServeReplica"
 AGAIN = "serving again after"

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from tests.support.artifacts import WIDTH, seal_tiny
-from tests.support.ray_cluster import free_port, wait_for
+from tests.support.ray_cluster import free_port
+from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 SITE_PACKAGES = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"

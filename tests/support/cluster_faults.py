@@ -17,8 +17,9 @@ import httpx
 import psutil
 
 from tests.support.cluster_load import embed
-from tests.support.ray_cluster import Cluster, wait_for
+from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER, WRITER
+from tests.support.waiting import wait_for
 
 COMPLETIONS = "/v1/completions"
 SENTENCES = [f"A sentence of middling length, number {number}." for number in range(8)]

@@ -8,8 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +19,7 @@ import psutil
 import yaml
 
 from benchmarks.servers.process_kinds import read_command
+from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
 START_S = 120
@@ -206,16 +206,6 @@ def find_session(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except (ProcessLookupError, psutil.Error):
         return None
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Wait until `condition` holds. Fail the test after `timeout_s`."""
-    deadline_s = time.monotonic() + timeout_s
-    pause_s = 0.01
-    while not condition():
-        assert time.monotonic() < deadline_s, f"the condition was false for {timeout_s} s"
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, 0.2)
 
 
 def free_port() -> int:

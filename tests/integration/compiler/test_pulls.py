@@ -24,8 +24,8 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
-from tests.support.ray_cluster import wait_for
 from tests.support.tiny_encoders import tiny_checkpoint
+from tests.support.waiting import wait_for
 
 MODEL = "local/mortal"
 

@@ -23,7 +23,8 @@ from cluster.edge.supervisor import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S
 from cluster.launcher.local_environment import local_environment
 from cluster.launcher.local_ports import LocalPorts
 from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
-from tests.support.ray_cluster import free_port, wait_for
+from tests.support.ray_cluster import free_port
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

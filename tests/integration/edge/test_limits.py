@@ -19,7 +19,7 @@ import pytest
 from cluster.edge.haproxy_config import ClientLimits
 from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.edge_harness import HOLD, EdgeHarness, run_harness
-from tests.support.ray_cluster import wait_for
+from tests.support.waiting import wait_for
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
 LIMITS = ClientLimits(connections=8, head_s=0.4, body_s=0.4)

@@ -23,7 +23,8 @@ from cluster.process_session import ProcessSession
 from cluster.processes import kill_previous_run, private_directory, start_session
 from cluster.progress import StartError
 from tests.support.old_setpriv import install_old_setpriv
-from tests.support.ray_cluster import list_session, wait_for
+from tests.support.ray_cluster import list_session
+from tests.support.waiting import wait_for
 
 # A launcher that starts two children and `edge`. Like HAProxy, `edge` is in the process group of
 # the launcher. The launcher prints the three process ids. Then it reads one command per line and

@@ -15,7 +15,7 @@ from benchmarks.overload.command import read_memory_mib
 from benchmarks.servers.local_server import find_launcher
 from benchmarks.servers.process_kinds import find_members
 from cluster.ports import find_free_port
-from tests.support.ray_cluster import wait_for
+from tests.support.waiting import wait_for
 
 # A launcher in a session of its own, whose child listens on a port.
 LISTEN = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1])))"

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from benchmarks.servers.process_kinds import ProcessKind, find_processes
-from tests.support.ray_cluster import wait_for
+from tests.support.waiting import wait_for
 
 WORDS = "a-process-to-be-found"
 SLEEP = f"import time; time.sleep(60) # {WORDS}"

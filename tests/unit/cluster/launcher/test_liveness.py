@@ -15,7 +15,7 @@ import pytest
 from cluster.launcher import liveness
 from cluster.launcher.liveness import MAX_SILENT_PROBES, Liveness, StoppedProcesses, answers
 from cluster.ports import find_free_port
-from tests.support.ray_cluster import wait_for
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture

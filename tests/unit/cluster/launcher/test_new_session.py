@@ -11,7 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.ray_cluster import find_session, wait_for
+from tests.support.ray_cluster import find_session
+from tests.support.waiting import wait_for
 
 # A program that runs itself again as leader of a new session. The leader writes its process id to a
 # file and waits for a SIGINT. Half a second later it exits with the number of SIGINTs it received.

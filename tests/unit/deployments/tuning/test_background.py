@@ -18,6 +18,7 @@ from deployments.tuning.process import ExitCode
 from tests.support.cost_tables import variant
 from tests.support.fakes import TIMEOUT_S
 from tests.support.tuning_artifacts import hold_tuning_lock, seal_tunable, write_table
+from tests.support.waiting import wait_for
 
 REF = ModelRef("tiny/embedder", "0123456789ab")
 OTHER = ModelRef("tiny/other", "0123456789ab")
@@ -106,20 +107,13 @@ class TunerRun:
 
     def wait(self) -> list[ModelRef]:
         """Wait until all models are tuned, and return the models with a new engine."""
-        wait_until(lambda: not tuning_threads())
+        wait_for(lambda: not tuning_threads(), TIMEOUT_S)
         self.tuning.close()
         return [ref for ref, engine in self.used if engine is not None]
 
 
 def tuning_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "tuning"]
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, "the condition did not become true"
-        time.sleep(0.005)
 
 
 def test_winner_replaces_the_default_engine(
@@ -179,7 +173,7 @@ def test_evicted_model_is_skipped_and_may_come_again(target: TuningTarget) -> No
     run = TunerRun({REF: target}, children)
     run.evicted.add(REF)
     run.start()
-    wait_until(lambda: run.tuning.is_idle)
+    wait_for(lambda: run.tuning.is_idle, TIMEOUT_S)
     assert children.started == []
     assert not run.tuning.has_submitted(REF)
     run.evicted.clear()
@@ -191,7 +185,7 @@ def test_model_is_tuned_once(target: TuningTarget) -> None:
     run = TunerRun({REF: target}, children)
     for _ in range(2):
         run.start()
-        wait_until(lambda: run.tuning.is_idle)
+        wait_for(lambda: run.tuning.is_idle, TIMEOUT_S)
     assert len(children.started) == 1
     run.wait()
 
@@ -308,7 +302,7 @@ def test_close_kills_the_process_and_starts_no_other(tmp_path: Path) -> None:
     children = FakeProcesses("exec sleep 60")
     run = TunerRun(targets, children)
     run.start()
-    wait_until(lambda: bool(children.processes))
+    wait_for(lambda: bool(children.processes), TIMEOUT_S)
     run.tuning.close()
     assert not tuning_threads()
     assert len(children.started) == 1
