@@ -108,44 +108,49 @@ class TinyEncoderDecoder:
         directory = model_directory(store, model_id) / version
         names = _copy(self.root / "graphs", directory / "graphs" / "tiny")
         self.tokenizer.save(str(directory / TOKENIZER_NAME))
-        written = self.written
-        assert written.encoder is not None
         manifest = ArtifactManifest(
             id=model_id,
             version=version,
             tasks=tasks,
             architecture="BartForConditionalGeneration",
             max_tokens=ANSWER_TOKENS,
-            output_width=written.vocabulary,
-            generation_config=GenerationConfig(
-                layers=written.layers,
-                kv_heads=written.kv_heads,
-                head_dim=written.head_dim,
-                eos_token_ids=written.eos_token_ids,
-                encoder_decoder=EncoderDecoderConfig(
-                    max_source_tokens=SOURCE_TOKENS,
-                    decoder_start_token_id=self.model.generation_config.decoder_start_token_id,
-                    languages=self.languages,
-                ),
-                defaults=defaults or GenerationDefaults(max_new_tokens=10),
-                task_prefixes=dict(task_prefixes or {}),
-            ),
+            output_width=self.written.vocabulary,
+            generation_config=self._build_config(defaults, task_prefixes),
             source=ModelSource(ref="seeded", revision="0123abc"),
-            candidates=(
-                Candidate(
-                    name="tiny-cpu",
-                    device=Device.CPU,
-                    precision="fp32",
-                    graph=f"graphs/tiny/{written.decoder.name}",
-                    encoder=f"graphs/tiny/{written.encoder.name}",
-                    parity=Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0),
-                ),
-            ),
+            candidates=(self._describe_graphs(),),
             files=dict.fromkeys([TOKENIZER_NAME, *names], NO_FILES_YET),
             built_with={"onnx": onnx.__version__},
         )
         seal(directory, manifest)
         set_latest(store, model_id, version)
+
+    def _build_config(
+        self, defaults: GenerationDefaults | None, task_prefixes: Mapping[TaskName, str] | None
+    ) -> GenerationConfig:
+        return GenerationConfig(
+            layers=self.written.layers,
+            kv_heads=self.written.kv_heads,
+            head_dim=self.written.head_dim,
+            eos_token_ids=self.written.eos_token_ids,
+            encoder_decoder=EncoderDecoderConfig(
+                max_source_tokens=SOURCE_TOKENS,
+                decoder_start_token_id=self.model.generation_config.decoder_start_token_id,
+                languages=self.languages,
+            ),
+            defaults=defaults or GenerationDefaults(max_new_tokens=10),
+            task_prefixes=dict(task_prefixes or {}),
+        )
+
+    def _describe_graphs(self) -> Candidate:
+        assert self.written.encoder is not None
+        return Candidate(
+            name="tiny-cpu",
+            device=Device.CPU,
+            precision="fp32",
+            graph=f"graphs/tiny/{self.written.decoder.name}",
+            encoder=f"graphs/tiny/{self.written.encoder.name}",
+            parity=Parity(cosine_mean=1.0, cosine_worst=1.0, batched_cosine_worst=1.0),
+        )
 
 
 def word_tokenizer(languages: Sequence[str] = ()) -> Tokenizer:

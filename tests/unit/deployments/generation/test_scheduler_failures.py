@@ -14,7 +14,7 @@ from deployments.generation.beam_search import BeamSearchJob
 from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.messages import BeamSearchParams, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import FakeDecoder
-from tests.support.fakes import far_deadline
+from tests.support.fakes import TIMEOUT_S, far_deadline
 from tests.support.scheduler_harness import GREEDY, build_model_context, found_beams
 
 
@@ -291,29 +291,30 @@ def test_job_failed_in_prefill_is_not_recorded_as_active(make_harness) -> None:
     assert [step.active for step in harness.steps.records] == [1, 0]
 
 
+class PausingDecoder(FakeDecoder):
+    """Decoder that cannot move slots. Its first decode call with two slots waits for `go_on`."""
+
+    def __init__(self, held: threading.Event) -> None:
+        super().__init__(slots=2, held=held)
+        self.is_paused, self.go_on = threading.Event(), threading.Event()
+
+    def decode(self, ids, lengths):
+        if len(ids) == 2:
+            self.is_paused.set()
+            assert self.go_on.wait(TIMEOUT_S)
+        return super().decode(ids, lengths)
+
+    def copy(self, source, target, tokens):
+        raise EngineFailed("no kernel for copies")
+
+    def swap(self, first, second, tokens):
+        raise EngineFailed("no kernel for swaps")
+
+
 @pytest.mark.parametrize("leaving", ["cancelled", "expired"])
 def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: str) -> None:
-    class Immovable(FakeDecoder):
-        def prefill(self, row, ids, start, *, all_logits=False):
-            logits = super().prefill(row, ids, start, all_logits=all_logits)
-            if len(self.parts) == 2:
-                held.clear()  # the next decode call, with both jobs, waits
-            return logits
-
-        def copy(self, source, target, tokens):
-            raise EngineFailed("no kernel for copies")
-
-        def swap(self, first, second, tokens):
-            raise EngineFailed("no kernel for swaps")
-
-    class ReportingEvent(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            if not self.is_set() and len(decoder.parts) == 2:
-                is_waiting.set()
-            return super().wait(timeout)
-
-    is_waiting, held = threading.Event(), ReportingEvent()
-    decoder = Immovable(slots=2, held=held)
+    held = threading.Event()
+    decoder = PausingDecoder(held)
     harness = make_harness(decoder)
     endless = GenerationOptions(sampling=GREEDY, min_new_tokens=60, max_new_tokens=60)
     first, second = (harness.job([n, 2], options=endless) for n in (1, 2))
@@ -321,14 +322,14 @@ def test_dropped_jobs_end_even_if_a_slot_cannot_be_moved(make_harness, leaving: 
     harness.scheduler.submit(first)
     harness.scheduler.submit(second)
     held.set()
-    assert is_waiting.wait(timeout=10)
+    assert decoder.is_paused.wait(TIMEOUT_S)
     harness.scheduler.submit(waiting)
     waiting.deadline_s = 0.0
     if leaving == "cancelled":
         harness.scheduler.cancel(first)
     else:
         first.deadline_s = 0.0
-    held.set()
+    decoder.go_on.set()
     ended = [second, waiting] if leaving == "cancelled" else [first, second, waiting]
     harness.collector.wait_until_done(*ended)
     last = {job.number: harness.collector.events[job.number][-1] for job in ended}

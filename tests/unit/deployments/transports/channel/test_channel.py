@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import socket
 from contextlib import AsyncExitStack
 
 import pytest
 
-from deployments.errors import EngineFailed, InvalidField, ReplicasLost, ReplicasSilent
+from deployments.errors import ReplicasLost, ReplicasSilent
 from deployments.transports.channel import client as client_module
 from deployments.transports.channel import replica_connections as connections_module
 from deployments.transports.channel.frames import Frame, FrameType
@@ -344,55 +343,3 @@ async def test_replica_that_is_unlisted_during_the_handshake_is_left(
         pool.update({})
         await until(connection.closed.done)
         assert not connection.is_ready
-
-
-async def test_every_call_has_one_outcome_under_random_faults() -> None:
-    """Connections are lost and calls fail or are cancelled at random.
-
-    Afterwards, the costs in the pool and the loads of the replicas are zero again.
-    """
-    rng = random.Random(7)
-    async with AsyncExitStack() as stack:
-        replicas = [await stack.enter_async_context(running_replica(window=40)) for _ in range(3)]
-        pool = await stack.enter_async_context(connected_pool(*replicas))
-        outcomes: list[str] = []
-
-        async def one(number: int) -> None:
-            content = rng.choice([b"echo", b"wait", b"fail"]) + b" %d" % number
-            if content.startswith(b"fail"):
-                content = b"fail"
-            try:
-                answer = await send(pool, content, cost=rng.randint(1, 20))
-                assert answer == content
-                outcomes.append("answer")
-            except (
-                InvalidField,
-                EngineFailed,
-                ReplicasLost,  # after MAX_TRIES lost replicas
-                NoChannel,
-                asyncio.CancelledError,
-            ) as error:
-                outcomes.append(type(error).__name__)
-
-        tasks = []
-        for number in range(300):
-            tasks.append(asyncio.create_task(one(number)))
-            action = rng.random()
-            if action < 0.1:
-                rng.choice(replicas).disconnect()
-            elif action < 0.2:
-                rng.choice(tasks).cancel()
-            elif action < 0.5:
-                await asyncio.sleep(0.001)
-                replica = rng.choice(replicas).replica
-                replica.release.set()
-                await asyncio.sleep(0)
-                replica.release.clear()
-        for replica in replicas:
-            replica.replica.release.set()
-        ends = await asyncio.gather(*tasks, return_exceptions=True)
-        assert {type(end) for end in ends} <= {type(None), asyncio.CancelledError}
-        not_started = sum(task.cancelled() for task in tasks)
-        assert len(outcomes) + not_started == 300
-        await until(lambda: server_loads(*replicas) == 0)
-        assert pool_costs(pool) == 0
