@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 from dataclasses import replace
-from math import inf
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
@@ -26,7 +25,7 @@ from deployments.ingress.limits import check_count
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
 from deployments.ingress.models.version_trials import VersionTrials
 from deployments.ingress.request_log import RequestContext, RequestSpan, record_rejection
-from deployments.ingress.request_options import NO_OPTIONS
+from deployments.ingress.request_options import NO_OPTIONS, RequestOptions
 from deployments.ingress.requests import (
     GenerationRequest,
     GenerationResponse,
@@ -184,18 +183,15 @@ class RequestPipeline:
                 request, model, context, deadline_s, skip_special=skip_special
             )
 
-    async def find_generator(
-        self, model_id: str | None, *, for_chat: bool = False
+    async def settle_generator(
+        self, name: str | None, model: RegisteredModel, options: RequestOptions
     ) -> RegisteredModel:
-        """Return the requested or a default generative model, in the version that `settle` returns.
-
-        Raises Forbidden, UnknownModel, ArtifactError or WrongTask.
-        """
-        model = self.resolver.find_generator(model_id, for_chat=for_chat)
-        return await self.settle(model_id, model)
+        """Return the version that `settle` returns within the deadline of a generation."""
+        deadline_s = options.start_deadline(self.settings.generation_timeout_s)
+        return await self.settle(name, model, deadline_s)
 
     async def settle(
-        self, name: str | None, model: RegisteredModel, deadline_s: float = inf
+        self, name: str | None, model: RegisteredModel, deadline_s: float
     ) -> RegisteredModel:
         """Return `model`, or another version for `name` if the version of `model` fails its trial.
 
@@ -357,7 +353,10 @@ class RequestPipeline:
         self, request: GenerationRequest, context: RequestContext
     ) -> AdmittedGeneration:
         context.task = TaskName.TEXT_GENERATION.value
-        model = request.model or await self.find_generator(request.model_id)
+        model = request.model
+        if model is None:
+            model = self.resolver.find_generator(request.model_id)
+            model = await self.settle_generator(request.model_id, model, request.request_options)
         context.set_model(model.ref)
         context.task = request.task or model.tasks[0]
         context.items = len(request.prompts)

@@ -195,8 +195,7 @@ class HuggingFaceRoutes:
             wants_text=body.get("stream") is True or not GENERATION_KEYS.isdisjoint(parameters),
         )
         if selection.model.is_generative:
-            model = await self._pipeline.settle(model_id, selection.model)
-            return await self._generate(request, body, model, task)
+            return await self._generate(request, body, selection.model, task)
         options = read_options(body.get("options"), request.headers)
         inputs = parse_task_inputs(body)
         check_task_keys(body)

@@ -235,9 +235,10 @@ class OpenAIRoutes:
         """
         raw = await read_json_object(request, self._pipeline.settings.limits)
         model_id = read_model_name(request, raw.get("model"))
-        model = await self._pipeline.find_generator(model_id, for_chat=for_chat)
+        model = self._pipeline.resolver.find_generator(model_id, for_chat=for_chat)
         body = parse_body(body_type, raw)
         options = read_options(body.options, request.headers, streams=bool(body.stream))
+        model = await self._pipeline.settle_generator(model_id, model, options)
         return body, replace(parse(body, model, options), model_id=model_id)
 
     async def _answer(

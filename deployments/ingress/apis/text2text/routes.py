@@ -113,11 +113,11 @@ class TextToTextHandler:
         streams = parse_stream_flag(body)
         if streams:
             use_error_format(request, TGI_ERROR_FORMAT)
+        options = read_options(body.get("options"), request.headers)
+        model_id = read_model_name(request, body.get("model"))
+        model = await self._pipeline.settle_generator(model_id, model, options)
         parsed = TextToTextRequest.parse(body, model, task, streams=streams)
-        generation_request = parsed.to_generation_request(
-            read_options(body.get("options"), request.headers),
-            model_id=read_model_name(request, body.get("model")),
-        )
+        generation_request = parsed.to_generation_request(options, model_id=model_id)
         if streams:
             return await self._text_generation.stream(parsed.tgi_request, generation_request)
         if generation_request.options.beam_search is not None:

@@ -123,10 +123,12 @@ class TextGenerationRoutes:
         model: RegisteredModel | None = None,
     ) -> Response:
         tgi_request = parse_generate_request(body, defaults)
+        options = read_options(body.get("options"), request.headers)
+        model_id = read_model_name(request, body.get("model"))
+        if model is not None:
+            model = await self._pipeline.settle_generator(model_id, model, options)
         generation_request = tgi_request.to_generation_request(
-            read_options(body.get("options"), request.headers),
-            model=model,
-            model_id=read_model_name(request, body.get("model")),
+            options, model=model, model_id=model_id
         )
         if tgi_request.streams:
             return await self.stream(tgi_request, generation_request)

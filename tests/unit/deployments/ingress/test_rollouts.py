@@ -15,6 +15,8 @@ from deployments.artifacts import manifest
 from deployments.artifacts.store import model_directory
 from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
+from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.models.version_trials import MAX_WAIT_S
 from deployments.ingress.shadow_traffic import Comparison, agree
 from deployments.plan import changes
 from deployments.plan.plan_file import read_plan
@@ -33,6 +35,12 @@ from tests.support.in_process import InProcess
 NEW, NEWEST = "bbbbbbbbbbb2", "ccccccccccc3"
 URL = f"/models/{EMBEDDER}"
 BODY = {"inputs": "good film", "options": {"use_cache": False}}
+GENERATOR_CALLS = [
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/completions", {"prompt": "a"}),
+    ("/generate", {"inputs": "a"}),
+    ("", {"inputs": "a"}),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -199,15 +207,7 @@ async def test_version_that_no_name_had_before_is_tried_at_its_first_request(
     assert (NEW in read_plan(tmp_path).find(EMBEDDER).refused) is is_refused
 
 
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
-        ("/v1/completions", {"prompt": "a"}),
-        ("/generate", {"inputs": "a"}),
-        ("", {"inputs": "a"}),
-    ],
-)
+@pytest.mark.parametrize(("path", "body"), GENERATOR_CALLS)
 async def test_first_request_to_a_generator_tries_the_version(
     tmp_path: Path, path: str, body: dict[str, object]
 ) -> None:
@@ -219,6 +219,29 @@ async def test_first_request_to_a_generator_tries_the_version(
         response = await http.post(f"/models/{DECODER}{path}", json=body)
     assert (response.status_code, response.headers.get("x-sha")) == (200, old), response.text
     assert NEW in read_plan(tmp_path).find(DECODER).refused
+
+
+async def wait_forever(*_: object) -> None:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(("path", "body"), GENERATOR_CALLS)
+async def test_first_request_to_a_generator_keeps_its_deadline(
+    tmp_path: Path, path: str, body: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("aaaaaaaaaaa1", NEW):
+        seal_tiny_decoder(tmp_path, version=version)
+    monkeypatch.setattr(GenerationExecutor, "load", wait_forever)
+    writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
+    async with (
+        InProcess(tmp_path, models=(), writes=writes).client() as http,
+        asyncio.timeout(MAX_WAIT_S / 2),
+    ):
+        response = await http.post(
+            f"/models/{DECODER}{path}", json={**body, "options": {"deadline_ms": 100}}
+        )
+    assert response.status_code == 504, response.text
+    assert "a new version of the model loads" in response.text
 
 
 async def test_setting_that_is_too_small_refuses_no_version(tmp_path: Path) -> None:
