@@ -38,6 +38,11 @@ def split_hub_file(source: str) -> tuple[str, str, str]:
     return f"{organization}/{name}", revision, path
 
 
+def hide_directory(source: str) -> str:
+    """Return the source as clients may see it: of a path of a host, only the last name."""
+    return f".../{PurePosixPath(source).name}" if source.startswith(("/", ".", "~")) else source
+
+
 def default_model_id(source: str) -> str:
     """Return the default model id of a source. Raises InvalidField if the source has none."""
     if is_hub_id(source):

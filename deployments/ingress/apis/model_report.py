@@ -14,6 +14,7 @@ import orjson
 
 from deployments.artifacts.manifest import GENERATION_NAME, ArtifactManifest, Candidate
 from deployments.artifacts.store import list_host_files
+from deployments.ingress.apis.shared.model_list import describe_source
 from deployments.registry import RegisteredModel
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -35,7 +36,7 @@ def build_model_report(model: RegisteredModel) -> dict[str, Any]:
     return {
         "id": model.ref.id,
         "version": model.ref.version,
-        "source": manifest.source.model_dump(),
+        "source": describe_source(manifest.source),
         "scores": manifest.scores,
         "candidates": [describe_candidate(manifest, each) for each in manifest.candidates],
         "stages": latest and _read(latest, STAGES_KEYS),

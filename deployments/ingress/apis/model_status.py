@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from deployments.artifacts.types import Device
 from deployments.builds.estimates import BuildStatus
 from deployments.builds.record import BuildState
+from deployments.builds.sources import hide_directory
 from deployments.ingress.apis.shared.model_list import is_loaded, running_devices
 from deployments.ingress.devices.cluster_state import ClusterMonitor
 from deployments.registry import RegisteredModel
@@ -41,9 +42,9 @@ def describe_served(
         state=BuildState.READY,
         percent=100,
         estimated_time=0.0,
-        source=model.manifest.source.ref,
+        source=hide_directory(model.manifest.source.ref),
         version=model.ref.version,
-    ).hide_directories()
+    )
     return ModelStatus(
         loaded=loaded,
         state="Loaded" if loaded else "Loadable",

@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import Device, ModelHead
+from deployments.builds.sources import hide_directory
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.devices.cluster_state import ClusterMonitor
 from deployments.ingress.pipeline import RequestPipeline
@@ -142,9 +144,14 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
         "similarity": manifest.similarity if manifest.head is ModelHead.VECTOR else None,
         "labels": list(manifest.labels),
         "languages": sorted(config.languages) if config else [],
-        "source": manifest.source.model_dump(),
+        "source": describe_source(manifest.source),
         **build_version_facts(model, monitor),
     }
+
+
+def describe_source(source: ModelSource) -> dict[str, Any]:
+    """Describe the origin of the weights, without directories of the host of the build."""
+    return {**source.model_dump(), "ref": hide_directory(source.ref)}
 
 
 def is_loaded(model: RegisteredModel, monitor: ClusterMonitor) -> bool:

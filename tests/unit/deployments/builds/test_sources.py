@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.builds.sources import default_model_id, is_hub_id
+from deployments.builds.sources import default_model_id, hide_directory, is_hub_id
 from deployments.errors import InvalidField
 
 
@@ -28,6 +28,21 @@ from deployments.errors import InvalidField
 )
 def test_model_id_is_derived_from_the_source(source: str, model_id: str) -> None:
     assert default_model_id(source) == model_id
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("BAAI/bge-small-en-v1.5@main", "BAAI/bge-small-en-v1.5@main"),
+        ("acme/smol/q4/smol.gguf", "acme/smol/q4/smol.gguf"),
+        ("pypi:tiny==0.1.0/path/model", "pypi:tiny==0.1.0/path/model"),
+        ("/srv/My Models/tiny", ".../tiny"),
+        ("../models/smol.gguf", ".../smol.gguf"),
+        ("~/models/smol.gguf", ".../smol.gguf"),
+    ],
+)
+def test_clients_see_only_the_last_name_of_a_path(source: str, shown: str) -> None:
+    assert hide_directory(source) == shown
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,19 @@ async def test_versions_tell_how_they_were_pruned(tmp_path: Path) -> None:
     assert [facts["pruned"], facts["versions"][0]["pruned"]] == [0.4, 0.4]
 
 
+@pytest.mark.parametrize("path", ["", "/info", "/report", "/v1/models"])
+async def test_clients_see_no_directories_of_the_host_of_a_build(path: str, tmp_path: Path) -> None:
+    directory = seal_tiny(tmp_path, EMBEDDER)
+    manifest = ArtifactManifest.parse(directory)
+    local = manifest.source.model_copy(update={"ref": "/home/ann/models/tiny"})
+    (directory / MANIFEST_NAME).unlink()
+    seal(directory, manifest.model_copy(update={"source": local}))
+    async with InProcess(tmp_path, models=(EMBEDDER,)).client() as http:
+        answer = (await http.get(f"/models/{EMBEDDER}{path}")).json()
+    model = answer["data"][0] if "data" in answer else answer
+    assert model["source"] == {**local.model_dump(), "ref": ".../tiny"}
+
+
 @pytest.mark.parametrize("path", ["/models", "/v1/models"])
 async def test_model_list_ends_with_rejected_models_and_reasons(path: str, tmp_path: Path) -> None:
     (seal_tiny(tmp_path, EMBEDDER) / GRAPH_NAME).unlink()
