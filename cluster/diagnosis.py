@@ -29,7 +29,7 @@ class MemoryNeed:
     """Memory that a server takes with its config, including Ray."""
 
     minimum: int  # bytes of the replicas that always run, with the models of the config
-    maximum: int  # bytes of all replicas that the cores permit, with full pools
+    maximum: int  # bytes of all replicas that the cores permit, with full pools, and of the builder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,12 +124,13 @@ def _check_memory(host: HostDescription) -> Finding:
     if host.free_bytes < host.needed.maximum:
         return Finding(
             "memory", "note", found,
-            f"enough to start ({minimum}); all replicas with full pools may take {maximum}",
+            f"enough to start ({minimum}); replicas with full pools and builds may take {maximum}",
             "where the store has many models, lower `pool_bytes` or `max_replicas`",
         )  # fmt: skip
     return Finding(
-        "memory", "ok", found, f"enough for all replicas with full pools, which take {maximum}"
-    )
+        "memory", "ok", found,
+        f"enough for replicas with full pools and builds, which take {maximum}",
+    )  # fmt: skip
 
 
 def _check_gpu(host: HostDescription) -> Finding:

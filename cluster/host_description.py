@@ -95,7 +95,12 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
     """
     try:
         from cluster.check import check_file
-        from cluster.kuberay.memory import POD_BYTES, REPLICA_BYTES, measure_replicas
+        from cluster.kuberay.memory import (
+            POD_BYTES,
+            REPLICA_BYTES,
+            measure_builder,
+            measure_replicas,
+        )
     except ModuleNotFoundError:  # doctor must name the missing package
         return None
     try:
@@ -105,6 +110,7 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
         return None
     minimum = maximum = POD_BYTES
     for application in find_applications(document):
+        maximum += measure_builder(application)
         entries = {entry.name: entry.raw for entry in application.deployments()}
         for demand, memory in measure_replicas(application):
             if demand.gpus and not has_gpu:

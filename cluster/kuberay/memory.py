@@ -77,6 +77,15 @@ def measure_replicas(application: ApplicationEntry) -> Iterator[tuple[ResourceDe
         yield ResourceDemand.of(entry.raw), REPLICA_BYTES + pools
 
 
+def measure_builder(application: ApplicationEntry) -> int:
+    """Return the maximum bytes of the process that builds pulled models; 0 without pulls."""
+    for entry in application.deployments():
+        if application.is_hundredfold and entry.name == INGRESS:
+            builds = IngressUserConfig.parse(entry.raw.get("user_config")).builds
+            return builds.max_memory_bytes if builds.allow_pull else 0
+    return 0
+
+
 def _list_pools(application: ApplicationEntry) -> Iterator[tuple[DeploymentEntry, int]]:
     """Yield each deployment and the maximum bytes of its pools and buffers in main memory."""
     pools: Mapping[str, int] = {}

@@ -70,7 +70,7 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"cpu": CpuInfo("Old", "", ("avx2",), "x86_64")}, "processor", "note", "VNNI"),
         ({"cpu": CpuInfo("Arm", "", ("i8mm",), "aarch64")}, "processor", "ok", "dot-product"),
         ({"free_bytes": GIGABYTE}, "memory", "problem", "need about 4.0 GB"),
-        ({"free_bytes": 5 * GIGABYTE}, "memory", "note", "with full pools may take 20.0 GB"),
+        ({"free_bytes": 5 * GIGABYTE}, "memory", "note", "full pools and builds may take 20.0 GB"),
         ({"needed": None}, "memory", "note", "`hundredfold check`"),
         (WITH_GPU, "GPU", "problem", "`onnxruntime-gpu` is not installed"),
         ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
@@ -234,6 +234,8 @@ def test_memory_is_that_of_the_replicas_of_the_config(
     monkeypatch.setattr(host_description, "usable_cores", lambda: 8)
     fewer = {f"{CPU_ENCODER}.autoscaling_config.max_replicas": 1}
     assert measure(config, **fewer).maximum < measure(config).maximum - 3 * (4 << 30)
+    pulls = {f"{INGRESS}.user_config.builds": {"allow_pull": True, "max_memory_bytes": pools}}
+    assert measure(config, **pulls).maximum == measure(config).maximum + pools
 
 
 def test_memory_of_a_config_with_problems_is_unknown(tmp_path: Path) -> None:
