@@ -259,10 +259,10 @@ def serve_at_edge(
 
 def build_environment(settings: ServeOptions, ports: LocalPorts, edge: Path) -> dict[str, str]:
     """Build the environment of Ray, which has several directories. `edge`: that of the edge."""
-    paths = {name: os.environ.get(name) for name in ("RAY_AUTH_TOKEN_PATH", "RAY_TMPDIR")}
+    token = os.environ.get("RAY_AUTH_TOKEN_PATH")
     return {
         **os.environ,
-        **{name: os.path.abspath(path) for name, path in paths.items() if path},
+        **({"RAY_AUTH_TOKEN_PATH": os.path.abspath(token)} if token else {}),
         **local_environment(ports, edge),
         **ray_temp_environment(os.environ),
         **key_file_environment(settings.key_file),

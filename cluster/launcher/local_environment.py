@@ -83,19 +83,20 @@ def _haproxy_at_edge(directory: Path) -> dict[str, str]:
 def ray_temp_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Create a directory of this user for Ray's files, and return RAY_TMPDIR, which names it.
 
-    Return no variable if `environment` has RAY_TMPDIR. Ray would also use `TMPDIR`, but it is often
-    shared or too long, and Ray fails if it contains quotes or backslashes. Raises StartError if
-    `$RAY_TMPDIR` is too long, or if the directory cannot be created.
+    If `environment` has RAY_TMPDIR, return only its absolute path. Ray would also use `TMPDIR`, but
+    it is often shared or too long, and Ray fails if it contains quotes or backslashes. Raises
+    StartError if `$RAY_TMPDIR` is too long, or if the directory cannot be created.
     """
     if named := environment.get("RAY_TMPDIR"):
-        size = len(os.fsencode(named))
+        absolute = os.path.abspath(named)
+        size = len(os.fsencode(absolute))
         if size > MAX_RAY_TEMP_PATH:
             raise StartError(
-                f"`$RAY_TMPDIR` has {size} bytes, the maximum is {MAX_RAY_TEMP_PATH}: Ray could "
-                "open no socket there",
+                f"`$RAY_TMPDIR`, `{absolute}`, has {size} bytes, the maximum is "
+                f"{MAX_RAY_TEMP_PATH}: Ray could open no socket there",
                 hint="unset it, or set it to a shorter path of a directory of this user",
             )
-        return {}
+        return {"RAY_TMPDIR": absolute}
     directory = find_ray_directory()
     _create_private(directory)
     return {"RAY_TMPDIR": str(directory)}

@@ -45,10 +45,23 @@ def test_named_directory_for_ray_must_be_short() -> None:
     session = "ray/session_2026-11-27_18-47-29_123456_4194304/sockets/dash_TaskEventsHead"
     fits = "/" + "t" * (107 - len(session) - 2)
     assert len(f"{fits}/{session}") == 107
-    assert ray_temp_environment({"TMPDIR": f"{fits}t", "RAY_TMPDIR": fits}) == {}
+    named = {"TMPDIR": f"{fits}t", "RAY_TMPDIR": fits}
+    assert ray_temp_environment(named) == {"RAY_TMPDIR": fits}
     with pytest.raises(StartError, match="has 33 bytes, the maximum is 32") as raised:
         ray_temp_environment({"RAY_TMPDIR": f"{fits}t"})
     assert raised.value.hint.endswith("a directory of this user")
+
+
+def test_relative_directory_for_ray_is_measured_as_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 40)
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    with pytest.raises(StartError, match=f"`{deep}/ray`, has "):
+        ray_temp_environment({"RAY_TMPDIR": "ray"})
+    monkeypatch.chdir("/")
+    assert ray_temp_environment({"RAY_TMPDIR": "ray"}) == {"RAY_TMPDIR": "/ray"}
 
 
 @pytest.mark.parametrize(
