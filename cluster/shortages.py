@@ -33,12 +33,13 @@ def explain_shortages(ray_directory: Path) -> Iterator[None]:
     except StartError as error:
         if kills := groups.oom_kills() - kills_before:
             message = f"processes that the kernel has killed for lack of memory: {kills}"
-            hint = "`hundredfold doctor` compares the memory of this host with the config"
+            remedy = "`hundredfold doctor` compares the memory of this host with the config"
         elif (found := _find_full_disk(ray_directory)) is not None:
-            message, hint = found, _SPACE_HINT
+            message, remedy = found, _SPACE_HINT
         else:
             raise
-        raise StartError(f"{error.message}\n{message}", hint=hint) from error
+        hint = "; ".join(filter(None, (error.hint, remedy)))
+        raise type(error)(f"{error.message}\n{message}", hint=hint) from error
 
 
 def _find_full_disk(directory: Path) -> str | None:

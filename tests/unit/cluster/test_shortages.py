@@ -62,6 +62,17 @@ def test_other_failed_start_stays_as_it_is(tmp_path: Path) -> None:
     assert (raised.value.message, raised.value.hint) == ("no such model", "build it")
 
 
+def test_shortage_is_told_beside_the_other_cause(events: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        events.write_text("oom_kill 6\n")
+        raise UnusableConfig("no such model", hint="build it")
+
+    with pytest.raises(UnusableConfig) as raised, explain_shortages(tmp_path):
+        fail()
+    assert raised.value.message.startswith("no such model\nprocesses that the kernel has killed")
+    assert raised.value.hint.startswith("build it; `hundredfold doctor` compares")
+
+
 def test_start_needs_space_for_the_logs_of_ray(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
