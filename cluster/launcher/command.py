@@ -34,7 +34,7 @@ from cluster.edge.supervisor import Edge
 from cluster.gpu_support import gpu_environment, read_gpu_support
 from cluster.launcher.launched_config import (
     DEFAULT_LIMITS,
-    LOOPBACK,
+    LOOPBACK_BY_WILDCARD,
     LaunchedConfig,
     ServeOptions,
     move_behind_edge,
@@ -349,6 +349,6 @@ def build_startup_message(url: str, config: dict[str, Any]) -> str:
     body = '{"inputs": "Hello world"}'
     models = [model["id"] for args in read_args(config) for model in args.get("models") or ()]
     example = f"/{models[0]} -d '{body}'" if models else ""
-    is_open = read_mapping(config, "http_options").get("host") in LOOPBACK
+    is_open = read_mapping(config, "http_options").get("host") in LOOPBACK_BY_WILDCARD
     where = f"{url} and all other addresses of this host" if is_open else url
     return f"serving on {where} - try: curl{key} {url}/models{example}"

@@ -22,7 +22,8 @@ from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import find_traffic
 
 DEFAULT_LIMITS = ClientLimits()
-LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # address of all interfaces -> loopback address
+# Address of all interfaces -> loopback address.
+LOOPBACK_BY_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +99,8 @@ class LaunchedConfig:
     def find_url(self) -> str:
         """Return the URL for clients on this host, as in the config of the last read."""
         http = self._last["http_options"]
-        address = format_address(LOOPBACK.get(http["host"], http["host"]), http["port"])
+        host = LOOPBACK_BY_WILDCARD.get(http["host"], http["host"])
+        address = format_address(host, http["port"])
         return f"http://{address}{find_prefix(self._last)}"
 
 
