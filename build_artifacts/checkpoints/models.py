@@ -89,7 +89,9 @@ def check_token_ids(model: TorchModel, highest: int, token: str | None = None) -
         raise UnsupportedModel(
             f"the tokenizer returns the id {highest}{'' if token is None else f' for `{token}`'}; "
             f"the model has vectors for {known} tokens",
-            hint="the tokenizer is that of another model: download or save the checkpoint again",
+            hint="if only tokenizer_config.json names the token, such as in "
+            "`additional_special_tokens`, remove it there; else the tokenizer is that of another "
+            "model: download or save the checkpoint again",
         )
 
 

@@ -204,8 +204,9 @@ def test_token_without_a_vector_is_refused_by_name(tmp_path: Path) -> None:
     tokenizer.save(str(checkpoint / "tokenizer.json"))
     metadata = read_checkpoint_metadata(checkpoint)
     reason = rf"returns the id {known} for `<\|user\|>`; the model has vectors for {known} tokens"
-    with pytest.raises(UnsupportedModel, match=reason):
+    with pytest.raises(UnsupportedModel, match=reason) as raised:
         prepare(checkpoint, metadata, None, tmp_path)
+    assert "remove it there" in raised.value.hint
 
 
 def test_checkpoint_that_requires_a_missing_package_is_refused(
