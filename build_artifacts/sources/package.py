@@ -104,8 +104,8 @@ def _locate(
     """Return the version of a package and `package.path` in it, installed or below `scratch`.
 
     The path may not exist. Raises SourceNotFound if the download fails or if an installed package
-    does not list the path. Raises UnsafeSource for a path outside of the package, and the errors of
-    `unpack`.
+    does not list the path. One without a list of files states its directories in top_level.txt.
+    Raises UnsafeSource for a path outside of the package, and the errors of `unpack`.
     """
     distribution = _find_installed(package)
     if distribution is None:
@@ -114,11 +114,18 @@ def _locate(
         return wheel.name.split("-")[1], _find_path_inside(unpacked, package)
     # All installed packages share this directory.
     root = Path(str(distribution.locate_file("")))
-    if distribution.files is None:  # such as a package of the operating system
-        return distribution.version, _find_path_inside(root, package)
     path = PurePosixPath(package.path)
     if ".." in path.parts:
         raise _outside_package(package)
+    if distribution.files is None:  # such as a package of the operating system
+        found = _find_path_inside(root, package)
+        own = (distribution.read_text("top_level.txt") or "").split()
+        if not any(path.is_relative_to(name) for name in own):
+            raise SourceNotFound(
+                f"`{package.requirement}` does not state `{package.path}` as its own",
+                hint="name a path below a directory of its `top_level.txt`, or install it with pip",
+            )
+        return distribution.version, found
     if not path.parts or not any(file.is_relative_to(path) for file in distribution.files):
         raise _not_in_package(package, "path")
     # A listed file may be a link: some installers link to their cache.

@@ -31,6 +31,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     site = tmp_path / "site"
     (site / "gt_tiny-1.5.dist-info").mkdir(parents=True)
     (site / "gt_tiny-1.5.dist-info" / "METADATA").write_text("Name: gt-tiny\nVersion: 1.5\n")
+    (site / "gt_tiny-1.5.dist-info" / "top_level.txt").write_text("gt_tiny\n")
     monkeypatch.syspath_prepend(str(site))
     return site
 
@@ -82,6 +83,26 @@ def test_directory_of_another_installed_package_is_refused(
         resolve_package(f"pypi:gt-tiny/{path}", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("other", SourceNotFound),
+        (".", SourceNotFound),
+        ("gt_tiny-1.5.dist-info", SourceNotFound),
+        ("gt_tiny/../other", UnsafeSource),
+    ],
+)
+def test_package_without_a_list_of_files_has_the_directories_that_it_states(
+    path: str, error: type[BuildError], site: Path, tmp_path: Path
+) -> None:
+    for directory in (site, site / "other", site / "gt_tiny"):
+        directory.mkdir(exist_ok=True)
+        (directory / "config.json").write_text("{}")
+    with pytest.raises(error):
+        resolve_package(f"pypi:gt-tiny/{path}", tmp_path)
+    assert resolve_package("pypi:gt-tiny/gt_tiny", tmp_path).directory == site / "gt_tiny"
+
+
 def test_listed_file_may_link_to_the_cache_of_an_installer(site: Path, tmp_path: Path) -> None:
     list_files(site, "gt_tiny/model.gguf")
     cached = tmp_path / "cached"
@@ -96,5 +117,5 @@ def test_listed_file_may_link_to_the_cache_of_an_installer(site: Path, tmp_path:
 def test_missing_file_of_a_package_is_named(
     resolve: Resolve, suffix: str, site: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SourceNotFound, match=f"`gt-tiny` has no file `tiny/a{suffix}`"):
-        resolve(f"pypi:gt-tiny/tiny/a{suffix}", tmp_path)
+    with pytest.raises(SourceNotFound, match=f"`gt-tiny` has no file `gt_tiny/a{suffix}`"):
+        resolve(f"pypi:gt-tiny/gt_tiny/a{suffix}", tmp_path)
