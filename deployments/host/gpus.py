@@ -107,6 +107,8 @@ def _find_named(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
     if not gpus or not name.startswith(("GPU-", "MIG-")):
         return None
     named = (gpu for gpu in gpus if gpu.uuid.startswith(name))
+    if name.startswith("GPU-") and all(gpu.uuid for gpu in gpus):
+        return next(named, None)
     # The GPU of a MIG instance is unknown, and without nvidia-smi every UUID. CUDA 13 runs on all
     # GPUs with MIG, so take one on which it runs.
     fit = (gpu for gpu in gpus if gpu.problem is None)

@@ -81,6 +81,7 @@ def test_driver_and_capability_decide_whether_cuda_runs(gpu: Gpu, problem: str |
         ("2,0", ()),
         ("0,,1", (H200,)),
         ("none", ()),
+        ("GPU-5a1b,GPU-0000,GPU-7c2d", (H200,)),
     ],
 )
 def test_visible_gpus_are_those_that_cuda_shows(
