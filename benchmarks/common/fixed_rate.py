@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -24,18 +25,21 @@ class FixedRateSender:
 
     def start(self, requests: Iterable[SendRequest], rate: float) -> None:
         """Send `requests` in an endless cycle, `rate` of them per second, until `stop`."""
-        self._senders.append(asyncio.create_task(self._send_all(requests, 1 / rate)))
+        sender = asyncio.create_task(self._send_all(requests, 1 / rate))
+        sender.add_done_callback(self._count_failure)
+        self._senders.append(sender)
 
     async def stop(self) -> None:
         """Send no more requests, and wait for the pending answers.
 
-        Raises BenchmarkError if a request ended with an exception, since its result is missing.
+        Raises BenchmarkError if a request ended with an exception, since its result is missing. In
+        a `finally` block after another error, it does not replace that error.
         """
         for sender in self._senders:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
         await asyncio.gather(*self._requests, return_exceptions=True)
-        if self._failures:
+        if self._failures and sys.exception() is None:
             counts = ", ".join(f"{count} with {error}" for error, count in self._failures.items())
             raise BenchmarkError(
                 f"{self._failures.total()} requests of the load ended without a result: {counts}",
@@ -48,10 +52,10 @@ class FixedRateSender:
             await asyncio.sleep(max(0.0, next_s - time.perf_counter()))
             task = asyncio.create_task(send())
             self._requests.add(task)
-            task.add_done_callback(self._forget)
+            task.add_done_callback(self._requests.discard)
+            task.add_done_callback(self._count_failure)
             next_s += interval_s
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._requests.discard(task)
+    def _count_failure(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failures[repr(error)] += 1

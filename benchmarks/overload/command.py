@@ -19,7 +19,13 @@ import uvloop
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_rounds_option, add_run_options, add_url_option
-from benchmarks.common.report import log_progress, publish, start_run
+from benchmarks.common.report import (
+    RunMetadata,
+    keep_partial_results,
+    log_progress,
+    publish,
+    start_run,
+)
 from benchmarks.common.sentences import load_sentences
 from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
 from benchmarks.overload.results import (
@@ -61,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results.
 
+    If the run ends early, write the workloads that were measured.
+
     Raises BenchmarkError if a request of a closed loop fails, or if a sampled answer is wrong.
     Failures in the open loops are only counted in the results.
     """
@@ -68,17 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
     address = ServerAddress.parse(arguments.url)
     launcher = find_launcher(address)
     texts = load_sentences(None, arguments.seed).texts
-    results = OverloadResults(
-        url=address.url,
-        workloads=tuple(
-            OverloadRun(address, launcher, WORKLOADS[name](texts), arguments.seed).measure(
-                arguments.factors, arguments.rounds
-            )
-            for name in arguments.workloads
-        ),
-    )
-    publish(arguments, metadata, results, build_tables(results), text=describe(results))
-    if wrong := sum(level.wrong for each in results.workloads for level in each.levels):
+    measured: list[WorkloadResults] = []
+
+    def publish_so_far(so_far: RunMetadata) -> None:
+        if measured:
+            results = OverloadResults(url=address.url, workloads=tuple(measured))
+            publish(arguments, so_far, results, build_tables(results), text=describe(results))
+
+    with keep_partial_results(metadata, publish_so_far):
+        for name in arguments.workloads:
+            overload = OverloadRun(address, launcher, WORKLOADS[name](texts), arguments.seed)
+            measured.append(overload.measure(arguments.factors, arguments.rounds))
+    publish_so_far(metadata)
+    if wrong := sum(level.wrong for each in measured for level in each.levels):
         raise BenchmarkError(f"{wrong} answers were wrong", hint="see the table above")
     return 0
 
