@@ -183,9 +183,10 @@ def edit_for_host(
         (r"^  bind \*:(\d+)\n", r"  bind 127.0.0.1:\1\n"),
         (
             r"^frontend http_frontend\n    bind \S+\n",
-            # Clients must not read metrics. The ingress would decode the path and ignore slashes at
-            # its end, so the rule does so too.
-            _frontend(paths, limits) + _deny(f"if {{ path,url_dec,rtrim(/) {metrics} }}"),
+            # Clients must not read metrics. The ingress decodes the path, merges slashes and
+            # ignores those at its end (`route_path`), so the rule does so too.
+            _frontend(paths, limits)
+            + _deny(f"if {{ path,url_dec,regsub(//+,/,g),rtrim(/) {metrics} }}"),
         ),
         (
             r"^backend (?!default_backend\n)\S+\n",

@@ -7,6 +7,7 @@ a cached response. Handlers still use Starlette's Request and Response.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
@@ -49,6 +50,7 @@ from deployments.ingress.http.tracing import CURRENT_TRACE
 log = logging.getLogger("ray.serve.hundredfold")
 
 METERED_KEY = "hundredfold.metered"  # scope key of the MeteredRequest; None without key limits
+SLASHES = re.compile("//+")
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
 # Function that gets an admitted request and the path of its route, and may begin a trace.
 BeginTrace = Callable[[Request, str], None]
@@ -262,12 +264,16 @@ class _Request(Request):
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path below the application's prefix, without a slash at the end.
+    """Return the path below the application's prefix, without a slash at the end or after another.
 
-    Some clients append a slash, and not all clients follow redirects.
+    Some clients append a slash, or join a base URL that ends in one with a path that begins with
+    one. Not all clients follow redirects. HAProxy denies `/metrics` to clients in all these forms
+    (cluster/edge/haproxy_config.py).
     """
     path: str = scope["path"]
     prefix: str = scope.get("root_path", "")
     if prefix and path.startswith(prefix):
         path = path[len(prefix) :]
+    if "//" in path:
+        path = SLASHES.sub("/", path)
     return path.rstrip("/") or "/"

@@ -207,7 +207,11 @@ def test_metrics_have_a_port_of_their_own(edge: EdgeHarness) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/metrics/", "/metrics//", "/%6detrics", "/%6Detrics/?a=1", "/metrics%2f", "http://x/metrics"],
+    [
+        *("/metrics/", "/metrics//", "/metrics%2f", "/%6detrics", "/%6Detrics/?a=1"),
+        *("//metrics", "///metrics//", "/%2fmetrics", "http://x/metrics", "http://x//metrics"),
+        "/" * 9_000 + "metrics",
+    ],
 )
 def test_no_spelling_of_the_path_opens_metrics_to_clients(edge: EdgeHarness, path: str) -> None:
     with socket.create_connection(("127.0.0.1", edge.port)) as client:
