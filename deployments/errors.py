@@ -21,6 +21,7 @@
     ├── UnknownToken                422
     ├── Overloaded                  429  a queue is full, nothing was computed
     │   └── RateLimited                  the API key has used its limit
+    ├── ClientDisconnected          499  the client left before the end of its body
     ├── EngineFailed                500
     │   ├── EngineLost              the engine must be replaced
     │   └── RequirementMissing      this host or its settings cannot run the model
@@ -227,6 +228,15 @@ class RateLimited(Overloaded):
     """The API key has reached one of its limits."""
 
     code = "rate_limit_exceeded"
+
+
+class ClientDisconnected(ServeError):
+    """The client left before it had sent the whole body. No client gets this error.
+
+    Its status is also that of the records of clients that left later.
+    """
+
+    status, code = 499, "client_disconnected"
 
 
 class EngineFailed(ServeError):

@@ -16,8 +16,6 @@ log = logging.getLogger("ray.serve.hundredfold")
 R = TypeVar("R", contravariant=True)
 
 FLUSH_INTERVAL_S = 0.5
-# Recorded status of a request whose client disconnects before the end. It is never sent.
-CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)

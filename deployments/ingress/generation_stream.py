@@ -15,9 +15,14 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.errors import DeadlineExceeded, EngineFailed, ServeError, forget_frames
+from deployments.errors import (
+    ClientDisconnected,
+    DeadlineExceeded,
+    EngineFailed,
+    ServeError,
+    forget_frames,
+)
 from deployments.messages import Chunk, Finished, FinishReason, GenerationTimings, Started
-from deployments.records import CLIENT_CLOSED_REQUEST
 from deployments.registry import RegisteredModel
 
 GenerationSource = AsyncGenerator[Started | Chunk, None]
@@ -141,7 +146,7 @@ class GenerationStream:
 
     async def aclose(self) -> None:
         """Stop generating. KV slots are freed even if this call is cancelled."""
-        await self._stop(CLIENT_CLOSED_REQUEST)
+        await self._stop(ClientDisconnected.status)
 
     async def _stop(self, status: int) -> None:
         self._end(status)

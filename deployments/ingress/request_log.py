@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
-from deployments.errors import DeadlineExceeded, ServeError, missing_model
+from deployments.errors import ClientDisconnected, DeadlineExceeded, ServeError, missing_model
 from deployments.ingress.http.current_request import current_request
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
 from deployments.ingress.http.error_responses import select_response_status
@@ -20,7 +20,7 @@ from deployments.ingress.response_cache import ResponseCache
 from deployments.keys.caller import Caller, current_caller
 from deployments.messages import CallTimings, Finished, ModelRef
 from deployments.rate_limit import RateLimit
-from deployments.records import CLIENT_CLOSED_REQUEST, RequestRecord, RequestRecorder
+from deployments.records import RequestRecord, RequestRecorder
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -31,7 +31,7 @@ SLOW_REQUEST_S = 1.0
 MAX_LINES_PER_S = 20
 LINE_LIMIT = RateLimit(MAX_LINES_PER_S)  # of all lines but DEBUG
 # Statuses of requests that end without an answer, although a replica may have worked on them.
-UNFINISHED = frozenset({CLIENT_CLOSED_REQUEST, DeadlineExceeded.status})
+UNFINISHED = frozenset({ClientDisconnected.status, DeadlineExceeded.status})
 
 
 NO_TIMINGS = CallTimings()
@@ -98,7 +98,7 @@ class RequestSpan:
         records their responses too.
         """
         if isinstance(error, asyncio.CancelledError):
-            self.close(CLIENT_CLOSED_REQUEST)
+            self.close(ClientDisconnected.status)
         elif isinstance(error, ServeError) and missing_model(error) is None:
             error.recorded = True
             self.close(error.status, error)

@@ -19,9 +19,10 @@ class AsgiClient:
     """Client that sends one request and records the messages of the response.
 
     After `max_messages` messages the client stops reading, so the application blocks.
+    With `uploads`, it never sends the end of the body.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  tests set one or two options each
         self,
         app: ASGIApp,
         path: str,
@@ -30,11 +31,13 @@ class AsgiClient:
         method: str = "POST",
         headers: tuple[tuple[bytes, bytes], ...] = (),
         max_messages: int = 1_000_000,
+        uploads: bool = False,
     ) -> None:
         self.messages: list[Message] = []
         self._max_messages = max_messages
         self._body = orjson.dumps(body)
         self._sent = False
+        self._uploads = uploads
         self._disconnected = asyncio.Event()
         scope = {
             "type": "http",
@@ -69,7 +72,7 @@ class AsgiClient:
     async def _receive(self) -> Message:
         if not self._sent:
             self._sent = True
-            return {"type": "http.request", "body": self._body, "more_body": False}
+            return {"type": "http.request", "body": self._body, "more_body": self._uploads}
         await self._disconnected.wait()
         return {"type": "http.disconnect"}
 

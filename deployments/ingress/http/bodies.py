@@ -15,7 +15,13 @@ from starlette.responses import Response
 
 from deployments.capacity import Capacity
 from deployments.config import LimitSettings
-from deployments.errors import BodyTooLarge, BodyTooSlow, MalformedBody, UnsupportedEncoding
+from deployments.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    ClientDisconnected,
+    MalformedBody,
+    UnsupportedEncoding,
+)
 from deployments.ingress.client_identity import current_client
 
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -197,7 +203,8 @@ def is_deeper_than(value: Any, depth: int) -> bool:
 async def read_body(request: Request, limits: LimitSettings) -> bytes:
     """Read the body and decode its `content-encoding`. Later calls return the same body again.
 
-    Raises BodyTooLarge, BodyTooSlow, MalformedBody, Overloaded or UnsupportedEncoding.
+    Raises BodyTooLarge, BodyTooSlow, ClientDisconnected, MalformedBody, Overloaded or
+    UnsupportedEncoding.
     """
     if (body := request.scope.get(BODY_KEY)) is not None:
         return bytes(body)
@@ -230,7 +237,7 @@ async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeo
     while more:
         message = await request.receive()
         if message["type"] == "http.disconnect":
-            raise MalformedBody("the body ended early", field="body")
+            raise ClientDisconnected("the client left before the end of the body", field="body")
         chunk: bytes = message.get("body", b"")
         more = message.get("more_body", False)
         received += len(chunk)

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.config import TracingSettings
-from deployments.errors import BadSetting, ServeError
+from deployments.errors import BadSetting, ClientDisconnected, ServeError
 from deployments.host.machine import installed_versions
 from deployments.ingress.arrivals import current_arrival
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
@@ -27,7 +27,7 @@ from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text
 from deployments.ingress.http.trace_context import TraceContext, read_trace_context
 from deployments.messages import Finished
 from deployments.rate_limit import RateLimit
-from deployments.records import CLIENT_CLOSED_REQUEST, RequestRecord
+from deployments.records import RequestRecord
 
 if TYPE_CHECKING:
     from deployments.ingress.http.span_export import SpanExport
@@ -92,7 +92,7 @@ class RequestTrace:
         self._span.set_attributes(describe_record(closed.record, closed.finished))
         if status >= 400:
             self._span.set_attribute("error.type", closed.error_code or str(status))
-        if status >= CLIENT_CLOSED_REQUEST:
+        if status >= ClientDisconnected.status:
             self._export.mark_failed(self._span)
         ends_ns = closed.closed_ns
         for name, seconds in reversed(list_stages(closed.record, closed.finished)):

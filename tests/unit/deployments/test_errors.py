@@ -45,6 +45,7 @@ CONTRACT = [
     (errors.UnknownToken, 422, "unknown_token", False),
     (errors.Overloaded, 429, "overloaded", True),
     (errors.RateLimited, 429, "rate_limit_exceeded", True),
+    (errors.ClientDisconnected, 499, "client_disconnected", False),
     (errors.EngineLost, 500, "engine_failed", False),
     (errors.RequirementMissing, 500, "requirement_missing", False),
     (errors.ModelLoading, 503, "model_loading", True),

@@ -235,6 +235,15 @@ async def test_request_whose_client_leaves_is_recorded(
     assert [(r.model, r.status, r.items) for r in server.recorder.records] == [(EMBEDDER, 499, 1)]
 
 
+async def test_client_that_leaves_during_its_upload_has_made_no_mistake(tiny_store: Path) -> None:
+    server = InProcess(tiny_store)
+    async with server.application() as app:
+        client = AsgiClient(app, EMBED, {"inputs": "a"}, uploads=True)
+        client.disconnect()
+        await client.task
+    assert [r.status for r in server.recorder.records] == [499]
+
+
 @pytest.mark.parametrize(
     ("status", "total_s", "level"),
     [
