@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -40,6 +41,20 @@ MAX_CPU_S = 2.0
 # Product of two integers. Larger factors take long, and Python cannot interrupt a multiplication.
 MAX_PRODUCT_BITS = 256
 MAX_REASON_CHARACTERS = 300
+# A conversation and a tool, to find out whether a template uses tools.
+PROBE = Chat(({"role": "user", "content": "Hello"},))
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "Name of the city"}},
+            "required": ["city"],
+        },
+    },
+}
 
 
 class ChatTemplate:
@@ -84,6 +99,14 @@ class ChatTemplate:
                 )
             pieces.append(piece)
         return "".join(pieces)
+
+    @cached_property
+    def ignores_tools(self) -> bool:
+        """Whether the prompt of PROBE is the same with and without PROBE_TOOL."""
+        try:
+            return self.render(PROBE) == self.render(PROBE._replace(tools=(PROBE_TOOL,)))
+        except (InvalidField, InputTooLong):
+            return False
 
     def _pieces(self, chat: Chat) -> Iterator[str]:
         try:

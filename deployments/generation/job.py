@@ -134,6 +134,7 @@ class Job(ABC):
     drafter: PromptLookupDrafter | None = None  # None: no speculative decoding
     client: str = ""  # identifies the client: the queue is fair between clients
     priority: int = 0  # index in PRIORITIES; 0 is the highest priority
+    ignores_tools: bool = False  # see `Started`
 
     def __init__(
         self,
@@ -262,6 +263,7 @@ class SamplingJob(Job):
             self._sampler.seed,
             compute_type,
             tuple(self._prompt_tokens),
+            self.ignores_tools,
         )
 
     def accept_logits(self, logits: Logits) -> JobStep:

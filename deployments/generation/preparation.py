@@ -155,6 +155,10 @@ class PromptTokenizer:
     def select_template(self, chat: Chat) -> ChatTemplate:
         return self._tool_template if chat.tools else self._template
 
+    def ignores_tools(self, prompt: Prompt) -> bool:
+        """Return whether a conversation has tools that its chat template does not use."""
+        return isinstance(prompt, Chat) and bool(prompt.tools) and self._tool_template.ignores_tools
+
     @cached_property
     def _template(self) -> ChatTemplate:
         return self._read_template(CHAT_TEMPLATE_NAME)
@@ -268,6 +272,7 @@ class RequestPreparer:
             reasoning = self._find_reasoning(call.prompt, ids, trims_text=constraint is None)
             job = SamplingJob(ids, options, self._model, constraint, call.deadline_s, reasoning)
         job.client, job.priority = call.client, call.priority
+        job.ignores_tools = self._prompts.ignores_tools(call.prompt)
         return job
 
     def _find_reasoning(

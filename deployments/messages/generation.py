@@ -172,6 +172,7 @@ class Started(NamedTuple):
     seed: int
     compute_type: str  # such as "cpu-int4"
     prompt: tuple[Token, ...] = ()  # empty unless `prompt_logprobs` is set
+    ignores_tools: bool = False  # the request has tools, and the chat template does not use them
 
 
 class GenerationTimings(NamedTuple):

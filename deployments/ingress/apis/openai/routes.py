@@ -49,6 +49,7 @@ from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.apis.shared.response_headers import (
+    CHAT_HEADERS,
     GENERATION_HEADERS,
     INFERENCE_HEADERS,
     generation_headers,
@@ -145,6 +146,7 @@ class OpenAIRoutes:
                 paths=("/v1/chat/completions", "/models/{id:path}/v1/chat/completions"),
                 handler=self.chat,
                 summary="The next message of a conversation",
+                headers=CHAT_HEADERS,
                 body=build_schema(ChatBody),
                 response=build_schema(ChatCompletion),
                 examples={"a question": EXAMPLE_CHAT},

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from deployments.artifacts.types import Device
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse, InferenceResponse
-from deployments.messages import Completion
+from deployments.messages import Completion, Started
 
 # Descriptions for the OpenAPI document.
 GENERATION_HEADERS: Mapping[str, str] = {
@@ -20,6 +20,10 @@ GENERATION_HEADERS: Mapping[str, str] = {
     "x-compute-fallback": "`cpu` if `use_gpu` was requested and no GPU was available.",
     "x-sha": "Version of the model that answered; `id@version` names it.",
     "server-timing": "Milliseconds of each phase. Not in streams.",
+}
+CHAT_HEADERS: Mapping[str, str] = {
+    **GENERATION_HEADERS,
+    "x-hf-warning": "`tools-ignored` if the chat template of the model does not use `tools`.",
 }
 INFERENCE_HEADERS: Mapping[str, str] = {
     **GENERATION_HEADERS,
@@ -64,6 +68,7 @@ def generation_headers(response: GenerationResponse) -> dict[str, str]:
         "x-sha": response.model.ref.version,
         "server-timing": generation_timing(completions, response.total_s),
         **fallback_headers(response.fallback),
+        **tool_headers(completions[0].started),
     }
 
 
@@ -73,12 +78,20 @@ def stream_headers(stream: GenerationStream) -> dict[str, str]:
         "x-compute-type": stream.started[0].compute_type,
         "x-sha": stream.model.ref.version,
         **fallback_headers(stream.fallback),
+        **tool_headers(stream.started[0]),
     }
 
 
 def fallback_headers(fallback: Device | None) -> dict[str, str]:
     """Return a header with the device that replaced the requested GPU; empty without fallback."""
     return {} if fallback is None else {"x-compute-fallback": fallback.value}
+
+
+def tool_headers(started: Started) -> dict[str, str]:
+    """Return a header with a warning if the model cannot see the tools of the request."""
+    if not started.ignores_tools:
+        return {}
+    return {"x-hf-warning": "tools-ignored; the chat template of the model does not use `tools`"}
 
 
 def generated_tokens(completions: Sequence[Completion]) -> int:

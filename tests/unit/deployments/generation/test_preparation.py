@@ -183,6 +183,26 @@ def test_template_receives_tools(tmp_path: Path) -> None:
     assert render_prompt(tmp_path, chat, template) == '{"name": "where", "about": "<é> & more"}'
 
 
+WHERE = {"type": "function", "function": {"name": "where"}}
+TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "is_ignored"),
+    [
+        (CHAT_ML, HELLO._replace(tools=(WHERE,)), True),
+        (CHAT_ML, HELLO, False),
+        (CHAT_ML, "hello", False),
+        (TOOLS + CHAT_ML, HELLO._replace(tools=(WHERE,)), False),
+        ("{{ raise_exception('no') }}", HELLO._replace(tools=(WHERE,)), False),
+    ],
+)
+def test_tools_are_ignored_if_the_template_renders_the_same_without_them(
+    template: str, chat: Prompt, is_ignored: bool, tmp_path: Path
+) -> None:
+    assert reader(tmp_path, template).ignores_tools(chat) is is_ignored
+
+
 @pytest.mark.parametrize(
     ("arguments", "written"),
     [({"n": 1}, '{"n": 1}'), ('{"n": 1}', '"{\\"n\\": 1}"')],

@@ -54,6 +54,19 @@ async def client(store: Path, models: Sequence[str] = MODELS) -> AsyncIterator[h
         await replica.close()
 
 
+TOOL = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_response_warns_if_the_chat_template_ignores_tools(store: Path, stream: bool) -> None:
+    body = {**ASKED, "stream": stream}
+    async with client(store) as http:
+        plain = await http.post(CHAT, json=body)
+        with_tools = await http.post(CHAT, json={**body, "tools": [TOOL]})
+    assert "x-hf-warning" not in plain.headers
+    assert with_tools.headers["x-hf-warning"].startswith("tools-ignored; ")
+
+
 async def test_chat_stream_equals_the_whole_response(store: Path) -> None:
     async with client(store) as http:
         full = (await http.post(CHAT, json=ASKED)).json()
