@@ -37,7 +37,8 @@ class EmbeddingParameters(SimilarityParameters):
 
 
 class EmbeddingOptions(NamedTuple):
-    normalize: bool
+    # None: before the truncation, as sentence-transformers does where the checkpoint truncates.
+    normalize: bool | None
     dimensions: int
 
 
@@ -69,9 +70,9 @@ class FeatureExtraction(Task):
                 f"`parameters.dimensions` is {dimensions}; the maximum is {manifest.output_width}",
                 field="parameters.dimensions",
             )
-        normalize = params.normalize
-        if normalize is None:  # sentence-transformers does not normalize after its own truncation
-            normalize = manifest.normalize and (default is None or params.dimensions is not None)
+        normalize, is_shortened = params.normalize, bool(default) and params.dimensions is None
+        if normalize is None and not (is_shortened and manifest.normalize):
+            normalize = manifest.normalize
         return TaskInput(
             texts=add_prompt(texts, params.prompt_name, manifest),
             fields=fields,
@@ -84,7 +85,9 @@ class FeatureExtraction(Task):
 
         Vectors are truncated to the requested dimensions before they are normalized.
         """
-        truncated = _stack_vectors(context)[:, : options.dimensions]
+        own_way = options.normalize is None
+        vectors = _stack_vectors(context) if own_way else np.stack(context.rows)
+        truncated = vectors[:, : options.dimensions]
         # Contiguous, because the JSON encoder and the transport copy whole buffers.
         return normalize(truncated) if options.normalize else np.ascontiguousarray(truncated)
 
