@@ -69,6 +69,7 @@ def test_installed_package_is_read_without_import(
     (site / "gt_tiny" / "__init__.py").write_text("raise SystemExit('imported')")
     (site / "gt_tiny-1.5.dist-info").mkdir()
     (site / "gt_tiny-1.5.dist-info" / "METADATA").write_text("Name: gt-tiny\nVersion: 1.5\n")
+    (site / "gt_tiny-1.5.dist-info" / "top_level.txt").write_text("gt_tiny\n")
     monkeypatch.syspath_prepend(str(site))
 
     index = LocalIndex(embedding_source)
