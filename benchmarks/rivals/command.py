@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,13 @@ from benchmarks.common.options import (
     add_load_options,
     add_rounds_option,
 )
-from benchmarks.common.report import log_progress, publish, start_run
+from benchmarks.common.report import (
+    RunMetadata,
+    keep_partial_results,
+    log_progress,
+    publish,
+    start_run,
+)
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import RoundSummary
 from benchmarks.rivals.answers import ReferenceEmbeddings, require_right, required_cosine
@@ -109,14 +115,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results.
 
-    Rivals that fail are left out. Raises ServeError if Hundredfold does not start, or, after the
-    results are written, if one of its requests failed or its answers are wrong.
+    Rivals that fail are left out. If the run ends early, write the results of its complete rounds.
+
+    Raises ServeError if Hundredfold does not start, or, after the results are written, if one of
+    its requests failed or its answers are wrong.
     """
     metadata = start_run("rivals", arguments.command_line, arguments.seed)
     logs = (arguments.out / f"{metadata.stem}-logs").resolve()
-    with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="rivals-") as scratch:
-        results = measure(arguments, Path(scratch), logs)
-    publish(arguments, metadata, results, build_tables(results), text=describe(results))
+    by_round: list[RivalResults] = []
+
+    def publish_so_far(so_far: RunMetadata) -> None:
+        for results in by_round[-1:]:
+            publish(arguments, so_far, results, build_tables(results), text=describe(results))
+
+    with (
+        keep_partial_results(metadata, publish_so_far),
+        stop_signals_interrupt(),
+        tempfile.TemporaryDirectory(prefix="rivals-") as scratch,
+    ):
+        for results in measure(arguments, Path(scratch), logs):
+            by_round.append(results)
+    publish_so_far(metadata)
     for path in plot_rivals(arguments.out, metadata, results):
         log_progress(f"wrote {path}")
     require_answered(results)
@@ -125,8 +144,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalResults:
-    """Prepare and run all rounds. Drop rivals that fail. Servers log to `logs`."""
+def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> Iterator[RivalResults]:
+    """Prepare and run all rounds. Yield the results of all rounds so far after each one.
+
+    Drop rivals that fail. Servers log to `logs`.
+    """
     model = open_model(arguments, arguments.model)
     has_generation = GENERATION in arguments.workloads
     generator = open_generator(arguments) if has_generation else None
@@ -150,7 +172,8 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> RivalRe
         for number in range(1, arguments.rounds + 1):
             engine.run_round(number)
             rounds.run_round(server, number)
-    return summarize_rounds(arguments, rounds, materials, environments, engine.summarize())
+            rates = engine.summarize()
+            yield summarize_rounds(number, rounds, materials, environments, rates)
 
 
 def open_model(arguments: argparse.Namespace, name: str) -> LocalModel:
@@ -239,13 +262,13 @@ def start_ours(
 
 
 def summarize_rounds(
-    arguments: argparse.Namespace,
+    count: int,
     rounds: RivalRounds,
     materials: Materials,
     environments: Mapping[str, Environment],
     engine: Mapping[str, RoundSummary],
 ) -> RivalResults:
-    """Check all answers and summarize the rounds."""
+    """Check all answers and summarize the first `count` rounds, the ones that are complete."""
     checks = check_ours(rounds)
     return RivalResults(
         models=tuple(
@@ -253,8 +276,8 @@ def summarize_rounds(
             for model in (materials.model, materials.generator)
             if model is not None
         ),
-        rounds=arguments.rounds,
-        window_s=arguments.seconds,
+        rounds=count,
+        window_s=rounds.window_s,
         workloads={workload.name: workload.tokens for workload in rounds.workloads},
         engine=engine,
         idle_cores=summarize_if_any(rounds.ours.idle_cores),

@@ -17,6 +17,8 @@ from benchmarks.common.sentences import STSB_NAME
 from benchmarks.rivals.answers import ReferenceEmbeddings
 from benchmarks.rivals.apis import inputs_api
 from benchmarks.rivals.catalog import FP32, RIVALS, Rival
+from benchmarks.rivals.rounds import RivalRounds
+from benchmarks.servers.processes import ServerProcess
 from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
 
@@ -67,19 +69,15 @@ def toys(
     return tuple(rival.name for rival in rivals)
 
 
-def test_rivals_measures_pairs_and_names_what_failed(
-    tiny_store: Path,
-    vectors: dict[str, list[float]],
-    toys: tuple[str, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    data = tmp_path / "data"
+def measure(
+    store: Path, vectors: dict[str, list[float]], rivals: tuple[str, ...], directory: Path
+) -> int:
+    """Run two rounds against a server that answers with `vectors`. Return the exit status."""
+    data = directory / "data"
     data.mkdir()
     lines = [f"1.0\t{one}\t{two}" for one in WORDS for two in WORDS]
     (data / STSB_NAME).write_text("score\tsentence1\tsentence2\n" + "\n".join(lines))
-
-    version = LocalModel.open(tiny_store, EMBEDDER).manifest.version
+    version = LocalModel.open(store, EMBEDDER).manifest.version
 
     def answer(n: int, request: ReceivedRequest) -> FakeAnswer:
         if request.method == "GET":
@@ -89,11 +87,45 @@ def test_rivals_measures_pairs_and_names_what_failed(
         return FakeAnswer(body=orjson.dumps([vectors[text] for text in texts]))
 
     with FakeServer(answer).in_thread() as ours:
-        places = ["--store", str(tiny_store), "--data", str(data), "--out", str(tmp_path / "out")]
-        scope = ["--rivals", *toys, "--workloads", "sentences", "lists", "--connections", "2"]
+        places = ["--store", str(store), "--data", str(data), "--out", str(directory / "out")]
+        scope = ["--rivals", *rivals, "--workloads", "sentences", "lists", "--connections", "2"]
         options = [*places, *scope, "--rounds", "2", "--seconds", "1"]
-        status = main(["rivals", "--model", EMBEDDER, "--url", ours.target.url, *options])
-    assert status == 0
+        return main(["rivals", "--model", EMBEDDER, "--url", ours.target.url, *options])
+
+
+def test_interrupted_run_keeps_its_complete_rounds(
+    tiny_store: Path,
+    vectors: dict[str, list[float]],
+    toys: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_round = RivalRounds.run_round
+
+    def interrupt_second(rounds: RivalRounds, server: ServerProcess, number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+        run_round(rounds, server, number)
+
+    monkeypatch.setattr(RivalRounds, "run_round", interrupt_second)
+    assert measure(tiny_store, vectors, toys[:1], tmp_path) != 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    written = orjson.loads(path.read_bytes())
+    assert written["run"]["incomplete"] == "KeyboardInterrupt()"
+    assert written["results"]["rounds"] == 1
+    (right,) = written["results"]["rivals"]
+    assert len(right["levels"][0]["rival"]["requests_per_s"]["values"]) == 1
+
+
+def test_rivals_measures_pairs_and_names_what_failed(
+    tiny_store: Path,
+    vectors: dict[str, list[float]],
+    toys: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    version = LocalModel.open(tiny_store, EMBEDDER).manifest.version
+    assert measure(tiny_store, vectors, toys, tmp_path) == 0
     (path,) = (tmp_path / "out").glob("*.json")
     results = orjson.loads(path.read_bytes())["results"]
     (right,) = results["rivals"]
