@@ -32,8 +32,9 @@ class FixedRateSender:
     async def stop(self) -> None:
         """Send no more requests, and wait for the pending answers.
 
-        Raises BenchmarkError if a request ended with an exception, since its result is missing. In
-        a `finally` block after another error, it does not replace that error.
+        Raises BenchmarkError if a request ended with an exception, since its result is missing. It
+        does not replace an error that is handled now, so call it in a `finally` block, not in an
+        `except` block.
         """
         for sender in self._senders:
             sender.cancel()

@@ -20,7 +20,7 @@ from build_artifacts.checkpoints.foreign import GGUF_SUFFIX
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
-from build_artifacts.sources.local import find_file
+from build_artifacts.sources.local import absolute_ref, find_file
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find_package_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
@@ -56,7 +56,9 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     directory = scratch / "gguf"
     directory.mkdir()
     _write_descriptions(file, directory)
-    return Checkpoint(directory, ModelSource(ref=ref, revision=f"{prefix}{digest}"), model_id, file)
+    return Checkpoint(
+        directory, ModelSource(ref=absolute_ref(ref), revision=f"{prefix}{digest}"), model_id, file
+    )
 
 
 def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:

@@ -43,6 +43,11 @@ def find_file(ref: str) -> Path | None:
     return path.resolve() if path is not None and is_plain_file(path) else None
 
 
+def absolute_ref(ref: str) -> str:
+    """Return the absolute path of a local file, whose directory clients do not see; else `ref`."""
+    return str(find_file(ref) or ref)
+
+
 def _expand(ref: str) -> Path | None:
     """Return the path `ref`; None for `~` of an unknown user, and for a null byte."""
     try:

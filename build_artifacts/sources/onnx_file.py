@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.checkpoints.foreign import ONNX_SUFFIX
 from build_artifacts.errors import SourceNotFound
-from build_artifacts.sources.local import find_file
+from build_artifacts.sources.local import absolute_ref, find_file
 from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find_package_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256
@@ -42,7 +42,9 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
     except OSError as exc:
         raise unreadable_source(file, str(exc.strerror)) from exc
     revision = version + hashlib.sha256(digests.encode()).hexdigest()
-    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), model_id, file)
+    return Checkpoint(
+        directory, ModelSource(ref=absolute_ref(ref), revision=revision), model_id, file
+    )
 
 
 def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:

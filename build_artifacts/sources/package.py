@@ -104,7 +104,7 @@ def _locate(
     """Return the version of a package and `package.path` in it, installed or below `scratch`.
 
     The path may not exist. Raises SourceNotFound if the download fails or if an installed package
-    does not list the path. One without a list of files states its directories in top_level.txt.
+    does not list the path. One without a list of files has the directories of `_list_directories`.
     Raises UnsafeSource for a path outside of the package, and the errors of `unpack`.
     """
     distribution = _find_installed(package)
@@ -119,17 +119,27 @@ def _locate(
         raise _outside_package(package)
     if distribution.files is None:  # such as a package of the operating system
         found = _find_path_inside(root, package)
-        own = (distribution.read_text("top_level.txt") or "").split()
-        if not any(path.is_relative_to(name) for name in own):
+        own = _list_directories(distribution)
+        if path.parts[:1] not in [(name,) for name in own]:
             raise SourceNotFound(
                 f"`{package.requirement}` does not state `{package.path}` as its own",
-                hint="name a path below a directory of its `top_level.txt`, or install it with pip",
+                hint=f"name a path below {' or '.join(f'`{name}`' for name in own)}, or install it "
+                "with pip",
             )
         return distribution.version, found
     if not path.parts or not any(file.is_relative_to(path) for file in distribution.files):
         raise _not_in_package(package, "path")
     # A listed file may be a link: some installers link to their cache.
     return distribution.version, root / path
+
+
+def _list_directories(distribution: metadata.Distribution) -> list[str]:
+    """List the directories of an installed package, for one without a list of files.
+
+    Only setuptools writes top_level.txt. Without it, the usual directory has the package's name.
+    """
+    stated = (distribution.read_text("top_level.txt") or "").split()
+    return stated or [distribution.name.replace("-", "_").replace(".", "_")]
 
 
 def _find_path_inside(root: Path, package: PackageRef) -> Path:

@@ -41,9 +41,7 @@ MAX_CPU_S = 2.0
 # Product of two integers. Larger factors take long, and Python cannot interrupt a multiplication.
 MAX_PRODUCT_BITS = 256
 MAX_REASON_CHARACTERS = 300
-# A conversation and a tool, to find out whether a template uses tools.
-PROBE = Chat(({"role": "user", "content": "Hello"},))
-PROBE_TOOL: dict[str, Any] = {
+_PROBE_TOOL: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -55,6 +53,8 @@ PROBE_TOOL: dict[str, Any] = {
         },
     },
 }
+# A conversation with a tool, to find out whether a template uses tools.
+PROBE = Chat(({"role": "user", "content": "Hello"},), tools=(_PROBE_TOOL,))
 
 
 class ChatTemplate:
@@ -100,11 +100,20 @@ class ChatTemplate:
             pieces.append(piece)
         return "".join(pieces)
 
+    def ignores_tools(self, chat: Chat) -> bool:
+        """Return whether the prompt of `chat` is the same without its tools.
+
+        If the template uses the tool of PROBE, `chat` is not rendered again: it counts as used.
+        """
+        return self._ignores_tools_of_probe and self._is_same_without_tools(chat)
+
     @cached_property
-    def ignores_tools(self) -> bool:
-        """Whether the prompt of PROBE is the same with and without PROBE_TOOL."""
+    def _ignores_tools_of_probe(self) -> bool:
+        return self._is_same_without_tools(PROBE)
+
+    def _is_same_without_tools(self, chat: Chat) -> bool:
         try:
-            return self.render(PROBE) == self.render(PROBE._replace(tools=(PROBE_TOOL,)))
+            return self.render(chat) == self.render(chat._replace(tools=()))
         except (InvalidField, InputTooLong):
             return False
 

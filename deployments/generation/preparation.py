@@ -157,7 +157,9 @@ class PromptTokenizer:
 
     def ignores_tools(self, prompt: Prompt) -> bool:
         """Return whether a conversation has tools that its chat template does not use."""
-        return isinstance(prompt, Chat) and bool(prompt.tools) and self._tool_template.ignores_tools
+        if not isinstance(prompt, Chat) or not prompt.tools:
+            return False
+        return self._tool_template.ignores_tools(prompt)
 
     @cached_property
     def _template(self) -> ChatTemplate:

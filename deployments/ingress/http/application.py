@@ -50,7 +50,9 @@ from deployments.ingress.http.tracing import CURRENT_TRACE
 log = logging.getLogger("ray.serve.hundredfold")
 
 METERED_KEY = "hundredfold.metered"  # scope key of the MeteredRequest; None without key limits
-SLASHES = re.compile("//+")
+# Slashes that `route_path` merges. A model id is never empty, so those after `/models` stay: else
+# `/models/$ORG/NAME` would name another model where the variable is empty.
+SLASHES = re.compile("(?<!/models)//+")
 Lifespan = Callable[[], AbstractAsyncContextManager[object]]
 # Function that gets an admitted request and the path of its route, and may begin a trace.
 BeginTrace = Callable[[Request, str], None]
@@ -264,7 +266,7 @@ class _Request(Request):
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path below the application's prefix, without a slash at the end or after another.
+    """Return the path below the application's prefix, with SLASHES merged and none at the end.
 
     Some clients append a slash, or join a base URL that ends in one with a path that begins with
     one. Not all clients follow redirects. HAProxy denies `/metrics` to clients in all these forms

@@ -80,6 +80,15 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
     assert tokenizer.encode(text).ids == original.encode(text).ids
 
 
+def test_relative_path_is_recorded_as_absolute(
+    tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients see the name of a local file, not its directory. A relative path looks like a hub's."""
+    monkeypatch.chdir(file.parent.parent)
+    relative = str(file.relative_to(file.parent.parent))
+    assert resolve(relative, tmp_path, HuggingFaceHub()).source.ref == str(file.resolve())
+
+
 def test_hub_gguf_downloads_single_file(tmp_path: Path, file: Path) -> None:
     hub = OneFileHub(file)
     result = resolve("org/tiny@v1/tiny.gguf", tmp_path, hub)

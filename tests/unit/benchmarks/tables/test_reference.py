@@ -1,6 +1,6 @@
 """Tables of the documents that are built from the code, such as those of settings and tasks.
 
-tests/unit/benchmarks/test_tables.py checks that the documents contain the current tables.
+tests/unit/benchmarks/tables/test_command.py checks that the documents contain the current tables.
 """
 
 from __future__ import annotations

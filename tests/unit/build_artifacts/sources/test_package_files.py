@@ -103,6 +103,17 @@ def test_package_without_a_list_of_files_has_the_directories_that_it_states(
     assert resolve_package("pypi:gt-tiny/gt_tiny", tmp_path).directory == site / "gt_tiny"
 
 
+def test_package_without_any_list_has_the_directory_of_its_name(site: Path, tmp_path: Path) -> None:
+    (site / "gt_tiny-1.5.dist-info" / "top_level.txt").unlink()
+    for directory in ("other", "gt_tiny"):
+        (site / directory).mkdir()
+        (site / directory / "config.json").write_text("{}")
+    assert resolve_package("pypi:gt-tiny/gt_tiny", tmp_path).directory == site / "gt_tiny"
+    with pytest.raises(SourceNotFound) as caught:
+        resolve_package("pypi:gt-tiny/other", tmp_path)
+    assert "name a path below `gt_tiny`" in caught.value.hint
+
+
 def test_listed_file_may_link_to_the_cache_of_an_installer(site: Path, tmp_path: Path) -> None:
     list_files(site, "gt_tiny/model.gguf")
     cached = tmp_path / "cached"

@@ -195,6 +195,13 @@ TOOLS = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
         (CHAT_ML, "hello", False),
         (TOOLS + CHAT_ML, HELLO._replace(tools=(WHERE,)), False),
         ("{{ raise_exception('no') }}", HELLO._replace(tools=(WHERE,)), False),
+        # Templates that use tools only in some conversations.
+        ("{% if documented %}" + TOOLS + "{% endif %}x", HELLO._replace(tools=(WHERE,)), True),
+        (
+            "{% if documented %}" + TOOLS + "{% endif %}x",
+            HELLO._replace(tools=(WHERE,), variables=(("documented", True),)),
+            False,
+        ),
     ],
 )
 def test_tools_are_ignored_if_the_template_renders_the_same_without_them(

@@ -128,11 +128,16 @@ async def test_slash_at_the_end_and_prefix_of_the_application_are_ignored(
         assert (await http.post("/prefix/models/a/b")).text == "model a/b"
 
 
-@pytest.mark.parametrize("path", ["//models/a/b", "/models//a/b", "///models/a//b//"])
+@pytest.mark.parametrize("path", ["//models/a/b", "/models/a///b", "///models/a//b//"])
 async def test_slashes_after_slashes_are_ignored(path: str, app: HttpApplication) -> None:
     """Clients join base URLs that end in a slash with paths that begin with one."""
     async with client(app) as http:
         assert (await http.post(f"http://test{path}")).text == "model a/b"
+
+
+async def test_slashes_after_models_stand_for_an_empty_id(app: HttpApplication) -> None:
+    async with client(app) as http:
+        assert (await http.post("http://test/models//a/b")).text == "model /a/b"
 
 
 async def test_unexpected_failure_is_answered_without_details_and_recorded() -> None:
