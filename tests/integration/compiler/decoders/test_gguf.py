@@ -83,7 +83,7 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
 def test_relative_path_is_recorded_as_absolute(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Clients see the name of a local file, not its directory. A relative path looks like a hub's."""
+    """Clients see only the name of a local file. A relative path looks like one of a hub."""
     monkeypatch.chdir(file.parent.parent)
     relative = str(file.relative_to(file.parent.parent))
     assert resolve(relative, tmp_path, HuggingFaceHub()).source.ref == str(file.resolve())
