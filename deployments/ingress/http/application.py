@@ -46,6 +46,7 @@ from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseS
 from deployments.ingress.http.leaving_clients import ClientWatch
 from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMethod
 from deployments.ingress.http.tracing import CURRENT_TRACE
+from deployments.keys.caller import UNRESTRICTED, set_current_caller
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -132,7 +133,11 @@ class HttpApplication:
         body = BodyReservation(self._body_bytes)
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
+        # All that a request sets: its task may have the context of an earlier one, because uvicorn
+        # starts a pipelined request inside the `send` of the response before it.
         CURRENT_REQUEST.set(ref(request))
+        CURRENT_TRACE.set(None)
+        set_current_caller(UNRESTRICTED)
         CURRENT_SOURCE.set(RequestSource(request.headers, self._hooks.trusted_proxies()))
         CURRENT_ARRIVAL_S.set(read_arrival(request.headers))
         response: Response | None = None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deployments.errors import Forbidden, Unauthorized
 from deployments.ingress.http.api import Access
-from deployments.keys.caller import UNRESTRICTED, set_current_caller
+from deployments.keys.caller import set_current_caller
 from deployments.keys.key import KEY_PREFIX, Scope, has_key_form
 from deployments.keys.key_ring import KeyRing
 from deployments.keys.limits import MeteredRequest
@@ -46,11 +46,10 @@ class AccessGate:
             self._ring = None if key_file is None else KeyRing(key_file)
 
     def admit(self, access: Access, headers: Mapping[str, str]) -> MeteredRequest | None:
-        """Set the current caller; meter the request if the caller's key has limits.
+        """Set the current caller to that of the key; meter the request if the key has limits.
 
         Raises Unauthorized, Forbidden or RateLimited.
         """
-        set_current_caller(UNRESTRICTED)
         if access is Access.PUBLIC:
             return None
         if self._ring is None:

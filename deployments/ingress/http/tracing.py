@@ -73,7 +73,6 @@ class RequestTrace:
 
     def end(self, request: Request, response: Response | None) -> None:
         """Build and end the spans. `response` None: the client has left before the response."""
-        CURRENT_TRACE.set(None)
         self._span.set_attributes(describe_request(request))
         self._span.set_attribute("http.route", self._route)
         if response is not None:

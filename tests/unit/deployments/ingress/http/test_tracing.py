@@ -208,6 +208,7 @@ def test_sampled_requests_are_limited(exported: InMemorySpanExporter) -> None:
     )
     begun = []
     for _ in range(6):
+        CURRENT_TRACE.set(None)
         traces.begin(request, "/embed")
         begun.append(CURRENT_TRACE.get() is not None)
         if (trace := CURRENT_TRACE.get()) is not None:
