@@ -133,8 +133,8 @@ class HttpApplication:
         body = BodyReservation(self._body_bytes)
         scope[SCOPE_KEY] = body
         request = _Request(scope, receive, send)
-        # All that a request sets: its task may have the context of an earlier one, because uvicorn
-        # starts a pipelined request inside the `send` of the response before it.
+        # Set each variable: the task may have the context of an earlier request, because uvicorn
+        # starts a pipelined one inside the `send` of the response before it.
         CURRENT_REQUEST.set(ref(request))
         CURRENT_TRACE.set(None)
         set_current_caller(UNRESTRICTED)

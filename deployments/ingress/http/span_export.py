@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -42,18 +43,15 @@ class LossReporter(SpanExporter):
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
         self._lost = 0
-        self._reason = ""
         self._exporter_log = logging.getLogger(type(exporter).__module__)
-        self._exporter_log.addFilter(self._keep_reason)
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        self._reason = ""
-        result = self._exporter.export(spans)
+        with withhold_lines(self._exporter_log) as lines:
+            result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             if not self._lost:
-                log.warning(
-                    "spans of traces are lost, until the collector gets them: %s", self._reason
-                )
+                reason = next(iter(lines), "unknown")
+                log.warning("spans of traces are lost, until the collector gets them: %s", reason)
             self._lost += len(spans)
         elif self._lost:
             log.warning("the collector gets spans of traces again; %d are lost", self._lost)
@@ -62,11 +60,29 @@ class LossReporter(SpanExporter):
 
     def shutdown(self) -> None:
         self._exporter.shutdown()
-        self._exporter_log.removeFilter(self._keep_reason)
 
-    def _keep_reason(self, record: logging.LogRecord) -> bool:
-        self._reason = self._reason or record.getMessage()
-        return False
+
+@contextmanager
+def withhold_lines(source: logging.Logger) -> Iterator[list[str]]:
+    """Keep what this thread logs to `source` during the block out of the log; yield its lines.
+
+    Other threads are let through: after a change of the settings, the last spans of the former
+    export and the first of the new one may be sent at the same time.
+    """
+    thread = threading.get_ident()
+    lines: list[str] = []
+
+    def withhold(record: logging.LogRecord) -> bool:
+        is_own = threading.get_ident() == thread
+        if is_own:
+            lines.append(record.getMessage())
+        return not is_own
+
+    source.addFilter(withhold)
+    try:
+        yield lines
+    finally:
+        source.removeFilter(withhold)
 
 
 class SpanExport:

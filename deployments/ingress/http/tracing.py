@@ -64,6 +64,11 @@ class RequestTrace:
     def id(self) -> str:
         return f"{self._span.get_span_context().trace_id:032x}"
 
+    @property
+    def has_spans(self) -> bool:
+        """False where `OTEL_SDK_DISABLED` is set."""
+        return self._span.is_recording()
+
     def add_record(
         self, record: RequestRecord, finished: Sequence[Finished], error: ServeError | None
     ) -> None:
@@ -114,14 +119,18 @@ class RequestTracing:
         self._limit = RateLimit(self._settings.max_traces_per_s, clock)
 
     def configure(self, settings: TracingSettings) -> None:
-        """Apply new settings to later requests. Raises BadSetting if a package is missing."""
+        """Apply new settings to later requests. Raises BadSetting as `open_export` does.
+
+        The spans of requests under way get lost if their export ends.
+        """
         if settings == self._settings:
             return
-        former, self._export = self._export, open_export(settings) if settings.enabled else None
+        if select_export(settings) != select_export(self._settings):
+            former, self._export = self._export, open_export(settings) if settings.enabled else None
+            if former is not None:
+                former.close()
         self._settings = settings
         self._limit = RateLimit(settings.max_traces_per_s, self._clock)
-        if former is not None:
-            former.close()
 
     def begin(self, request: Request, route: str) -> None:
         """Begin the trace of a request to `route`, if the request is sampled.
@@ -137,7 +146,9 @@ class RequestTracing:
         else:
             is_sampled = random.random() < self._settings.sample_ratio
         if is_sampled and self._limit.take() is not None:
-            CURRENT_TRACE.set(RequestTrace(self._export, request, route, sender))
+            trace = RequestTrace(self._export, request, route, sender)
+            if trace.has_spans:
+                CURRENT_TRACE.set(trace)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -161,13 +172,27 @@ def explain_missing_packages() -> str | None:
     )
 
 
+def select_export(settings: TracingSettings) -> tuple[object, ...]:
+    """Return the settings of the export itself; the others decide which requests are sampled."""
+    return settings.enabled, settings.endpoint, settings.service_name
+
+
 def open_export(settings: TracingSettings) -> SpanExport:
-    """Open the export of spans. Raises BadSetting if a package is missing."""
+    """Open the export of spans.
+
+    Raises BadSetting if a package is missing, or if OpenTelemetry refuses one of its variables.
+    """
     if reason := explain_missing_packages():
         raise BadSetting(f"IngressUserConfig: `tracing.enabled`: {reason}")
     from deployments.ingress.http.span_export import SpanExport, open_exporter
 
-    return SpanExport(open_exporter(settings), settings.service_name)
+    try:
+        return SpanExport(open_exporter(settings), settings.service_name)
+    except ValueError as exc:
+        raise BadSetting(
+            "IngressUserConfig: `tracing.enabled`: the variables `OTEL_*` of the environment are "
+            f"invalid: {str(exc).rstrip('.')}. Correct them, or set it to false"
+        ) from exc
 
 
 def find_trace_id(request: Request) -> str | None:

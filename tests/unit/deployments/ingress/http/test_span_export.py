@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -8,6 +9,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from deployments.ingress.http.span_export import LossReporter
+from tests.support.fakes import TIMEOUT_S
 
 THREE_SPANS = [ReadableSpan("request")] * 3
 
@@ -54,3 +56,36 @@ def test_log_of_the_exporter_is_its_own_after_the_end(caplog: pytest.LogCaptureF
     exporter.is_away = True
     exporter.export(THREE_SPANS)
     assert caplog.messages == ["connection refused, retrying", "failed to export spans"]
+
+
+class WaitingExporter(SpanExporter):
+    """Exporter that fails when it may, and says so in the log that all of its kind share."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.has_begun = threading.Event()
+        self.may_fail = threading.Event()
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        self.has_begun.set()
+        assert self.may_fail.wait(TIMEOUT_S)
+        logging.getLogger(__name__).warning(self.reason)
+        return SpanExportResult.FAILURE
+
+
+def test_each_of_two_exports_at_once_has_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    exporters = [WaitingExporter("connection refused"), WaitingExporter("timeout")]
+    threads = [
+        threading.Thread(target=LossReporter(exporter).export, args=(THREE_SPANS,))
+        for exporter in exporters
+    ]
+    for thread, exporter in zip(threads, exporters, strict=True):
+        thread.start()
+        assert exporter.has_begun.wait(TIMEOUT_S)
+    for thread, exporter in zip(reversed(threads), reversed(exporters), strict=True):
+        exporter.may_fail.set()
+        thread.join(TIMEOUT_S)
+    assert [message.rpartition(": ")[2] for message in caplog.messages] == [
+        "timeout",
+        "connection refused",
+    ]

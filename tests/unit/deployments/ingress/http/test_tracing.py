@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
@@ -285,6 +286,44 @@ async def test_new_settings_apply_to_later_requests(
     split(exported)
 
 
+async def test_requests_under_way_keep_their_spans_when_the_sampling_changes(
+    tiny_store: Path, exported: InMemorySpanExporter
+) -> None:
+    encoder = HangingEncoder()
+    server = InProcess(tiny_store, settings=TRACED, encoder=encoder)
+    async with server.application() as app, lifespan(app):
+        client = AsgiClient(app, *EMBED)
+        await wait_until(lambda: bool(encoder.batches))
+        sampling = TracingSettings(enabled=True, sample_ratio=0.5, max_traces_per_s=1)
+        server.replica.configure(IngressUserConfig(tracing=sampling))
+        client.disconnect()
+        await client.task
+    split(exported)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "part"),
+    [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "256", "max_queue_size"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "0", "schedule_delay_millis"),
+        ("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "x", "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"),
+    ],
+)
+def test_invalid_variable_of_the_sdk_is_a_bad_setting(
+    variable: str,
+    value: str,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(BadSetting, match=part) as caught:
+        RequestTracing().configure(TracingSettings(enabled=True))
+    assert "`tracing.enabled`" in caught.value.message
+    logging.getLogger(OTLPSpanExporter.__module__).warning("line of another exporter")
+    assert "line of another exporter" in caplog.messages
+
+
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "PACKAGES", ("no-such-package",))
     traces = RequestTracing()
@@ -302,6 +341,15 @@ def log(
     monkeypatch.setattr(request_log, "LINE_LIMIT", RateLimit(MAX_LINES_PER_S))
     caplog.set_level(logging.INFO, "ray.serve.hundredfold")
     return caplog
+
+
+async def test_log_line_names_no_trace_while_the_sdk_is_disabled(
+    tiny_store: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    await send(InProcess(tiny_store, settings=TRACED), "/embed", {"inputs": 7})
+    (line,) = [r.getMessage() for r in log.records if r.module == "request_log"]
+    assert "trace=" not in line
 
 
 @pytest.mark.parametrize("settings", [IngressUserConfig(), TRACED])
