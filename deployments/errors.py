@@ -21,7 +21,7 @@
     ├── UnknownToken                422
     ├── Overloaded                  429  a queue is full, nothing was computed
     │   └── RateLimited                  the API key has used its limit
-    ├── ClientDisconnected          499  the client left before the end of its body
+    ├── ClientDisconnected          499  the client left before its answer
     ├── EngineFailed                500
     │   ├── EngineLost              the engine must be replaced
     │   └── RequirementMissing      this host or its settings cannot run the model
@@ -57,7 +57,6 @@ class ServeError(Exception):
     code: str = "internal"
     retryable: bool = False
     retry_after_s: float | None = None
-    recorded: bool = False  # True: the request metrics have counted this error already
     elsewhere: bool = False  # True: another replica may have room, or be able to run the model
     headers: Mapping[str, str] = MappingProxyType({})  # HTTP headers of the response
 
@@ -231,10 +230,7 @@ class RateLimited(Overloaded):
 
 
 class ClientDisconnected(ServeError):
-    """The client left before it had sent the whole body. No client gets this error.
-
-    Its status is also that of the records of clients that left later.
-    """
+    """The client left before its answer. No client gets this error, only metrics, log and spans."""
 
     status, code = 499, "client_disconnected"
 
@@ -391,6 +387,6 @@ class PathOutsideArtifact(ArtifactError):
     code = "path_outside_artifact"
 
 
-def missing_model(error: ServeError) -> str | None:
+def missing_model(error: BaseException | None) -> str | None:
     """Return the id of the model that a request did not find; None for any other error."""
     return error.model_id if isinstance(error, UnknownModel | ArtifactMissing) else None

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
-from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames
+from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames, missing_model
 from deployments.ingress.admission import Admission
 from deployments.ingress.admitted_generation import AdmittedGeneration, GeneratedAnswers
 from deployments.ingress.choices import select_best
@@ -231,7 +231,9 @@ class RequestPipeline:
                 generation.release()
                 answers = GeneratedAnswers.of_stream(stream)
                 generation.settle(answers, request.model_id, context)
-                span.close(status, stream.failure)
+                # Until the stream starts, a request whose model is missing may run again.
+                if stream.started or missing_model(stream.failure) is None:
+                    span.close(status, stream.failure)
 
             return await self._generators.stream(generation.plan, end)
 

@@ -32,7 +32,7 @@ MAX_LINES_PER_S = 20
 LINE_LIMIT = RateLimit(MAX_LINES_PER_S)  # of all lines but DEBUG
 # Statuses of requests that end without an answer, although a replica may have worked on them.
 UNFINISHED = frozenset({ClientDisconnected.status, DeadlineExceeded.status})
-
+RECORDED_KEY = "hundredfold.recorded"  # in the scope of a request that has a record
 
 NO_TIMINGS = CallTimings()
 
@@ -100,7 +100,6 @@ class RequestSpan:
         if isinstance(error, asyncio.CancelledError):
             self.close(ClientDisconnected.status)
         elif isinstance(error, ServeError) and missing_model(error) is None:
-            error.recorded = True
             self.close(error.status, error)
 
     def close(self, status: int, failure: BaseException | None = None) -> None:
@@ -116,11 +115,12 @@ class RequestSpan:
 
 
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
-    """Record a failed request without model and task, unless its error is recorded already.
+    """Record a failed request without model and task, unless it has a record already.
 
     Most such requests fail before their model is known.
     """
-    if not error.recorded:
+    request = current_request()
+    if request is None or RECORDED_KEY not in request.scope:
         _record(recorder, RequestContext(total_s=total_s), error.status, 0, error)
 
 
@@ -131,6 +131,8 @@ def _record(
     cache_bytes: int,
     error: ServeError | None,
 ) -> None:
+    if error is None and status == ClientDisconnected.status:
+        error = ClientDisconnected("the client left before its answer")
     # Some APIs answer a failure of the engine with a status below 500. Its record keeps 500, which
     # tells it from a mistake of the client.
     if error is not None and error.status < 500:
@@ -156,6 +158,8 @@ def _record(
         version=context.version,
     )
     recorder.record(record)
+    if (request := current_request()) is not None:
+        request.scope[RECORDED_KEY] = True
     if (trace := CURRENT_TRACE.get()) is not None:
         trace.add_record(record, context.finished, error)
     level = select_log_level(status, context.total_s)

@@ -6,6 +6,7 @@ a cached response. Handlers still use Starlette's Request and Response.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.capacity import Capacity
 from deployments.errors import (
+    ClientDisconnected,
     MethodNotAllowed,
     Overloaded,
     ServeError,
@@ -74,7 +76,8 @@ def begin_no_trace(_request: Request, _route: str) -> None:
 class ServerHooks(NamedTuple):
     """Functions that the server calls besides the handlers.
 
-    `record_rejection` gets the error of every error response, and the elapsed seconds.
+    `record_rejection` gets the error of every error response, also of clients that leave before it,
+    and the elapsed seconds. It may get that of a request with a record, and records none twice.
     `trusted_proxies` returns the setting `limits.trusted_proxies`. Each request runs inside the
     context `in_flight`, which several requests enter at the same time. `recover` gets the errors of
     routes that run a model, `begin_trace` the requests.
@@ -149,7 +152,6 @@ class HttpApplication:
                     try:
                         reserved = self._large_responses.reserve(response)
                     except Overloaded as error:
-                        error.recorded = True  # the request is already in the metrics
                         response = self._respond(scope, error)
                 self._add_headers(request, response)
                 if reserved is None:
@@ -196,6 +198,9 @@ class HttpApplication:
             )
             response.headers["allow"] = ", ".join(sorted(error.allowed))
             return response
+        except asyncio.CancelledError:
+            self._record_rejection(scope, ClientDisconnected("the client left before its answer"))
+            raise
         except Exception as error:
             # The client gets no details.
             log.error("unexpected failure on %s", scope["path"], exc_info=error)
@@ -218,16 +223,15 @@ class HttpApplication:
             if not route.runs_model:
                 raise
             forget_frames(error)
-            try:
-                await self._hooks.recover(error, request)
-            except ServeError as final:
-                final.recorded = error.recorded
-                raise
+            await self._hooks.recover(error, request)
         return await route.handler(request)
 
-    def _respond(self, scope: Scope, error: ServeError) -> Response:
+    def _record_rejection(self, scope: Scope, error: ServeError) -> None:
         body: BodyReservation = scope[SCOPE_KEY]
         self._hooks.record_rejection(error, time.perf_counter() - body.started_s)
+
+    def _respond(self, scope: Scope, error: ServeError) -> Response:
+        self._record_rejection(scope, error)
         error_format: ErrorFormat = scope.get(ERROR_FORMAT_KEY, DEFAULT_ERROR_FORMAT)
         response = error_format.respond(truncate_error(error))
         response.headers.update(error.headers)

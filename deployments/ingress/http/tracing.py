@@ -77,10 +77,13 @@ class RequestTrace:
         self._records.append(ClosedRecord(record, finished, code, time.time_ns()))
 
     def end(self, request: Request, response: Response | None) -> None:
-        """Build and end the spans. `response` None: the client has left before the response."""
+        """Build and end the spans.
+
+        A client that has left gets no response: `response` is None, or has the status of its error.
+        """
         self._span.set_attributes(describe_request(request))
         self._span.set_attribute("http.route", self._route)
-        if response is not None:
+        if response is not None and response.status_code != ClientDisconnected.status:
             self._span.set_attribute("http.response.status_code", response.status_code)
         for closed in self._records:
             self._describe(closed)

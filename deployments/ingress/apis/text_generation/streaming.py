@@ -40,7 +40,6 @@ async def enforce_max_time(deadline_s: float, description: str) -> AsyncIterator
     except DeadlineExceeded as error:
         if timeout.expired():
             error.field = "parameters.max_time"
-            error.recorded = True  # the cancelled generation request is already in the metrics
         raise
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig
-from deployments.errors import DeadlineExceeded, EngineFailed, InvalidField
+from deployments.errors import DeadlineExceeded, EngineFailed, InvalidField, UnknownModel
 from deployments.messages import FinishReason, GenerationCall
 from tests.support.fakes import wait_until
 from tests.support.generation_harness import (
@@ -67,6 +67,19 @@ async def test_tokens_of_a_stream_that_its_client_leaves_are_recorded(writing_st
     (record,) = harness.recorder.records
     assert (record.status, record.timings.tokens) == (499, 4 + 2 * 3)
     assert record.timings.forward_s > 0
+
+
+async def test_missing_model_before_the_first_token_is_not_recorded_yet(
+    writing_store: Path,
+) -> None:
+    """The request may run again after a build."""
+    gone = UnknownModel("gone")
+    gone.model_id = "acme/gone"
+    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(refusal=gone))
+    with pytest.raises(UnknownModel):
+        await harness.pipeline.stream(build_request())
+    assert harness.statuses == []
+    assert harness.is_idle()
 
 
 async def test_error_before_the_first_token_is_raised_at_open(

@@ -256,7 +256,7 @@ async def test_request_whose_client_leaves_has_no_status(
     request, _ = split(exported)
     assert request.status.status_code is StatusCode.ERROR
     assert request.attributes is not None
-    assert request.attributes["error.type"] == "499"
+    assert request.attributes["error.type"] == "client_disconnected"
     assert "http.response.status_code" not in request.attributes
 
 
