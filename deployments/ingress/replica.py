@@ -83,12 +83,14 @@ class IngressReplica:
         self.configure(IngressUserConfig())
 
     def configure(self, settings: IngressUserConfig) -> None:
-        """Apply new settings to later requests.
+        """Apply new settings to later requests: all of them, or none and raise BadSetting.
 
-        Raises BadSetting if the key file is invalid, or if `tracing` needs a missing package.
+        The key file may be invalid, `tracing` may need a missing package or get invalid variables.
         """
-        self._gate.configure(settings.key_file_path())
+        key_ring = self._gate.open_key_ring(settings.key_file_path())
         self._tracing.configure(settings.tracing)
+        # Nothing below raises.
+        self._gate.key_ring = key_ring
         self._cors.settings = settings.cors
         self._builds.settings = settings.builds
         self._idle_cores.is_enabled = settings.keep_cores_awake

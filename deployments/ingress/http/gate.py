@@ -24,26 +24,24 @@ SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope
 
 
 class AccessGate:
-    """Access check by the keys of a file. Without a key file, requests need no key."""
+    """Access check by the keys of `key_ring`. If it is None, requests need no key.
 
-    def __init__(
-        self, key_file: Path | None = None, count_replicas: Callable[[], int] = lambda: 1
-    ) -> None:
-        """Read the key file. Raises BadSetting if it is missing or invalid.
+    The limits of a key are divided by the number of ingress replicas, `count_replicas()`.
+    """
 
-        The limits of a key are divided by the number of ingress replicas, `count_replicas()`.
-        """
-        self._ring: KeyRing | None = None
+    def __init__(self, count_replicas: Callable[[], int] = lambda: 1) -> None:
+        self.key_ring: KeyRing | None = None
         self._count_replicas = count_replicas
-        self.configure(key_file)
 
-    def configure(self, key_file: Path | None) -> None:
-        """Use another key file from now on.
+    def open_key_ring(self, key_file: Path | None) -> KeyRing | None:
+        """Return the current keys if they are of `key_file`, else read it.
 
-        If the file is invalid, keep the old file and raise BadSetting.
+        Raises BadSetting if the file is missing or invalid.
         """
-        if self._ring is None or self._ring.path != key_file:
-            self._ring = None if key_file is None else KeyRing(key_file)
+        if key_file is None:
+            return None
+        is_current = self.key_ring is not None and self.key_ring.path == key_file
+        return self.key_ring if is_current else KeyRing(key_file)
 
     def admit(self, access: Access, headers: Mapping[str, str]) -> MeteredRequest | None:
         """Set the current caller to that of the key; meter the request if the key has limits.
@@ -52,14 +50,14 @@ class AccessGate:
         """
         if access is Access.PUBLIC:
             return None
-        if self._ring is None:
+        if self.key_ring is None:
             if access is Access.ADMIN and not self.may_manage(headers):
                 raise Forbidden(
                     "web pages of other servers cannot manage this one; use an API key, or open "
                     "the page of this server by its IP address"
                 )
             return None
-        caller = self._ring.authenticate(find_key(headers))
+        caller = self.key_ring.authenticate(find_key(headers))
         set_current_caller(caller)
         caller.require_scope(SCOPES[access])
         return None if caller.meter is None else caller.meter.enter(self._count_replicas())
@@ -69,7 +67,7 @@ class AccessGate:
 
         Without keys, pages of other servers may not.
         """
-        return self._ring is not None or not is_foreign_page(headers)
+        return self.key_ring is not None or not is_foreign_page(headers)
 
 
 def is_foreign_page(headers: Mapping[str, str]) -> bool:

@@ -68,6 +68,24 @@ async def test_key_file_is_required_from_later_requests(tiny_store: Path, tmp_pa
     assert (permitted.status_code, refused.status_code) == (200, 401)
 
 
+@pytest.mark.parametrize("broken", ["key_file", "tracing"])
+async def test_no_setting_is_applied_if_one_cannot_be(
+    broken: str, tiny_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key_file = tmp_path / "keys.json"
+    if broken == "tracing":
+        add_key(key_file)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "0")
+    changed = {"key_file": key_file, "limits": {"items": 1}, "tracing": {"enabled": True}}
+    server = InProcess(tiny_store)
+    async with server.client() as http:
+        with pytest.raises(BadSetting):
+            server.replica.configure(IngressUserConfig.parse(changed))
+        later = await embed(http)
+        server.replica.configure(IngressUserConfig())  # ends an export, if there is one
+    assert later.status_code == 200
+
+
 async def test_pulls_are_permitted_to_later_requests(
     tiny_store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
