@@ -39,6 +39,7 @@ from deployments.transports.base import Clients
 CONFIG = REPOSITORY / "serve_config.yaml"
 NO_STORE = Path("no-store")  # placeholder; the APIs are listed without reading a store
 MAX_VALUE_CHARS = 60  # a longer value of a setting is shown as "see the file"
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 _APPLICATION: KeyPath = ("applications", 0)
 
 
@@ -168,9 +169,13 @@ def _describe_bounds(schema: Mapping[str, Any]) -> str:
         return _describe_bounds(schema["additionalProperties"])
     if "enum" in schema:
         return ", ".join(_code(str(value)) for value in schema["enum"])
-    for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">")):
-        if key in schema:
-            return f"{sign} {schema[key]:g}" if schema[key] < 1e6 else f"{sign} {schema[key]:,}"
+    bounds = [
+        f"{sign} {schema[key]:{'g' if schema[key] < 1e6 else ','}}"
+        for key, sign in BOUNDS.items()
+        if key in schema
+    ]
+    if bounds:
+        return ", ".join(bounds)
     if "anyOf" in schema:
         return ", ".join(filter(None, map(_describe_bounds, schema["anyOf"])))
     names = {"array": "list", "boolean": "`true`, `false`", "string": "text", "null": "`null`"}

@@ -32,6 +32,7 @@ def test_every_task_and_every_setting_is_listed() -> None:
         "texts per request; LangChain sends 1,000 at a time",
     ]
     assert settings["Ingress.placement.prices"][2] == "> 0"
+    assert settings["Ingress.tracing.sample_ratio"][2] == "≥ 0, ≤ 1"
     assert settings["*Encoder.batching.client_pass_ms"][3].startswith("Predicted ms of a forward")
 
 
