@@ -274,7 +274,8 @@ class SamplingJob(Job):
         """
         return JobStep((0,), self._build_chunk(logits[0]))
 
-    def _build_chunk(self, logits: Logits) -> Chunk:
+    def _build_chunk(self, logits: Logits) -> Chunk | None:
+        """Return the chunk of the next token; None if it is held back."""
         is_early = len(self._tokens) < self._constraints.min_new_tokens
         token = forced = self._constraints.find_forced(self._tokens)
         if token is None:
@@ -286,33 +287,51 @@ class SamplingJob(Job):
         if len(self._tokens) == 1:
             self.times.first_token_s = time.perf_counter()
         is_end = token in self._model.eos_token_ids
-        is_reasoning, added = (False, "") if is_end else self._decode(token)
+        scored = None if self._options.logprobs is None or self._is_thinking else logits
+        built = self._build_token(token, "" if is_end else self._decode(token), scored)
+        tokens = self._split(built)
         # Forced tokens, end tokens and the reasoning are not part of the text that the grammar
         # describes.
-        is_text = forced is None and not is_end and not is_reasoning
-        if self._constraint is not None and is_text:
+        is_reasoning = any(each.reasoning for each in tokens)
+        if self._constraint is not None and forced is None and not is_end and not is_reasoning:
             self._constraint.accept(token)
-        text = "" if is_reasoning else added
-        text, is_stopped = (text, False) if is_early else self._stops.push(text)
-        is_stopped = is_stopped or (token in self._stop_tokens and not is_early)
+        is_stopped = token in self._stop_tokens and not is_early
         reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
+        if reason is not None and self._reasoning is not None:
+            tokens += self._reasoning.flush()
+        text = "".join(each.text for each in tokens if not each.reasoning)
+        if not is_early:
+            text, is_stopped = self._stops.push(text)
+            reason = FinishReason.STOP if is_stopped else reason
         if reason is not None:
             text += self._stops.flush()  # the text held back; "" after a stop string
-        scored = None if self._options.logprobs is None else logits
-        built = self._build_token(token, added, scored)
-        if is_reasoning:
-            built = built._replace(reasoning=True)
-        return Chunk(text, (built,), self._build_finished(reason))
+        return Chunk(text, tuple(tokens), self._build_finished(reason)) if tokens else None
 
-    def _decode(self, token: int) -> tuple[bool, str]:
-        """Return whether a token belongs to the reasoning, and the text that it adds."""
+    @property
+    def _is_thinking(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    def _decode(self, token: int) -> str:
+        """Return the text that a token adds to the whole answer."""
         added = self._detokenizer.push(token)
-        return (False, added) if self._reasoning is None else self._reasoning.push(token, added)
+        # No character begins in the reasoning and ends in the text, not even over a special token.
+        if self._reasoning is not None and self._reasoning.is_closed_by(token):
+            added += self._detokenizer.flush()
+        return added
+
+    def _split(self, token: Token) -> list[Token]:
+        """Return the tokens that are now known to belong to the reasoning or to the text."""
+        if self._reasoning is None:
+            return [token]
+        if token.id in self._model.eos_token_ids:
+            return [*self._reasoning.flush(), token]
+        is_blank = not token.text.strip() and not self._detokenizer.is_within_character
+        return self._reasoning.push(token, is_blank=is_blank)
 
     def _compute_allowed(self) -> NDArray[np.bool_] | None:
         """Return a mask [V] of the tokens that may follow by the grammar; None for all."""
         reasoning = self._reasoning
-        if self._constraint is None or (reasoning is not None and reasoning.is_inside):
+        if self._constraint is None or self._is_thinking:
             return None
         allowed = self._constraint.compute_allowed()
         if reasoning is not None and reasoning.may_open:
@@ -322,8 +341,7 @@ class SamplingJob(Job):
     def _find_forbidden(self) -> list[int]:
         forbidden = self._constraints.find_forbidden(self._tokens)
         # An answer that ended inside the reasoning would not match its grammar.
-        is_inside = self._reasoning is not None and self._reasoning.is_inside
-        if self._constraint is not None and is_inside:
+        if self._constraint is not None and self._is_thinking:
             forbidden += self._model.eos_token_ids
         return forbidden
 

@@ -12,6 +12,8 @@ from typing import NamedTuple, Self
 
 from tokenizers import Tokenizer
 
+from deployments.messages import Token
+
 OPEN, CLOSE = "<think>", "</think>"
 
 
@@ -38,18 +40,19 @@ class _Phase(Enum):
 
 
 class ReasoningSplitter:
-    """Splitter of the tokens of one answer into reasoning and text. Later marks are text."""
+    """Splitter of the tokens of one answer into reasoning, then text. Later marks are text."""
 
     def __init__(self, marks: ReasoningMarks, *, is_inside: bool, trims_text: bool) -> None:
         """Start inside the reasoning, or where it may begin.
 
-        With `trims_text`, the white space between the reasoning and the text belongs to the
-        reasoning. Most models write an empty line there.
+        With `trims_text`, the white space around the reasoning belongs to the reasoning, otherwise
+        to the text. Most models write an empty line after it, some a line end before it.
         """
         self.marks = marks
         self.token_count = 0  # tokens of the reasoning so far, with its marks
         self._phase = _Phase.INSIDE if is_inside else _Phase.BEFORE
         self._trims_text = trims_text
+        self._held: list[Token] = []  # blank tokens of BEFORE
 
     @classmethod
     def after_prompt(
@@ -79,27 +82,51 @@ class ReasoningSplitter:
         """Whether the reasoning begins if the next token is OPEN."""
         return self._phase is _Phase.BEFORE
 
-    def push(self, token: int, added: str) -> tuple[bool, str]:
-        """Return whether `token` belongs to the reasoning, and its text without a mark.
+    def is_closed_by(self, token: int) -> bool:
+        """Whether `token` ends the reasoning."""
+        return self.is_inside and token == self.marks.close
 
-        `added` is the text that the token adds to the whole answer.
+    def push(self, token: Token, *, is_blank: bool) -> list[Token]:
+        """Return the next tokens of the reasoning or the text, without the marks.
+
+        Blank tokens are held back until the reasoning or the text begins. `is_blank`: `token` adds
+        at most white space, and no part of a character.
         """
-        is_reasoning, text = self._split(token, added)
-        self.token_count += is_reasoning
-        return is_reasoning, text
-
-    def _split(self, token: int, added: str) -> tuple[bool, str]:
-        if self._phase is _Phase.BEFORE and token == self.marks.open:
-            self._phase = _Phase.INSIDE
-            return True, added.removesuffix(OPEN)
-        if self._phase is _Phase.INSIDE:
-            if token == self.marks.close:
+        match self._phase:
+            case _Phase.BEFORE if token.id == self.marks.open:
+                self._phase = _Phase.INSIDE
+                blanks = self.flush() if self._trims_text else []
+                return [*map(self._mark, blanks), self._mark(token, OPEN)]
+            case _Phase.BEFORE if is_blank:
+                self._held.append(token)
+                return []
+            case _Phase.INSIDE if self.is_closed_by(token.id):
                 self._phase = _Phase.AFTER if self._trims_text else _Phase.OVER
-            return True, added.removesuffix(CLOSE) if token == self.marks.close else added
-        if self._phase is _Phase.AFTER:
-            if added.isspace():
-                return True, added
-            added = added.lstrip()
-        if not added.isspace():
-            self._phase = _Phase.OVER
-        return False, added
+                return [self._mark(token, CLOSE)]
+            case _Phase.INSIDE:
+                return [self._mark(token)]
+            case _Phase.AFTER if is_blank:
+                return [self._mark(token)]
+            case _Phase.AFTER:
+                token = _trim_start(token)
+        self._phase = _Phase.OVER
+        return [*self.flush(), token]
+
+    def flush(self) -> list[Token]:
+        """Return the tokens held back. At the end of an answer they are text."""
+        held, self._held = self._held, []
+        return held
+
+    def _mark(self, token: Token, mark: str = "") -> Token:
+        """Return `token` as one of the reasoning, whose log-probabilities no client receives."""
+        self.token_count += 1
+        text = token.text.removesuffix(mark)
+        return Token(token.id, text, special=token.special, reasoning=True)
+
+
+def _trim_start(token: Token) -> Token:
+    text = token.text.lstrip()
+    alternatives = tuple(
+        each._replace(text=text) if each.id == token.id else each for each in token.alternatives
+    )
+    return token._replace(text=text, alternatives=alternatives)

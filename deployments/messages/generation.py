@@ -142,8 +142,8 @@ class Token(NamedTuple):
 
     `text` is the text that the token completes. It is empty for a token that ends within a
     character. A special token has its name in a prompt and no text in an answer, whose text omits
-    special tokens. Log-probabilities are the model's, before penalties and
-    temperature; None if not requested, and for the first token of a prompt.
+    special tokens. Log-probabilities are the model's, before penalties and temperature; None if not
+    requested, for the first token of a prompt, and in the reasoning.
     """
 
     id: int

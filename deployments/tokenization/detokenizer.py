@@ -56,11 +56,21 @@ class Detokenizer:
             return ""
         spelled = self.spell(token)
         if spelled is None:
-            added = self._characters.decode(b"", final=True) + self._text(token)
+            added = self.flush() + self._text(token)
         else:
             added = self._characters.decode(spelled)
         self._last_token = token
         return added
+
+    @property
+    def is_within_character(self) -> bool:
+        """Whether the last tokens are the start of a character."""
+        incomplete, _ = self._characters.getstate()
+        return bool(incomplete)
+
+    def flush(self) -> str:
+        """End an incomplete character. Return U+FFFD for it; "" if there is none."""
+        return self._characters.decode(b"", final=True)
 
     def spell(self, token: int) -> bytes | None:
         """Return the bytes that a byte-level token or byte token spells; None for other tokens."""

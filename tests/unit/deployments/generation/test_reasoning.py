@@ -54,17 +54,22 @@ def thinking_tokenizer(*, special: bool = False) -> Tokenizer:
     return tokenizer
 
 
-def spell(tokenizer: Tokenizer, text: str | int) -> list[int]:
-    """Return the token `text`, or else one token for each of its bytes. A number is a byte."""
-    if isinstance(text, int):
-        return [byte_token(tokenizer, text)]
+def spell_token(tokenizer: Tokenizer, text: bytes) -> str:
+    """Return the token of these bytes as the vocabulary writes it."""
+    return "".join(tokenizer.id_to_token(byte_token(tokenizer, byte)) for byte in text)
+
+
+def spell(tokenizer: Tokenizer, text: str | bytes) -> list[int]:
+    """Return the token `text`, or else one token for each of its bytes. Bytes are one token."""
+    if isinstance(text, bytes):
+        return [tokenizer.token_to_id(spell_token(tokenizer, text))]
     token = tokenizer.token_to_id(text) if text.isascii() else None
     return [byte_token(tokenizer, byte) for byte in text.encode()] if token is None else [token]
 
 
 def generate(
     prompt: str,
-    *texts: str | int,
+    *texts: str | bytes,
     tokenizer: Tokenizer | None = None,
     grammar: str | None = None,
     **options: Any,
@@ -92,7 +97,8 @@ def generate(
     chunks = []
     for token in [token for text in (*texts, END) for token in spell(tokenizer, text)]:
         chunk = job.accept_logits(np.eye(size, dtype=np.float32)[[token]]).chunk
-        assert chunk is not None
+        if chunk is None:
+            continue
         chunks.append(chunk)
         if chunk.finished is not None:
             break
@@ -100,7 +106,8 @@ def generate(
     finished = chunks[-1].finished
     assert finished is not None
     assert finished.generated_tokens == len(tokens)
-    assert finished.reasoning_tokens == sum(token.reasoning for token in tokens)
+    assert all(token.reasoning for token in tokens[: finished.reasoning_tokens])
+    assert not any(token.reasoning for token in tokens[finished.reasoning_tokens :])
     return SplitAnswer(
         "".join(chunk.text for chunk in chunks),
         "".join(token.text for token in tokens if token.reasoning),
@@ -111,15 +118,42 @@ def generate(
 
 
 @pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("after", [(), ("\n\n",), (START, "\n\n")])
 @pytest.mark.parametrize(
-    ("prompt", "texts"), [(OPENED, ("hm",)), (NEITHER, (OPEN, "hm")), (NEITHER, ("\n", OPEN, "hm"))]
+    ("prompt", "texts"),
+    [
+        (OPENED, ("hm",)),
+        (NEITHER, (OPEN, "hm")),
+        (NEITHER, ("\n", OPEN, "hm")),
+        (NEITHER, (START, "\n", OPEN, "hm")),
+    ],
 )
-def test_reasoning_is_separated(prompt: str, texts: tuple[str, ...], special: bool) -> None:
-    answer = generate(prompt, *texts, CLOSE, "ok", tokenizer=thinking_tokenizer(special=special))
-    assert answer.text.strip() == "ok"
-    assert answer.reasoning == "hm"
-    assert answer.reasoning_tokens == 3 + (prompt is NEITHER)
+def test_reasoning_is_separated(
+    prompt: str, texts: tuple[str, ...], after: tuple[str, ...], special: bool
+) -> None:
+    tokenizer = thinking_tokenizer(special=special)
+    texts = (*texts, CLOSE, *after)
+    answer = generate(prompt, *texts, "ok", tokenizer=tokenizer)
+    assert answer.text == "ok"
+    assert answer.reasoning.strip() == "hm"
+    assert answer.reasoning_tokens == sum(len(spell(tokenizer, text)) for text in texts)
     assert answer.reason is FinishReason.END
+
+
+def test_blank_text_is_held_back_until_the_reasoning_begins() -> None:
+    answer = generate(NEITHER, "\n", OPEN, "a", CLOSE, "ok", stop=("\n",))
+    assert (answer.text, answer.reason) == ("ok", FinishReason.END)
+    cut = generate(NEITHER, "\n", OPEN, "a", max_new_tokens=2)
+    assert (cut.text, cut.reasoning) == ("", "\n")
+
+
+def test_blank_text_without_reasoning_stays() -> None:
+    cut = generate(NEITHER, "\n", " ", "a", max_new_tokens=2)
+    assert (cut.text, cut.reason, cut.reasoning_tokens) == ("\n ", FinishReason.LENGTH, 0)
+    stopped = generate(NEITHER, "\n", "a", stop=("\n",))
+    assert (stopped.text, stopped.reason) == ("", FinishReason.STOP)
+    ended = generate(NEITHER, "\n", START, "a", stop=(START,))
+    assert (ended.text, ended.reason) == ("\n", FinishReason.STOP)
 
 
 def test_white_space_between_reasoning_and_text_is_left_out_of_the_text() -> None:
@@ -131,9 +165,20 @@ def test_white_space_between_reasoning_and_text_is_left_out_of_the_text() -> Non
 def test_text_starts_within_a_token() -> None:
     tokenizer = thinking_tokenizer()
     tokenizer.add_tokens([" yes"])
-    answer = generate(OPENED, CLOSE, " yes", "!", tokenizer=tokenizer)
+    answer = generate(OPENED, CLOSE, " yes", "!", tokenizer=tokenizer, logprobs=1)
     assert answer.text == "yes!"
-    assert [token.text for token in answer.tokens if not token.reasoning] == ["yes", "!", ""]
+    tokens = [token for token in answer.tokens if not token.reasoning]
+    assert [token.text for token in tokens] == ["yes", "!", ""]
+    (alternative,) = tokens[0].alternatives
+    assert alternative.text == "yes"
+    assert tokens[0].raw_bytes is alternative.raw_bytes is None, "the bytes are those of the text"
+
+
+def test_reasoning_has_no_logprobs() -> None:
+    answer = generate(NEITHER, "\n", OPEN, "hm", CLOSE, "\n", "ok", logprobs=1)
+    thought, said = answer.tokens[: answer.reasoning_tokens], answer.tokens[-3:]
+    assert all(token.logprob is None and not token.alternatives for token in thought)
+    assert all(token.logprob is not None and token.alternatives for token in said)
 
 
 @pytest.mark.parametrize("texts", [("ok",), ("\n", "ok"), (f"a {OPEN[:-1]} b",), ("é",)])
@@ -166,9 +211,23 @@ def test_answer_may_be_cut_within_the_reasoning() -> None:
     assert ended.reasoning_tokens == 2
 
 
-def test_incomplete_character_ends_with_the_reasoning() -> None:
-    answer = generate(OPENED, "a", 0xC3, CLOSE, "é")
-    assert (answer.text, answer.reasoning) == ("é", "a\ufffd")
+@pytest.mark.parametrize("special", [False, True])
+def test_incomplete_character_ends_with_the_reasoning(special: bool) -> None:
+    tokenizer = thinking_tokenizer(special=special)
+    answer = generate(OPENED, "a", b"\xc3", CLOSE, b"\xa9", "é", tokenizer=tokenizer)
+    assert (answer.text, answer.reasoning) == ("\ufffdé", "a\ufffd")
+
+
+@pytest.mark.parametrize(("prompt", "texts"), [(OPENED, (CLOSE,)), (NEITHER, ())])
+def test_text_may_start_with_a_token_that_ends_within_a_character(
+    prompt: str, texts: tuple[str, ...]
+) -> None:
+    tokenizer = thinking_tokenizer()
+    tokenizer.add_tokens([spell_token(tokenizer, b" \xf0\x9f")])
+    rest = (b" \xf0\x9f", b"\x98", b"\x80")
+    answer = generate(prompt, *texts, *rest, tokenizer=tokenizer)
+    assert answer.text.lstrip() == "😀"
+    assert answer.reasoning_tokens == len(texts)
 
 
 def test_stop_strings_are_found_in_the_text_only() -> None:
@@ -187,6 +246,13 @@ def test_grammar_begins_after_the_reasoning(prompt: str, opening: tuple[str, ...
     texts = (*opening, "a", CLOSE, " ", "1", "2")
     answer = generate(prompt, *texts, grammar=" 12", max_new_tokens=len(texts))
     assert (answer.text, answer.reasoning) == (" 12", "a")
+
+
+def test_white_space_that_a_grammar_allows_before_the_reasoning_follows_it() -> None:
+    answer = generate(NEITHER, " ", OPEN, "a", CLOSE, "1", grammar=" 1", max_new_tokens=5)
+    assert (answer.text, answer.reasoning) == (" 1", "a")
+    cut = generate(NEITHER, " ", OPEN, "a", grammar=" 1", max_new_tokens=3)
+    assert (cut.text, cut.reasoning) == (" ", "a")
 
 
 def test_grammar_applies_to_an_answer_without_reasoning() -> None:

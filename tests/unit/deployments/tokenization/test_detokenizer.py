@@ -171,6 +171,17 @@ def test_special_and_unknown_tokens_do_not_split_a_character() -> None:
     ]
 
 
+def test_flush_ends_an_incomplete_character() -> None:
+    tokenizer = byte_level()
+    detokenizer = Detokenizer(tokenizer)
+    first, second = (byte_token(tokenizer, byte) for byte in "é".encode())
+    assert detokenizer.push(first) == ""
+    assert detokenizer.is_within_character
+    assert (detokenizer.flush(), detokenizer.flush()) == ("\ufffd", "")
+    assert not detokenizer.is_within_character
+    assert detokenizer.push(second) == "\ufffd"
+
+
 def test_added_tokens_are_text() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens(["日本", "two words"])

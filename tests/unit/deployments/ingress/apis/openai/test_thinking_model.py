@@ -15,11 +15,13 @@ from tests.unit.deployments.ingress.apis.openai.test_with_a_model import client
 
 # As Qwen3: the model opens its reasoning itself, unless the template has closed it.
 HYBRID = "tiny/hybrid"
+# As GLM-4.5: white space before the reasoning.
+INDENTED = "tiny/indented"
 # As DeepSeek-R1: the template opens the reasoning.
 THINKER = "tiny/thinker"
 # The same model as HYBRID with a template that names no mark.
 PLAIN = "tiny/plain"
-MODELS = (HYBRID, THINKER, PLAIN)
+MODELS = (HYBRID, INDENTED, THINKER, PLAIN)
 REASONING, CONTENT = "Hm.", "Yes!"
 ENABLED = f"{{% if enable_thinking is false %}}{{{{ '{OPEN}\n\n{CLOSE}\n\n' }}}}{{% endif %}}"
 PAST = "{% for m in messages if m.reasoning_content %}{{ m.reasoning_content }}{% endfor %}"
@@ -32,6 +34,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     opens = f"{OPEN}{REASONING}{CLOSE} {CONTENT}"
     seal_tiny_decoder(
         store, HYBRID, says=opens, template=PAST + CHATML + ENABLED, added_tokens=marks
+    )
+    seal_tiny_decoder(
+        store, INDENTED, says=f"\t{opens}", template=CHATML + ENABLED, added_tokens=marks
     )
     seal_tiny_decoder(store, PLAIN, says=opens, added_tokens=marks)
     seal_tiny_decoder(
@@ -53,7 +58,7 @@ async def ask(store: Path, model: str, **more: Any) -> dict[str, Any]:
     return parsed
 
 
-@pytest.mark.parametrize(("model", "reasoning_tokens"), [(HYBRID, 6), (THINKER, 5)])
+@pytest.mark.parametrize(("model", "reasoning_tokens"), [(HYBRID, 6), (INDENTED, 7), (THINKER, 5)])
 async def test_reasoning_is_separated_from_the_content(
     model: str, reasoning_tokens: int, store: Path
 ) -> None:
@@ -69,7 +74,7 @@ async def test_reasoning_is_separated_from_the_content(
     assert details == {"reasoning_tokens": 2 * reasoning_tokens}
 
 
-@pytest.mark.parametrize("model", [HYBRID, THINKER])
+@pytest.mark.parametrize("model", [HYBRID, INDENTED, THINKER])
 async def test_stream_equals_the_whole_answer(model: str, store: Path) -> None:
     body = {"model": model, "messages": [USER], "temperature": 0, "stream": True, "logprobs": True}
     async with client(store, MODELS) as http:
