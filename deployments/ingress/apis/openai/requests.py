@@ -45,8 +45,9 @@ MIN_TOP_P = 1e-9  # replaces `top_p` 0; keeps only the most likely token
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
-# vLLM's fields that change the text, with the values that do not, and what to send instead.
-VLLM_FIELDS: Mapping[str, tuple[Sequence[Any], str]] = {
+# Fields of other servers that change the text or its parts, with the values that do not, and what
+# to do instead: first vLLM's, the last two of SGLang and llama.cpp.
+UNSUPPORTED_FIELDS: Mapping[str, tuple[Sequence[Any], str]] = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
         ((), "send `response_format`"),
@@ -55,6 +56,9 @@ VLLM_FIELDS: Mapping[str, tuple[Sequence[Any], str]] = {
     "stop_token_ids": (([],), "send `stop`"),
     "continue_final_message": ((False,), "send a `prompt` to /v1/completions"),
     "add_generation_prompt": ((True,), "send a `prompt` to /v1/completions"),
+    "include_reasoning": ((True,), "ignore `reasoning_content`"),
+    "separate_reasoning": ((True,), "join `reasoning_content` and `content`"),
+    "reasoning_format": (("auto", "deepseek"), "join `reasoning_content` and `content`"),
 }
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
@@ -210,7 +214,7 @@ def build_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
 
     Raises InvalidField or EmptyInput.
     """
-    _reject_vllm_fields(body)
+    _reject_unsupported_fields(body)
     return GenerationOptions(
         sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
@@ -219,13 +223,13 @@ def build_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
     )
 
 
-def _reject_vllm_fields(body: GenerationBody) -> None:
-    """Raise InvalidField for VLLM_FIELDS.
+def _reject_unsupported_fields(body: GenerationBody) -> None:
+    """Raise InvalidField for UNSUPPORTED_FIELDS. Only chat has those of the reasoning.
 
     Other unknown keys are ignored, but a text of another form, or with another end, would be wrong.
     """
-    for name, (ineffective, instead) in VLLM_FIELDS.items():
-        if (value := getattr(body, name)) is not None and value not in ineffective:
+    for name, (ineffective, instead) in UNSUPPORTED_FIELDS.items():
+        if (value := getattr(body, name, None)) is not None and value not in ineffective:
             raise InvalidField(f"`{name}` is not supported; {instead}", field=name)
 
 
@@ -330,8 +334,7 @@ def _parse_content(message: ChatRequestMessage, index: int) -> str:
 
 def _find_reasoning(message: ChatRequestMessage) -> str | None:
     """Return the reasoning of a message of the assistant, which templates may repeat."""
-    is_assistant = message.role == "assistant"
-    return (message.reasoning_content or message.reasoning) if is_assistant else None
+    return message.reasoning_content or message.reasoning
 
 
 def _parse_tool_call(call: ToolCall) -> dict[str, Any]:

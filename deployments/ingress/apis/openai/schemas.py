@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
@@ -146,13 +155,18 @@ class ChatRequestMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     refusal: str | None = None  # of the assistant, in place of `content`
-    # Of the assistant, before `content`. The second name is that of vLLM.
+    # Of the assistant, before `content`; None of other roles. The second name is that of vLLM.
     reasoning_content: str | None = None
     reasoning: str | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FailFastList()] | None = None
     tool_call_id: str | None = None
     function_call: Any = None  # former form of `tool_calls`; rejected
+
+    @field_validator("reasoning_content", "reasoning", mode="before")
+    @classmethod
+    def _ignore_other_roles(cls, value: Any, info: ValidationInfo) -> Any:
+        return value if info.data.get("role") == "assistant" else None
 
 
 class FunctionDefinition(BaseModel):
@@ -190,6 +204,11 @@ class ChatBody(GenerationBody):
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # template variable of the same name
+    # Other forms of the reasoning, of vLLM, SGLang and llama.cpp; rejected, unless they have the
+    # value of our form.
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
+    reasoning_format: Any = None
 
 
 FinishReasonWord = Literal["stop", "length", "tool_calls"]

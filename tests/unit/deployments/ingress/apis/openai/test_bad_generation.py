@@ -104,6 +104,13 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"stop_token_ids": [2]}, "stop_token_ids"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"add_generation_prompt": False}, "add_generation_prompt"),
+        ({"include_reasoning": False}, "include_reasoning"),
+        ({"separate_reasoning": False}, "separate_reasoning"),
+        ({"reasoning_format": "none"}, "reasoning_format"),
+        (
+            {"messages": [USER, {"role": "assistant", "content": "a", "reasoning_content": 5}]},
+            "messages[1].reasoning_content",
+        ),
         ({"messages": [{"role": "user", "refusal": "No."}]}, "messages[0].content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]},

@@ -120,12 +120,20 @@ async def test_reasoning_of_other_roles_and_blank_reasoning_are_ignored(
     harness = chat(writing_store)
     messages = [
         {**USER, "reasoning_content": "Hm."},
+        {**USER, "reasoning_content": 5, "reasoning": {"effort": "low"}},
         {"role": "assistant", "content": "Yes.", "reasoning_content": ""},
         {"role": "assistant", "content": "Yes.", "reasoning_content": None, "reasoning": None},
     ]
     assert (await harness.post(CHAT, {"messages": messages})).status_code == 200
     assert isinstance(harness.call.prompt, Chat)
     assert not any("reasoning_content" in message for message in harness.call.prompt.messages)
+
+
+async def test_our_form_of_the_reasoning_may_be_asked_for(writing_store: Path) -> None:
+    for format_ in ("auto", "deepseek"):
+        form = {"include_reasoning": True, "separate_reasoning": True, "reasoning_format": format_}
+        response = await chat(writing_store).post(CHAT, {**CHAT_BODY, **form})
+        assert response.json()["choices"][0]["message"]["reasoning_content"] == REASONING
 
 
 def test_reasoning_counts_towards_the_size_of_a_prompt() -> None:
