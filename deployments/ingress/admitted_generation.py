@@ -12,7 +12,7 @@ from deployments.ingress.generation_executor import GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.request_log import RequestContext
 from deployments.ingress.shadow_traffic import ShadowTraffic
-from deployments.messages import Completion, Finished, Started
+from deployments.messages import Completion, Finished, Started, join_reasoning_and_text
 
 
 class GeneratedAnswers(NamedTuple):
@@ -20,7 +20,7 @@ class GeneratedAnswers(NamedTuple):
 
     started: Sequence[Started]  # empty if the generation ended before
     finished: Sequence[Finished]
-    texts: Sequence[str]
+    texts: Sequence[str]  # with the reasoning before them
     unfinished: Sequence[Finished] = ()  # calls of a stream that ended before they did
     ended_early: bool = False  # whether the end of the stream cut an answer
 
@@ -29,7 +29,7 @@ class GeneratedAnswers(NamedTuple):
         return cls(
             [one.started for one in completions],
             [one.finished for one in completions],
-            [one.text for one in completions],
+            [join_reasoning_and_text(one) for one in completions],
         )
 
     @classmethod

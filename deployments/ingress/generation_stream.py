@@ -22,7 +22,14 @@ from deployments.errors import (
     ServeError,
     forget_frames,
 )
-from deployments.messages import Chunk, Finished, FinishReason, GenerationTimings, Started
+from deployments.messages import (
+    Chunk,
+    Finished,
+    FinishReason,
+    GenerationTimings,
+    Started,
+    join_reasoning_and_text,
+)
 from deployments.registry import RegisteredModel
 
 GenerationSource = AsyncGenerator[Started | Chunk, None]
@@ -58,7 +65,7 @@ class GenerationStream:
         # still waits for a KV slot shares the element of its prompt's first started choice.
         self.started: tuple[Started, ...] = ()
         self.finished: list[Finished] = []  # in the order of their end
-        self.texts: list[str] = []  # text so far, by choice
+        self.texts: list[str] = []  # reasoning and text so far, by choice
         self.ended_early = False  # whether `finish_early` cut a completion
         self._on_end = on_end
         self._choices_per_prompt = choices_per_prompt
@@ -204,7 +211,7 @@ class GenerationStream:
 
     def _add_chunk(self, chunk: ChoiceChunk) -> None:
         self._chunks.append(chunk)
-        self.texts[chunk.choice] += chunk.chunk.text
+        self.texts[chunk.choice] += join_reasoning_and_text(chunk.chunk)
         tokens = len(chunk.chunk.tokens)
         self._token_counts[chunk.choice] += tokens
         self._buffered_tokens += tokens

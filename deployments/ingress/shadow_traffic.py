@@ -1,7 +1,7 @@
 """Shadow traffic: another version computes a share of the requests again, for comparison only.
 
-Answers of generators agree if their texts are equal. The shadow version samples with the seeds of
-the original answers.
+Answers of generators agree if their texts and their reasoning are equal. The shadow version samples
+with the seeds of the original answers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from deployments.errors import ServeError
 from deployments.ingress.generation_executor import REPEAT_TIMEOUT_S, GenerationPlan
 from deployments.ingress.models.resolver import require_task
 from deployments.ingress.requests import InferenceRequest, ResolvedRequest
-from deployments.messages import CallResult, Completion, ModelRef, Started, count_characters
+from deployments.messages import (
+    CallResult,
+    Completion,
+    ModelRef,
+    Started,
+    count_characters,
+    join_reasoning_and_text,
+)
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TaskInput
 
@@ -110,13 +117,14 @@ class ShadowTraffic:
     ) -> None:
         """Generate all answers of a plan again, under the same conditions as `mirror`.
 
-        `name` is the model's name in the request; None for the default model.
+        `name` is the model's name in the request; None for the default model. `texts` have the
+        reasoning before them.
         """
 
         async def does_agree(model: RegisteredModel) -> bool:
             seeds = [each.seed for each in started]
             others = await self._complete(plan.repeat_with(model, seeds))
-            return [other.text for other in others] == list(texts)
+            return list(map(join_reasoning_and_text, others)) == list(texts)
 
         self._mirror(name, plan.model.ref, does_agree, self._generations)
 

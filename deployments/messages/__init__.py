@@ -56,6 +56,8 @@ from deployments.messages.generation import (
     TopLogprob,
     count_prompt,
     estimate_prompt_tokens,
+    join_reasoning,
+    join_reasoning_and_text,
     merge_chunks,
 )
 from deployments.messages.pool import (
@@ -121,5 +123,7 @@ __all__ = [
     "count_characters",
     "count_prompt",
     "estimate_prompt_tokens",
+    "join_reasoning",
+    "join_reasoning_and_text",
     "merge_chunks",
 ]

@@ -224,3 +224,11 @@ def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:
     text = "".join(chunk.text for chunk in chunks)
     tokens = tuple(token for chunk in chunks for token in chunk.tokens)
     return Chunk(text, tokens, chunks[-1].finished)
+
+
+def join_reasoning(part: Chunk | Completion) -> str:
+    return "".join(token.text for token in part.tokens if token.reasoning)
+
+
+def join_reasoning_and_text(part: Chunk | Completion) -> str:
+    return join_reasoning(part) + part.text

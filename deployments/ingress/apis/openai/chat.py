@@ -34,7 +34,14 @@ from deployments.ingress.apis.openai.tools import (
 )
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse
-from deployments.messages import Chunk, Completion, FinishReason, Token, TopLogprob
+from deployments.messages import (
+    Chunk,
+    Completion,
+    FinishReason,
+    Token,
+    TopLogprob,
+    join_reasoning,
+)
 
 OBJECT, CHUNK_OBJECT, ID_PREFIX = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
@@ -92,7 +99,7 @@ def build_choice(
         if calls or parser.is_forced:
             text = completion.text[:end].rstrip() or None
     message = ChatMessage(role="assistant", content=text)
-    if reasoning := join_reasoning(completion.tokens).strip():
+    if reasoning := join_reasoning(completion).strip():
         message["reasoning_content"] = reasoning
     if calls:
         message["tool_calls"] = [build_tool_call(call) for call in calls]
@@ -102,10 +109,6 @@ def build_choice(
         logprobs=build_logprobs(AlignedTokens().take(completion)) if with_logprobs else None,
         finish_reason=map_finish_reason(completion.finished.reason, calls),
     )
-
-
-def join_reasoning(tokens: Sequence[Token]) -> str:
-    return "".join(token.text for token in tokens if token.reasoning)
 
 
 def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> FinishReasonWord:
@@ -167,7 +170,7 @@ class ChatStreamChoice:
         yield self._build({"role": "assistant", "content": None if is_forced else ""})
 
     def add_chunk(self, chunk: Chunk) -> Iterator[ChatChunkChoice]:
-        yield from self._send_reasoning(join_reasoning(chunk.tokens))
+        yield from self._send_reasoning(join_reasoning(chunk))
         self._text += chunk.text
         if self._with_logprobs:
             self._tokens += [t for t in self._aligned.take(chunk) if not t.special]

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.ingress.request_options import RequestOptions
@@ -12,10 +15,14 @@ from deployments.ingress.shadow_traffic import (
     MAX_GENERATIONS,
     ShadowTraffic,
 )
-from deployments.messages import CallResult, Completion, ModelRef, Truncation
+from deployments.messages import CallResult, Completion, FinishReason, ModelRef, Truncation
+from deployments.plan import changes
 from deployments.plan.plan import Shadow
 from deployments.tasks import TaskInput
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import far_deadline, wait_until
+from tests.support.generation_harness import GenerationHarness, build_request, read_chunks
+from tests.support.generators import ScriptedReply
 
 DEFAULT = ModelRef("tiny/model", "0123456789ab")
 SHADOW = Shadow(version="ba9876543210", percent=100)
@@ -94,3 +101,32 @@ async def test_shadow_that_breaks_the_comparison_is_counted_as_failed() -> None:
     shadows = ShadowTraffic(Registry(), parse, execute, complete)  # type: ignore[arg-type]
     shadows.mirror(REQUEST, RESULT)
     await wait_until(lambda: [c.failed for c in shadows.comparisons.values()] == [1])
+
+
+@pytest.mark.parametrize("thought", ["Hm.", "Oh?"])
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_answers_cut_within_their_reasoning_agree_if_it_is_equal(
+    tmp_path: Path, thought: str, is_stream: bool
+) -> None:
+    thoughts = {"000000000001": "Hm.", "000000000002": thought}
+    for version in thoughts:
+        seal_tiny_decoder(tmp_path, version=version)
+    changes.promote(tmp_path, DECODER, "000000000001")
+    changes.set_shadow(tmp_path, DECODER, "000000000002", 100)
+    harness = GenerationHarness(
+        tmp_path,
+        lambda call: ScriptedReply(
+            (), reason=FinishReason.LENGTH, reasoning=(thoughts[call.model.version],)
+        ),
+        models=(DECODER,),
+    )
+    if is_stream:
+        stream = await harness.pipeline.stream(build_request())
+        assert [part async for part in read_chunks(stream)]
+    else:
+        await harness.pipeline.complete(build_request())
+    comparisons = harness.pipeline.shadows.comparisons
+    await wait_until(lambda: sum(each.total for each in comparisons.values()) == 1)
+    (comparison,) = comparisons.values()
+    assert comparison.agreed == (thought == "Hm.")
+    assert comparison.failed == 0
