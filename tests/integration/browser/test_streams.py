@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from benchmarks.page.browser import OBSERVE_SHIFTS
 from deployments.errors import EngineFailed, Overloaded
-from deployments.messages import Chunk, Token
+from deployments.messages import Chunk, FinishReason, Token
 from tests.support.browser import Visitor, wait_for_server
 from tests.support.fakes import TIMEOUT_S
 from tests.support.scripted_generation import CHUNKS, TEXT, ScriptedGenerator, ending
@@ -86,6 +86,18 @@ def test_reasoning_is_folded_above_the_answer(
     send(chat, "Next")
     expect(chat.locator(".reasoning").last).to_be_hidden()
     assert [each["content"] for each in generator.calls[-1].prompt.messages][1] == TEXT
+
+
+def test_reasoning_without_an_answer_stays_open(
+    chat: Page, visitor: Visitor, generator: ScriptedGenerator
+) -> None:
+    cut = Chunk("", (), ending(FinishReason.LENGTH, tokens=1))
+    generator.chunks = (Chunk("", (Token(3, "Let me", reasoning=True),)), cut)
+    send(chat)
+    expect(chat.locator(".turn .facts")).to_contain_text("token limit")
+    expect(chat.locator(".reasoning p")).to_be_visible()
+    expect(chat.locator(".reasoning p")).to_have_text("Let me")
+    visitor.snap("reasoning-cut")
 
 
 def test_prompt_tokens_from_the_cache_are_counted(chat: Page, generator: ScriptedGenerator) -> None:

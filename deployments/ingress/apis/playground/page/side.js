@@ -137,7 +137,7 @@ export class ChatSide extends Side {
 
   /**
    * Send a message and show the streamed text. Returns {value, cost}, or null if there is no answer:
-   * after an error, if the side was cleared, or if it was stopped before its first token.
+   * after an error, if the side was cleared, or if it was stopped before the first token of its text.
    */
   async run(built, { text }, signal) {
     const { history } = this; // `clear` replaces it
@@ -152,13 +152,22 @@ export class ChatSide extends Side {
     this.cost.replaceChildren();
     const writer = new PacedWriter(written, this.output);
     const reasoningWriter = new PacedWriter(thought, this.output);
+    // The reasoning is open until the text begins, because an answer may end before.
     const onreasoning = (piece) => {
+      if (reasoning.hidden) reasoning.open = true;
       reasoning.hidden = false;
       reasoningWriter.add(piece);
     };
+    let hasText = false;
+    const ontext = (piece) => {
+      if (!hasText) reasoning.open = false;
+      hasText = true;
+      writer.add(piece);
+    };
     try {
-      const result = await this.timed(() => generate(built, signal, (piece) => writer.add(piece), onreasoning));
+      const result = await this.timed(() => generate(built, signal, ontext, onreasoning));
       if (this.history !== history) return null; // this turn belongs to a cleared conversation
+      reasoningWriter.flush();
       writer.flush();
       turn.append(factList(turnFacts(result)));
       this.output.scrollTop = this.output.scrollHeight;
@@ -169,6 +178,7 @@ export class ChatSide extends Side {
       this.history.push({ role: "user", content: text }, { role: "assistant", content: result.text });
       return { value: result.text, cost: result.cost };
     } catch (error) {
+      reasoningWriter.flush();
       writer.flush();
       this.cost.replaceChildren();
       turn.append(el("p", { class: "problem" }, explain(error)));
