@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TypeVar
@@ -32,6 +32,9 @@ ADAPTER_CONFIG_NAME = "adapter_config.json"
 MODULES_NAME = "modules.json"
 # Module types of sentence-transformers that the build supports, in the order of their use.
 MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
+# Those of a SPLADE model. sentence-transformers 5.4 replaced MLMTransformer by Transformer.
+SPLADE_POOLING = "SpladePooling"
+SPLADE_MODULE_TYPES = (("MLMTransformer", SPLADE_POOLING), ("Transformer", SPLADE_POOLING))
 
 Json = Any  # parsed JSON
 T = TypeVar("T")
@@ -177,13 +180,24 @@ def read_modules(directory: Path) -> list[SentenceModule]:
     return [SentenceModule(module["type"], module["path"]) for module in modules]
 
 
-def check_modules(directory: Path) -> None:
+def is_splade_model(directory: Path) -> bool:
+    """Return whether the modules are those of a sparse encoder. Raises as `read_modules` does."""
+    return any(module.class_name == SPLADE_POOLING for module in read_modules(directory))
+
+
+def check_modules(directory: Path, *, sparse: bool) -> None:
     """Check the types, the order and the number of the sentence-transformers modules.
 
-    Raises UnsupportedModel for a type outside MODULE_TYPES, another order, no Transformer, or more
-    than one Transformer or Pooling. Raises the errors of `read_modules`.
+    `sparse` selects the modules of a SPLADE model instead of those of an embedding model. A
+    checkpoint without modules passes.
+
+    Raises UnsupportedModel for other modules. Those of an embedding model are of MODULE_TYPES, in
+    this order, with one Transformer and at most one Pooling. Raises the errors of `read_modules`.
     """
     names = [module.class_name for module in read_modules(directory)]
+    if sparse:
+        _check_splade_modules(names)
+        return
     hint = f"supported: {', '.join(MODULE_TYPES)}"
     for name in names:
         if name not in MODULE_TYPES:
@@ -200,6 +214,15 @@ def check_modules(directory: Path) -> None:
             f"`{MODULES_NAME}` has the modules {', '.join(names)}; one Transformer and at most one "
             "Pooling are supported",
             hint="use a checkpoint with one Transformer",
+        )
+
+
+def _check_splade_modules(names: Sequence[str]) -> None:
+    if names and tuple(names) not in SPLADE_MODULE_TYPES:
+        raise UnsupportedModel(
+            f"`{MODULES_NAME}` has the modules {', '.join(names)}, which are not those of a SPLADE "
+            "model",
+            hint=f"supported: {' or '.join(map(', '.join, SPLADE_MODULE_TYPES))}",
         )
 
 

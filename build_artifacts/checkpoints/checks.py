@@ -17,6 +17,7 @@ from build_artifacts.checkpoints.checkpoint import (
     check_modules,
     corrupt_file,
     is_plain_file,
+    is_splade_model,
     read_field,
     read_modules,
     read_object,
@@ -41,7 +42,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
     if not is_plain_file(weights / CONFIG_NAME):
         # A model of the module StaticEmbedding, for example, has no config.json. The error of
         # `check_modules` names the unsupported module, which explains more than a missing file.
-        check_modules(checkpoint.directory)
+        check_modules(checkpoint.directory, sparse=is_splade_model(checkpoint.directory))
         if is_adapter:
             raise _adapter_without_model(checkpoint)
         raise _find_foreign_weights(weights) or SourceNotFound(

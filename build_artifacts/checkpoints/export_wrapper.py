@@ -12,6 +12,7 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.checkpoints.projection import build_projection
 from build_artifacts.checkpoints.sentences import Pooling
+from build_artifacts.checkpoints.splade import SpladePooling
 from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
 
@@ -25,14 +26,17 @@ def wrap_for_export(
     """Return a copy of `model`, with the same weights, whose forward returns one float32 tensor.
 
     The inputs are B texts of T tokens with M masks; `input_names` lists them. With W values per
-    row, VECTOR and LABELS return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W]. Vectors
-    are pooled and projected but not normalized, because the server normalizes them. Other heads
-    return logits. With `with_tokens`, a VECTOR model returns a pair: the pooled vectors [B, W], and
-    the token vectors [B, T, hidden size] in the model's dtype.
+    row, VECTOR, LABELS and SPARSE return [B, W], TOKENS [B, T, W], SPAN [B, T, 2] and MASKS [M, W].
+    Vectors are pooled and projected but not normalized, because the server normalizes them. SPARSE
+    returns the pooled weights of the vocabulary, the other heads logits. With `with_tokens`, a
+    VECTOR model returns a pair: the pooled vectors [B, W], and the token vectors [B, T, hidden
+    size] in the model's dtype.
     """
     rows = copy.copy(model)
     answer = _OUTPUT_FUNCTIONS.get(metadata.head)
-    if answer is None:
+    if metadata.splade is not None:
+        answer = _weigh_vocabulary(metadata.splade)
+    elif answer is None:
         answer = _POOLED[metadata.pooling]
         if metadata.projection:
             projection = build_projection(metadata.projection)
@@ -153,6 +157,22 @@ def _span(out: Any, _mask: Any) -> Any:
 
 def _selected(out: Any, _mask: Any) -> Any:
     return out.logits[0].float()
+
+
+def _weigh_vocabulary(pooling: SpladePooling) -> OutputFunction:
+    def activate(scores: Any) -> Any:
+        weights = scores.relu().log1p()
+        return weights.log1p() if pooling.activation == "log1p_relu" else weights
+
+    def take_largest(out: Any, mask: Any) -> Any:
+        # The activation does not change which score is the largest. Padding scores 0, the least
+        # that the activation returns.
+        return activate((out.logits * mask.unsqueeze(-1)).amax(1).float())
+
+    def add(out: Any, mask: Any) -> Any:
+        return (activate(out.logits.float()) * mask.unsqueeze(-1)).sum(1)
+
+    return take_largest if pooling.strategy == "max" else add
 
 
 _POOLED: dict[Pooling | None, OutputFunction] = {"mean": _mean, "cls": _first, "last": _last}

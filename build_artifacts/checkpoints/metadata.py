@@ -22,6 +22,7 @@ from build_artifacts.checkpoints.checkpoint import (
     Json,
     check_modules,
     corrupt_file,
+    is_splade_model,
     read_field,
     read_object,
 )
@@ -48,6 +49,7 @@ from build_artifacts.checkpoints.sentences import (
     read_embedding_config,
     read_max_seq_length,
 )
+from build_artifacts.checkpoints.splade import SpladePooling, read_sparse_config
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME
@@ -77,6 +79,7 @@ class CheckpointMetadata:
     labels: tuple[str, ...] = ()
     problem_type: ProblemType | None = None
     pooling: Pooling | None = None
+    splade: SpladePooling | None = None  # head SPARSE only
     projection: tuple[DenseLayer, ...] = ()  # layers to apply to the pooled vectors
     token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
@@ -168,7 +171,8 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
         ranks = len(_read_label_names(checkpoint, None)) == 1
         return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
     if (checkpoint.directory / MODULES_NAME).is_file():
-        return TaskName.FEATURE_EXTRACTION
+        is_sparse = is_splade_model(checkpoint.directory)
+        return TaskName.SPARSE_EMBEDDINGS if is_sparse else TaskName.FEATURE_EXTRACTION
     architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
     architecture = str((architectures or [""])[0])
     if (task := parse_task_class(architecture)) is not None:
@@ -185,14 +189,16 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     Raises UnsupportedModel if the checkpoint lacks a setting or cannot be built.
     """
     head = find_head(tasks[0])
-    if head is ModelHead.VECTOR:
+    if head in (ModelHead.VECTOR, ModelHead.SPARSE):
         # Check before load_config, which may fail for unsupported modules without naming them.
-        check_modules(checkpoint.directory)
+        check_modules(checkpoint.directory, sparse=head is ModelHead.SPARSE)
     config = load_config(checkpoint.weights)
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
     check_encoder(config, head, pooled=pooled)
     if head is ModelHead.VECTOR:
         return _embedding_metadata(checkpoint, config, tasks)
+    if head is ModelHead.SPARSE:
+        return _sparse_metadata(checkpoint, config, tasks)
     common = CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
@@ -291,6 +297,24 @@ def _embedding_metadata(
         similarity=embedding.similarity,
         prompts=embedding.prompts,
         default_prompt=embedding.default_prompt,
+    )
+
+
+def _sparse_metadata(
+    checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
+) -> CheckpointMetadata:
+    sparse = read_sparse_config(checkpoint)
+    return CheckpointMetadata(
+        tasks=tasks,
+        architecture=read_architecture(config),
+        max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=sparse.max_seq_length),
+        truncation_side=_read_truncation_side(checkpoint.weights),
+        output_width=config.vocab_size,
+        has_token_types=has_token_types(checkpoint.weights),
+        splade=sparse.pooling,
+        similarity="dot",
+        prompts=sparse.prompts,
+        default_prompt=sparse.default_prompt,
     )
 
 

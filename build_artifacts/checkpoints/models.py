@@ -31,6 +31,7 @@ LOADERS: Mapping[ModelHead, str] = {
     ModelHead.TOKENS: "AutoModelForTokenClassification",
     ModelHead.SPAN: "AutoModelForQuestionAnswering",
     ModelHead.MASKS: "AutoModelForMaskedLM",
+    ModelHead.SPARSE: "AutoModelForMaskedLM",
     ModelHead.NEXT_TOKEN: "AutoModelForCausalLM",
 }
 

@@ -82,10 +82,10 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
 
     Without a Pooling module, the pooling is the mean. Raises UnsupportedModel for a pooling,
     normalization or similarity that is not supported, and the errors of `read_dense_layer` and
-    `_read_prompts`.
+    `read_prompts`.
     """
     modules = _read_modules(checkpoint)
-    prompts, default_prompt = _read_prompts(checkpoint)
+    prompts, default_prompt = read_prompts(checkpoint)
     pooling: Pooling = "mean"
     if paths := modules["Pooling"]:
         pooling = _pooling(checkpoint.module(paths[0]) / CONFIG_NAME, any(prompts.values()))
@@ -109,15 +109,16 @@ def read_embedding_config(checkpoint: Checkpoint, hidden_size: int) -> Embedding
     )
 
 
-def read_max_seq_length(weights: Path) -> Json:
+def read_max_seq_length(weights: Path, *, masked_lm: bool = False) -> Json:
     """Read the maximum input length in tokens, `max_seq_length`; None when absent.
 
     Raises UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase them,
-    if the module does not return token vectors, and the errors of `check_arguments`.
+    and the errors of `check_arguments`. Also if the module does not return token vectors or, with
+    `masked_lm`, the logits of a masked language model.
     """
-    config = _read_transformer_config(weights)
+    config = read_transformer_config(weights)
     check_arguments(weights)
-    _check_token_outputs(config)
+    _check_token_outputs(config, masked_lm=masked_lm)
     if config.get("do_lower_case"):
         _check_lowercases(weights)
     return config.get("max_seq_length")
@@ -125,7 +126,7 @@ def read_max_seq_length(weights: Path) -> Json:
 
 def check_arguments(weights: Path) -> None:
     """Raise UnsupportedModel for arguments of the Transformer module that change the outputs."""
-    config = _read_transformer_config(weights)
+    config = read_transformer_config(weights)
     for key in _ARGUMENTS:
         arguments = _read_path(config, key)
         if changing := sorted(set(arguments or {}) - _ARGUMENTS_WITHOUT_EFFECT):
@@ -136,7 +137,7 @@ def check_arguments(weights: Path) -> None:
             )
 
 
-def _read_transformer_config(weights: Path) -> dict[str, Json]:
+def read_transformer_config(weights: Path) -> dict[str, Json]:
     configs = (read_object(weights / name) for name in TRANSFORMER_CONFIG_NAMES)
     return next(filter(None, configs), {})
 
@@ -156,29 +157,32 @@ def _read_path(config: Mapping[str, Json], path: str) -> dict[str, Json] | None:
     return dict(value)
 
 
-def _check_token_outputs(config: Mapping[str, Json]) -> None:
-    """Raise UnsupportedModel unless the Transformer module returns the last hidden state.
+def _check_token_outputs(config: Mapping[str, Json], *, masked_lm: bool) -> None:
+    """Raise UnsupportedModel unless the Transformer module returns what the build reads.
 
     It may return another output, such as BERT's pooled vector, or the output for a text that the
     chat template renders.
     """
+    task, output = "feature-extraction", "last_hidden_state"
+    if masked_lm:
+        task, output = "fill-mask", "logits"
     text = _read_path(config, "modality_config.text") or {}
     stated = {
-        "transformer_task": (config.get("transformer_task"), "feature-extraction"),
+        "transformer_task": (config.get("transformer_task"), task),
         "module_output_name": (config.get("module_output_name"), "token_embeddings"),
         "modality_config.text.method": (text.get("method"), "forward"),
         "modality_config.text.method_output_name": (
             text.get("method_output_name"),
-            "last_hidden_state",
+            output,
         ),
         "modality_config.message": (_read_path(config, "modality_config.message"), None),
     }
     for name, (value, supported) in stated.items():
         if value not in (None, supported, [supported]):
             raise UnsupportedModel(
-                f"`{name}` of the Transformer module is `{value}`; the build reads the last hidden "
-                "state of texts only",
-                hint="use a model that pools the token vectors of its Transformer module",
+                f"`{name}` of the Transformer module is `{value}`; the build reads `{output}` of "
+                "texts only",
+                hint="use a model that pools these outputs of its Transformer module",
             )
 
 
@@ -197,7 +201,7 @@ def is_cross_encoder(checkpoint: Checkpoint) -> bool:
 
 def check_no_default_prompt(checkpoint: Checkpoint) -> None:
     """Raise UnsupportedModel for a cross-encoder that expects a prompt before every query."""
-    prompts, name = _read_prompts(checkpoint)
+    prompts, name = read_prompts(checkpoint)
     if name is not None and prompts.get(name):
         raise UnsupportedModel(
             f"the cross-encoder has the default prompt `{name}`; prompts are supported for "
@@ -216,7 +220,7 @@ def _read_modules(checkpoint: Checkpoint) -> dict[str, list[str]]:
     }
 
 
-def _read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
+def read_prompts(checkpoint: Checkpoint) -> tuple[dict[str, str], str | None]:
     """Return the prompts and the name of the default prompt.
 
     A prompt that is null becomes an empty text. The name is None without a default prompt. It is

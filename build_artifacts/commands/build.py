@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         choices=list(map(str, list_task_names())),
         metavar="TASK",
-        help="such as `text-classification`; default: the task of the checkpoint",
+        help="such as `text-classification`, or `sparse-embeddings` for a SPLADE model that states "
+        "only a masked language model; default: the task of the checkpoint",
     )
     parser.add_argument(
         "--id",

@@ -33,13 +33,14 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.artifacts.types import Device, ModelHead
 from deployments.batching.batch_policy import collate
 from deployments.engines import GraphSpec
+from deployments.engines.base import limit_pass_tokens
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch
 
 _GRAPH_NAME = "graph.onnx"
 _LONG_TOKENS = 1_024
 _CHECK_BATCH_ITEMS = 4
-_MAX_MASK_ITEMS = 8  # maximum items per bucket of a fill-mask model on a GPU
+_MAX_VOCABULARY_ITEMS = 8  # items per bucket on a GPU, if outputs have a value per vocabulary entry
 # Maximum change of an output by rewrites, as a share of the largest output. Small changes are
 # normal, because a rewritten graph runs other kernels, which sum in another order.
 _MAX_REWRITE_DIFFERENCE = 1e-3
@@ -161,14 +162,16 @@ class CandidateGraphs:
 
 def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedModel) -> GraphSpec:
     """Describe how to open the graph of a candidate that is not sealed yet."""
+    metadata = prepared.metadata
     return GraphSpec(
         path=graph,
         device=recipe.device,
         precision=recipe.precision,
         engine=recipe.engine,
-        options=_fit_buckets(recipe, prepared.metadata),
-        head=prepared.metadata.head,
-        mask_token=prepared.metadata.mask_token,
+        options=_fit_buckets(recipe, metadata),
+        head=metadata.head,
+        mask_token=metadata.mask_token,
+        max_pass_tokens=limit_pass_tokens(metadata.head, metadata.output_width, recipe.device),
         host_folder=graph.parent,  # stores compiled files: a build opens a graph several times
     )
 
@@ -176,15 +179,16 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
 def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
     """Limit the buckets (padded batch shapes) of a recipe to the model's maximum length.
 
-    For a fill-mask model on a GPU, also limit the number of items.
+    For a fill-mask model or a sparse encoder on a GPU, also limit the number of items.
     """
-    # On a GPU, each bucket keeps its output in memory. The output of a fill-mask model has one row
-    # per item, with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
-    is_large = recipe.device is Device.GPU and metadata.head is ModelHead.MASKS
+    # On a GPU, each bucket keeps its output in memory. The output of such a model has one row per
+    # item, with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
+    has_scores = metadata.head in (ModelHead.MASKS, ModelHead.SPARSE)
+    is_large = recipe.device is Device.GPU and has_scores
     buckets = {
         (items, min(tokens, metadata.max_tokens)): None
         for items, tokens in recipe.options.buckets
-        if not is_large or items <= _MAX_MASK_ITEMS
+        if not is_large or items <= _MAX_VOCABULARY_ITEMS
     }
     return recipe.options.model_copy(update={"buckets": tuple(buckets)})
 

@@ -9,6 +9,7 @@ ignored. `text_pair` is optional.
     task                  columns or keys                         metrics; the gate uses the first
     feature-extraction    sentence1, sentence2, score             spearman of the similarity
     sentence-similarity   the same                                the same
+    sparse-embeddings     the same                                the same
     text-classification   text, label (text_pair)                 accuracy, macro_f1
       several labels      text, labels (a,b or a JSON list)       micro_f1, macro_f1
       regression          text, score (text_pair)                 spearman, pearson

@@ -11,7 +11,7 @@ from build_artifacts.evaluation.classification import load_classification
 from build_artifacts.evaluation.fill_mask import load_fill_mask
 from build_artifacts.evaluation.question_answering import load_question_answering
 from build_artifacts.evaluation.ranking import load_ranking
-from build_artifacts.evaluation.similarity import load_similarity
+from build_artifacts.evaluation.similarity import load_similarity, load_sparse_similarity
 from build_artifacts.evaluation.token_classification import load_token_classification
 from deployments.artifacts.store import file_sha256
 from deployments.artifacts.types import TaskName
@@ -26,6 +26,7 @@ EVALUATIONS: dict[str, LoadEvaluation] = {
     TaskName.TOKEN_CLASSIFICATION: load_token_classification,
     TaskName.QUESTION_ANSWERING: load_question_answering,
     TaskName.FILL_MASK: load_fill_mask,
+    TaskName.SPARSE_EMBEDDINGS: load_sparse_similarity,
 }
 ALL_EXAMPLES = ExampleSampling()
 

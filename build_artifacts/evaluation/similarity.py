@@ -1,4 +1,4 @@
-"""Evaluation of feature-extraction and sentence-similarity: similarities compared with scores."""
+"""Evaluation of embeddings, dense and sparse: similarities compared with scores."""
 
 from __future__ import annotations
 
@@ -54,12 +54,25 @@ def read_pairs(path: Path) -> list[ScoredPair]:
 
 def load_similarity(path: Path, model: EvaluatedModel, sampling: ExampleSampling) -> Evaluation:
     """Load two items per pair. Raises BadEvaluationData for an unusable file."""
+    return SimilarityEvaluation(*_load_pairs(path, model, sampling), model)
+
+
+def load_sparse_similarity(
+    path: Path, model: EvaluatedModel, sampling: ExampleSampling
+) -> Evaluation:
+    """Load two items per pair. Raises BadEvaluationData for an unusable file."""
+    return SparseSimilarityEvaluation(*_load_pairs(path, model, sampling), model)
+
+
+def _load_pairs(
+    path: Path, model: EvaluatedModel, sampling: ExampleSampling
+) -> tuple[list[TokenizedItem], list[float]]:
     pairs = sampling.sample(read_pairs(path))
     scores = [pair.score for pair in pairs]
     if len(set(scores)) < 2:
         raise FileLocation(path, EXPECTED).data_error("all scores are equal, so they have no order")
     texts = [model.prompt + text for pair in pairs for text in (pair.left, pair.right)]
-    return SimilarityEvaluation(tokenize_texts(model, texts), scores, model)
+    return tokenize_texts(model, texts), scores
 
 
 class SimilarityEvaluation(Evaluation):
@@ -85,3 +98,24 @@ class SimilarityEvaluation(Evaluation):
         width = self._model.default_dimensions
         vectors = prepare_vectors(output[np.newaxis], width, normalizes=self._model.normalize)
         return vectors[0, :width].copy()
+
+
+class SparseSimilarityEvaluation(SimilarityEvaluation):
+    """SimilarityEvaluation of sparse vectors, which are compared by dot product.
+
+    It keeps only the weights above 0 of a vector, [2, N] with their token ids in the first row.
+    """
+
+    def score_reduced(self, reduced: Sequence[ReducedOutput]) -> dict[str, float]:
+        pairs = zip(reduced[0::2], reduced[1::2], strict=True)
+        similarities = [_multiply_sparse(left, right) for left, right in pairs]
+        return {"spearman": spearman(similarities, self._scores)}
+
+    def _reduce(self, index: int, output: Output) -> ReducedOutput:
+        ids = np.flatnonzero(output)
+        return np.stack([ids.astype(np.float32), output[ids]])  # ids below 2**24 stay exact
+
+
+def _multiply_sparse(left: ReducedOutput, right: ReducedOutput) -> float:
+    _, a, b = np.intersect1d(left[0], right[0], assume_unique=True, return_indices=True)
+    return float(left[1][a] @ right[1][b])

@@ -124,7 +124,8 @@ def _draw_log_likelihood(
     import torch
 
     is_number = metadata.problem_type is not None and outputs.shape[-1] == 1
-    if metadata.head is ModelHead.VECTOR or metadata.problem_type == "multi_label" or is_number:
+    has_vectors = metadata.head in (ModelHead.VECTOR, ModelHead.SPARSE)
+    if has_vectors or metadata.problem_type == "multi_label" or is_number:
         return (outputs * torch.randn(outputs.shape, generator=generator)).sum()
     choices = outputs.transpose(1, 2) if metadata.head is ModelHead.SPAN else outputs
     logits = choices.flatten(0, -2)

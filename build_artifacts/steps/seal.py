@@ -72,7 +72,7 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         token_width=metadata.token_width,
         labels=metadata.labels,
         problem_type=metadata.problem_type,
-        pooling=metadata.pooling,
+        pooling="splade" if metadata.splade else metadata.pooling,
         normalize=metadata.normalize,
         default_dimensions=metadata.default_dimensions,
         similarity=metadata.similarity,

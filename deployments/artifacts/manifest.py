@@ -195,7 +195,8 @@ class ArtifactManifest(FrozenModel):
     token_width: int | None = Field(default=None, ge=1)
     labels: tuple[str, ...] = ()
     problem_type: Literal["single_label", "multi_label", "regression"] | None = None
-    pooling: Literal["mean", "cls", "last"] | None = None
+    # "splade" pools the scores of the vocabulary at each token, for the SPARSE head.
+    pooling: Literal["mean", "cls", "last", "splade"] | None = None
     normalize: bool = False
     # Values of a normalized vector that remain if a request sets no `dimensions`; None: all.
     default_dimensions: int | None = Field(default=None, ge=1)
@@ -222,6 +223,8 @@ class ArtifactManifest(FrozenModel):
             return ModelHead.NEXT_TOKEN
         if self.mask_token is not None:
             return ModelHead.MASKS
+        if self.pooling == "splade":
+            return ModelHead.SPARSE
         if self.pooling is not None:
             return ModelHead.VECTOR
         if self.problem_type is not None:

@@ -36,6 +36,8 @@ class TaskName(StrEnum):
     # The Hugging Face hub does not have this name. There, feature-extraction returns one vector per
     # text or one per token, depending on the model. This task always returns one per token.
     TOKEN_EMBEDDINGS = "token-embeddings"
+    # Nor this one: there, sparse encoders have the tag feature-extraction or fill-mask.
+    SPARSE_EMBEDDINGS = "sparse-embeddings"
 
 
 # Tasks of encoder-decoder models, the most general first. Decoder-only models have TEXT_GENERATION.
@@ -52,6 +54,7 @@ class ModelHead(StrEnum):
     TOKENS = "tokens"  # [T, W], logits of the labels of each token
     SPAN = "span"  # [T, 2], logits of a span's start and end
     MASKS = "masks"  # [M, W], logits over the vocabulary at the item's M mask tokens
+    SPARSE = "sparse"  # [W], weights of the vocabulary, none below 0 and most of them 0
     NEXT_TOKEN = "next-token"  # [W], logits over the vocabulary for the next token
 
 

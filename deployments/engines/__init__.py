@@ -17,6 +17,7 @@ from deployments.engines.onnx.engine import ONNXRUNTIME
 from deployments.engines.openvino_engine import OPENVINO
 from deployments.engines.pytorch.engine import TORCH
 from deployments.engines.pytorch.transformers_engine import TRANSFORMERS
+from deployments.engines.split_batches import SplittingEngine
 from deployments.errors import RequirementMissing
 
 __all__ = [
@@ -64,7 +65,8 @@ def open_engine(spec: GraphSpec, settings: EncoderSettings) -> EncoderEngine:
     open_encoder = ENGINES[spec.engine].open_encoder
     if open_encoder is None:
         raise AssertionError("bug: missing_requirement accepts an engine without encoders")
-    return open_encoder(spec, settings)
+    engine = open_encoder(spec, settings)
+    return engine if spec.max_pass_tokens is None else SplittingEngine(engine, spec.max_pass_tokens)
 
 
 def check_providers(settings: EncoderSettings) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,17 @@ def translate_errors(name: str) -> Iterator[None]:
         raise EngineFailed(f"{name}: {str(exc) or type(exc).__name__}") from exc
 
 
+# Limit of the scores in a forward pass of a model with the head SPARSE, whose graph computes a
+# score per token and vocabulary entry before it pools them: 64 MB in fp32 on a CPU, where each
+# engine thread runs a pass, and 256 MB in fp16 on a GPU.
+MAX_PASS_SCORES: Mapping[Device, int] = {Device.CPU: 1 << 24, Device.GPU: 1 << 27}
+
+
+def limit_pass_tokens(head: ModelHead, output_width: int, device: Device) -> int | None:
+    """Return the maximum of padded tokens in a forward pass; None: no limit."""
+    return MAX_PASS_SCORES[device] // output_width if head is ModelHead.SPARSE else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSpec:
     """Description of a graph for the engine that opens it.
@@ -46,6 +57,7 @@ class GraphSpec:
     options: EngineOptions
     head: ModelHead
     mask_token: int | None = None  # id of the mask token, for ModelHead.MASKS
+    max_pass_tokens: int | None = None  # padded tokens; larger batches are split. None: no limit
     # Folder in which an engine stores compiled files for this kind of host. None: store nothing.
     host_folder: Path | None = None
 
@@ -60,6 +72,9 @@ class GraphSpec:
             options=candidate.options,
             head=manifest.head,
             mask_token=manifest.mask_token,
+            max_pass_tokens=limit_pass_tokens(
+                manifest.head, manifest.output_width, candidate.device
+            ),
         )
 
     @property

@@ -40,7 +40,7 @@ class Outputs:
     """Outputs of one forward pass without padding; `items[i]` belongs to item i of the batch.
 
     Each item has the shape that ModelHead states: [W], [T_i, W], [T_i, 2] or [M_i, W]. An item of
-    an unpooled batch is [T_i, `token_width`]. For pooled vectors and LABELS, `items` may be one
+    an unpooled batch is [T_i, `token_width`]. For outputs of the shape [W], `items` may be one
     array [B, W], with one item per row.
     """
 

@@ -140,10 +140,10 @@ def split(
 ) -> Sequence[NDArray[np.float32]]:
     """Split an output into one array per item without padding, as views of `raw`.
 
-    `raw` is at least [B, W] for VECTOR and LABELS. For TOKENS, SPAN and unpooled outputs, it is at
-    least [B, T, W]. For MASKS, it is at least [M, W], where M is the sum of `mask_counts` [B].
-    Drops padding: the entries beyond B and M, and the tokens beyond the length of each item. Raises
-    EngineFailed if `raw` is smaller.
+    `raw` is at least [B, W] for VECTOR, LABELS and SPARSE. For TOKENS, SPAN and unpooled outputs,
+    it is at least [B, T, W]. For MASKS, it is at least [M, W], where M is the sum of `mask_counts`
+    [B]. Drops padding: the entries beyond B and M, and the tokens beyond the length of each item.
+    Raises EngineFailed if `raw` is smaller.
     """
     items, tokens = batch.input_ids.shape
     if head is ModelHead.MASKS:

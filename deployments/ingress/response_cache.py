@@ -172,7 +172,9 @@ def _string_bytes(value: Any) -> int:
 
 
 def _value_bytes(value: Any) -> int:
-    arrays = value if isinstance(value, list) else [value]
+    parts = value if isinstance(value, list) else [value]
+    named = [part.values() if isinstance(part, dict) else [part] for part in parts]
+    arrays = [array for part in named for array in part]
     if all(isinstance(array, np.ndarray) for array in arrays):
         return sum(array.nbytes for array in arrays)
     return 4 * len(orjson.dumps(value))

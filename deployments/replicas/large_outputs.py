@@ -11,10 +11,10 @@ from deployments.messages import TokenizedItem
 
 # Limit of the float32 values in the token vectors of one call: 16 MB, or about 48 MB as JSON.
 MAX_TOKEN_VALUES = 1 << 22
-# Limit of the vocabulary scores of one call's mask tokens: 512 MB until the call's last pass ends.
-# Each mask token has a score per vocabulary entry. Without a limit, the texts of one request could
-# need 40 GB.
-MAX_MASK_VALUES = 1 << 27
+# Limit of the vocabulary scores of one call: 512 MB until the call's last pass ends. Each mask
+# token, or each text of a sparse encoder, has a score per vocabulary entry. Without a limit, the
+# texts of one request could need 40 GB.
+MAX_VOCABULARY_VALUES = 1 << 27
 # Limit of the token vector values and vocabulary scores of all calls in the replica.
 MAX_OUTPUT_VALUES = 1 << 27
 
@@ -22,9 +22,9 @@ MAX_OUTPUT_VALUES = 1 << 27
 def count_large_values(
     items: Sequence[TokenizedItem], manifest: ArtifactManifest, *, unpooled: bool
 ) -> int:
-    """Count the values of token vectors or mask scores. Other outputs are small and count as 0.
+    """Count the values of token vectors or vocabulary scores. Other outputs are small: 0.
 
-    Raises InputTooLong if these are more than MAX_TOKEN_VALUES or MAX_MASK_VALUES.
+    Raises InputTooLong if these are more than MAX_TOKEN_VALUES or MAX_VOCABULARY_VALUES.
     """
     if unpooled:
         tokens = sum(len(item.ids) for item in items)
@@ -39,11 +39,17 @@ def count_large_values(
         return tokens * width
     if manifest.head is ModelHead.MASKS:
         masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
-        max_masks = MAX_MASK_VALUES // manifest.output_width
-        if masks > max_masks:
-            raise InputTooLong(
-                f"`inputs` has {masks} mask tokens; the maximum is {max_masks}. Send fewer texts.",
-                field="inputs",
-            )
-        return masks * manifest.output_width
+        return _count_scores(masks, "mask tokens", manifest)
+    if manifest.head is ModelHead.SPARSE:
+        return _count_scores(len(items), "texts", manifest)
     return 0
+
+
+def _count_scores(rows: int, named: str, manifest: ArtifactManifest) -> int:
+    max_rows = MAX_VOCABULARY_VALUES // manifest.output_width
+    if rows > max_rows:
+        raise InputTooLong(
+            f"`inputs` has {rows} {named}; the maximum is {max_rows}. Send fewer texts.",
+            field="inputs",
+        )
+    return rows * manifest.output_width

@@ -9,6 +9,7 @@ from deployments.tasks.embedding import FeatureExtraction, SentenceSimilarity
 from deployments.tasks.fill_mask import FillMask
 from deployments.tasks.question_answering import QuestionAnswering
 from deployments.tasks.ranking import TextRanking
+from deployments.tasks.sparse_embeddings import SparseEmbeddings
 from deployments.tasks.text_classification import TextClassification
 from deployments.tasks.token_classification import TokenClassification
 from deployments.tasks.token_embeddings import TokenEmbeddings
@@ -36,6 +37,7 @@ TASKS: dict[str, Task] = {
         FillMask(),
         QuestionAnswering(),
         TokenEmbeddings(),
+        SparseEmbeddings(),
     )
 }
 

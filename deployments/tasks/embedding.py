@@ -167,6 +167,20 @@ def compare_with_first(context: DecodeContext) -> NDArray[np.float32]:
     return similarities
 
 
+def parse_prompted(
+    inputs: str | list[str], parameters: Mapping[str, Any], manifest: ArtifactManifest
+) -> TaskInput:
+    """Parse the `parameters` of a task that reads texts with a prompt and has no options."""
+    params = parse_parameters(SimilarityParameters, parameters)
+    texts, fields, _ = as_list(inputs)
+    return TaskInput(
+        texts=add_prompt(texts, params.prompt_name, manifest),
+        fields=fields,
+        options=None,
+        truncation=params.choose_truncation(manifest),
+    )
+
+
 def add_prompt(
     texts: tuple[str, ...], prompt_name: str | None, manifest: ArtifactManifest
 ) -> tuple[str, ...]:

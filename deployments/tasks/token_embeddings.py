@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
-from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
-from deployments.tasks.embedding import SimilarityParameters, add_prompt
-from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
+from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters
+from deployments.tasks.embedding import SimilarityParameters, parse_prompted
+from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
 
 class TokenEmbeddings(Task):
@@ -31,14 +31,7 @@ class TokenEmbeddings(Task):
     def parse(
         self, inputs: Any, parameters: Mapping[str, Any], manifest: ArtifactManifest
     ) -> TaskInput:
-        params = parse_parameters(SimilarityParameters, parameters)
-        texts, fields, _ = as_list(self.inputs.read(inputs))
-        return TaskInput(
-            texts=add_prompt(texts, params.prompt_name, manifest),
-            fields=fields,
-            options=None,
-            truncation=params.choose_truncation(manifest),
-        )
+        return parse_prompted(self.inputs.read(inputs), parameters, manifest)
 
     def decode(self, context: DecodeContext, options: None) -> list[NDArray[np.float32]]:
         """Return a list of arrays, even for one text.

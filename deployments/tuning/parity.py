@@ -40,6 +40,7 @@ _BATCHED_TIE_MARGIN = 0.01
 # then passes a limit of 0.98 even if the reference hardly varies. The int8 graphs of the demo
 # models have root mean square errors of 0.04 to 0.05. Logits of most models deviate by 0.5 to 2.
 _LOGIT_NOISE = 0.25
+_SPARSE_ENTRY = 0.1  # see sparse_cosines
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,8 @@ def compare_outputs(
 
     The measure depends on the model's head and problem type:
     - Vectors, and regression with several scores: cosine, lower if the norms differ. Clients may
-      compare vectors by dot product, whatever the checkpoint states.
+      compare vectors by dot product, whatever the checkpoint states. Sparse vectors: the same, less
+      strict for vectors that are nearly empty.
     - Choices (a label, a token's label, the ends of a span, a masked token): top-1 agreement and
       correlation of the logits. The lower value of the unbatched and the batched run counts. The
       cosine of a few logits is a weak measure. Each label of a multi-label model is a choice.
@@ -215,6 +217,8 @@ def compare_outputs(
     is_vector = head is ModelHead.VECTOR or reference.problem_type == "regression"
     to_choices = _label_choices if reference.problem_type == "multi_label" else CHOICES.get(head)
     similarity = concordance if is_score else scaled_cosines if is_vector else cosines
+    if head is ModelHead.SPARSE:
+        similarity = sparse_cosines
     to_reference = similarity(unbatched, reference.outputs)
     agreement = batched_agreement = logits = None
     if to_choices is not None and not is_vector and not is_score:
@@ -357,6 +361,17 @@ def scaled_cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
     """
     pairs = [(x.astype(np.float64), y.astype(np.float64)) for x, y in zip(a, b, strict=True)]
     return np.array([2 * float(x @ y) / max(float(x @ x + y @ y), 1e-12) for x, y in pairs])
+
+
+def sparse_cosines(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:
+    """Return `scaled_cosines` of sparse vectors, [N].
+
+    All vectors count as if they had one more entry, of _SPARSE_ENTRY times the mean norm. Few texts
+    have a nearly empty vector. Its errors are large only relative to its own norm, and so small
+    that they change no search result.
+    """
+    entry = _SPARSE_ENTRY * float(np.mean([np.linalg.norm(y) for y in b]))
+    return scaled_cosines([np.append(x, entry) for x in a], [np.append(y, entry) for y in b])
 
 
 def concordance(a: ProbeOutputs, b: ProbeOutputs) -> NDArray[np.float64]:

@@ -136,7 +136,7 @@ def with_tasks(manifest: ArtifactManifest, *tasks: str) -> ArtifactManifest:
             "tasks": tasks,
             "labels": (manifest.labels or ("O", "NAME")) if has_labels else (),
             "problem_type": "single_label" if head is ModelHead.LABELS else None,
-            "pooling": manifest.pooling or "mean" if head is ModelHead.VECTOR else None,
+            "pooling": {ModelHead.VECTOR: "mean", ModelHead.SPARSE: "splade"}.get(head),
             "mask_token": 4 if head is ModelHead.MASKS else None,
         }
     )

@@ -1,4 +1,4 @@
-"""Metadata of local checkpoints, read as a build reads them."""
+"""Metadata of local checkpoints, read as a build with `--task` reads them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from build_artifacts.families import read_metadata
 from deployments.artifacts.manifest import ModelSource
 
 
-def read_checkpoint_metadata(directory: Path) -> CheckpointMetadata:
+def read_checkpoint_metadata(directory: Path, task: str | None = None) -> CheckpointMetadata:
     checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
-    return read_metadata(checkpoint, select_tasks(checkpoint, None, None))
+    return read_metadata(checkpoint, select_tasks(checkpoint, None, task))

@@ -18,6 +18,8 @@ WORDS = 20
 MASK_TOKEN = 4
 NAN_WORD = 13
 NAMES = ("input_ids", "attention_mask", "token_type_ids")
+# Heads whose output for an item is one vector.
+ONE_VECTOR = (ModelHead.VECTOR, ModelHead.LABELS, ModelHead.SPARSE)
 
 
 def vectors() -> NDArray[np.float32]:
@@ -37,7 +39,7 @@ def expected(
     """
     words = vectors()[ids]
     pooled = words.mean(axis=0) + np.float32((len(ids) - second_segment_start) / len(ids))
-    if head in (ModelHead.VECTOR, ModelHead.LABELS):
+    if head in ONE_VECTOR:
         return pooled
     if head is ModelHead.MASKS:
         return words[ids == MASK_TOKEN] + pooled
@@ -80,7 +82,7 @@ def write_onnx(path: Path, head: ModelHead) -> None:
 
 def _head_nodes(head: ModelHead) -> list[onnx.NodeProto]:
     node = helper.make_node
-    if head in (ModelHead.VECTOR, ModelHead.LABELS):
+    if head in ONE_VECTOR:
         return [node("Squeeze", ["pooled3", "one"], ["output"])]
     if head is ModelHead.MASKS:
         return [
@@ -134,7 +136,7 @@ def write_torch(path: Path, head: ModelHead) -> None:
             mask = attention_mask.float()[..., None]
             total = (words * mask).sum(1) + token_type_ids.float().sum(1, keepdim=True)
             pooled = total / mask.sum(1)
-            if head in (ModelHead.VECTOR, ModelHead.LABELS):
+            if head in ONE_VECTOR:
                 return pooled
             each = words + pooled[:, None]
             return each if head is not ModelHead.MASKS else each.reshape(-1, WIDTH)[mask_positions]

@@ -56,7 +56,8 @@ def digest_exporter() -> str:
 def _digest(model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecipe) -> str:
     """Digest everything that `export` reads."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in _UNUSED}
-    reads: tuple[object, ...] = (type(model).__name__, metadata.head, metadata.pooling)
+    pooling = (metadata.pooling, metadata.splade)
+    reads: tuple[object, ...] = (type(model).__name__, metadata.head, pooling)
     reads = (*reads, metadata.max_tokens, metadata.has_token_types, recipe)
     digest = hashlib.sha256(json.dumps(config, default=str, sort_keys=True).encode())
     digest.update(repr((reads, model.config._attn_implementation)).encode())

@@ -19,6 +19,7 @@ WORDS = (
 )
 HIDDEN = 32
 _MODULES = "sentence_transformers.models"
+_SPARSE_MODULES = "sentence_transformers.sparse_encoder.models"
 POSITIONS = 64
 
 # Heads of encoder models.
@@ -51,6 +52,8 @@ def tiny_checkpoint(  # noqa: PLR0913  tests set one or two options each
         config.label2id = {label: i for i, label in enumerate(labels)}
     if head is ModelHead.VECTOR:
         write_pooling(directory, pooling=pooling, normalize=normalize)
+    if head is ModelHead.SPARSE:
+        write_splade(directory)
     torch.manual_seed(0)
     model = getattr(transformers, LOADERS[head]).from_config(config)
     with torch.no_grad():
@@ -60,6 +63,8 @@ def tiny_checkpoint(  # noqa: PLR0913  tests set one or two options each
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
                 module.weight[module.padding_idx] = 0  # as in trained models
+        if head is ModelHead.SPARSE:
+            model.get_output_embeddings().bias.fill_(-3)  # most weights are 0, as in trained models
     model.save_pretrained(directory)
     return directory
 
@@ -158,6 +163,22 @@ def write_pooling(directory: Path, *, pooling: str = "mean", normalize: bool = T
             "pooling_mode_lasttoken": pooling == "lasttoken",
         },
     )
+
+
+def write_splade(
+    directory: Path, *, transformer: str = "MLMTransformer", **pooling: object
+) -> None:
+    """Write the configuration of a sparse encoder of sentence-transformers.
+
+    `pooling` are settings of the module SpladePooling.
+    """
+    kinds = [("", transformer), ("1_SpladePooling", "SpladePooling")]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"{_SPARSE_MODULES}.{kind}"}
+        for i, (path, kind) in enumerate(kinds)
+    ]
+    write_json(directory / "modules.json", modules)
+    write_json(directory / "1_SpladePooling" / "config.json", pooling)
 
 
 def write_dense(

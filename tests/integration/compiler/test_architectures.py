@@ -62,6 +62,7 @@ CLASSIFY = (TaskName.TEXT_CLASSIFICATION,)
 TAG = (TaskName.TOKEN_CLASSIFICATION,)
 ANSWER = (TaskName.QUESTION_ANSWERING,)
 FILL = (TaskName.FILL_MASK,)
+SPARSE = (TaskName.SPARSE_EMBEDDINGS,)
 THREE = ("NO", "PERHAPS", "YES")
 CASES = (
     ArchitectureCase("bert", ModelHead.VECTOR, EMBED, pooling="lasttoken"),
@@ -77,6 +78,8 @@ CASES = (
     ArchitectureCase("mpnet", ModelHead.VECTOR, EMBED, sdpa=False, layers=2),
     ArchitectureCase("mobilebert", ModelHead.MASKS, FILL),
     ArchitectureCase("modernbert", ModelHead.MASKS, FILL, layers=2),
+    ArchitectureCase("bert", ModelHead.SPARSE, SPARSE),
+    ArchitectureCase("distilbert", ModelHead.SPARSE, SPARSE, layers=2),
     ArchitectureCase("gemma3_text", ModelHead.VECTOR, EMBED, layers=2),
     ArchitectureCase("nomic_bert", ModelHead.VECTOR, EMBED, pooling="cls", layers=2),
     ArchitectureCase(

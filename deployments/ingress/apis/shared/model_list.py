@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from deployments.artifacts.manifest import ModelSource
-from deployments.artifacts.types import Device, ModelHead
+from deployments.artifacts.types import Device
 from deployments.builds.sources import hide_directory
 from deployments.errors import InvalidField, ServeError
 from deployments.ingress.devices.cluster_state import ClusterMonitor
@@ -141,7 +141,7 @@ def build_model_facts(model: RegisteredModel, monitor: ClusterMonitor) -> dict[s
         "tasks": model.tasks,
         "max_tokens": manifest.max_tokens,
         "width": manifest.default_dimensions or manifest.output_width,
-        "similarity": manifest.similarity if manifest.head is ModelHead.VECTOR else None,
+        "similarity": manifest.similarity if manifest.pooling else None,
         "labels": list(manifest.labels),
         "languages": sorted(config.languages) if config else [],
         "source": describe_source(manifest.source),

@@ -1,7 +1,6 @@
 """Routes of text-embeddings-inference's API.
 
-POST /embed  /embed_all  /predict  /similarity  /tokenize  /decode
-POST /embed_sparse                                                   not supported
+POST /embed  /embed_all  /embed_sparse  /predict  /similarity  /tokenize  /decode
 POST /models/{id}/embed  ...                                         each of them, for one model
 GET  /info
 
@@ -21,21 +20,23 @@ from starlette.responses import Response
 
 from deployments import __version__
 from deployments.artifacts.types import TaskName
-from deployments.errors import ServeError, WrongTask
+from deployments.errors import WrongTask
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.model_list import list_configured
 from deployments.ingress.apis.shared.response_headers import INFERENCE_HEADERS
 from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
 from deployments.ingress.apis.text_embeddings.schemas import (
     DecodeBody,
-    EmbedAllBody,
     EmbedBody,
     PredictBody,
+    PromptedBody,
     SimilarityBody,
     SimpleToken,
+    SparseValue,
     TeiInfo,
     TokenizeBody,
     build_simple_tokens,
+    build_sparse_values,
     model_dtype,
     model_type,
     task_parameters,
@@ -65,6 +66,7 @@ MODEL_PATH = "/models/{id:path}"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "embed": {"two texts": {"inputs": ["A cat.", "A kitten."]}},
     "embed_all": {"one text": {"inputs": "A kitten."}},
+    "embed_sparse": {"one text": {"inputs": "A kitten."}},
     "predict": {
         "one text": {"inputs": "A gorgeous, witty film."},
         "two texts": {"inputs": [["A gorgeous, witty film."], ["A dull one."]]},
@@ -78,7 +80,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "decode": {"one sequence": {"ids": [101, 1037, 18401, 1012, 102]}},
 }
 # Routes that run a forward pass. Their responses have INFERENCE_HEADERS.
-INFERENCE_NAMES = frozenset({"embed", "embed_all", "predict", "similarity"})
+INFERENCE_NAMES = frozenset({"embed", "embed_all", "embed_sparse", "predict", "similarity"})
 
 
 class TextEmbeddingsRoutes:
@@ -101,13 +103,13 @@ class TextEmbeddingsRoutes:
         )
         return (
             _post("embed", self.embed, "Embed texts", EmbedBody, embeddings),
-            _post("embed_all", self.embed_all, unpooled, EmbedAllBody, list[list[list[float]]]),
+            _post("embed_all", self.embed_all, unpooled, PromptedBody, list[list[list[float]]]),
             _post(
                 "embed_sparse",
                 self.embed_sparse,
-                "Sparse embeddings: not supported",
-                EmbedBody,
-                Any,
+                "Sparse embeddings of a SPLADE model",
+                PromptedBody,
+                list[list[SparseValue]],
             ),
             _post(
                 "predict",
@@ -151,20 +153,19 @@ class TextEmbeddingsRoutes:
 
     async def embed_all(self, request: Request) -> Response:
         """Return unpooled vectors, one per token, special tokens included."""
-        body = await self._read_body(request, EmbedAllBody)
-        with rename_error_fields(TEI_FIELD_NAMES):
-            response = await self._infer(
-                request,
-                body,
-                TaskName.TOKEN_EMBEDDINGS,
-                parse_token_ids(body.inputs),
-                task_parameters(body, SimilarityParameters),
-            )
+        body = await self._read_body(request, PromptedBody)
+        response = await self._infer_prompted(request, body, TaskName.TOKEN_EMBEDDINGS)
         return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def embed_sparse(self, request: Request) -> Response:
-        raise await self._unsupported_error(
-            request, "is not a SPLADE model. Use `/embed` for dense vectors."
+        """Return the nonzero weights of each text. A model that is not SPLADE is a WrongTask."""
+        body = await self._read_body(request, PromptedBody)
+        self._require_splade_model(select_model_id(request, body.model))
+        response = await self._infer_prompted(request, body, TaskName.SPARSE_EMBEDDINGS)
+        # Use a thread: building a million values takes tenths of a second.
+        return json_response(
+            await asyncio.to_thread(build_sparse_values, response.result.value),
+            headers=tei_response_headers(response),
         )
 
     async def predict(self, request: Request) -> Response:
@@ -257,7 +258,7 @@ class TextEmbeddingsRoutes:
     async def _infer(
         self,
         request: Request,
-        body: EmbedBody | EmbedAllBody | PredictBody | SimilarityBody,
+        body: EmbedBody | PromptedBody | PredictBody | SimilarityBody,
         task: str,
         inputs: Any,
         parameters: Mapping[str, Any],
@@ -272,17 +273,26 @@ class TextEmbeddingsRoutes:
             )
         )
 
-    async def _unsupported_error(self, request: Request, why: str) -> ServeError:
-        body = await self._read_body(request, EmbedBody)
-        selection = self._pipeline.resolver.select(
-            InferenceRequest(
-                inputs=None,
-                model_id=select_model_id(request, body.model),
-                task=TaskName.FEATURE_EXTRACTION,
+    async def _infer_prompted(
+        self, request: Request, body: PromptedBody, task: TaskName
+    ) -> InferenceResponse:
+        with rename_error_fields(TEI_FIELD_NAMES):
+            return await self._infer(
+                request,
+                body,
+                task,
+                parse_token_ids(body.inputs),
+                task_parameters(body, SimilarityParameters),
             )
-        )
-        model = selection.model
-        return WrongTask(f"Model {model.ref.id} {why}")
+
+    def _require_splade_model(self, model_id: str | None) -> None:
+        """Raise WrongTask, as the original does, if no default model does the task."""
+        models = self._pipeline.permitted.open_models()
+        if model_id is None and not any(TaskName.SPARSE_EMBEDDINGS in m.tasks for m in models):
+            raise WrongTask(
+                f"no served model does `{TaskName.SPARSE_EMBEDDINGS}`, which needs a SPLADE model. "
+                "Use `/embed` for dense vectors"
+            )
 
 
 def select_model_id(request: Request, named: str | None) -> str | None:

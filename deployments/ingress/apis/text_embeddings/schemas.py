@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
@@ -61,8 +62,8 @@ class EmbedBody(EmbeddingParameters):
     options: RawOptions = None
 
 
-class EmbedAllBody(SimilarityParameters):
-    """Body of `/embed_all`: texts or token ids."""
+class PromptedBody(SimilarityParameters):
+    """Body of `/embed_all` and `/embed_sparse`: texts or token ids."""
 
     model_config = LENIENT
 
@@ -112,6 +113,13 @@ class DecodeBody(BaseModel):
     options: RawOptions = None
 
 
+class SparseValue(TypedDict):
+    """A token id of the vocabulary and its weight, above 0."""
+
+    index: int
+    value: float
+
+
 class SimpleToken(TypedDict):
     """A token. `start` and `stop` are character offsets, null for special tokens."""
 
@@ -145,9 +153,8 @@ class TeiInfo(TypedDict):
 
 def model_type(manifest: ArtifactManifest) -> dict[str, Any]:
     """Return TEI's model type; the name of the task if TEI has none."""
-    if manifest.head is ModelHead.VECTOR:
-        pooling = manifest.pooling or "mean"
-        return {"embedding": {"pooling": POOLING_NAMES.get(pooling, pooling)}}
+    if manifest.pooling is not None:
+        return {"embedding": {"pooling": POOLING_NAMES.get(manifest.pooling, manifest.pooling)}}
     if manifest.head is not ModelHead.LABELS:
         return {manifest.tasks[0]: {}}
     labels = manifest.labels
@@ -191,4 +198,15 @@ def build_simple_tokens(tokenized: TokenizedText) -> list[SimpleToken]:
             "stop": stop,
         }
         for i, (token_id, (start, stop)) in enumerate(rows)
+    ]
+
+
+def build_sparse_values(vectors: list[dict[str, NDArray[Any]]]) -> list[list[SparseValue]]:
+    """Convert the value of the task sparse-embeddings."""
+    return [
+        [
+            {"index": index, "value": value}
+            for index, value in zip(vector["indices"].tolist(), vector["values"], strict=True)
+        ]
+        for vector in vectors
     ]

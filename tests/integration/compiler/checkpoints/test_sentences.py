@@ -86,6 +86,9 @@ def test_dense_module_with_pickled_weights_only_is_rejected(tmp_path: Path) -> N
     ("kinds", "reason"),
     [
         (["Transformer", "Pooling", "LayerNorm"], "unsupported module `LayerNorm`"),
+        (["Transformer", "Pooling", "SparseAutoEncoder"], "unsupported module `SparseAuto"),
+        (["SparseStaticEmbedding"], "unsupported module `SparseStaticEmbedding`"),
+        (["Router"], "unsupported module `Router`"),
         (["Transformer", "Pooling", "Normalize", "Dense"], "unsupported order Transformer, Po"),
         (["Pooling", "Normalize"], "has the modules Pooling, Normalize; one Transformer"),
         (["Transformer", "Transformer", "Pooling"], "Transformer, Pooling; one Transformer and"),

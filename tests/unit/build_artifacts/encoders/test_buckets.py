@@ -17,7 +17,9 @@ from deployments.artifacts.types import ModelHead
 def buckets_of(
     recipe: CandidateRecipe, head: ModelHead, max_tokens: int = 512
 ) -> tuple[tuple[int, int], ...]:
-    metadata = SimpleNamespace(head=head, max_tokens=max_tokens, mask_token=None)
+    metadata = SimpleNamespace(
+        head=head, max_tokens=max_tokens, mask_token=None, output_width=30_522
+    )
     prepared: Any = SimpleNamespace(metadata=metadata)
     return build_graph_spec(recipe, Path("graph.onnx"), prepared).options.buckets
 
@@ -27,10 +29,11 @@ def test_largest_shape_of_a_gpu_is_captured_first() -> None:
     assert areas[0] == max(areas) == 4_096
 
 
-def test_mask_filler_on_a_gpu_has_buckets_of_few_items() -> None:
+@pytest.mark.parametrize("head", [ModelHead.MASKS, ModelHead.SPARSE])
+def test_vocabulary_scores_on_a_gpu_have_buckets_of_few_items(head: ModelHead) -> None:
     assert max(items for items, _ in buckets_of(GPU_FP16_BOUND, ModelHead.VECTOR)) == 128
-    assert max(items for items, _ in buckets_of(GPU_FP16_BOUND, ModelHead.MASKS)) == 8
-    on_cpu = buckets_of(OPENVINO_INT8, ModelHead.MASKS)
+    assert max(items for items, _ in buckets_of(GPU_FP16_BOUND, head)) == 8
+    on_cpu = buckets_of(OPENVINO_INT8, head)
     assert on_cpu == buckets_of(OPENVINO_INT8, ModelHead.VECTOR)
 
 

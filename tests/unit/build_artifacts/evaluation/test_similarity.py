@@ -94,3 +94,17 @@ def test_nonfinite_embedding_is_rejected(
     answers[5][0] = bad
     with pytest.raises(EngineFailed, match="not a finite number"):
         evaluation.score(answers)
+
+
+def test_sparse_vectors_are_compared_by_dot_product(
+    write: WriteFile, make_model: MakeModel
+) -> None:
+    task = TaskName.SPARSE_EMBEDDINGS
+    evaluation = load_evaluation(write("pairs.tsv", FOUR), task, make_model(similarity="dot"))
+    # The products of the pairs are 0, 1, 2 and 6: their order is that of the scores.
+    pairs = [([1, 0, 0], [0, 9, 9]), ([0, 1, 5], [9, 1, 0]), ([2, 0, 1], [1, 0, 0]),
+             ([0, 2, 1], [9, 2, 2])]  # fmt: skip
+    answers = [np.array(vector, dtype=np.float32) for pair in pairs for vector in pair]
+    assert evaluation.score(answers) == {"spearman": pytest.approx(1)}
+    reduced = evaluation.reduce_output(1, answers[1])
+    assert reduced.tolist() == [[1, 2], [9, 9]]

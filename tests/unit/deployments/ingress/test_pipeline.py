@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from deployments.artifacts.types import Device, TaskName
@@ -18,6 +19,7 @@ from deployments.ingress.request_log import select_log_level
 from deployments.ingress.response_cache import STRING_BYTES, response_bytes
 from deployments.messages import BatchKey, CallBatch, CallResult, ModelRef
 from deployments.request_headers import ARRIVAL_HEADER
+from deployments.tasks.sparse_embeddings import SparseEmbeddings
 from deployments.tasks.token_classification import TokenClassification
 from deployments.transports.base import Deliver
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
@@ -64,6 +66,17 @@ def test_texts_in_parameters_count_as_cached_bytes() -> None:
         return response_bytes((key, task_input), CallResult([], "cpu-fp32"))
 
     assert kept_bytes("O", "x" * 1_000) - kept_bytes("O") == STRING_BYTES + 4 * 1_000
+
+
+def test_arrays_of_sparse_vectors_count_as_cached_bytes() -> None:
+    key = BatchKey(ModelRef("m", "1"), TaskName.SPARSE_EMBEDDINGS, Device.CPU, long=False)
+    task_input = SparseEmbeddings().parse("a", {}, tiny_manifest())
+
+    def kept_bytes(weights: int) -> int:
+        vector = {"indices": np.zeros(weights, np.int32), "values": np.ones(weights, np.float32)}
+        return response_bytes((key, task_input, ""), CallResult([vector, vector], "cpu-fp32"))
+
+    assert kept_bytes(5) - kept_bytes(2) == 2 * 3 * 8
 
 
 async def test_use_cache_false_skips_the_cache(tiny_store: Path) -> None:

@@ -172,7 +172,7 @@ async def test_calls_leave_the_queue_if_a_later_one_cannot_be_queued(
 async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_MASK_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_VOCABULARY_VALUES", 8 * WIDTH)
     # Skip the probe: the graph of the tiny embedder has no outputs per mask.
     monkeypatch.setattr("deployments.replicas.encoder.probe_engine", lambda _engine, _model: None)
     directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))
@@ -185,6 +185,24 @@ async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     assert isinstance(rejected, InputTooLong)
     assert "9 mask tokens; the maximum is 8" in rejected.message
     assert not isinstance(accepted, InputTooLong)
+
+
+async def test_sparse_embeddings_count_towards_the_budget_of_large_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_VOCABULARY_VALUES", 2 * WIDTH)
+    monkeypatch.setattr("deployments.replicas.encoder.MAX_OUTPUT_VALUES", 3 * WIDTH)
+    seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.SPARSE_EMBEDDINGS,))
+    encoder = EncoderHarness(tmp_path)
+    encoder.key = encoder.key._replace(task=TaskName.SPARSE_EMBEDDINGS)
+    calls = encoder.batch(call(1, 1, 1), call(2, 2), call(3, 3))
+    rejected, answered, refused = await encoder.replica.infer(calls)
+    assert encoder.replica._output_values.used == 0
+    await encoder.replica.close()
+    assert isinstance(rejected, InputTooLong)
+    assert "3 texts; the maximum is 2" in rejected.message
+    assert isinstance(answered, CallResult)
+    assert isinstance(refused, Overloaded)
 
 
 async def test_model_without_token_output_asks_for_a_new_build(tmp_path: Path) -> None:

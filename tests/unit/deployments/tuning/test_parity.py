@@ -124,6 +124,32 @@ def test_vector_changed_by_batching_fails() -> None:
     ]
 
 
+def test_sparse_vectors_are_compared_as_vectors() -> None:
+    expected = np.maximum(create_rows(16) - 1, 0)
+    same = compare(expected, expected, head=ModelHead.SPARSE)
+    assert same.passed
+    assert same.parity is not None
+    assert same.parity.cosine_worst == pytest.approx(1.0)
+    assert same.parity.top1_agreement is None
+    assert not compare(expected, expected * np.float32(1.5), head=ModelHead.SPARSE).passed
+    other = expected.copy()
+    other[4] = np.roll(other[4], 1)
+    result = compare(expected, other, head=ModelHead.SPARSE)
+    assert any(reason.startswith("worst cosine 0.") for reason in result.reasons)
+    assert not compare(expected, expected, other, head=ModelHead.SPARSE).passed
+
+
+@pytest.mark.parametrize(("error", "passes"), [(0.0, True), (0.02, True), (2.0, False)])
+def test_small_errors_of_a_nearly_empty_sparse_vector_do_not_count(
+    error: float, passes: bool
+) -> None:
+    expected = np.maximum(create_rows(16) - 1, 0)
+    expected[4] = 0
+    actual = expected.copy()
+    actual[4, 7] = error
+    assert compare(expected, actual, head=ModelHead.SPARSE).passed is passes
+
+
 ACCEPT_ALL_GATE = Gate(
     cosine_mean=-2.0, cosine_worst=-2.0, top1_agreement=-1.0, logit_correlation=-2.0
 )

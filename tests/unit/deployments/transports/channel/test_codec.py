@@ -70,6 +70,7 @@ OPTIONS: dict[str, Any] = {
     TaskName.FILL_MASK: FillMaskOptions(5, (), ("inputs",), True),
     TaskName.QUESTION_ANSWERING: QuestionOptions(("context",), SpanOptions(), True),
     "token-embeddings": None,
+    "sparse-embeddings": None,
 }
 
 

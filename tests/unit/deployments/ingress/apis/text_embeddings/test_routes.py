@@ -197,14 +197,6 @@ async def test_embed_all_of_an_older_artifact_asks_for_a_rebuild(tmp_path: Path)
     assert pooled.status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/embed_sparse", f"/models/{EMBEDDER}/embed_sparse"])
-async def test_embed_sparse_is_rejected_with_the_reason(path: str, tiny_store: Path) -> None:
-    response = await ask(tiny_store, path, {"inputs": "good"})
-    assert (response.status_code, response.json()["error_type"]) == (424, "Backend")
-    assert EMBEDDER in response.json()["error"]
-    assert "/embed" in response.json()["error"]
-
-
 @pytest.mark.parametrize(
     ("path", "body", "status", "kind"),
     [
@@ -226,6 +218,9 @@ async def test_embed_sparse_is_rejected_with_the_reason(path: str, tiny_store: P
         ("/embed", {"inputs": "a", "model": CLASSIFIER}, 424, "Backend"),
         (f"/models/{CLASSIFIER}/embed", {"inputs": "a"}, 424, "Backend"),
         ("/models/no/such/embed", {"inputs": "a"}, 404, "Validation"),
+        ("/embed_sparse", {}, 422, "Validation"),
+        ("/embed_sparse", {"inputs": []}, 400, "Empty"),
+        (f"/models/{EMBEDDER}/embed_sparse", {"inputs": "a", "prompt_name": "q"}, 424, "Backend"),
         ("/predict", {"inputs": ["a", "b", "c"]}, 422, "Validation"),
         ("/predict", {"inputs": [["a", "b", "c"]]}, 422, "Validation"),
         ("/predict", {"inputs": [["a"], "b"]}, 422, "Validation"),
@@ -316,6 +311,8 @@ def test_model_types_have_tei_names() -> None:
     assert set(model_type(tiny_manifest(labels=("SCORE",)))) == {"reranker"}
     last = tiny_manifest().model_copy(update={"pooling": "last"})
     assert model_type(last) == {"embedding": {"pooling": "lasttoken"}}
+    sparse = with_tasks(tiny_manifest(), TaskName.SPARSE_EMBEDDINGS)
+    assert model_type(sparse) == {"embedding": {"pooling": "splade"}}
     tagger = with_tasks(tiny_manifest(), TaskName.TOKEN_CLASSIFICATION)
     assert model_type(tagger) == {"token-classification": {}}
     assert model_dtype(tagger) == "float32"
