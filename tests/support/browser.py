@@ -54,6 +54,7 @@ INPUTS: dict[str, dict[str, str]] = {
     "text-ranking": {"Query": "A cat", "Texts": "A city.\nA film."},
     "feature-extraction": {"Texts": "A cat.\nA city.\nA film."},
     "token-embeddings": {"Texts": "A cat."},
+    "sparse-embeddings": {"Texts": "A cat."},
     "translation": {"Text": "A cat."},
     "summarization": {"Text": "A cat."},
     "text2text-generation": {"Text": "A cat."},

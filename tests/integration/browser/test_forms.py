@@ -30,6 +30,7 @@ SHOWN = {
     "text-ranking": ".scores li",
     "feature-extraction": "svg.map circle >> nth=2",
     "token-embeddings": "svg.map",
+    "sparse-embeddings": ".scores li",
     "translation": f"text={TEXT.strip()}",
     "summarization": f"text={TEXT.strip()}",
     "text2text-generation": f"text={TEXT.strip()}",

@@ -17,7 +17,14 @@ from benchmarks.common.wire import HttpExchange, send_raw
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.generation_attacks import EXPRESSIONS, SCHEMAS
 from benchmarks.hostile.requests import HostileRequest
-from tests.support.all_models import FILL_MASK_MODEL, NER_MODEL, NLI_MODEL, QA_MODEL, RANKER
+from tests.support.all_models import (
+    FILL_MASK_MODEL,
+    NER_MODEL,
+    NLI_MODEL,
+    QA_MODEL,
+    RANKER,
+    SPLADE_MODEL,
+)
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.http_server import HttpServer
@@ -31,6 +38,7 @@ MODELS = {
     "token-classification": NER_MODEL,
     "question-answering": QA_MODEL,
     "fill-mask": FILL_MASK_MODEL,
+    "sparse-embeddings": SPLADE_MODEL,
     "text-generation": DECODER,
 }
 ATTACKS = list(build_attacks(MODELS))

@@ -5,6 +5,7 @@ import { MAX_MAP_POINTS, MAX_MATRIX_TEXTS, similarityMatrix, vectorMap } from ".
 
 const HUES = 8;
 const MAX_TOKEN_MAPS = 8;
+const MAX_WEIGHTS = 20;
 
 /** A list of rows with label, bar and score. If `ranked`, the first row is marked as the best. */
 export function scoreList(rows, { top = Infinity, digits = 1, name = "Scores", ranked = true } = {}) {
@@ -165,6 +166,22 @@ export function tokenVectors(value, { texts }) {
     value.map((rows, i) => [
       note(`“${texts[i]}”: ${plural(rows.length, "token")}, each a vector of ${rows[0].length} numbers.`),
       i < MAX_TOKEN_MAPS && rows.length > 1 && tokenMap(rows),
+    ]),
+  );
+}
+
+export function sparseVectors(value, { texts }) {
+  return el(
+    "div",
+    {},
+    value.map(({ indices, values }, i) => [
+      note(`“${texts[i]}”: ${plural(indices.length, "token")} of the vocabulary have a weight.`),
+      scoreList(
+        indices
+          .map((id, at) => ({ label: `token ${id}`, score: values[at], text: decimal(values[at]) }))
+          .sort((a, b) => b.score - a.score),
+        { top: MAX_WEIGHTS, name: "Weights, highest first" },
+      ),
     ]),
   );
 }

@@ -158,6 +158,17 @@ export const TASKS = {
     render: answers.tokenVectors,
     difference: (a, b) => `${a.flat().length} and ${b.flat().length} tokens`,
   },
+  "sparse-embeddings": {
+    name: "Sparse embeddings",
+    about: "Weighs the tokens of the vocabulary for a text, for search by words and their relatives.",
+    action: "Embed",
+    samples: samples.PASSAGES.slice(-1).map(({ title, text: texts }) => ({ title, texts })),
+    fields: [{ name: "texts", label: "Texts", kind: "lines", hint: "one per line" }],
+    body: ({ texts: inputs }) => ({ inputs }),
+    python: null,
+    render: answers.sparseVectors,
+    difference: (a, b) => `${countWeights(a)} and ${countWeights(b)} weights`,
+  },
   summarization: generating("Summary", "Shortens a text to its main points.", "Summarize", "summarization"),
   translation: {
     ...generating("Translation", "Translates a text.", "Translate", "translation"),
@@ -255,4 +266,8 @@ function setDifference(a, b, one, many) {
 
 function words(value) {
   return [value].flat(2).map((row) => row.token_str);
+}
+
+function countWeights(vectors) {
+  return vectors.reduce((sum, { indices }) => sum + indices.length, 0);
 }
