@@ -38,6 +38,7 @@ TASKS = (
     TaskName.TOKEN_CLASSIFICATION,
     TaskName.QUESTION_ANSWERING,
     TaskName.FILL_MASK,
+    TaskName.SPARSE_EMBEDDINGS,
 )
 _DRY_EXPORTS = (TASKS[0], TaskName.TOKEN_CLASSIFICATION, TaskName.FILL_MASK)
 EAGER, COMPILED = "transformers-eager", "transformers-compiled"
