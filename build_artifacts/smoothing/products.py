@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from build_artifacts.graph_nodes import only_user
+from build_artifacts.smoothing.graph_edits import GraphEditor
 from build_artifacts.types import FloatArray
 
 if TYPE_CHECKING:
@@ -66,6 +67,19 @@ def find_wide_heads(model: ir.Model, products: Iterable[Product]) -> list[str]:
         and (weights := array(node.inputs[1])) is not None
         and weights.size >= _MIN_WIDE_HEAD_VALUES
     ]
+
+
+def fold_transposes(model: ir.Model, editor: GraphEditor) -> None:
+    """Store constant weights that a MatMul reads transposed as the MatMul reads them.
+
+    The head of a masked language model shares the word table, [V, K], and reads it transposed.
+    """
+    for node in [node for node in model.graph if node.op_type == "Transpose"]:
+        table, transposed = array(node.inputs[0]), node.outputs[0]
+        uses = [(user.op_type, index) for user, index in transposed.uses()]
+        if table is not None and table.ndim == 2 and set(uses) == {("MatMul", 1)}:
+            folded = editor.add_constant(f"{transposed.name}_folded", np.ascontiguousarray(table.T))
+            transposed.replace_all_uses_with(folded)
 
 
 def group_by_source(products: Iterable[Product]) -> Mapping[ir.Value, list[Product]]:

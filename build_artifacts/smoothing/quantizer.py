@@ -27,9 +27,15 @@ from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.activations import ActivationSmoother
 from build_artifacts.smoothing.calibration import CalibrationInputs, observe
 from build_artifacts.smoothing.graph_edits import GraphEditor
-from build_artifacts.smoothing.products import find_products, find_wide_heads, group_by_source
+from build_artifacts.smoothing.products import (
+    find_products,
+    find_wide_heads,
+    fold_transposes,
+    group_by_source,
+)
 from build_artifacts.smoothing.ranges import ByteRange
 from build_artifacts.smoothing.writing import ProductWriter, quantize_word_table
+from deployments.engines.graph_io import MASK_POSITIONS
 
 
 def quantize_smoothed(
@@ -49,8 +55,11 @@ def quantize_smoothed(
     from onnx_ir.passes.common import RemoveUnusedNodesPass
 
     model = ir.load(graph)
-    products = find_products(model)
     editor = GraphEditor(model)
+    # A sparse encoder runs its vocabulary head for all tokens, a fill-mask model for few.
+    if all(value.name != MASK_POSITIONS for value in model.graph.inputs):
+        fold_transposes(model, editor)
+    products = find_products(model)
     smoother = ActivationSmoother(editor, products)
     static = {
         source: readers

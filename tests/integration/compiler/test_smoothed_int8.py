@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 from build_artifacts.presets import CPU_INT8, CPU_INT8_DYNAMIC, OPENVINO_INT8
@@ -13,8 +15,12 @@ from build_artifacts.recipes import CPU_FP32, SmoothedInt8
 from build_artifacts.steps.quantize import quantize
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
+from deployments.batching.batch_policy import collate
+from deployments.engines.graph_io import MASK_POSITIONS, build_feeds
 from deployments.host.machine import read_cpu_info
+from deployments.messages import TokenizedItem
 from deployments.tuning.parity import cosines
+from tests.support.engine_programs import write_model
 from tests.support.prepared_build import (
     PreparedBuild,
     RecordingRunner,
@@ -92,6 +98,42 @@ def test_families_have_constant_ranges(case: SmoothingCase, tmp_path: Path) -> N
     assert cosines(unbatched, expected).mean() > 0.99
     assert cosines(unbatched, build.answers(CPU_INT8, graph)).min() > 0.99999
     assert cosines(unbatched, build.answers(CPU_INT8, graph, batch_items=64)).min() > 0.99999
+
+
+@pytest.mark.parametrize(
+    ("inputs", "operator"),
+    [(("input_ids",), "MatMulNBits"), (("input_ids", MASK_POSITIONS), "MatMul")],
+    ids=["sparse encoder", "fill-mask"],
+)
+def test_head_for_all_tokens_that_shares_the_word_table_gets_int8_weights(
+    inputs: tuple[str, ...], operator: str, tmp_path: Path
+) -> None:
+    node, rng = onnx.helper.make_node, np.random.default_rng(0)
+    nodes = [
+        node("Gather", ["table", "input_ids"], ["words"]),
+        node("LayerNormalization", ["words", "ones"], ["normed"]),
+        node("MatMul", ["normed", "layer"], ["product"]),
+        node("Add", ["product", "words"], ["hidden"]),
+        node("Transpose", ["table"], ["transposed"], perm=[1, 0]),
+        node("MatMul", ["hidden", "transposed"], ["output"]),
+    ]
+    tables = {
+        "table": rng.standard_normal((4_096, 256), dtype=np.float32),
+        "ones": np.ones(256, np.float32),
+        "layer": np.eye(256, dtype=np.float32),
+    }
+    write_model(tmp_path / "float.onnx", nodes, tables, inputs)
+    items = [TokenizedItem(np.array(ids, np.int32), len(ids)) for ids in ([5, 6, 7], [8, 9])]
+    quantize(tmp_path / "float.onnx", SmoothedInt8(), tmp_path / "int8.onnx", items=items)
+    counts = op_counts(tmp_path / "int8.onnx")
+    assert (counts["MatMulIntegerToFloat"], counts["MatMul"] + counts["MatMulNBits"]) == (1, 1)
+    assert counts[operator] == 1
+    feeds = build_feeds(collate(items[:1]), inputs, None).arrays
+    expected, actual = (
+        onnxruntime.InferenceSession(tmp_path / name).run(None, feeds)[0].ravel()
+        for name in ("float.onnx", "int8.onnx")
+    )
+    assert np.corrcoef(actual, expected)[0, 1] > 0.99
 
 
 def test_outlier_neuron_is_copied(prepared_build: PreparedBuild, tmp_path: Path) -> None:
