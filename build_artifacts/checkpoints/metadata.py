@@ -64,6 +64,9 @@ LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)
 # bert-base-uncased, do not state the token in their files.
 _MASK_TOKENS = ("[MASK]", "<mask>")
 
+# Limit of tokens x vocabulary of a text for a sparse encoder: 0.5 GB of scores in fp32.
+MAX_TEXT_SCORES = 1 << 27
+
 ProblemType = Literal["single_label", "multi_label", "regression"]
 
 
@@ -304,10 +307,13 @@ def _sparse_metadata(
     checkpoint: Checkpoint, config: TransformersConfig, tasks: tuple[str, ...]
 ) -> CheckpointMetadata:
     sparse = read_sparse_config(checkpoint)
+    limit = MAX_TEXT_SCORES // config.vocab_size
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=sparse.max_seq_length),
+        max_tokens=_read_max_tokens(
+            checkpoint, config, limit, tokenizer_limit=sparse.max_seq_length
+        ),
         truncation_side=_read_truncation_side(checkpoint.weights),
         output_width=config.vocab_size,
         has_token_types=has_token_types(checkpoint.weights),

@@ -39,7 +39,11 @@ from deployments.replicas.device_memory import open_device_memory
 from deployments.replicas.large_outputs import MAX_OUTPUT_VALUES, count_large_values
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
-from deployments.replicas.pool_memory import count_arena_bytes, leave_room_for_arena
+from deployments.replicas.pool_memory import (
+    count_arena_bytes,
+    count_score_bytes,
+    leave_room_for_arena,
+)
 from deployments.replicas.shared_engine import SharedEngine
 from deployments.tasks import TASKS, DecodeContext, Task
 from deployments.tokenization.encodings import measure_tokenizer, translate_panics
@@ -291,8 +295,10 @@ class EncoderReplica:
         return TuningTarget(model.directory, model.manifest, self._device, self._settings)
 
     def _measure(self, model: RegisteredModel) -> int:
-        arena = count_arena_bytes(self._device, self._settings.concurrent_passes)
-        size = ENGINE_BYTES + arena + measure_graphs(self._target(model))
+        passes = self._settings.concurrent_passes
+        arena = count_arena_bytes(self._device, passes)
+        scores = count_score_bytes(model.manifest, self._device, passes)
+        size = ENGINE_BYTES + arena + scores + measure_graphs(self._target(model))
         if self._device is Device.CPU and _needs_vocabulary(model):  # it is not in a GPU's memory
             size += measure_tokenizer(model.directory)
         return size

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import DEFAULT_POOL_BYTES
+from deployments.engines.base import limit_pass_tokens
 from deployments.errors import ModelUnavailable
 from deployments.messages import ModelRef
 from deployments.replicas.device_memory import DeviceMemory
@@ -12,6 +16,9 @@ from deployments.replicas.device_memory import DeviceMemory
 # 384). Larger passes return their memory. On a GPU an fp16 pass of 2,048 tokens needs as many
 # bytes.
 ARENA_BYTES_PER_PASS = 40_000_000
+# Memory that the arena keeps per score of a sparse encoder: four fp32 numbers (measured: 512 tokens
+# with BERT's vocabulary). On a GPU they have fp16.
+_BYTES_PER_SCORE: Mapping[Device, int] = {Device.CPU: 16, Device.GPU: 8}
 
 
 def leave_room_for_arena(
@@ -33,6 +40,18 @@ def count_arena_bytes(device: Device, concurrent_passes: int) -> int:
     Return 0 on the CPU, where `leave_room_for_arena` subtracts the shared arena from the pool.
     """
     return 0 if device is Device.CPU else concurrent_passes * ARENA_BYTES_PER_PASS
+
+
+def count_score_bytes(manifest: ArtifactManifest, device: Device, concurrent_passes: int) -> int:
+    """Return the bytes to count for the scores of passes with the head SPARSE; else 0.
+
+    A text that exceeds the limit of a pass alone runs whole.
+    """
+    limit = limit_pass_tokens(manifest.head, manifest.output_width, device)
+    if limit is None:
+        return 0
+    scores = max(limit, manifest.max_tokens) * manifest.output_width
+    return concurrent_passes * scores * _BYTES_PER_SCORE[device]
 
 
 class PoolMemory:

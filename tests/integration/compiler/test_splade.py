@@ -79,3 +79,12 @@ def test_decoder_is_refused(tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", config)
     with pytest.raises(UnsupportedModel, match="cannot be built as an encoder"):
         read_checkpoint_metadata(tmp_path, TaskName.SPARSE_EMBEDDINGS)
+
+
+def test_texts_are_short_enough_for_the_scores_of_a_large_vocabulary(tmp_path: Path) -> None:
+    tiny_tokenizer(tmp_path)
+    write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 8_192})
+    config = {"model_type": "bert", "vocab_size": 250_002, "max_position_embeddings": 8_192}
+    write_json(tmp_path / "config.json", config)
+    assert read_checkpoint_metadata(tmp_path, TaskName.SPARSE_EMBEDDINGS).max_tokens == 536
+    assert read_checkpoint_metadata(tmp_path, TaskName.FILL_MASK).max_tokens == 8_192

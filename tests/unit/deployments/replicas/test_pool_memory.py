@@ -6,16 +6,17 @@ import pytest
 
 from deployments.artifacts.types import Device, ModelHead, TaskName
 from deployments.config import AppArgs, GeneratorSettings
+from deployments.engines.base import MAX_PASS_SCORES
 from deployments.errors import ModelUnavailable
 from deployments.messages import ModelRef
 from deployments.registry import open_model
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.generator import GeneratorReplica
-from deployments.replicas.pool_memory import PoolMemory
+from deployments.replicas.pool_memory import PoolMemory, count_score_bytes
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.tasks import TASKS, Task
 from deployments.tokenization.encodings import measure_tokenizer
-from tests.support.artifacts import seal_tiny
+from tests.support.artifacts import WIDTH, seal_tiny, tiny_manifest, with_tasks
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import ListRecorder, TokenizeLog
 
@@ -84,3 +85,14 @@ async def test_refusal_of_a_tokenizer_names_the_setting(tmp_path: Path) -> None:
         async with replica.pool.lease(ModelRef("tiny/model", directory.name)):
             pass
     replica.close()
+
+
+@pytest.mark.parametrize(("max_tokens", "longest"), [(16, 64), (256, 256)])
+def test_scores_of_sparse_encoders_count_for_each_pass(
+    max_tokens: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MAX_PASS_SCORES, Device.CPU, 64 * WIDTH)
+    manifest = tiny_manifest().model_copy(update={"max_tokens": max_tokens})
+    assert count_score_bytes(manifest, Device.CPU, 2) == 0
+    sparse = with_tasks(manifest, TaskName.SPARSE_EMBEDDINGS)
+    assert count_score_bytes(sparse, Device.CPU, 2) == 2 * longest * WIDTH * 16
