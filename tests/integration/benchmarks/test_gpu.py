@@ -20,7 +20,10 @@ from benchmarks.gpu.results import build_tables
 # Fast cases: none exports a graph to ONNX, which takes seconds.
 CASES = {
     "device": ("description", "matrix-rate", "bandwidth"),
-    "encoder-parity": ("feature-extraction/gpu-fp16-torch", "fill-mask/gpu-fp16-torch"),
+    "encoder-parity": tuple(
+        f"{task}/gpu-fp16-torch"
+        for task in ("feature-extraction", "fill-mask", "sparse-embeddings")
+    ),
     "decoder-parity": ("llama/gpu-fp16-offloaded",),
     "encoder-latency": ("gpu-fp16-torch", "transformers-eager"),
     "bert-large": ("gpu-fp16-torch",),
