@@ -30,6 +30,7 @@ from deployments.messages import (
 )
 from deployments.registry import ModelRegistry, RegisteredModel
 from deployments.tasks import TaskInput
+from deployments.tasks.sparse_embeddings import SparseVector
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -173,6 +174,8 @@ def agree(first: Any, second: Any) -> bool:
         return isinstance(second, np.ndarray) and _is_parallel(first, second)
     if isinstance(first, float):
         return isinstance(second, float | int) and abs(first - second) <= MAX_DIFFERENCE
+    if _is_sparse(first):
+        return _is_sparse(second) and _is_parallel(*_align(first, second))
     first, second = _index_scores(first), _index_scores(second)
     if isinstance(first, Mapping):
         same_keys = isinstance(second, Mapping) and first.keys() == second.keys()
@@ -200,9 +203,25 @@ def _has_score(entry: Any) -> bool:
     return isinstance(entry, Mapping) and "score" in entry
 
 
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.keys() == SparseVector.__annotations__.keys()
+
+
+def _align(
+    first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of two sparse vectors at the indices that either has."""
+    indices = np.union1d(first["indices"], second["indices"])
+    aligned = np.zeros((2, len(indices)), np.float32)
+    for row, vector in zip(aligned, (first, second), strict=True):
+        row[np.searchsorted(indices, vector["indices"])] = vector["values"]
+    return aligned[0], aligned[1]
+
+
 def _is_parallel(first: np.ndarray, second: np.ndarray) -> bool:
     if first.shape != second.shape:
         return False
     lengths = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     cosines = (first * second).sum(axis=-1) / np.maximum(lengths, 1e-12)
+    cosines = np.where((first == second).all(axis=-1), 1.0, cosines)  # also of vectors of zeros
     return bool(cosines.min(initial=1.0) >= MIN_COSINE)

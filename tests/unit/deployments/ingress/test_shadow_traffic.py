@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from deployments.artifacts.types import Device, TaskName
@@ -14,6 +15,7 @@ from deployments.ingress.shadow_traffic import (
     MAX_ENCODER_REQUESTS,
     MAX_GENERATIONS,
     ShadowTraffic,
+    agree,
 )
 from deployments.messages import CallResult, Completion, FinishReason, ModelRef, Truncation
 from deployments.plan import changes
@@ -130,3 +132,32 @@ async def test_answers_cut_within_their_reasoning_agree_if_it_is_equal(
     (comparison,) = comparisons.values()
     assert comparison.agreed == (thought == "Hm.")
     assert comparison.failed == 0
+
+
+def sparse(weights: dict[int, float]) -> dict[str, np.ndarray]:
+    return {
+        "indices": np.array(list(weights), np.int32),
+        "values": np.array(list(weights.values()), np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "do_agree"),
+    [
+        ({5: 2.0, 200_000: 1.0}, {5: 2.0, 200_000: 1.0}, True),
+        ({5: 2.0}, {5: 2.01, 7: 0.001}, True),
+        ({5: 2.0}, {9_000: 2.0}, False),
+        ({5: 2.0, 7: 1.0}, {5: 1.0, 7: 2.0}, False),
+        ({}, {}, True),
+        ({5: 2.0}, {}, False),
+    ],
+)
+def test_sparse_vectors_are_compared_by_token(
+    first: dict[int, float], second: dict[int, float], do_agree: bool
+) -> None:
+    assert agree([sparse(first)], [sparse(second)]) is do_agree
+
+
+def test_vectors_of_zeros_agree() -> None:
+    assert agree(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert not agree(np.zeros((1, 3)), np.ones((1, 3)))
