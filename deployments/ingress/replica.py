@@ -89,7 +89,7 @@ class IngressReplica:
         """
         key_ring = self._gate.open_key_ring(settings.key_file_path())
         self._tracing.configure(settings.tracing)
-        # Nothing below raises.
+        # What may be refused stands above, so that a refusal leaves all settings as they were.
         self._gate.key_ring = key_ring
         self._cors.settings = settings.cors
         self._builds.settings = settings.builds

@@ -11,13 +11,11 @@ import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, InputTooLong, RateLimited
-from deployments.ingress import request_log
 from deployments.ingress.http.direct_requests import DirectRequests
-from deployments.ingress.request_log import MAX_LINES_PER_S, record_rejection
+from deployments.ingress.request_log import record_rejection
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter
-from deployments.rate_limit import RateLimit
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import FailingEncoder, FakeClock, ListRecorder
@@ -44,16 +42,6 @@ async def test_refusals_leave_the_tokens_that_running_requests_reserve() -> None
     meter.enter(1)
     with pytest.raises(RateLimited, match="600 tokens"):
         meter.enter(1)
-
-
-@pytest.fixture
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> pytest.LogCaptureFixture:
-    """Capture log lines, of which earlier tests have not used up the limit."""
-    monkeypatch.setattr(request_log, "LINE_LIMIT", RateLimit(MAX_LINES_PER_S))
-    caplog.set_level(logging.INFO, "ray.serve.hundredfold")
-    return caplog
 
 
 async def read_log(

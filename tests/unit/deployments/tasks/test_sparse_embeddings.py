@@ -1,55 +1,24 @@
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import orjson
 import pytest
 from pydantic import TypeAdapter
 
 from deployments.artifacts.types import TaskName
-from deployments.errors import EmptyInput, InputTooLong, InvalidField, ServeError, UnknownParameter
-from deployments.messages import Truncation
+from deployments.errors import InputTooLong
 from deployments.tasks import sparse_embeddings
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.sparse_embeddings import SparseEmbeddings
 from tests.support.artifacts import tiny_manifest, with_tasks
 
 MANIFEST = with_tasks(tiny_manifest(), TaskName.SPARSE_EMBEDDINGS)
-PROMPTED = MANIFEST.model_copy(update={"prompts": {"query": "the query: "}})
 
 
 def computed(*rows: list[float]) -> DecodeContext:
     return DecodeContext(
         rows=np.array(rows, dtype=np.float32), items=(), token_offsets=(), manifest=MANIFEST
     )
-
-
-def test_parse_reads_texts_and_prompt() -> None:
-    single = SparseEmbeddings().parse("a", {"prompt_name": "query", "truncate": False}, PROMPTED)
-    assert (single.texts, single.fields) == (("the query: a",), ("inputs",))
-    assert single.truncation is Truncation.REFUSE
-    several = SparseEmbeddings().parse(["a", "b"], {}, PROMPTED)
-    assert (several.texts, several.fields) == (("a", "b"), ("inputs[0]", "inputs[1]"))
-    assert several.truncation is Truncation.KEEP_START
-
-
-@pytest.mark.parametrize(
-    ("inputs", "parameters", "error", "field"),
-    [
-        ("", {}, EmptyInput, "inputs"),
-        (["a", ""], {}, EmptyInput, "inputs[1]"),
-        ({"text": "a"}, {}, InvalidField, "inputs"),
-        ("a", {"prompt_name": "poem"}, InvalidField, "parameters.prompt_name"),
-        ("a", {"normalize": True}, UnknownParameter, "parameters.normalize"),
-    ],
-)
-def test_invalid_request_is_rejected_with_its_path(
-    inputs: Any, parameters: dict[str, Any], error: type[ServeError], field: str
-) -> None:
-    with pytest.raises(error) as caught:
-        SparseEmbeddings().parse(inputs, parameters, MANIFEST)
-    assert caught.value.field == field
 
 
 def test_response_has_the_nonzero_weights_in_the_order_of_their_tokens() -> None:

@@ -17,12 +17,9 @@ from starlette.requests import Request
 
 from deployments.config import IngressUserConfig, TracingSettings
 from deployments.errors import BadSetting, EngineFailed
-from deployments.ingress import request_log
 from deployments.ingress.http import span_export, tracing
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.tracing import CURRENT_TRACE, RequestTracing
-from deployments.ingress.request_log import MAX_LINES_PER_S
-from deployments.rate_limit import RateLimit
 from tests.support.artifacts import EMBEDDER
 from tests.support.asgi_client import AsgiClient, lifespan
 from tests.support.decoder_artifacts import DECODER
@@ -332,15 +329,6 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for part in ("tracing.enabled", "no-such-package", "pip install '.[tracing]'"):
         assert part in caught.value.message
     traces.configure(TracingSettings(service_name="other"))
-
-
-@pytest.fixture
-def log(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(request_log, "LINE_LIMIT", RateLimit(MAX_LINES_PER_S))
-    caplog.set_level(logging.INFO, "ray.serve.hundredfold")
-    return caplog
 
 
 async def test_log_line_names_no_trace_while_the_sdk_is_disabled(
