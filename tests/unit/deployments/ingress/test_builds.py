@@ -22,7 +22,7 @@ from deployments.ingress import builds
 from deployments.keys.key import Scope
 from deployments.records import RequestRecord
 from deployments.registry import model_registry
-from tests.support.asgi_client import AsgiClient, lifespan
+from tests.support.asgi_client import lifespan
 from tests.support.fake_builds import FakeBuilder, Killed, fail, seal_at_once
 from tests.support.fakes import ListRecorder, RecordingEncoder, wait_until
 from tests.support.in_process import InProcess
@@ -64,11 +64,6 @@ async def serving(
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             yield http
-
-
-def read_events(text: str) -> list[dict[str, object]]:
-    events = [line.removeprefix("data: ") for line in text.splitlines() if line]
-    return [json.loads(event)["build"] for event in events]
 
 
 class Held:
@@ -349,51 +344,3 @@ async def test_store_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     async with serving(tmp_path, FakeBuilder(seal_at_once)) as http:
         response = await http.post("/models/acme/other", json=WAITING)
     assert (response.status_code, response.json()["code"]) == (503, "store_not_writable")
-
-
-async def test_events_follow_a_build_to_its_end(tmp_path: Path, held: Held) -> None:
-    async with serving(tmp_path, FakeBuilder(held)) as http:
-        await http.post(f"/models/{MODEL}", json=TEXT)
-        asyncio.get_running_loop().call_later(0.05, held.may_end.set)
-        response = await http.get(f"/status/{MODEL}", headers={"accept": "text/event-stream"})
-    assert response.headers["content-type"].startswith("text/event-stream")
-    states = [event["state"] for event in read_events(response.text)]
-    assert states[-1] == "ready"
-    assert "building" in states
-
-
-async def test_events_tell_the_percent_of_a_build(tmp_path: Path, held: Held) -> None:
-    queue = BuildQueue(tmp_path)
-    queue.submit("acme/before", "demo")
-    with queue.claim("acme/before") as claim:
-        assert claim is not None
-        claim.enter(BuildState.BUILDING, "export")
-        await asyncio.sleep(0.02)
-        claim.finish("0" * 12)  # the next build is expected to take as long
-    async with serving(tmp_path, FakeBuilder(held)) as http:
-        await http.post(f"/models/{MODEL}", json=TEXT)
-        asyncio.get_running_loop().call_later(0.05, held.may_end.set)
-        response = await http.get(f"/status/{MODEL}", headers={"accept": "text/event-stream"})
-    events = [(event["state"], event["percent"]) for event in read_events(response.text)]
-    assert {state for state, _ in events[:-1]} >= {"building"}
-    assert all(0 <= percent <= 99 for _, percent in events[:-1]), events
-    assert events[-1] == ("ready", 100)
-
-
-async def test_events_of_a_model_without_a_build_are_one(tiny_store: Path) -> None:
-    async with InProcess(tiny_store).client() as http:
-        response = await http.get("/status/tiny/embedder", headers={"accept": "text/event-stream"})
-    (event,) = read_events(response.text)
-    assert (event["state"], event["percent"]) == ("ready", 100)
-
-
-async def test_watching_client_may_leave(tmp_path: Path) -> None:
-    BuildQueue(tmp_path).submit(MODEL, "demo")
-    server = InProcess(tmp_path, models=(MODEL,))
-    async with server.application() as app:
-        accept = (b"accept", b"text/event-stream")
-        client = AsgiClient(app, f"/status/{MODEL}", None, method="GET", headers=(accept,))
-        await client.wait_for_text('"state":"queued"')
-        client.disconnect()
-        await asyncio.wait_for(client.task, 5)
-        assert len(asyncio.all_tasks()) == 1, "nothing looks at the build any more"
