@@ -15,6 +15,7 @@ from deployments.builds.record import BuildState
 from deployments.ingress import builds
 from tests.support.asgi_client import AsgiClient
 from tests.support.fake_builds import seal_at_once
+from tests.support.fakes import TIMEOUT_S
 from tests.support.in_process import InProcess
 
 MODEL = "acme/tiny"
@@ -52,7 +53,7 @@ async def test_events_follow_a_build_to_its_end(tmp_path: Path) -> None:
             claim.enter(BuildState.BUILDING, "export")
             await client.wait_for_text('"state":"building"')
             seal_at_once(tmp_path, claim)
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, TIMEOUT_S)
     headers = dict(client.messages[0]["headers"])
     assert headers[b"content-type"].startswith(b"text/event-stream")
     events = [(event["state"], event["percent"]) for event in read_events(client)]
@@ -60,10 +61,22 @@ async def test_events_follow_a_build_to_its_end(tmp_path: Path) -> None:
     assert events[-1] == ("ready", 100)
 
 
+async def test_events_end_after_the_longest_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert builds.MAX_WATCH_S == 100, "docs/apis.md says 100 s"
+    monkeypatch.setattr(builds, "MAX_WATCH_S", 3 * builds.EVENT_S)
+    BuildQueue(tmp_path).submit(MODEL, "demo")
+    async with InProcess(tmp_path, models=(MODEL,)).application() as app:
+        client = watch(app)
+        await asyncio.wait_for(client.task, TIMEOUT_S)
+    assert [event["state"] for event in read_events(client)] == ["queued"] * 3
+
+
 async def test_events_of_a_model_without_a_build_are_one(tiny_store: Path) -> None:
     async with InProcess(tiny_store).application() as app:
         client = watch(app, "tiny/embedder")
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, TIMEOUT_S)
     (event,) = read_events(client)
     assert (event["state"], event["percent"]) == ("ready", 100)
 
@@ -74,5 +87,5 @@ async def test_watching_client_may_leave(tmp_path: Path) -> None:
         client = watch(app)
         await client.wait_for_text('"state":"queued"')
         client.disconnect()
-        await asyncio.wait_for(client.task, 5)
+        await asyncio.wait_for(client.task, TIMEOUT_S)
         assert len(asyncio.all_tasks()) == 1, "nothing looks at the build any more"

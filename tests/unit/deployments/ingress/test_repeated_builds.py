@@ -12,12 +12,9 @@ from tests.support.fake_builds import FakeBuilder, fail, seal_at_once
 from tests.support.fakes import wait_until
 from tests.unit.deployments.ingress.test_builds import (
     MODEL,
-    TEXT,
     WAITING,
-    Held,
     fast,
     held,
-    read_events,
     serving,
 )
 
@@ -59,17 +56,3 @@ async def test_failed_build_is_repeated_by_an_operator_at_once(tmp_path: Path) -
         await wait_until(lambda: len(builder.builds) == 2)
         answered = await http.post(f"/models/{MODEL}", json=WAITING)
         assert answered.status_code == 200, answered.text
-
-
-async def test_events_end_after_the_longest_time(
-    tmp_path: Path, held: Held, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert builds.MAX_WATCH_S == 100, "docs/apis.md says 100 s"
-    monkeypatch.setattr(builds, "MAX_WATCH_S", 3 * builds.EVENT_S)
-    async with serving(tmp_path, FakeBuilder(held)) as http:
-        await http.post(f"/models/{MODEL}", json=TEXT)
-        response = await http.get(f"/status/{MODEL}", headers={"accept": "text/event-stream"})
-        held.may_end.set()
-    states = [event["state"] for event in read_events(response.text)]
-    assert len(states) == 3
-    assert "ready" not in states
