@@ -100,6 +100,7 @@ class EdgePaths:
     listener_fd: int  # file descriptor of the inherited listening socket
     admin_socket: Path
     errors: Mapping[int, Path]  # error file by status, from `write_errors`
+    certificate: Path | None = None  # PEM file with key and chain; None: HTTP without TLS
 
 
 def write_errors(directory: Path) -> dict[int, Path]:
@@ -148,7 +149,7 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
     edits = (
         (r"^    errorfile .*\n", ""),
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
-        (r"^(frontend http_frontend\n    bind \S+\n)", r"\1" + _serve_clients(limits)),
+        (r"^(frontend http_frontend\n    bind .*\n)", r"\1" + _serve_clients(limits)),
         (r"^    http-request return status 404 .*\n", _deny("")),
         (
             r"^backend (?!default_backend\n)\S+\n",
@@ -329,7 +330,7 @@ def _defaults(errors: Mapping[int, Path], limits: ClientLimits) -> str:
 def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
     return (
         "frontend http_frontend\n"
-        f"    bind fd@{paths.listener_fd}\n"
+        f"    bind fd@{paths.listener_fd}{_tls(paths.certificate)}\n"
         "    stick-table type ipv6 size 64k expire 60s store conn_cur\n"
         # Counts IPv6 clients by /64 network, because one host owns all addresses of such a network.
         # IPv4 clients, whose addresses are in ::ffff:0:0/96, count by address.
@@ -338,6 +339,13 @@ def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
         "    tcp-request connection track-sc0 var(sess.client)\n"
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {limits.connections} }}\n"
     )
+
+
+def _tls(certificate: Path | None) -> str:
+    """Build the options of a `bind` line. By default HAProxy would offer HTTP/2 over TLS."""
+    if certificate is None:
+        return ""
+    return f" ssl crt {certificate} alpn http/1.1 ssl-min-ver TLSv1.2"
 
 
 def _serve_clients(limits: ClientLimits) -> str:

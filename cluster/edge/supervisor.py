@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cluster.edge.certificate import Certificate, CertificateFiles
 from cluster.edge.haproxy_config import (
     METRICS_HOST,
     ClientLimits,
@@ -39,12 +40,21 @@ HEALTH_PERIOD_S = 0.5
 # A hang costs less than 2 s: one period, two timeouts, and the start of a new HAProxy.
 HEALTH_TIMEOUT_S = 0.5
 RETRY_S = 0.2  # pause between failed starts of HAProxy
+RENEWAL_S = 10.0  # interval between reads of the certificate
 PEER_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 ConnectionHandler = Callable[
     [asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]
 ]
 BuildConfig = Callable[[EdgePaths], str]
+
+
+class EdgeSettings(NamedTuple):
+    """What operators choose about the edge."""
+
+    limits: ClientLimits = ClientLimits()
+    metrics_host: str = METRICS_HOST
+    certificate: CertificateFiles | None = None  # None: HTTP without TLS
 
 
 class _Attached(NamedTuple):
@@ -64,25 +74,28 @@ class Edge:
         listener: socket.socket,
         haproxy: str,
         report: Callable[[str], None],
-        limits: ClientLimits,
-        metrics_host: str = METRICS_HOST,
+        settings: EdgeSettings,
     ) -> None:
         self.directory = directory  # private; holds sockets, configurations and HAProxy's log
         self._listener = listener
         self._haproxy = haproxy
         self._report = report
-        self._limits = limits
-        self._metrics_host = metrics_host
+        self._limits = settings.limits
+        self._metrics_host = settings.metrics_host
         self._errors = write_errors(directory)
+        self._certificate = (
+            None if settings.certificate is None else Certificate(settings.certificate, directory)
+        )
         self._generation = 0
         self._routes = ""  # last applied configuration from Ray Serve
+        self._build: BuildConfig = self._build_starting_config
         self._current: HaproxyProcess | None = None
         self._processes: dict[HaproxyProcess, asyncio.Task[None]] = {}  # including draining ones
         self._attached: _Attached | None = None
         self._connections = 0  # number of connections from `attach.py` processes so far
         self._newest = 0  # highest number of a process that has attached
         self._servers: dict[Path, asyncio.Server] = {}
-        self._health: asyncio.Task[None] | None = None
+        self._checks: list[asyncio.Task[None]] = []
         # Allows one start of HAProxy at a time, and one change of the applied configuration.
         self._changing = asyncio.Lock()
         self._loop = asyncio.new_event_loop()
@@ -91,7 +104,7 @@ class Edge:
     def start(self) -> None:
         """Start HAProxy, which serves 503 until Ray Serve attaches.
 
-        Raises EdgeError if HAProxy does not start.
+        Raises UnusableCertificate, or EdgeError if HAProxy does not start.
         """
         self._thread.start()
         self._call(self._start())
@@ -112,14 +125,21 @@ class Edge:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     async def _start(self) -> None:
+        if self._certificate is not None:
+            self._certificate.renew()
         await self._listen(control_socket(self.directory), self._attach)
         async with self._changing:
-            await self._replace(lambda paths: build_starting_config(paths, self._limits))
-        self._health = asyncio.create_task(self._check_health())
+            await self._replace(self._build)
+        self._checks.append(asyncio.create_task(self._check_health()))
+        if self._certificate is not None:
+            self._checks.append(asyncio.create_task(self._follow_renewals(self._certificate)))
+
+    def _build_starting_config(self, paths: EdgePaths) -> str:
+        return build_starting_config(paths, self._limits)
 
     async def _stop(self) -> None:
-        if self._health is not None:
-            self._health.cancel()
+        for check in self._checks:
+            check.cancel()
         for server in self._servers.values():
             server.close()
         await self._changing.acquire()  # never released, so that no HAProxy starts any more
@@ -210,18 +230,25 @@ class Edge:
         files = HaproxyFiles(
             binary=self._haproxy,
             config=self.directory / f"haproxy-{self._generation}.cfg",
-            text=build(EdgePaths(self._listener.fileno(), admin_socket, self._errors)),
+            text=build(self._paths(admin_socket)),
             admin_socket=admin_socket,
             log=self.directory / "haproxy.log",
         )
         previous = self._current
         await self._run(files)
+        self._build = build
         if previous is not None:
             previous.drain()
+
+    def _paths(self, admin_socket: Path) -> EdgePaths:
+        certificate = None if self._certificate is None else self._certificate.path
+        return EdgePaths(self._listener.fileno(), admin_socket, self._errors, certificate)
 
     async def _run(self, files: HaproxyFiles) -> None:
         # Write all files before every start, because a cleaner of /tmp may have removed them.
         write_errors(self.directory)
+        if self._certificate is not None:
+            self._certificate.write()
         files.config.write_text(files.text, encoding="utf-8")
         process = await HaproxyProcess.start(files, self._listener.fileno())
         self._current = process
@@ -259,6 +286,23 @@ class Edge:
             if process.read_cpu_s() == cpu_s:
                 self._report("HAProxy does not answer")
                 process.kill()
+
+    async def _follow_renewals(self, certificate: Certificate) -> None:
+        """Start HAProxy with the new certificate when the operator has renewed the files."""
+        problem, is_new = "", False
+        while True:
+            await asyncio.sleep(RENEWAL_S)
+            try:
+                is_new |= await asyncio.to_thread(certificate.renew)
+                if is_new:
+                    async with self._changing:
+                        await self._replace(self._build)
+                    self._report("HAProxy serves with the new certificate")
+                problem, is_new = "", False
+            except (ServeError, OSError) as error:
+                if str(error) != problem:  # a renewal may replace one file after the other
+                    problem = str(error)
+                    self._report(f"HAProxy keeps its certificate: {problem}")
 
     async def _answers_a_probe(self, process: HaproxyProcess) -> bool:
         """Probe twice, because a busy host may have delayed the first answer."""

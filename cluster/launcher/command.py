@@ -28,9 +28,10 @@ from cluster.access import find_key_file, key_file_environment
 from cluster.config_entries import read_args, read_mapping
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.diagnosis import MIN_OPEN_FILES, RAISE_OPEN_FILES
+from cluster.edge.certificate import CertificateFiles, UnusableCertificate
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.edge.haproxy_process import EdgeError
-from cluster.edge.supervisor import Edge
+from cluster.edge.supervisor import Edge, EdgeSettings
 from cluster.gpu_support import gpu_environment, read_gpu_support
 from cluster.launcher.launched_config import (
     DEFAULT_LIMITS,
@@ -83,6 +84,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="require an API key of this file (`hundredfold keys add`; default: as in the config, "
         f"else ${KEY_FILE_VARIABLE})",
+    )
+    parser.add_argument(
+        "--ssl-certfile",
+        type=Path,
+        metavar="FILE",
+        help="speak HTTPS with this certificate and the ones that signed it (PEM); a renewed file "
+        "is used within seconds",
+    )
+    parser.add_argument(
+        "--ssl-keyfile",
+        type=Path,
+        metavar="FILE",
+        help="its private key without a password (default: in the file of the certificate)",
     )
     parser.add_argument(
         "--no-auth",
@@ -141,6 +155,11 @@ def run(arguments: argparse.Namespace) -> int:
     """
     if not leads_own_session():
         return run_in_new_session(list_stop_signals())
+    certificate = None
+    if arguments.ssl_certfile is not None:
+        certificate = CertificateFiles(arguments.ssl_certfile, arguments.ssl_keyfile)
+    elif arguments.ssl_keyfile is not None:
+        arguments.command_parser.error("--ssl-keyfile needs --ssl-certfile")
     given: Path | None = arguments.config
     settings = ServeOptions(
         config=find_config(given),
@@ -149,6 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
         port=arguments.port,
         # Keep a symbolic link: replicas follow it when it names another file.
         key_file=arguments.keys and arguments.keys.absolute(),
+        certificate=certificate,
         no_auth=arguments.no_auth,
         metrics_host=arguments.metrics_host,
         metrics_port=arguments.metrics_port,
@@ -295,16 +315,21 @@ def run_edge(
 
     Raises StartError if HAProxy does not start.
     """
-    limits = ClientLimits(settings.connections_per_client, settings.max_requests)
+    edge_settings = EdgeSettings(
+        ClientLimits(settings.connections_per_client, settings.max_requests),
+        settings.metrics_host,
+        settings.certificate,
+    )
     with private_directory(settings.run_dir) as directory, open_listener(*address) as listener:
         with file_errors(directory):
-            edge = Edge(
-                directory, listener, find_haproxy(), progress.report, limits, settings.metrics_host
-            )
+            edge = Edge(directory, listener, find_haproxy(), progress.report, edge_settings)
         try:
             with file_errors(directory):
                 edge.start()
             yield edge
+        except UnusableCertificate as error:
+            # A service manager tries again: a renewal may be about to replace the second file.
+            raise StartError(error.message, hint="check `--ssl-certfile`") from error
         except EdgeError as error:
             has_few_files = resource.getrlimit(resource.RLIMIT_NOFILE)[1] < MIN_OPEN_FILES
             hint = RAISE_OPEN_FILES if has_few_files else ""
@@ -349,6 +374,8 @@ def build_startup_message(url: str, config: dict[str, Any]) -> str:
     body = '{"inputs": "Hello world"}'
     models = [model["id"] for args in read_args(config) for model in args.get("models") or ()]
     example = f"/{models[0]} -d '{body}'" if models else ""
+    # The certificate names the host as clients call it, not its address.
+    insecure = " --insecure" if url.startswith("https:") else ""
     is_open = read_mapping(config, "http_options").get("host") in LOOPBACK_BY_WILDCARD
     where = f"{url} and all other addresses of this host" if is_open else url
-    return f"serving on {where} - try: curl{key} {url}/models{example}"
+    return f"serving on {where} - try: curl{insecure}{key} {url}/models{example}"

@@ -11,6 +11,7 @@ import yaml
 
 from cluster.access import check_access, use_key_file
 from cluster.config_entries import find_applications
+from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.linting.document import format_path
 from cluster.ports import format_address
@@ -37,6 +38,7 @@ class ServeOptions:
     metrics_host: str = METRICS_HOST
     metrics_port: int | None = None  # None: the default if it is free, else another
     key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
+    certificate: CertificateFiles | None = None  # None: no TLS
     no_auth: bool = False  # whether other hosts may connect without keys
     connections_per_client: int = DEFAULT_LIMITS.connections
     max_requests: int = DEFAULT_LIMITS.requests
@@ -101,7 +103,8 @@ class LaunchedConfig:
         http = self._last["http_options"]
         host = LOOPBACK_BY_WILDCARD.get(http["host"], http["host"])
         address = format_address(host, http["port"])
-        return f"http://{address}{find_prefix(self._last)}"
+        scheme = "http" if self._settings.certificate is None else "https"
+        return f"{scheme}://{address}{find_prefix(self._last)}"
 
 
 def find_prefix(config: dict[str, Any]) -> str:

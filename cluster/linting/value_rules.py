@@ -136,7 +136,8 @@ def _unusable_http_options(config: Any) -> Iterator[KeyFinding]:
             yield (
                 (*path, key),
                 "HAProxy sends plain HTTP to the replicas, so none would become ready: remove it, "
-                "and end TLS in a proxy before HAProxy",
+                "and end TLS in a proxy before HAProxy, or on one host in HAProxy itself with "
+                "`hundredfold serve --ssl-certfile`",
             )
     keep_alive_s = options.get("keep_alive_timeout_s")
     if isinstance(keep_alive_s, int) and keep_alive_s < 1:

@@ -21,8 +21,7 @@ from ray.serve._private import haproxy
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
 
-from cluster.edge.haproxy_config import ClientLimits
-from cluster.edge.supervisor import Edge
+from cluster.edge.supervisor import Edge, EdgeSettings
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.launcher.local_environment import find_haproxy, local_environment
 from cluster.launcher.local_ports import LocalPorts
@@ -131,7 +130,7 @@ class EdgeHarness:
     """An edge on a free port, Ray Serve's HAProxy manager, and the reports of the edge."""
 
     def __init__(
-        self, directory: Path, limits: ClientLimits, patch: pytest.MonkeyPatch, host: str
+        self, directory: Path, settings: EdgeSettings, patch: pytest.MonkeyPatch, host: str
     ) -> None:
         self.backend = Backend()
         self.port = free_port()
@@ -139,7 +138,8 @@ class EdgeHarness:
         # The default ports would collide with those of a harness in another test process.
         self.ports = LocalPorts(*(free_port() for _ in fields(LocalPorts)))
         self._listener = open_listener(host, self.port)
-        self.edge = Edge(directory, self._listener, find_haproxy(), self.reports.append, limits)
+        haproxy_path = find_haproxy()
+        self.edge = Edge(directory, self._listener, haproxy_path, self.reports.append, settings)
         self.environment = local_environment(edge=directory)
         for name, value in self.environment.items():
             patch.setenv(name, value)
@@ -239,11 +239,11 @@ def set_routes(manager: HAProxyApi, *ports: int) -> None:
 
 @contextmanager
 def run_harness(
-    directory: Path, limits: ClientLimits | None = None, host: str = "127.0.0.1"
+    directory: Path, settings: EdgeSettings | None = None, host: str = "127.0.0.1"
 ) -> Iterator[EdgeHarness]:
     """Run an edge on `host` that serves 503 until the manager starts."""
     with pytest.MonkeyPatch.context() as patch:
-        harness = EdgeHarness(directory, limits or ClientLimits(), patch, host)
+        harness = EdgeHarness(directory, settings or EdgeSettings(), patch, host)
         try:
             harness.edge.start()
             yield harness

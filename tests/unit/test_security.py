@@ -17,9 +17,7 @@ def threats() -> list[tuple[str, list[str]]]:
 
 
 def test_every_threat_has_tests_that_exist() -> None:
-    sources = (
-        path.read_text(encoding="utf-8") for path in (ROOT / "tests/unit").rglob("test_*.py")
-    )
+    sources = (path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
     existing = {name for text in sources for name in re.findall(r"def (test_\w+)\(", text)}
     assert len(threats()) >= 15
     for threat, tests in threats():

@@ -17,6 +17,7 @@ import httpx
 import pytest
 
 from cluster.edge.haproxy_config import ClientLimits
+from cluster.edge.supervisor import EdgeSettings
 from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.edge_harness import HOLD, EdgeHarness, run_harness
 from tests.support.waiting import wait_for
@@ -29,7 +30,7 @@ LIMITS = ClientLimits(connections=8, head_s=0.4, body_s=0.4)
 def run_edge(limits: ClientLimits, host: str = "127.0.0.1") -> Iterator[EdgeHarness]:
     with ExitStack() as stack:
         name = stack.enter_context(tempfile.TemporaryDirectory(prefix="edge-"))
-        it = stack.enter_context(run_harness(Path(name), limits, host))
+        it = stack.enter_context(run_harness(Path(name), EdgeSettings(limits), host))
         it.start_manager()
         it.route(it.backend.port)
         yield it

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import HaproxyFiles, HaproxyProcess
-from cluster.edge.supervisor import Edge, control_socket
+from cluster.edge.supervisor import Edge, EdgeSettings, control_socket
 from tests.support.fakes import wait_until
 from tests.unit.cluster.edge.test_haproxy_config import SERVE
 
@@ -55,7 +54,7 @@ class EdgeWithFakes:
         self.directory = directory
         self.reports: list[str] = []
         self._connections: list[socket.socket] = []
-        self.edge = Edge(directory, listener, "haproxy", self.reports.append, ClientLimits())
+        self.edge = Edge(directory, listener, "haproxy", self.reports.append, EdgeSettings())
 
     async def start_haproxy(self, files: HaproxyFiles, _listener_fd: int) -> FakeHaproxy:
         self.starting += 1

@@ -8,6 +8,7 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from typing import Any
 import pytest
 
 from cluster.config_entries import IMPORT_PATH
+from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
+from cluster.edge.supervisor import EdgeSettings
 from cluster.launcher.command import (
     ServeOptions,
     StopSignal,
@@ -33,7 +36,7 @@ from cluster.launcher.command import (
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
 from cluster.ports import find_free_port
-from cluster.progress import StartError, StartupProgress
+from cluster.progress import StartError, StartupProgress, UnusableConfig
 
 
 def config(**args: Any) -> dict[str, Any]:
@@ -55,6 +58,12 @@ def test_startup_message_has_a_request_to_the_first_model() -> None:
 def test_startup_message_without_models_lists_those_of_the_store(args: dict[str, Any]) -> None:
     message = build_startup_message("http://here", config(**args))
     assert message == "serving on http://here - try: curl http://here/models"
+
+
+def test_startup_message_of_https_has_a_request_that_works() -> None:
+    """The certificate does not name the loopback address."""
+    message = build_startup_message("https://127.0.0.1:8000", config())
+    assert message.endswith("try: curl --insecure https://127.0.0.1:8000/models")
 
 
 def test_startup_message_tells_that_other_hosts_can_connect() -> None:
@@ -85,9 +94,9 @@ def test_numbers_out_of_range_are_refused(
 
 
 class FakeEdge:
-    """An edge that starts no HAProxy and records the limits that it receives."""
+    """An edge that starts no HAProxy and records its settings."""
 
-    limits: ClientLimits
+    settings: EdgeSettings
 
     def create(
         self,
@@ -95,10 +104,9 @@ class FakeEdge:
         _listener: socket.socket,
         _haproxy: str,
         _report: Callable[[str], None],
-        limits: ClientLimits,
-        _metrics_host: str,
+        settings: EdgeSettings,
     ) -> FakeEdge:
-        self.limits = limits
+        self.settings = settings
         return self
 
     def start(self) -> None:
@@ -292,7 +300,7 @@ def test_links_of_the_command_line_are_kept(
     assert given[0].run_dir == tmp_path / ".run", "two servers may share the target of their links"
 
 
-def test_limits_of_the_command_line_reach_the_edge(
+def test_options_of_the_command_line_reach_the_edge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -305,10 +313,38 @@ def test_limits_of_the_command_line_reach_the_edge(
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     options = ["--connections-per-client", "7", "--max-requests", "9"]
+    options += ["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem", "--metrics-host", "0.0.0.0"]
     run(parser.parse_args([str(config), *options]))
     edge = FakeEdge()
     monkeypatch.setattr("cluster.launcher.command.Edge", edge.create)
     monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
     address = ("127.0.0.1", find_free_port(8000))
     with run_edge(given[0], address, StartupProgress()):
-        assert edge.limits == ClientLimits(connections=7, requests=9)
+        assert edge.settings == EdgeSettings(
+            ClientLimits(connections=7, requests=9),
+            "0.0.0.0",
+            CertificateFiles(Path("c.pem"), Path("k.pem")),
+        )
+
+
+def test_unusable_certificate_is_named_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
+    certificate = CertificateFiles(tmp_path / "missing.pem")
+    settings = ServeOptions(config=tmp_path, run_dir=tmp_path, certificate=certificate)
+    edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+    with pytest.raises(StartError, match=r"missing\.pem`: No such file") as raised:
+        edge.__enter__()
+    assert not isinstance(raised.value, UnusableConfig), "a later start may find a renewed file"
+
+
+def test_key_of_no_certificate_is_refused() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "hundredfold", "serve", "--ssl-keyfile", "k.pem"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "--ssl-keyfile needs --ssl-certfile" in result.stderr

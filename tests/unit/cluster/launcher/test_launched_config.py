@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.edge.certificate import CertificateFiles
 from cluster.launcher.launched_config import (
     LaunchedConfig,
     ServeOptions,
@@ -125,6 +126,12 @@ def test_clients_get_a_url_of_this_host(tmp_path: Path, host: str, url: str) -> 
     config = served(write(tmp_path), host=host, port=80, no_auth=True)
     config.read()
     assert config.find_url() == url
+
+
+def test_url_of_a_server_with_a_certificate_is_https(tmp_path: Path) -> None:
+    config = served(write(tmp_path), certificate=CertificateFiles(Path("certificate.pem")))
+    config.read()
+    assert config.find_url() == "https://127.0.0.1:8000"
 
 
 def test_problems_are_listed_before_the_start(tmp_path: Path) -> None:

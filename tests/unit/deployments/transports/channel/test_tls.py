@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,26 +10,20 @@ from deployments.config import RayTlsFiles, ray_tls_files
 from deployments.transports.channel.client import ClientConnection
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.tls import TlsContexts
+from tests.support.certificates import create_certificate
 from tests.support.channels import call, connected_pool, running_replica, until
 
 OTHER_NODE = "another node"
 
 
-def create_certificate(directory: Path) -> RayTlsFiles:
-    """Create a self-signed certificate. The same file is the CA certificate."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl")
-    directory.mkdir()
-    files = RayTlsFiles(*(str(directory / name) for name in ("c.pem", "k.pem", "c.pem")))
-    subject = ["-subj", "/CN=ray", "-days", "2", "-nodes", "-newkey", "rsa:2048"]
-    command = [openssl, "req", "-x509", *subject, "-keyout", files.key, "-out", files.certificate]
-    subprocess.run(command, check=True, capture_output=True)
-    return files
+def ray_files(directory: Path) -> RayTlsFiles:
+    """Create a certificate that is its own authority."""
+    certificate, key = map(str, create_certificate(directory))
+    return RayTlsFiles(certificate, key, certificate)
 
 
 async def test_tcp_channel_with_certificates(tmp_path: Path) -> None:
-    tls = TlsContexts.load(create_certificate(tmp_path / "ours"))
+    tls = TlsContexts.load(ray_files(tmp_path / "ours"))
     large = b"echo" + bytes(3_000_000)
     async with (
         running_replica(tls=tls.server) as replica,
@@ -61,13 +53,13 @@ async def is_accepted(endpoint: Endpoint, tls: ssl.SSLContext | None) -> bool:
 
 @pytest.fixture
 def ours(tmp_path: Path) -> RayTlsFiles:
-    return create_certificate(tmp_path / "ours")
+    return ray_files(tmp_path / "ours")
 
 
 @pytest.fixture
 def stranger(tmp_path: Path, ours: RayTlsFiles) -> TlsContexts:
     """Return contexts that trust our authority and present a certificate of another one."""
-    other = create_certificate(tmp_path / "other")
+    other = ray_files(tmp_path / "other")
     return TlsContexts.load(other._replace(authority=ours.authority))
 
 

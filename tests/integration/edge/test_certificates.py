@@ -1,0 +1,117 @@
+"""HTTPS of HAProxy, and certificates that are renewed while it serves."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.edge import supervisor
+from cluster.edge.certificate import CertificateFiles
+from cluster.edge.supervisor import EdgeSettings
+from cluster.progress import check_ready
+from tests.support.certificates import SelfSigned, create_certificate
+from tests.support.edge_harness import Backend, EdgeHarness, run_harness
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> SelfSigned:
+    return create_certificate(tmp_path / "files")
+
+
+@pytest.fixture
+def edge(files: SelfSigned, monkeypatch: pytest.MonkeyPatch) -> Iterator[EdgeHarness]:
+    monkeypatch.setattr(supervisor, "RENEWAL_S", 0.05)
+    settings = EdgeSettings(certificate=CertificateFiles(*files))
+    with (
+        tempfile.TemporaryDirectory(prefix="edge-") as name,
+        run_harness(Path(name), settings) as harness,
+    ):
+        harness.start_manager()
+        harness.route(harness.backend.port)
+        yield harness
+
+
+def get(edge: EdgeHarness, trusted: Path) -> httpx.Response:
+    context = ssl.create_default_context(cafile=trusted)
+    return httpx.get(f"https://127.0.0.1:{edge.port}/echo", verify=context, timeout=20)
+
+
+def replace_files(files: SelfSigned, renewed: SelfSigned) -> None:
+    for old, new in zip(files, renewed, strict=True):
+        old.write_bytes(new.read_bytes())
+
+
+def test_clients_verify_the_server(edge: EdgeHarness, files: SelfSigned, tmp_path: Path) -> None:
+    response = get(edge, files.certificate)
+    assert (response.status_code, response.text) == (200, "/echo")
+    with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+        get(edge, create_certificate(tmp_path / "other").certificate)
+
+
+def test_the_port_speaks_neither_http_nor_http_2_nor_old_tls(
+    edge: EdgeHarness, files: SelfSigned
+) -> None:
+    with pytest.raises(httpx.RemoteProtocolError):
+        httpx.get(f"http://127.0.0.1:{edge.port}/echo", timeout=20)
+    offering_h2 = ssl.create_default_context(cafile=files.certificate)
+    offering_h2.set_alpn_protocols(["h2", "http/1.1"])
+    with (
+        socket.create_connection(("127.0.0.1", edge.port), 20) as plain,
+        offering_h2.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        assert connection.selected_alpn_protocol() == "http/1.1"
+        assert connection.version() == "TLSv1.3"
+
+
+def test_launcher_probes_its_own_port_without_the_name_of_the_host(edge: EdgeHarness) -> None:
+    assert check_ready(f"https://127.0.0.1:{edge.port}")() is None
+
+
+def test_renewed_certificate_is_used_without_a_lost_request(
+    edge: EdgeHarness, files: SelfSigned, tmp_path: Path
+) -> None:
+    renewed = create_certificate(tmp_path / "renewed")
+    both = tmp_path / "both.pem"
+    both.write_bytes(files.certificate.read_bytes() + renewed.certificate.read_bytes())
+    stopping = threading.Event()
+
+    def probe() -> Counter[int]:
+        statuses: Counter[int] = Counter()
+        while not stopping.is_set():
+            statuses[get(edge, both).status_code] += 1
+        return statuses
+
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(probe)
+        replace_files(files, renewed)
+        try:
+            wait_for(lambda: "HAProxy serves with the new certificate" in edge.reports, 20)
+            assert get(edge, renewed.certificate).status_code == 200
+        finally:
+            stopping.set()
+        assert set(probing.result()) == {200}
+    edge.route(edge.backend.port, Backend().port)
+    assert get(edge, renewed.certificate).status_code == 200, "so are later routes"
+
+
+def test_unusable_renewal_keeps_the_certificate(edge: EdgeHarness, files: SelfSigned) -> None:
+    original = files.certificate.read_bytes()
+    files.certificate.write_text("not a certificate")
+    wait_for(lambda: any("HAProxy keeps its certificate" in each for each in edge.reports), 20)
+    trusted = files.certificate.with_name("original.pem")
+    trusted.write_bytes(original)
+    assert get(edge, trusted).status_code == 200
+    (haproxy,) = edge.haproxies()
+    haproxy.kill()
+    assert get(edge, trusted).status_code == 200
+    assert sum("HAProxy keeps its certificate" in each for each in edge.reports) == 1
