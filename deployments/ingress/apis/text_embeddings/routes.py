@@ -36,7 +36,7 @@ from deployments.ingress.apis.text_embeddings.schemas import (
     TeiInfo,
     TokenizeBody,
     build_simple_tokens,
-    build_sparse_values,
+    encode_sparse_vectors,
     model_dtype,
     model_type,
     task_parameters,
@@ -49,7 +49,7 @@ from deployments.ingress.http.api import (
     build_schema,
     parse_body,
 )
-from deployments.ingress.http.bodies import json_response, read_json_object
+from deployments.ingress.http.bodies import JsonResponse, json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
@@ -162,11 +162,9 @@ class TextEmbeddingsRoutes:
         body = await self._read_body(request, PromptedBody)
         self._require_splade_model(select_model_id(request, body.model))
         response = await self._infer_prompted(request, body, TaskName.SPARSE_EMBEDDINGS)
-        # Use a thread: building a million values takes tenths of a second.
-        return json_response(
-            await asyncio.to_thread(build_sparse_values, response.result.value),
-            headers=tei_response_headers(response),
-        )
+        # Use a thread: encoding a million values takes tenths of a second.
+        content = await asyncio.to_thread(encode_sparse_vectors, response.result.value)
+        return JsonResponse(content, 200, tei_response_headers(response))
 
     async def predict(self, request: Request) -> Response:
         """Return all labels, best first: one list for a text or pair, else a list per item."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
+import orjson
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Discriminator, Tag
 from pydantic_core import PydanticCustomError
@@ -201,12 +203,16 @@ def build_simple_tokens(tokenized: TokenizedText) -> list[SimpleToken]:
     ]
 
 
-def build_sparse_values(vectors: list[dict[str, NDArray[Any]]]) -> list[list[SparseValue]]:
-    """Convert the value of the task sparse-embeddings."""
-    return [
-        [
-            {"index": index, "value": value}
-            for index, value in zip(vector["indices"].tolist(), vector["values"], strict=True)
-        ]
-        for vector in vectors
-    ]
+def encode_sparse_vectors(vectors: Iterable[dict[str, NDArray[Any]]]) -> bytes:
+    """Encode the value of the task sparse-embeddings as JSON: one list of SparseValue per text.
+
+    The dicts of a maximal answer would take 260 MB, and orjson lets no other thread run until it
+    returns. So encode one vector at a time.
+    """
+    return b"[%b]" % b",".join(map(_encode_sparse_vector, vectors))
+
+
+def _encode_sparse_vector(vector: dict[str, NDArray[Any]]) -> bytes:
+    pairs = zip(vector["indices"].tolist(), vector["values"], strict=True)
+    values: list[SparseValue] = [{"index": index, "value": value} for index, value in pairs]
+    return orjson.dumps(values, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import orjson
 import pytest
 
 from deployments.artifacts.types import TaskName
+from deployments.ingress.apis.text_embeddings.schemas import encode_sparse_vectors
 from tests.support.all_models import SPLADE_MODEL, seal_token_model
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.in_process import InProcess
@@ -67,6 +70,22 @@ async def test_weights_are_those_of_the_task(store: Path) -> None:
     for vector, weights in zip(pairs, native, strict=True):
         assert [pair["index"] for pair in vector] == weights["indices"]
         assert [pair["value"] for pair in vector] == weights["values"]
+
+
+def test_values_of_one_text_are_in_memory_at_a_time() -> None:
+    weights = 2_000
+    blocks: list[int] = []
+
+    def vectors() -> Iterator[dict[str, Any]]:
+        for _ in range(4):
+            yield {
+                "indices": np.arange(weights, dtype=np.int32),
+                "values": np.ones(weights, np.float32),
+            }
+            blocks.append(sys.getallocatedblocks())
+
+    assert len(orjson.loads(encode_sparse_vectors(vectors()))) == 4
+    assert blocks[-1] - blocks[0] < weights
 
 
 async def test_weights_do_not_depend_on_the_other_texts(store: Path) -> None:
