@@ -6,6 +6,7 @@ A ranking orders the MatMuls of a graph by their sensitivity to int8.
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -179,18 +180,25 @@ def build_graph_spec(recipe: CandidateRecipe, graph: Path, prepared: PreparedMod
 def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> EngineOptions:
     """Limit the buckets (padded batch shapes) of a recipe to the model's maximum length.
 
-    For a fill-mask model or a sparse encoder on a GPU, also limit the number of items.
+    On a GPU, also limit the items for a fill-mask model or a sparse encoder, and the padded tokens
+    for a sparse encoder.
     """
-    # On a GPU, each bucket keeps its output in memory. The output of such a model has one row per
-    # item, with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
-    has_scores = metadata.head in (ModelHead.MASKS, ModelHead.SPARSE)
-    is_large = recipe.device is Device.GPU and has_scores
-    buckets = {
-        (items, min(tokens, metadata.max_tokens)): None
-        for items, tokens in recipe.options.buckets
-        if not is_large or items <= _MAX_VOCABULARY_ITEMS
-    }
-    return recipe.options.model_copy(update={"buckets": tuple(buckets)})
+    max_items = max_pass_tokens = math.inf
+    if recipe.device is Device.GPU and metadata.head in (ModelHead.MASKS, ModelHead.SPARSE):
+        # Each bucket keeps its output in memory. The output of such a model has one row per item,
+        # with a value per vocabulary entry: a megabyte for XLM-RoBERTa.
+        max_items = _MAX_VOCABULARY_ITEMS
+        # Smaller batches are padded to a bucket, whose pass then computes scores of all its tokens.
+        max_pass_tokens = (
+            limit_pass_tokens(metadata.head, metadata.output_width, recipe.device) or math.inf
+        )
+    shapes = [(items, min(tokens, metadata.max_tokens)) for items, tokens in recipe.options.buckets]
+    fitting = [
+        (items, tokens)
+        for items, tokens in shapes
+        if items <= max_items and items * tokens <= max_pass_tokens
+    ]
+    return recipe.options.model_copy(update={"buckets": tuple(dict.fromkeys(fitting))})
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
