@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.capacity import Capacity
 from deployments.config import LimitSettings
 from deployments.errors import InvalidField, TooManyItems
@@ -13,6 +14,7 @@ from deployments.ingress.limits import (
     limit_text_length,
 )
 from deployments.ingress.requests import GenerationRequest
+from deployments.large_outputs import limit_call_texts
 from deployments.tasks import TaskInput
 
 
@@ -31,6 +33,11 @@ class Admission:
     def _limit_in_flight(self, name: str, unit: str) -> Capacity:
         """Build a capacity whose limit is the current value of the setting `name` of `limits`."""
         return Capacity(lambda: getattr(self.limits, name), unit, f"limits.{name}")
+
+    def find_max_texts(self, manifest: ArtifactManifest) -> int:
+        """Return the maximum of texts in one request to the model."""
+        call_texts = limit_call_texts(manifest)
+        return self.limits.items if call_texts is None else min(self.limits.items, call_texts)
 
     def limit_texts(self, inputs: TaskInput) -> TaskInput:
         """Truncate long texts if the request allows it, and check the limits of one request.

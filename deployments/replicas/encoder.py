@@ -22,6 +22,7 @@ from deployments.engines import EncoderEngine, check_providers
 from deployments.errors import EngineFailed, ServeError, UnknownModel, hide_details
 from deployments.health import check_workers
 from deployments.host.machine import usable_cores
+from deployments.large_outputs import MAX_OUTPUT_VALUES, count_large_values
 from deployments.load import Load
 from deployments.messages import (
     BatchKey,
@@ -36,7 +37,6 @@ from deployments.messages import (
 from deployments.records import ForwardPassRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
-from deployments.replicas.large_outputs import MAX_OUTPUT_VALUES, count_large_values
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import (

@@ -239,8 +239,9 @@ class OpenInferenceRoutes:
         return json_response(model_metadata(model, [one.ref.version for one in usable]))
 
     async def config(self, request: Request) -> Response:
-        limits = self._pipeline.settings.limits
-        return json_response(model_config(self._model_of_tensors(request), limits.items))
+        model = self._model_of_tensors(request)
+        max_items = self._pipeline.admission.find_max_texts(model.manifest)
+        return json_response(model_config(model, max_items))
 
     async def stats(self, request: Request) -> Response:
         return json_response(

@@ -240,7 +240,7 @@ class TextEmbeddingsRoutes:
                 max_input_length=model.manifest.max_tokens,
                 max_batch_tokens=None,
                 max_batch_requests=None,
-                max_client_batch_size=limits.items,
+                max_client_batch_size=self._pipeline.admission.find_max_texts(model.manifest),
                 auto_truncate=True,
                 tokenization_workers=1,
                 version=__version__,

@@ -113,7 +113,7 @@ async def test_token_embeddings_return_one_vector_per_token(encoder: EncoderHarn
 async def test_token_embeddings_beyond_the_limit_are_rejected(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_TOKEN_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.large_outputs.MAX_TOKEN_VALUES", 8 * WIDTH)
     batch = encoder.batch(call(4, 5), call(4, 4))
     rejected, answered = await encoder.replica.infer(unpooled(batch))
     assert isinstance(rejected, InputTooLong)
@@ -172,7 +172,7 @@ async def test_calls_leave_the_queue_if_a_later_one_cannot_be_queued(
 async def test_fill_mask_beyond_the_mask_limit_is_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_VOCABULARY_VALUES", 8 * WIDTH)
+    monkeypatch.setattr("deployments.large_outputs.MAX_VOCABULARY_VALUES", 8 * WIDTH)
     # Skip the probe: the graph of the tiny embedder has no outputs per mask.
     monkeypatch.setattr("deployments.replicas.encoder.probe_engine", lambda _engine, _model: None)
     directory = seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.FILL_MASK,))
@@ -190,7 +190,7 @@ async def test_fill_mask_beyond_the_mask_limit_is_rejected(
 async def test_sparse_embeddings_count_towards_the_budget_of_large_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.replicas.large_outputs.MAX_VOCABULARY_VALUES", 2 * WIDTH)
+    monkeypatch.setattr("deployments.large_outputs.MAX_VOCABULARY_VALUES", 2 * WIDTH)
     monkeypatch.setattr("deployments.replicas.encoder.MAX_OUTPUT_VALUES", 3 * WIDTH)
     seal_tiny(tmp_path, EMBEDDER, tasks=(TaskName.SPARSE_EMBEDDINGS,))
     encoder = EncoderHarness(tmp_path)

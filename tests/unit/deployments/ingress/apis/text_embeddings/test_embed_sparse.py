@@ -151,6 +151,23 @@ async def test_dense_routes_name_the_task_of_a_splade_model(
     assert "Its tasks: `sparse-embeddings`" in response.text
 
 
+async def test_limit_of_texts_that_the_vocabulary_sets_is_announced(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = InProcess(store, models=(SPLADE_MODEL,))
+    async with server.client() as http:
+        vocabulary = server.pipeline.permitted.find(SPLADE_MODEL).manifest.output_width
+        monkeypatch.setattr("deployments.large_outputs.MAX_VOCABULARY_VALUES", 5 * vocabulary)
+        info = (await http.get("/info")).json()
+        config = (await http.get(f"/v2/models/{SPLADE_MODEL}/config")).json()
+        statuses = [
+            (await http.post("/embed_sparse", json={"inputs": ["night"] * texts})).status_code
+            for texts in (5, 6)
+        ]
+    assert (info["max_client_batch_size"], config["max_batch_size"]) == (5, 5)
+    assert statuses == [200, 422]
+
+
 async def test_model_is_described_as_splade(store: Path) -> None:
     async with InProcess(store, models=(SPLADE_MODEL,)).client() as http:
         info = (await http.get("/info")).json()

@@ -19,6 +19,16 @@ MAX_VOCABULARY_VALUES = 1 << 27
 MAX_OUTPUT_VALUES = 1 << 27
 
 
+def limit_call_texts(manifest: ArtifactManifest) -> int | None:
+    """Return the maximum of texts in one call; None: no limit.
+
+    For a fill-mask model it is the maximum of mask tokens, of which each text has one or more.
+    """
+    if manifest.head in (ModelHead.MASKS, ModelHead.SPARSE):
+        return MAX_VOCABULARY_VALUES // manifest.output_width
+    return None
+
+
 def count_large_values(
     items: Sequence[TokenizedItem], manifest: ArtifactManifest, *, unpooled: bool
 ) -> int:
@@ -37,16 +47,13 @@ def count_large_values(
                 field="inputs",
             )
         return tokens * width
+    max_rows = limit_call_texts(manifest)
+    if max_rows is None:
+        return 0
+    rows, named = len(items), "texts"
     if manifest.head is ModelHead.MASKS:
-        masks = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
-        return _count_scores(masks, "mask tokens", manifest)
-    if manifest.head is ModelHead.SPARSE:
-        return _count_scores(len(items), "texts", manifest)
-    return 0
-
-
-def _count_scores(rows: int, named: str, manifest: ArtifactManifest) -> int:
-    max_rows = MAX_VOCABULARY_VALUES // manifest.output_width
+        rows = sum(int((item.ids == manifest.mask_token).sum()) for item in items)
+        named = "mask tokens"
     if rows > max_rows:
         raise InputTooLong(
             f"`inputs` has {rows} {named}; the maximum is {max_rows}. Send fewer texts.",
