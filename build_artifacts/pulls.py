@@ -121,7 +121,9 @@ def plan_build(record: BuildRecord, store: Path) -> BuildRequest:
         request = model.request(store, with_gpu=record.source == DEMO_GPU_SOURCE)
     else:
         recipe = fit_to_host(QUICK)
-        request = BuildRequest(ref=record.source, store=store, id=record.id, recipe=recipe)
+        request = BuildRequest(
+            ref=record.source, store=store, id=record.id, task=record.task, recipe=recipe
+        )
     return replace(request, budget=replace(request.budget, tune_seconds=0.0))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from deployments.tasks import list_task_names
+
 
 def add_evaluation(parser: argparse.ArgumentParser) -> None:
     """Add the options for labeled data."""
@@ -16,6 +18,17 @@ def add_evaluation(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--eval-limit", type=parse_count, metavar="N", help="examples to use, at most"
+    )
+
+
+def add_task(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the task of a model."""
+    parser.add_argument(
+        "--task",
+        choices=list(map(str, list_task_names())),
+        metavar="TASK",
+        help="such as `text-classification`, or `sparse-embeddings` for a SPLADE model that states "
+        "only a masked language model; default: the task of the checkpoint",
     )
 
 

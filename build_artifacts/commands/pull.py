@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from build_artifacts.commands.arguments import add_task
 from build_artifacts.commands.store_command import store_command
 from build_artifacts.errors import BuildError
 from deployments.builds.queue import BuildQueue
@@ -20,6 +21,7 @@ Builds with the quick search, unless a server builds this model already; then it
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", help="as for `build`")
+    add_task(parser)
     parser.add_argument("--id", help="model id in the store; default: derived from SOURCE")
     add_json_option(parser)
     add_store_option(parser)
@@ -39,10 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
     source = make_absolute(arguments.source)
     queue = BuildQueue(arguments.store)
     model_id = arguments.id or default_model_id(source)
-    record, is_new = queue.submit(model_id, source)
-    if record.source != source:
+    record, is_new = queue.submit(model_id, source, arguments.task)
+    queued = _describe_build(record.source, record.task)
+    requested = _describe_build(source, arguments.task)
+    if queued != requested:
         raise BuildError(
-            f"{model_id} is queued or runs as a build of `{record.source}`, not of `{source}`",
+            f"{model_id} is queued or runs as a build of {queued}, not of {requested}",
             hint="wait for the end of that build, or choose another --id",
         )
     try:
@@ -61,3 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         return print_json(status.model_dump(mode="json"))
     return print_text(f"{model_id} {status.version} is ready")
+
+
+def _describe_build(source: str, task: str | None) -> str:
+    return f"`{source}`" if task is None else f"`{source}` for `{task}`"

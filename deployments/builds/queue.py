@@ -53,11 +53,11 @@ class BuildQueue:
         self._logged_error = ""  # the last error of the store that was logged
 
     def submit(
-        self, model_id: str, source: str, *, max_queued: int = MAX_QUEUED
+        self, model_id: str, source: str, task: str | None = None, *, max_queued: int = MAX_QUEUED
     ) -> tuple[BuildRecord, bool]:
         """Queue a build. Return its record and whether the build is new.
 
-        Concurrent calls for one model queue only one build, from the source of the first call.
+        Concurrent calls for one model queue only one build, with source and task of the first call.
         Raises ManifestInvalid for an invalid id, Overloaded if `max_queued` builds are queued, or
         StoreNotWritable.
         """
@@ -69,7 +69,9 @@ class BuildQueue:
             if len(self.pending()) >= max_queued:
                 raise Overloaded(f"{max_queued} builds are queued, the maximum; retry later")
             now_s = self._now()
-            record = BuildRecord(id=model_id, source=source, queued_s=now_s, changed_s=now_s)
+            record = BuildRecord(
+                id=model_id, source=source, task=task, queued_s=now_s, changed_s=now_s
+            )
             self._write(path, record)
             self._forget_failures()
         return record, True

