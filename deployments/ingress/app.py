@@ -30,6 +30,7 @@ from deployments.ingress.http.large_responses import LargeResponseSender
 from deployments.ingress.http.request_fields import waits_for_model
 from deployments.ingress.http.router import RouteTable, build_routes
 from deployments.ingress.http.tracing import RequestTracing
+from deployments.ingress.request_log import write_record
 
 # All APIs except the documentation, which `build_apis` builds from this list. To add an API, write
 # its package and add a line here. If routes of two APIs match a request, the API that is listed
@@ -91,6 +92,7 @@ def build_http_app(
             idle_cores,
             recover,
             tracing.begin,
+            write_record,
         ),
     )
 

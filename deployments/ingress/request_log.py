@@ -32,7 +32,8 @@ MAX_LINES_PER_S = 20
 LINE_LIMIT = RateLimit(MAX_LINES_PER_S)  # of all lines but DEBUG
 # Statuses of requests that end without an answer, although a replica may have worked on them.
 UNFINISHED = frozenset({ClientDisconnected.status, DeadlineExceeded.status})
-RECORDED_KEY = "hundredfold.recorded"  # in the scope of a request that has a record
+# Scope key of the PendingRecord of a request. None: the response is known and may be under way.
+RECORD_KEY = "hundredfold.record"
 
 NO_TIMINGS = CallTimings()
 
@@ -57,8 +58,53 @@ class RequestContext:
         self.model, self.version = model
 
 
+@dataclass(slots=True)
+class PendingRecord:
+    """Record of a request that is answered, but may still get an error response."""
+
+    recorder: RequestRecorder
+    context: RequestContext
+    status: int
+    cache_bytes: int
+    error: ServeError | None
+    closed_ns: int = field(default_factory=time.time_ns)
+
+    def write(self) -> None:
+        context, status, error = self.context, self.status, self.error
+        if error is None and status == ClientDisconnected.status:
+            error = ClientDisconnected("the client left before its answer")
+        # Some APIs answer a failure of the engine with a status below 500. Its record keeps 500,
+        # which tells it from a mistake of the client.
+        if error is not None and error.status < 500:
+            status = select_response_status(error)
+        tokens = context.timings.tokens
+        if not tokens and status in UNFINISHED:
+            tokens = round(context.sent_tokens)
+        # Most refusals have no tokens. Counting them would lower the key's moving average of tokens
+        # per request, which KeyMeter reserves for a new request.
+        if context.caller.meter is not None and tokens:
+            context.caller.meter.use_tokens(tokens)
+        record = RequestRecord(
+            model=context.model,
+            task=context.task,
+            compute=context.compute,
+            status=status,
+            items=context.items,
+            total_s=context.total_s,
+            cache=context.cache,
+            cache_bytes=self.cache_bytes,
+            timings=context.timings,
+            key=context.caller.name,
+            version=context.version,
+        )
+        self.recorder.record(record)
+        if (trace := CURRENT_TRACE.get()) is not None:
+            trace.add_record(record, context.finished, error, self.closed_ns)
+        _log_request(context, status, error)
+
+
 class RequestSpan:
-    """The record of a request, written once: at the end of the `with` block, or by `close`.
+    """The record of a request, closed once: at the end of the `with` block, or by `close`.
 
     `_close_after` decides whether an exception of the block is recorded. If `is_streamed`, a block
     without an exception leaves the record open: the stream closes it when it ends.
@@ -103,65 +149,53 @@ class RequestSpan:
             self.close(error.status, error)
 
     def close(self, status: int, failure: BaseException | None = None) -> None:
-        """Write the record. Later calls do nothing.
+        """Close the record. Later calls do nothing.
 
-        For a ServeError below 500, the status that the client gets replaces `status`.
+        The record of an HTTP request is written once its response is known. For a ServeError below
+        500, the status that the client gets replaces `status`.
         """
-        if not self._closed:
-            self._closed = True
-            self.context.total_s = time.perf_counter() - self._started_s
-            error = failure if isinstance(failure, ServeError) else None
-            _record(self._recorder, self.context, status, self._cache.bytes, error)
+        if self._closed:
+            return
+        self._closed = True
+        self.context.total_s = time.perf_counter() - self._started_s
+        error = failure if isinstance(failure, ServeError) else None
+        record = PendingRecord(self._recorder, self.context, status, self._cache.bytes, error)
+        request = current_request()
+        if request is None or request.scope.get(RECORD_KEY, record) is None:
+            record.write()
+        else:
+            request.scope[RECORD_KEY] = record
+
+
+def write_record() -> None:
+    """Write the record of the current request, whose response is known now, if it is closed.
+
+    The record of a stream is still open. It is written when it closes.
+    """
+    request = current_request()
+    if request is not None:
+        record: PendingRecord | None = request.scope.get(RECORD_KEY)
+        request.scope[RECORD_KEY] = None
+        if record is not None:
+            record.write()
 
 
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
-    """Record a failed request without model and task, unless it has a record already.
+    """Record a request that gets the response of `error`, unless its record is written already.
 
-    Most such requests fail before their model is known.
+    Most such requests fail before their model is known, so their record has no model and task.
     """
     request = current_request()
-    if request is None or RECORDED_KEY not in request.scope:
-        _record(recorder, RequestContext(total_s=total_s), error.status, 0, error)
+    scope = {} if request is None else request.scope
+    context = RequestContext(total_s=total_s)
+    record = scope.get(RECORD_KEY, PendingRecord(recorder, context, error.status, 0, error))
+    scope[RECORD_KEY] = None
+    if record is not None:
+        record.status, record.error = error.status, error
+        record.write()
 
 
-def _record(
-    recorder: RequestRecorder,
-    context: RequestContext,
-    status: int,
-    cache_bytes: int,
-    error: ServeError | None,
-) -> None:
-    if error is None and status == ClientDisconnected.status:
-        error = ClientDisconnected("the client left before its answer")
-    # Some APIs answer a failure of the engine with a status below 500. Its record keeps 500, which
-    # tells it from a mistake of the client.
-    if error is not None and error.status < 500:
-        status = select_response_status(error)
-    tokens = context.timings.tokens
-    if not tokens and status in UNFINISHED:
-        tokens = round(context.sent_tokens)
-    # Refusals have no tokens. Counting them would lower the key's moving average of tokens per
-    # request, which KeyMeter reserves for a new request.
-    if context.caller.meter is not None and tokens:
-        context.caller.meter.use_tokens(tokens)
-    record = RequestRecord(
-        model=context.model,
-        task=context.task,
-        compute=context.compute,
-        status=status,
-        items=context.items,
-        total_s=context.total_s,
-        cache=context.cache,
-        cache_bytes=cache_bytes,
-        timings=context.timings,
-        key=context.caller.name,
-        version=context.version,
-    )
-    recorder.record(record)
-    if (request := current_request()) is not None:
-        request.scope[RECORDED_KEY] = True
-    if (trace := CURRENT_TRACE.get()) is not None:
-        trace.add_record(record, context.finished, error)
+def _log_request(context: RequestContext, status: int, error: ServeError | None) -> None:
     level = select_log_level(status, context.total_s)
     if not log.isEnabledFor(level):
         return

@@ -69,6 +69,10 @@ async def raise_again(error: ServeError, _request: Request) -> None:
     raise error
 
 
+def write_no_record() -> None:
+    """Do nothing. Use as `write_record` in servers without records."""
+
+
 def begin_no_trace(_request: Request, _route: str) -> None:
     """Do nothing. Use as `BeginTrace` in servers without traces."""
 
@@ -77,10 +81,10 @@ class ServerHooks(NamedTuple):
     """Functions that the server calls besides the handlers.
 
     `record_rejection` gets the error of every error response, also of clients that leave before it,
-    and the elapsed seconds. It may get that of a request with a record, and records none twice.
-    `trusted_proxies` returns the setting `limits.trusted_proxies`. Each request runs inside the
-    context `in_flight`, which several requests enter at the same time. `recover` gets the errors of
-    routes that run a model, `begin_trace` the requests.
+    and the elapsed seconds. `write_record` is called before each response, for the record of a
+    request that was answered. `trusted_proxies` returns the setting `limits.trusted_proxies`. Each
+    request runs inside the context `in_flight`, which several requests enter at the same time.
+    `recover` gets the errors of routes that run a model, `begin_trace` the requests.
     """
 
     record_rejection: RecordRejection
@@ -89,6 +93,7 @@ class ServerHooks(NamedTuple):
     in_flight: AbstractContextManager[object] = nullcontext()
     recover: Recover = raise_again
     begin_trace: BeginTrace = begin_no_trace
+    write_record: Callable[[], None] = write_no_record
 
 
 class HttpApplication:
@@ -153,6 +158,7 @@ class HttpApplication:
                         reserved = self._large_responses.reserve(response)
                     except Overloaded as error:
                         response = self._respond(scope, error)
+                self._hooks.write_record()
                 self._add_headers(request, response)
                 if reserved is None:
                     await response(scope, receive, send)

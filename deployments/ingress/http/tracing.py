@@ -70,11 +70,14 @@ class RequestTrace:
         return self._span.is_recording()
 
     def add_record(
-        self, record: RequestRecord, finished: Sequence[Finished], error: ServeError | None
+        self,
+        record: RequestRecord,
+        finished: Sequence[Finished],
+        error: ServeError | None,
+        closed_ns: int,
     ) -> None:
-        """Add a record that closes now."""
         code = None if error is None else error.code  # the error itself would keep its frames
-        self._records.append(ClosedRecord(record, finished, code, time.time_ns()))
+        self._records.append(ClosedRecord(record, finished, code, closed_ns))
 
     def end(self, request: Request, response: Response | None) -> None:
         """Build and end the spans.

@@ -15,6 +15,7 @@ from deployments.config import IngressUserConfig, LimitSettings, TracingSettings
 from deployments.ingress.builds import BuildService
 from deployments.ingress.http import span_export
 from deployments.messages import Chunk, GenerationCall, Started
+from tests.support.artifacts import EMBEDDER
 from tests.support.asgi_client import AsgiClient, lifespan
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import wait_until
@@ -152,7 +153,10 @@ async def test_large_answer_that_is_refused_is_recorded_once(tiny_store: Path) -
         assert refused.messages[0]["status"] == 429
         unread.task.cancel()
         await asyncio.wait([unread.task])
-    assert [record.status for record in server.recorder.records] == [200, 200]
+    answered, late = server.recorder.records
+    assert (answered.status, late.status) == (200, 429)
+    assert late.model == EMBEDDER
+    assert late.timings.tokens == answered.timings.tokens > 0
 
 
 class BrokenGenerator(ScriptedGeneratorClient):

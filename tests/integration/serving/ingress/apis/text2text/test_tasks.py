@@ -252,7 +252,7 @@ async def test_beam_search_ended_by_max_time_is_recorded_once(rewriting_store: P
     async with server.client() as http:
         response = await http.post(f"/models/{WRITER}", json=body)
     assert response.status_code == 504
-    assert [record.model for record in server.recorder.records] == [WRITER]
+    assert [(each.model, each.status) for each in server.recorder.records] == [(WRITER, 504)]
 
 
 @pytest.mark.parametrize(
