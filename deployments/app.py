@@ -320,6 +320,7 @@ class Ingress:
             read_status,
             serve_micro_batches,
             SharedScrape(scrape_ray),
+            metrics.record_lost_spans,
         )
         self._replica = IngressReplica(args, runtime, DeferredRecorder(metrics), IdleCores())
         self._transport = args.transport

@@ -67,6 +67,9 @@ class IngressMetrics:
             "Seconds of forward passes, by the key's share of their texts, and of generation",
             KEY_LABELS,
         )
+        self._lost_spans = _counter(
+            "lost_spans", "Spans of traces that the collector did not get", ()
+        )
 
     def record(self, request: RequestRecord) -> None:
         labels = {
@@ -90,6 +93,9 @@ class IngressMetrics:
         for deployment, count in running.items():
             self._replicas.set(count, {"deployment": deployment})
         self._cache_bytes.set(self._last_cache_bytes)
+
+    def record_lost_spans(self, spans: int) -> None:
+        self._lost_spans.inc(spans)
 
     def _record_key(self, request: RequestRecord) -> None:
         self._key_requests.inc(1, {"key": request.key, "status": str(request.status)})

@@ -204,7 +204,7 @@ def _find(document: YamlDocument, path: KeyPath) -> Any:
 def _build_apis() -> tuple[ApiRoutes, ...]:
     """Build the APIs of a server without models and replicas, only to list their operations."""
     nothing = cast(Any, None)
-    runtime = ServeRuntime(Clients(nothing, {}, {}, {}), ClusterSnapshot, nothing, nothing)
+    runtime = ServeRuntime(Clients(nothing, {}, {}, {}), ClusterSnapshot, nothing, nothing, nothing)
     args = AppArgs(store=NO_STORE, encoders={})
     return build_apis(IngressReplica(args, runtime, nothing, IdleCores()).api_context)
 

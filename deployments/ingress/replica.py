@@ -38,6 +38,7 @@ class ServeRuntime(NamedTuple):
     read_status: Callable[[], ClusterSnapshot]  # blocks, and runs in a thread
     build_submit: BuildSubmit
     scrape_metrics: Scrape
+    record_lost_spans: Callable[[int], None]  # gets the number of spans, in a thread
 
 
 class IngressReplica:
@@ -78,7 +79,7 @@ class IngressReplica:
         )
         self._gate = AccessGate(count_replicas=monitor.count_ingress_replicas)
         self._cors = Cors(CorsSettings())
-        self._tracing = RequestTracing()
+        self._tracing = RequestTracing(runtime.record_lost_spans)
         self._idle_cores = idle_cores
         self.configure(IngressUserConfig())
 

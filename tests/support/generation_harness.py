@@ -62,7 +62,10 @@ class GenerationHarness:
         )
         self.clients: dict[Device, GeneratorClient] = {Device.CPU: self.generator}
         clients = Clients(UnusedTokenizer(), {}, self.clients, {})
-        runtime = ServeRuntime(clients, self._read_status, send_unbatched, no_metrics)
+        lost_spans: list[int] = []
+        runtime = ServeRuntime(
+            clients, self._read_status, send_unbatched, no_metrics, lost_spans.append
+        )
         replica = IngressReplica(args, runtime, self.recorder, no_idle_cores())
         replica.configure(self.settings)
         self.pipeline = replica.pipeline

@@ -84,6 +84,7 @@ class InProcess:
     start_builder: StartBuilder = refuse_to_start
     raise_bugs: bool = True  # raise unexpected errors in the test instead of answering 500
     recorder: ListRecorder[RequestRecord] = field(default_factory=ListRecorder)
+    lost_spans: list[int] = field(default_factory=list)  # spans of each batch that got lost
 
     @asynccontextmanager
     async def application(self) -> AsyncIterator[HttpApplication]:
@@ -124,6 +125,7 @@ class InProcess:
                 lambda: ClusterSnapshot(self.running, self.gpus, targets=self.targets),
                 self.batched,
                 no_metrics,
+                self.lost_spans.append,
             )
             self.replica = IngressReplica(
                 args.model_copy(update={"generators": writing}),

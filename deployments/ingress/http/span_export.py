@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from opentelemetry.context import Context
@@ -38,10 +38,12 @@ class LossReporter(SpanExporter):
     """Exporter that logs once when spans begin to get lost, and once when they no longer do.
 
     The exporter itself would write a line per attempt. Its first line of a batch is the reason.
+    `record_lost` gets the number of lost spans of each batch.
     """
 
-    def __init__(self, exporter: SpanExporter) -> None:
+    def __init__(self, exporter: SpanExporter, record_lost: Callable[[int], None]) -> None:
         self._exporter = exporter
+        self._record_lost = record_lost
         self._lost = 0
         self._exporter_log = logging.getLogger(type(exporter).__module__)
 
@@ -53,6 +55,7 @@ class LossReporter(SpanExporter):
                 reason = next(iter(lines), "unknown")
                 log.warning("spans of traces are lost, until the collector gets them: %s", reason)
             self._lost += len(spans)
+            self._record_lost(len(spans))
         elif self._lost:
             log.warning("the collector gets spans of traces again; %d are lost", self._lost)
             self._lost = 0
@@ -88,11 +91,13 @@ def withhold_lines(source: logging.Logger) -> Iterator[list[str]]:
 class SpanExport:
     """Spans of one service, sent in batches by a thread. If its queue is full, spans get lost."""
 
-    def __init__(self, exporter: SpanExporter, service_name: str) -> None:
+    def __init__(
+        self, exporter: SpanExporter, service_name: str, record_lost: Callable[[int], None]
+    ) -> None:
         resource = Resource.create({SERVICE_NAME: service_name, SERVICE_VERSION: __version__})
         # RequestTracing has sampled the requests already.
         self._provider = TracerProvider(ALWAYS_ON, resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(LossReporter(exporter)))
+        self._provider.add_span_processor(BatchSpanProcessor(LossReporter(exporter, record_lost)))
         self._tracer = self._provider.get_tracer("hundredfold", __version__)
 
     def start_span(self, name: str, sender: TraceContext | None, started_ns: int) -> Span:

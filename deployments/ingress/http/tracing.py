@@ -116,9 +116,15 @@ CURRENT_TRACE: ContextVar[RequestTrace | None] = ContextVar("trace", default=Non
 
 
 class RequestTracing:
-    """Sampling of requests, and the export of their spans by the current settings."""
+    """Sampling of requests, and the export of their spans by the current settings.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    `record_lost` gets the number of spans that the collector did not get, from a thread.
+    """
+
+    def __init__(
+        self, record_lost: Callable[[int], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._record_lost = record_lost
         self._settings = TracingSettings()
         self._export: SpanExport | None = None
         self._clock = clock
@@ -132,7 +138,8 @@ class RequestTracing:
         if settings == self._settings:
             return
         if select_export(settings) != select_export(self._settings):
-            former, self._export = self._export, open_export(settings) if settings.enabled else None
+            former = self._export
+            self._export = open_export(settings, self._record_lost) if settings.enabled else None
             if former is not None:
                 former.close()
         self._settings = settings
@@ -183,7 +190,7 @@ def select_export(settings: TracingSettings) -> tuple[object, ...]:
     return settings.enabled, settings.endpoint, settings.service_name
 
 
-def open_export(settings: TracingSettings) -> SpanExport:
+def open_export(settings: TracingSettings, record_lost: Callable[[int], None]) -> SpanExport:
     """Open the export of spans.
 
     Raises BadSetting if a package is missing, or if OpenTelemetry refuses one of its variables.
@@ -193,7 +200,7 @@ def open_export(settings: TracingSettings) -> SpanExport:
     from deployments.ingress.http.span_export import SpanExport, open_exporter
 
     try:
-        return SpanExport(open_exporter(settings), settings.service_name)
+        return SpanExport(open_exporter(settings), settings.service_name, record_lost)
     except ValueError as exc:
         raise BadSetting(
             "IngressUserConfig: `tracing.enabled`: the variables `OTEL_*` of the environment are "

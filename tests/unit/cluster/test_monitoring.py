@@ -101,6 +101,7 @@ def test_every_metric_of_requests_and_queues_is_on_the_dashboard() -> None:
         "hundredfold_response_cache_bytes",
         "hundredfold_key_requests_total",
         "hundredfold_key_compute_seconds_total",
+        "hundredfold_lost_spans_total",
         "hundredfold_waiting_seconds",
     ]
 

@@ -97,6 +97,11 @@ def test_ingress_metrics_record_what_a_key_uses(
     }
 
 
+def test_ingress_metrics_count_lost_spans(recorded: Recorded) -> None:
+    IngressMetrics().record_lost_spans(512)
+    assert recorded == {"lost_spans": [(512, {})]}
+
+
 @pytest.mark.parametrize(
     ("items", "timings", "seconds"),
     [

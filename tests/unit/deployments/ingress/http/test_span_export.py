@@ -31,7 +31,8 @@ class FlakyExporter(SpanExporter):
 
 def test_lost_spans_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     exporter = FlakyExporter()
-    reporter = LossReporter(exporter)
+    lost: list[int] = []
+    reporter = LossReporter(exporter, lost.append)
     reporter.export(THREE_SPANS)
     assert caplog.messages == []
     exporter.is_away = True
@@ -44,6 +45,7 @@ def test_lost_spans_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture
     reporter.export(THREE_SPANS)
     (_, line) = caplog.messages
     assert line.endswith("15 are lost")
+    assert lost == [3] * 5
     exporter.is_away = True
     reporter.export(THREE_SPANS)
     assert len(caplog.messages) == 3
@@ -52,7 +54,7 @@ def test_lost_spans_are_logged_once_and_counted(caplog: pytest.LogCaptureFixture
 
 def test_log_of_the_exporter_is_its_own_after_the_end(caplog: pytest.LogCaptureFixture) -> None:
     exporter = FlakyExporter()
-    LossReporter(exporter).shutdown()
+    LossReporter(exporter, [].append).shutdown()
     exporter.is_away = True
     exporter.export(THREE_SPANS)
     assert caplog.messages == ["connection refused, retrying", "failed to export spans"]
@@ -76,7 +78,7 @@ class WaitingExporter(SpanExporter):
 def test_each_of_two_exports_at_once_has_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     exporters = [WaitingExporter("connection refused"), WaitingExporter("timeout")]
     threads = [
-        threading.Thread(target=LossReporter(exporter).export, args=(THREE_SPANS,))
+        threading.Thread(target=LossReporter(exporter, [].append).export, args=(THREE_SPANS,))
         for exporter in exporters
     ]
     for thread, exporter in zip(threads, exporters, strict=True):

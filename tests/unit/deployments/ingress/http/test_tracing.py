@@ -36,6 +36,10 @@ EMBED = ("/embed", {"inputs": ["A cat.", "A dog."]})
 COMPLETE = ("/v1/completions", {"model": DECODER, "prompt": "a b c", "n": 2})
 
 
+def ignore_loss(_spans: int) -> None:
+    """Do nothing. The tests of LossReporter count lost spans."""
+
+
 @pytest.fixture
 def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
@@ -190,9 +194,18 @@ async def test_refused_keys_cause_no_spans(
     assert request.attributes["hundredfold.key"] == "alice"
 
 
+async def test_spans_that_the_collector_does_not_get_are_counted(
+    tiny_store: Path, exported: InMemorySpanExporter
+) -> None:
+    exported.shutdown()  # then it refuses all spans
+    server = InProcess(tiny_store, settings=TRACED)
+    await send(server, *EMBED, SAMPLED)
+    assert sum(server.lost_spans) >= 1
+
+
 def test_sampled_requests_are_limited(exported: InMemorySpanExporter) -> None:
     clock = FakeClock()
-    traces = RequestTracing(clock)
+    traces = RequestTracing(ignore_loss, clock)
     traces.configure(TracingSettings(enabled=True, max_traces_per_s=2))
     request = Request(
         {
@@ -315,7 +328,7 @@ def test_invalid_variable_of_the_sdk_is_a_bad_setting(
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(BadSetting, match=part) as caught:
-        RequestTracing().configure(TracingSettings(enabled=True))
+        RequestTracing(ignore_loss).configure(TracingSettings(enabled=True))
     assert "`tracing.enabled`" in caught.value.message
     logging.getLogger(OTLPSpanExporter.__module__).warning("line of another exporter")
     assert "line of another exporter" in caplog.messages
@@ -323,7 +336,7 @@ def test_invalid_variable_of_the_sdk_is_a_bad_setting(
 
 def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracing, "PACKAGES", ("no-such-package",))
-    traces = RequestTracing()
+    traces = RequestTracing(ignore_loss)
     with pytest.raises(BadSetting) as caught:
         traces.configure(TracingSettings(enabled=True))
     for part in ("tracing.enabled", "no-such-package", "pip install '.[tracing]'"):
