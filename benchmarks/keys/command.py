@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -30,7 +30,13 @@ import yaml
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress, build_inference_body, task_path
 from benchmarks.common.options import DEFAULT_MODEL, add_run_options
-from benchmarks.common.report import log_progress, publish, start_run
+from benchmarks.common.report import (
+    RunMetadata,
+    keep_partial_results,
+    log_progress,
+    publish,
+    start_run,
+)
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.keys.results import KeysResults, build_tables, evaluate_goals
@@ -68,18 +74,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and write the results. Missed goals are only reported.
 
+    If the run ends early, write the rounds that were measured.
+
     Raises BenchmarkError if a wrong key gets another status than 401, or if a request fails while
     the cost of keys is measured. Failures in the phases of the noisy client are a goal.
     """
     metadata = start_run("keys", arguments.command_line, arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="keys-") as directory:
+    measured: list[KeysResults] = []  # after each round
+
+    def publish_so_far(so_far: RunMetadata) -> None:
+        if measured:
+            results = measured[-1]
+            notes = [goal.sentence for goal in evaluate_goals(results)]
+            publish(arguments, so_far, results, build_tables(results), notes=notes)
+
+    config = find_config(arguments.config)
+    with (
+        keep_partial_results(metadata, publish_so_far),
+        tempfile.TemporaryDirectory(prefix="keys-") as directory,
+        start_server(config, arguments.out) as server,
+    ):
         keys = KeySet(Path(directory) / "keys.json")
-        config = find_config(arguments.config)
-        with start_server(config, arguments.out) as server:
-            settings = LiveSettings(arguments.out / LOG_NAME, config, server.address.port)
-            results = measure(server.address, settings, keys, arguments)
-    notes = [goal.sentence for goal in evaluate_goals(results)]
-    publish(arguments, metadata, results, build_tables(results), notes=notes)
+        settings = LiveSettings(arguments.out / LOG_NAME, config, server.address.port)
+        for results in measure(server.address, settings, keys, arguments):
+            measured.append(results)
+    publish_so_far(metadata)
     return 0
 
 
@@ -149,7 +168,8 @@ class LiveSettings:
 
 def measure(
     address: ServerAddress, settings: LiveSettings, keys: KeySet, arguments: argparse.Namespace
-) -> KeysResults:
+) -> Iterator[KeysResults]:
+    """Measure all but the cost of keys first. Yield the results after each round of the cost."""
     texts = load_sentences(None, arguments.seed).texts
     path = task_path(TASK, arguments.model)
 
@@ -159,6 +179,8 @@ def measure(
 
     switch_keys(settings, address, keys.path)
     refusals = measure_refusals(address, path, arguments.refusals)
+    quiet, noisy = build(keys.usual), build(keys.noisy)
+    clients = uvloop.run(measure_noisy(address, quiet, noisy, 3 * arguments.seconds))
     rates: dict[bool, list[float]] = {False: [], True: []}
     for round_ in range(arguments.rounds):
         for is_keyed in (False, True) if round_ % 2 == 0 else (True, False):
@@ -166,15 +188,13 @@ def measure(
             result = load(address, build(keys.usual if is_keyed else None), arguments)
             log_progress(f"keys {is_keyed}: {result.requests_per_s:.0f} requests/s")
             rates[is_keyed].append(result.requests_per_s)
-    switch_keys(settings, address, keys.path)
-    quiet, noisy = build(keys.usual), build(keys.noisy)
-    return KeysResults(
-        refusal_ms=refusals,
-        connections=arguments.connections,
-        without_keys=rates[False],
-        with_keys=rates[True],
-        **uvloop.run(measure_noisy(address, quiet, noisy, 3 * arguments.seconds)),
-    )
+        yield KeysResults(
+            refusal_ms=refusals,
+            connections=arguments.connections,
+            without_keys=tuple(rates[False]),
+            with_keys=tuple(rates[True]),
+            **clients,
+        )
 
 
 def switch_keys(settings: LiveSettings, address: ServerAddress, path: Path | None) -> None:

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import argparse
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +11,8 @@ import numpy as np
 import pytest
 
 from benchmarks.common.errors import BenchmarkError
+from benchmarks.common.http import ServerAddress
+from benchmarks.keys import command
 from benchmarks.keys.command import (
     NOISY_PER_MINUTE,
     SETTLE_S,
@@ -15,6 +21,7 @@ from benchmarks.keys.command import (
     summarize_noisy,
 )
 from benchmarks.keys.results import KeysResults, build_tables, evaluate_goals
+from benchmarks.servers.own_server import Server
 from benchmarks.serving.load import LoadResult
 from deployments.keys.key_file import read_key_file
 
@@ -58,6 +65,31 @@ def test_only_status_429_is_a_refusal() -> None:
     results = replace(RESULTS, **summary)
     assert [goal.reached for goal in evaluate_goals(results)][-1] is False
     assert build_tables(results)[-1].rows[0][-1] == "3 / 3"
+
+
+def test_interrupted_run_keeps_the_rounds_that_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure(*_: object) -> Iterator[KeysResults]:
+        yield replace(RESULTS, without_keys=[100.0], with_keys=[98.0])
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def start_server(*_: object) -> Iterator[Server]:
+        yield Server(ServerAddress("127.0.0.1", 8000), 1)
+
+    monkeypatch.setattr(command, "start_server", start_server)
+    monkeypatch.setattr(command, "LiveSettings", lambda *_: None)
+    monkeypatch.setattr(command, "measure", measure)
+    arguments = argparse.Namespace(
+        command_line="bench keys", config=None, seed=0, out=tmp_path, json=False
+    )
+    with pytest.raises(KeyboardInterrupt):
+        command.run(arguments)
+    (path,) = tmp_path.iterdir()
+    written = json.loads(path.read_text())
+    assert written["run"]["incomplete"] == "KeyboardInterrupt()"
+    assert written["results"]["with_keys"] == [98.0]
 
 
 def test_key_set_has_a_limited_key(tmp_path: Path) -> None:
