@@ -68,10 +68,13 @@ def _read_pid(session: Path) -> int:
 
 
 def _answers(path: Path) -> bool:
-    """Return whether a process listens on a Unix socket."""
+    """Return whether a process listens on a Unix socket, even if it accepts no connections."""
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
         try:
             connection.connect(str(path))
+        except BlockingIOError:  # the backlog of a process that hangs is full
+            return True
         except OSError:
             return False
     return True

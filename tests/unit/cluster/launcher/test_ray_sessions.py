@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,25 @@ def test_session_stays_while_a_process_listens_there() -> None:
             assert session.is_dir()
         remove_ended_sessions(directory)
         assert not session.exists()
+
+
+def test_session_of_a_process_that_hangs_stays_without_waiting_for_it() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short, ExitStack() as sockets:
+        directory = Path(short)
+        session = create_session(directory, 1)
+        for number in range(KEPT_SESSIONS):
+            create_session(directory, 50 + number)
+        address = str(session / "sockets" / "raylet")
+        raylet = sockets.enter_context(socket.socket(socket.AF_UNIX))
+        raylet.bind(address)
+        raylet.listen(0)
+        with suppress(BlockingIOError):  # when the backlog is full
+            while True:
+                waiting = sockets.enter_context(socket.socket(socket.AF_UNIX))
+                waiting.setblocking(False)
+                waiting.connect(address)
+        remove_ended_sessions(directory)
+        assert session.is_dir()
 
 
 @pytest.mark.usefixtures("kept")
