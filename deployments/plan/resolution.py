@@ -125,8 +125,8 @@ def list_rollback_versions(
     default = find_traffic(store, Plan(models={model_id: entry}), model_id, configured).version
     # If `stable` names a refused version, another one answers. A rollback may return to that one.
     present = entry.aliases.get(STABLE, default)
-    sealed, refused = sealed_versions(store, model_id), list_refused(store, model_id, entry)
-    usable = [v for v in sealed if v not in refused and v != present]
+    sealed = sealed_versions(store, model_id)
+    usable = [v for v in usable_versions(store, entry, model_id) if v != present]
     former = [v for v in entry.former.get(STABLE, ()) if v in usable]
     replaced = [v for v in usable if v == configured.get(model_id)]
     older = sealed[sealed.index(present) + 1 :] if present in sealed else []
@@ -181,12 +181,12 @@ def sealed_versions(store: Path, model_id: str) -> list[str]:
     return [path.name for path in newest_first]
 
 
-def usable_versions(store: Path, plan: Plan, model_id: str) -> list[str]:
+def usable_versions(store: Path, entry: ModelPlan, model_id: str) -> list[str]:
     """Return the versions that are not refused, the newest first.
 
     Raises ManifestInvalid for an invalid id.
     """
-    refused = list_refused(store, model_id, plan.find(model_id))
+    refused = list_refused(store, model_id, entry)
     return [each for each in sealed_versions(store, model_id) if each not in refused]
 
 
@@ -213,14 +213,10 @@ def _skip_refused(store: Path, entry: ModelPlan, model_id: str, alias: str, vers
 
 
 def _list_usable_for_alias(store: Path, entry: ModelPlan, model_id: str, alias: str) -> list[str]:
-    """Return the versions that are not refused.
-
-    Those that `alias` named before come first, then all others, the newest first.
-    """
-    refused = list_refused(store, model_id, entry)
-    sealed = sealed_versions(store, model_id)
-    former = [each for each in entry.former.get(alias, ()) if each in sealed]
-    return [each for each in dict.fromkeys((*former, *sealed)) if each not in refused]
+    """Return the usable versions. Those that `alias` named before come first."""
+    usable = usable_versions(store, entry, model_id)
+    former = [each for each in entry.former.get(alias, ()) if each in usable]
+    return list(dict.fromkeys((*former, *usable)))
 
 
 def _explain_missing(store: Path, entry: ModelPlan, model_id: str, selector: str) -> str:

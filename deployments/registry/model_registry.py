@@ -102,7 +102,8 @@ class ModelRegistry:
     def list_versions(self, model_id: str) -> list[RegisteredModel]:
         """Return the usable versions of a model, without refused versions, the newest first."""
         models = []
-        for version in usable_versions(self._store, self._plan.current(), model_id):
+        entry = self._plan.current().find(model_id)
+        for version in usable_versions(self._store, entry, model_id):
             with suppress(ArtifactError):
                 models.append(self._manifests.open(ModelRef(model_id, version)))
         return models
