@@ -12,8 +12,10 @@ Exit codes of every command:
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
+import resource
 import select
 import shlex
 import sys
@@ -120,6 +122,14 @@ class Program:
             # Python flushes stdout again when it exits. Without a reader, that would fail too.
             os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
             return FAILED
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+            return print_error(
+                f"this process may have {limit} open files, and needs more",
+                "raise the limit: `ulimit -n 65536`, or `--ulimit nofile=65536` of the container",
+            )
 
     def build_parser(self, loaded: Iterable[CommandSpec] | None = None) -> argparse.ArgumentParser:
         """Return the argparse tree, with the arguments of the `loaded` commands (None: all)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,7 +34,13 @@ class InterruptedCommand(FailingCommand):
         raise KeyboardInterrupt
 
 
+class ReadingCommand(FailingCommand):
+    def run(self, arguments: object) -> int:
+        return len(CONFIG.read_bytes())
+
+
 FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
+READING = ReadingCommand()
 
 
 # Commands without `--json`: they run until they are stopped, or print a path, a line or a script.
@@ -135,6 +142,20 @@ def test_foreseen_failure_prints_the_message(capsys: pytest.CaptureFixture[str])
     assert program_with(break_it=f"{__name__}:FAILING").run(["break_it"]) == 1
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "error: the store is gone\n")
+
+
+def test_limit_of_open_files_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    spare = os.open(os.devnull, os.O_RDONLY)
+    os.close(spare)  # the lowest descriptor that is free
+    resource.setrlimit(resource.RLIMIT_NOFILE, (spare, limits[1]))
+    try:
+        assert program_with(read=f"{__name__}:READING").run(["read"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: this process may have {spare} open files")
+    assert "ulimit -n" in error
 
 
 def test_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
