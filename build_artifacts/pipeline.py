@@ -64,6 +64,7 @@ class BuildResult:
     manifest: ArtifactManifest
     directory: Path
     already_built: bool
+    replaces_build: bool = False  # whether the store held another build of the version before
 
 
 def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = None) -> BuildResult:
@@ -107,7 +108,7 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
             directory = publish(
                 staged, store, manifest.id, manifest.version, is_latest=request.is_latest
             )
-    return BuildResult(manifest, directory, already_built=False)
+    return BuildResult(manifest, directory, already_built=False, replaces_build=found is not None)
 
 
 def _compile(

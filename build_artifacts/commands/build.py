@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -200,7 +201,14 @@ def _build_pruning(arguments: argparse.Namespace) -> Pruning | None:
 
 
 def print_result(result: BuildResult) -> None:
-    """Print which version the store has now, and whether it is new."""
+    """Print which version the store has now, whether it is new, and how servers get it."""
     manifest = result.manifest
     state = "was built already" if result.already_built else "is built"
     print(f"{manifest.id} {manifest.version} {state}: {result.directory}", flush=True)
+    if result.replaces_build:
+        print(
+            "note: replicas that have this version in memory keep its former graphs. Restart the "
+            f"server, or run `hundredfold models unload {manifest.id}@{manifest.version}` if the "
+            "model is neither pinned nor in the config",
+            file=sys.stderr,
+        )

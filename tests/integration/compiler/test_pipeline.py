@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from build_artifacts import pipeline
 from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.checkpoints.checkpoint import content_digest
+from build_artifacts.commands.build import print_result
 from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import BadEvaluationData
@@ -149,6 +151,24 @@ def test_second_build_reuses_version_and_sets_latest(
     assert again.directory.stat().st_ino == inode
     assert [line.split()[0] for line in output.getvalue().splitlines()] == ["resolve"]
     assert resolve_version(store, "local/embedder", LATEST_NAME) == again.manifest.version
+
+
+def test_forced_build_says_how_a_server_gets_it(
+    embedding_build: BuildResult,
+    embedding_source: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    print_result(embedding_build)
+    assert "unload" not in capsys.readouterr().err
+    store = shutil.copytree(store_path(embedding_build), tmp_path / "store")
+    request = BuildRequest(
+        ref=str(embedding_source), store=store, recipe=BOTH_DEVICES, budget=LITTLE, force=True
+    )
+    again = build(request, BuildProgress(io.StringIO()))
+    print_result(again)
+    name = f"local/embedder@{again.manifest.version}"
+    assert f"hundredfold models unload {name}" in capsys.readouterr().err
 
 
 def test_sealed_adapter_matches_peft(
