@@ -24,6 +24,9 @@ V = TypeVar("V")
 ENTRY_OVERHEAD_BYTES = 400
 # Bytes of a string without its characters: the object and its slot in a tuple.
 STRING_BYTES = 60
+# Bytes of an array without its values: the object, its shape, its slot in a list, and half of the
+# dict of a sparse vector.
+ARRAY_BYTES = 200
 
 
 @dataclass(slots=True)
@@ -176,5 +179,5 @@ def _value_bytes(value: Any) -> int:
     named = [part.values() if isinstance(part, dict) else [part] for part in parts]
     arrays = [array for part in named for array in part]
     if all(isinstance(array, np.ndarray) for array in arrays):
-        return sum(array.nbytes for array in arrays)
+        return sum(ARRAY_BYTES + array.nbytes for array in arrays)
     return 4 * len(orjson.dumps(value))

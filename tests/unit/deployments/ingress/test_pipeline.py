@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import tracemalloc
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import CacheSettings, IngressUserConfig, LimitSettings
@@ -72,11 +75,21 @@ def test_arrays_of_sparse_vectors_count_as_cached_bytes() -> None:
     key = BatchKey(ModelRef("m", "1"), TaskName.SPARSE_EMBEDDINGS, Device.CPU, long=False)
     task_input = SparseEmbeddings().parse("a", {}, tiny_manifest())
 
-    def kept_bytes(weights: int) -> int:
-        vector = {"indices": np.zeros(weights, np.int32), "values": np.ones(weights, np.float32)}
-        return response_bytes((key, task_input, ""), CallResult([vector, vector], "cpu-fp32"))
+    def build_vectors(texts: int, weights: int) -> list[dict[str, NDArray[Any]]]:
+        return [
+            {"indices": np.zeros(weights, np.int32), "values": np.ones(weights, np.float32)}
+            for _ in range(texts)
+        ]
 
-    assert kept_bytes(5) - kept_bytes(2) == 2 * 3 * 8
+    def kept_bytes(vectors: list[dict[str, NDArray[Any]]]) -> int:
+        return response_bytes((key, task_input, ""), CallResult(vectors, "cpu-fp32"))
+
+    assert kept_bytes(build_vectors(2, 5)) - kept_bytes(build_vectors(2, 2)) == 2 * 3 * 8
+    tracemalloc.start()
+    vectors = build_vectors(1_000, 1)
+    allocated, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept_bytes(vectors) == pytest.approx(allocated, rel=0.1)
 
 
 async def test_use_cache_false_skips_the_cache(tiny_store: Path) -> None:
