@@ -8,10 +8,9 @@ GET  /v1/models  /v1/models/{id}  /models/{id}/v1/models
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -41,31 +40,30 @@ from deployments.ingress.apis.openai.schemas import (
     CompletionBody,
     CompletionChunk,
     CompletionResponse,
-    GenerationBody,
     OpenAIError,
 )
-from deployments.ingress.apis.openai.streaming import error_encoder
+from deployments.ingress.apis.openai.streaming import encode_error
 from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.generation_answers import (
+    ParsedGeneration,
+    answer_generation,
+)
 from deployments.ingress.apis.shared.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.apis.shared.response_headers import (
     CHAT_HEADERS,
     GENERATION_HEADERS,
     INFERENCE_HEADERS,
-    generation_headers,
     inference_headers,
-    stream_headers,
 )
 from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
-from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
 from deployments.ingress.http.request_fields import model_in_path, read_model_name, read_options
-from deployments.ingress.http.sse import SseResponse, start_stream
 from deployments.ingress.request_options import RequestOptions
-from deployments.ingress.requests import GenerationRequest, GenerationResponse, InferenceRequest
+from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
 from deployments.registry import RegisteredModel
 
@@ -76,7 +74,6 @@ EXAMPLE_CHAT = {
     ],
     "max_tokens": 40,
 }
-_ParsedBody = TypeVar("_ParsedBody", bound=GenerationBody)
 
 
 def openai_error(error: ServeError) -> Response:
@@ -112,6 +109,29 @@ build_generation_operation = partial(
 build_listing_operation = partial(
     Operation, method="GET", access=Access.INFER, response={"type": "object"}
 )
+
+
+def parse_chat(body: ChatBody, model: RegisteredModel, options: RequestOptions) -> ParsedGeneration:
+    return ParsedGeneration(
+        request=parse_chat_request(body, model, options),
+        field_names=field_names(body),
+        build=lambda response: build_chat_response(response, body),
+        encode=lambda stream: encode_chat_stream(stream, body),
+        encode_error=encode_error,
+    )
+
+
+def parse_completion(
+    body: CompletionBody, model: RegisteredModel, options: RequestOptions
+) -> ParsedGeneration:
+    request = parse_completion_request(body, model, options)
+    return ParsedGeneration(
+        request=request,
+        field_names=field_names(body),
+        build=lambda response: build_completion_response(response, request, body),
+        encode=lambda stream: encode_completion_stream(stream, request, body),
+        encode_error=encode_error,
+    )
 
 
 class OpenAIRoutes:
@@ -206,78 +226,10 @@ class OpenAIRoutes:
         )
 
     async def chat(self, request: Request) -> Response:
-        body, parsed = await self._parse(request, ChatBody, parse_chat_request, for_chat=True)
-        return await self._answer(
-            parsed,
-            body,
-            build=lambda response: build_chat_response(response, body),
-            encode=lambda stream: encode_chat_stream(stream, body),
-        )
+        return await answer_generation(self._pipeline, request, ChatBody, parse_chat, for_chat=True)
 
     async def completions(self, request: Request) -> Response:
-        body, parsed = await self._parse(request, CompletionBody, parse_completion_request)
-        return await self._answer(
-            parsed,
-            body,
-            build=lambda response: build_completion_response(response, parsed, body),
-            encode=lambda stream: encode_completion_stream(stream, parsed, body),
-        )
-
-    async def _parse(
-        self,
-        request: Request,
-        body_type: type[_ParsedBody],
-        parse: Callable[[_ParsedBody, RegisteredModel, RequestOptions], GenerationRequest],
-        *,
-        for_chat: bool = False,
-    ) -> tuple[_ParsedBody, GenerationRequest]:
-        """Return the body, and the generation request that `parse` makes of it.
-
-        An error about the model takes precedence over an error of the validation.
-        """
-        raw = await read_json_object(request, self._pipeline.settings.limits)
-        model_id = read_model_name(request, raw.get("model"))
-        model = self._pipeline.resolver.find_generator(model_id, for_chat=for_chat)
-        body = parse_body(body_type, raw)
-        options = read_options(body.options, request.headers, streams=bool(body.stream))
-        model = await self._pipeline.settle_generator(model_id, model, options)
-        return body, replace(parse(body, model, options), model_id=model_id)
-
-    async def _answer(
-        self,
-        request: GenerationRequest,
-        body: GenerationBody,
-        build: Callable[[GenerationResponse], ChatCompletion | CompletionResponse],
-        encode: Callable[[GenerationStream], AsyncGenerator[bytes, None]],
-    ) -> Response:
-        """Answer with the events of `encode` if the body asks for a stream, else with `build`."""
-        if body.stream:
-            return await self._stream(request, body, encode)
-        with rename_error_fields(field_names(body)):
-            response = await self._pipeline.complete(request)
-        return json_response(build(response), headers=generation_headers(response))
-
-    async def _stream(
-        self,
-        request: GenerationRequest,
-        body: GenerationBody,
-        encode: Callable[[GenerationStream], AsyncGenerator[bytes, None]],
-    ) -> Response:
-        encode_error = error_encoder(field_names(body))
-        write_timeout_s = self._pipeline.settings.stream_write_timeout_s
-
-        async def start() -> SseResponse:
-            with rename_error_fields(field_names(body)):
-                stream = await self._pipeline.stream(request)
-            return SseResponse(
-                encode(stream),
-                stream,
-                encode_error,
-                stream_write_timeout_s=write_timeout_s,
-                headers=stream_headers(stream),
-            )
-
-        return await start_stream(start(), encode_error, stream_write_timeout_s=write_timeout_s)
+        return await answer_generation(self._pipeline, request, CompletionBody, parse_completion)
 
     async def models(self, request: Request) -> Response:
         page = await build_model_list(self._pipeline, self._store, request.query_params)

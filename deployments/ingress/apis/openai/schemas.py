@@ -18,9 +18,9 @@ from pydantic import (
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
+from deployments.ingress.apis.shared.generation_answers import StreamableBody
 from deployments.ingress.apis.shared.openai_error import ErrorObject
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, text_or
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -39,14 +39,10 @@ class StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class GenerationBody(BaseModel):
+class GenerationBody(StreamableBody):
     """Fields of chat and completion requests. Unknown keys are ignored, as in OpenAI's API."""
 
-    model_config = LENIENT
-
-    model: str | None = None
     n: Annotated[int, Field(ge=1)] | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: Annotated[Any, WithJsonSchema(build_schema(str | list[str] | None))] = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -71,7 +67,6 @@ class GenerationBody(BaseModel):
     stop_token_ids: Any = None
     continue_final_message: Any = None
     add_generation_prompt: Any = None
-    options: RawOptions = None
 
     @property
     def includes_usage(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import orjson
@@ -12,7 +12,6 @@ from deployments.ingress.apis.openai.responses import build_timings, build_usage
 from deployments.ingress.apis.openai.schemas import ResponseEnvelope
 from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.generation_stream import GenerationStream
-from deployments.ingress.http.errors import rename_field
 from deployments.ingress.http.sse import build_event
 from deployments.messages import Chunk
 
@@ -64,13 +63,6 @@ async def encode_stream(
     yield DONE
 
 
-def error_encoder(names: Mapping[str, str]) -> Callable[[ServeError], bytes]:
-    """Return a function that encodes an error as the last event of a stream.
-
-    The function first renames the field of the error (`rename_field` with `names`).
-    """
-
-    def encode(error: ServeError) -> bytes:
-        return build_event(orjson.dumps({"error": build_openai_error(rename_field(error, names))}))
-
-    return encode
+def encode_error(error: ServeError) -> bytes:
+    """Encode an error as the last event of a stream."""
+    return build_event(orjson.dumps({"error": build_openai_error(error)}))
