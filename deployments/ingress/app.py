@@ -15,6 +15,7 @@ from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.management.routes import ManagementRoutes
 from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
 from deployments.ingress.apis.openai.routes import OpenAIRoutes
+from deployments.ingress.apis.openai_responses.routes import ResponsesRoutes
 from deployments.ingress.apis.operations.routes import OperationsRoutes
 from deployments.ingress.apis.playground.routes import PlaygroundRoutes
 from deployments.ingress.apis.rerank.routes import RerankRoutes
@@ -43,6 +44,7 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     RerankRoutes,
     TextEmbeddingsRoutes,
     OpenAIRoutes,
+    ResponsesRoutes,
     TextGenerationRoutes,
     HuggingFaceRoutes,
 )

@@ -48,9 +48,11 @@ KNOW_RAY = {
     "deployments/ingress/apis/operations/metrics_text.py",
 }
 # The only imports between folders of APIs. text2text-generation extends the parameters and
-# responses of text-generation, and the paths of the Hugging Face API serve both tasks.
+# responses of text-generation, and the paths of the Hugging Face API serve both tasks. Other chat
+# dialects translate their bodies into those of OpenAI's chat.
 APIS_THAT_IMPORT_APIS = {
     "huggingface": {"text2text", "text_generation"},
+    "openai_responses": {"openai"},
     "text2text": {"text_generation"},
 }
 # Packages for builds. A server must not load them: they cost seconds and hundreds of megabytes.

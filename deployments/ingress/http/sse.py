@@ -155,6 +155,11 @@ def build_event(json: bytes) -> bytes:
     return b"data: " + json + b"\n\n"
 
 
+def build_named_event(name: str, json: bytes) -> bytes:
+    """Build one event that clients recognize by its name."""
+    return b"event: %s\n" % name.encode() + build_event(json)
+
+
 async def wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -15,6 +15,7 @@ from deployments.errors import InvalidField, MalformedBody
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
     ChatRequestMessage,
+    ChoicesBody,
     CompletionBody,
     GenerationBody,
     ToolCall,
@@ -45,9 +46,11 @@ MIN_TOP_P = 1e-9  # replaces `top_p` 0; keeps only the most likely token
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
-# Fields of other servers that change the text or its parts, with the values that do not, and what
-# to do instead: first vLLM's, the last two of SGLang and llama.cpp.
-UNSUPPORTED_FIELDS: Mapping[str, tuple[Sequence[Any], str]] = {
+# Fields by name, with the values that have no effect, and what to do instead of other values.
+UnsupportedFields = Mapping[str, tuple[Sequence[Any], str]]
+# Fields of other servers that change the text or its parts: first vLLM's, the last two of SGLang
+# and llama.cpp.
+UNSUPPORTED_FIELDS: UnsupportedFields = {
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
         ((), "send `response_format`"),
@@ -209,12 +212,12 @@ def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
     return tuple(variables.items())
 
 
-def build_options(body: GenerationBody, defaults: GenerationDefaults) -> GenerationOptions:
+def build_options(body: ChoicesBody, defaults: GenerationDefaults) -> GenerationOptions:
     """Build the options. `defaults` are those of the checkpoint.
 
     Raises InvalidField or EmptyInput.
     """
-    _reject_unsupported_fields(body)
+    reject_unsupported_fields(body, UNSUPPORTED_FIELDS)
     return GenerationOptions(
         sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
@@ -223,12 +226,13 @@ def build_options(body: GenerationBody, defaults: GenerationDefaults) -> Generat
     )
 
 
-def _reject_unsupported_fields(body: GenerationBody) -> None:
-    """Raise InvalidField for UNSUPPORTED_FIELDS. Only chat has those of the reasoning.
+def reject_unsupported_fields(body: GenerationBody, unsupported: UnsupportedFields) -> None:
+    """Raise InvalidField for a field of `unsupported` with an effective value.
 
     Other unknown keys are ignored, but a text of another form, or with another end, would be wrong.
     """
-    for name, (ineffective, instead) in UNSUPPORTED_FIELDS.items():
+    for name, (ineffective, instead) in unsupported.items():
+        # Only chat has the fields of the reasoning.
         if (value := getattr(body, name, None)) is not None and value not in ineffective:
             raise InvalidField(f"`{name}` is not supported; {instead}", field=name)
 
@@ -363,7 +367,7 @@ def _parse_arguments(text: str) -> dict[str, Any] | str:
     return text
 
 
-def field_names(body: GenerationBody) -> dict[str, str]:
+def field_names(body: ChoicesBody) -> dict[str, str]:
     """Map the fields of a GenerationRequest to their names in the body, for errors."""
     names = {
         "choices": "n",

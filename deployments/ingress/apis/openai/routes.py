@@ -49,7 +49,7 @@ from deployments.ingress.apis.shared.generation_answers import (
     answer_generation,
 )
 from deployments.ingress.apis.shared.model_list import build_model_facts, build_model_list
-from deployments.ingress.apis.shared.openai_error import build_openai_error
+from deployments.ingress.apis.shared.openai_error import ErrorObject, build_openai_error
 from deployments.ingress.apis.shared.response_headers import (
     CHAT_HEADERS,
     GENERATION_HEADERS,
@@ -77,22 +77,24 @@ EXAMPLE_CHAT = {
 
 
 def openai_error(error: ServeError) -> Response:
-    return build_error_response(error, should_retry=error.retryable)
+    return build_error_response(error, build_openai_error(error), should_retry=error.retryable)
 
 
 def generation_error(error: ServeError) -> Response:
     # Tell clients not to retry after a missed deadline. A retry would exceed the same deadline, and
     # generations that run until their deadline cost the most.
     is_late = isinstance(error, DeadlineExceeded)
-    return build_error_response(error, should_retry=error.retryable and not is_late)
+    error_object = build_openai_error(error, for_generation=True)
+    return build_error_response(error, error_object, should_retry=error.retryable and not is_late)
 
 
-def build_error_response(error: ServeError, *, should_retry: bool) -> Response:
+def build_error_response(
+    error: ServeError, error_object: ErrorObject, *, should_retry: bool
+) -> Response:
     # Without `x-should-retry` OpenAI's clients retry each 5xx twice. Most retries would fail again.
     headers = {**retry_headers(error), "x-should-retry": str(should_retry).lower()}
-    body = {"error": build_openai_error(error)}
     # OpenAI's API has no 422.
-    return json_response(body, status=replace_status_422(error), headers=headers)
+    return json_response({"error": error_object}, status=replace_status_422(error), headers=headers)
 
 
 OPENAI_ERROR_FORMAT = ErrorFormat("OpenAI", openai_error, replace_status_422)

@@ -28,6 +28,7 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 # Clients in all languages send seeds as signed 64-bit integers.
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 # Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PARTS, _REFUSAL = "<text>", "<parts>", "<refusal>"
@@ -40,10 +41,8 @@ class StreamOptions(BaseModel):
 
 
 class GenerationBody(StreamableBody):
-    """Fields of chat and completion requests. Unknown keys are ignored, as in OpenAI's API."""
+    """Fields of all generation requests. Unknown keys are ignored, as in OpenAI's API."""
 
-    n: Annotated[int, Field(ge=1)] | None = None
-    stream_options: StreamOptions | None = None
     stop: Annotated[Any, WithJsonSchema(build_schema(str | list[str] | None))] = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -56,7 +55,6 @@ class GenerationBody(StreamableBody):
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
-    response_format: Annotated[Any, WithJsonSchema(build_schema(dict[str, Any] | None))] = None
     # vLLM's fields that change the text; rejected, unless they have vLLM's default.
     guided_json: Any = None
     guided_regex: Any = None
@@ -68,13 +66,21 @@ class GenerationBody(StreamableBody):
     continue_final_message: Any = None
     add_generation_prompt: Any = None
 
+
+class ChoicesBody(GenerationBody):
+    """Fields of the requests that return a list of choices, which are chats and completions."""
+
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    response_format: Annotated[Any, WithJsonSchema(build_schema(dict[str, Any] | None))] = None
+
     @property
     def includes_usage(self) -> bool:
         """Whether the last chunk of a stream contains the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class CompletionBody(GenerationBody):
+class CompletionBody(ChoicesBody):
     """Body of `/v1/completions`."""
 
     # requests.py validates this field, and names the invalid element in errors.
@@ -170,7 +176,7 @@ class FunctionDefinition(BaseModel):
     # The chat template receives unknown keys too.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
@@ -182,7 +188,7 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
 
-class ChatBody(GenerationBody):
+class ChatBody(ChoicesBody):
     """Body of `/v1/chat/completions`."""
 
     messages: Many[ChatRequestMessage]

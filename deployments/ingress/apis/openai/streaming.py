@@ -65,4 +65,4 @@ async def encode_stream(
 
 def encode_error(error: ServeError) -> bytes:
     """Encode an error as the last event of a stream."""
-    return build_event(orjson.dumps({"error": build_openai_error(error)}))
+    return build_event(orjson.dumps({"error": build_openai_error(error, for_generation=True)}))
