@@ -18,13 +18,16 @@ EVIL = "{{ ''.__class__.__mro__ }}{% for i in range(10**9) %}a{% endfor %}<|im_e
 
 
 def attack_generation(model_id: str) -> Iterator[HostileRequest]:
-    """Yield attacks on the routes for chats, completions and TGI of a text generation model."""
+    """Yield attacks on the routes for chats, responses, completions and TGI of a generator."""
     chat, completions = (
         f"/models/{model_id}/v1/{route}" for route in ("chat/completions", "completions")
     )
     user = {"role": "user", "content": "a"}
     for what, more in {**BOUNDS, **CHATS}.items():
         yield from _build_both(chat, what, {"messages": [user], "max_tokens": 4, **more})
+    for what, more in ITEMS.items():
+        body = {"input": "a", "max_output_tokens": 4, **more}
+        yield from _build_both(f"/models/{model_id}/v1/responses", what, body)
     for what, more in {**BOUNDS, **PROMPTS}.items():
         yield from _build_both(completions, what, {"prompt": "a", "max_tokens": 4, **more})
     for what, more in openai_grammars().items():
@@ -119,6 +122,31 @@ CHATS: Mapping[str, Mapping[str, Any]] = {
         "tool_choice": "required",
     },
     "an unknown tool choice": {"tool_choice": {"type": "function", "function": {"name": EVIL}}},
+}
+# Fields by attack, for the route of the Responses API.
+ITEMS: Mapping[str, Mapping[str, Any]] = {
+    ENDLESS: {"max_output_tokens": HUGE},
+    "instructions of 300,000 characters": {"instructions": "x" * 300_000},
+    "many items": {"input": [{"role": "user", "content": ""}] * 9_000},
+    "many calls": {
+        "input": [{"type": "function_call", "call_id": EVIL, "name": EVIL, "arguments": "[" * 50}]
+        * 9_000
+    },
+    "many outputs": {
+        "input": [{"type": "function_call_output", "call_id": EVIL, "output": ""}] * 9_000
+    },
+    "many parts of a reasoning": {
+        "input": [{"type": "reasoning", "content": [{"text": EVIL}] * 9_000}]
+    },
+    "an item of a long type": {"input": [{"type": "t" * MANY}]},
+    "a part of a type with braces": {"input": [{"role": "user", "content": [{"type": EVIL}]}]},
+    "many tools of OpenAI": {"tools": [{"type": "web_search"}] * 9_000},
+    "a tool with recursive parameters": {
+        "tools": [{"type": "function", "name": "f", "parameters": {"$ref": "#"}}],
+        "tool_choice": "required",
+    },
+    "an unknown tool choice": {"tool_choice": {"type": "function", "name": EVIL}},
+    "a format of another kind": {"text": {"format": {"type": EVIL, "schema": EVIL}}},
 }
 PROMPTS: Mapping[str, Mapping[str, Any]] = {
     "a prompt of 300,000 characters": {"prompt": "x" * 300_000},

@@ -183,7 +183,7 @@ def format_tasks(model: RegisteredModel) -> str:
 def wrong_route_error(model: RegisteredModel) -> WrongTask:
     """Build the error for a generative model on a route for encoder models."""
     return WrongTask(
-        f"Model {model.ref.id} generates text. Call /v1/chat/completions, /v1/completions, "
-        "/generate or /models/{id}",
+        f"Model {model.ref.id} generates text. Call /v1/chat/completions, /v1/responses, "
+        "/v1/completions, /generate or /models/{id}",
         field="task",
     )

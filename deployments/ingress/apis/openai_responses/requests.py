@@ -115,9 +115,13 @@ def _build_messages(body: ResponsesBody) -> tuple[list[ChatMessageFields], list[
         return messages, paths
     for index, item in enumerate(body.input or ()):
         message = _translate_item(item)
+        if message.get("reasoning_content") == "":
+            continue  # reasoning that only its author can read, or none
         if messages and _continues(messages[-1], message):
-            calls = [*messages[-1].get("tool_calls", ()), *message.get("tool_calls", ())]
-            messages[-1] |= {**message, "tool_calls": calls}
+            calls = message.pop("tool_calls", [])
+            messages[-1].update(message)
+            if calls:
+                messages[-1].setdefault("tool_calls", []).extend(calls)
         else:
             messages.append(message)
             paths.append("")

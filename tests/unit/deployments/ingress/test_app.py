@@ -46,14 +46,14 @@ async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
     tiny_store: Path,
 ) -> None:
     async with InProcess(tiny_store).client() as http:
-        openai = await http.post("/v1/responses", json={"input": "a"})
+        openai = await http.post("/v1/poems", json={"input": "a"})
         open_inference = await http.get("/v2/poems")
     assert openai.status_code == open_inference.status_code == 404
     error = openai.json()["error"]
     assert error["code"] == "route_not_found"
     assert error["message"] == (
-        "no route matches /v1/responses; there are /v1/chat/completions, /v1/completions, "
-        "/v1/embeddings, /v1/models, /v1/rerank; see /docs"
+        "no route matches /v1/poems; there are /v1/chat/completions, /v1/completions, "
+        "/v1/embeddings, /v1/models, /v1/rerank, /v1/responses; see /docs"
     )
     assert "/v2/repository/index" in open_inference.json()["error"]
 
@@ -63,6 +63,9 @@ async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
     [
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/embeddings", 405, "method_not_allowed"),
+        ("GET", "/v1/responses", 405, "method_not_allowed"),
+        ("GET", "/v1/responses/resp_1", 404, "route_not_found"),
+        ("DELETE", "/v1/responses/resp_1", 404, "route_not_found"),
         ("GET", "/embeddings", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
     ],

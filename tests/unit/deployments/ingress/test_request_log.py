@@ -107,6 +107,8 @@ async def test_clients_cannot_add_lines_to_the_log(
             {"messages": [{"role": "user", "content": "a"}], "stream": True},
             400,
         ),
+        ("/v1/responses", {"input": "a"}, 400),
+        ("/v1/responses", {"input": "a", "stream": True}, 400),
         ("/generate", {"inputs": "a", "parameters": {"top_k": -1}}, 422),
         ("/generate_stream", {"inputs": "a"}, 422),
         (f"/v2/models/{EMBEDDER}/infer", {"inputs": FOUR_TEXTS}, 400),

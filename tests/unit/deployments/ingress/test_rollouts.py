@@ -37,6 +37,7 @@ URL = f"/models/{EMBEDDER}"
 BODY = {"inputs": "good film", "options": {"use_cache": False}}
 GENERATOR_CALLS = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ("/v1/responses", {"input": "a"}),
     ("/v1/completions", {"prompt": "a"}),
     ("/generate", {"inputs": "a"}),
     ("", {"inputs": "a"}),

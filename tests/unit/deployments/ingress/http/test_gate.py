@@ -194,7 +194,9 @@ async def test_refusals_are_in_the_words_of_the_dialect(
             assert body == {"code": code, **words}
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "path", ["/v1/embeddings", "/v1/completions", "/v1/chat/completions", "/v1/responses"]
+)
 async def test_refusals_are_in_the_words_of_openai(
     path: str, tiny_store: Path, key_file: Path
 ) -> None:

@@ -126,8 +126,8 @@ def told_in(response: httpx.Response) -> list[Any]:
     """Return the JSON body of a response in a list, or the JSON data of each stream event."""
     if response.headers["content-type"] == JSON:
         return [response.json()]
-    events = [line.removeprefix("data:").strip() for line in response.text.split("\n\n") if line]
-    return [orjson.loads(event) for event in events if event != "[DONE]"]
+    data = re.findall("^data:(.*)$", response.text, re.MULTILINE)
+    return [orjson.loads(event) for event in data if event.strip() != "[DONE]"]
 
 
 def filled_in(path: str, operation: dict[str, Any]) -> list[str]:
@@ -208,6 +208,7 @@ def headers_told(document: dict[str, Any], path: str) -> set[str]:
 
 GENERATING = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
+    "/v1/responses": {"input": "a"},
     "/v1/completions": {"prompt": "a"},
     "/generate": {"inputs": "a"},
     "/generate_stream": {"inputs": "a"},

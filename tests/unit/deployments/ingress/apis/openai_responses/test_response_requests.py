@@ -157,6 +157,7 @@ async def test_instructions_come_first(writing_store: Path) -> None:
             [{**REASONING, "content": None, "summary": [{"type": "summary_text", "text": "Hm."}]}],
             [{"role": "assistant", "content": "", "reasoning_content": "Hm."}],
         ),
+        ([{**REASONING, "content": None, "encrypted_content": "AAAA"}], []),
         (
             [{**MESSAGE, "content": [{"type": "refusal", "refusal": "No."}]}],
             [{"role": "assistant", "content": "No."}],

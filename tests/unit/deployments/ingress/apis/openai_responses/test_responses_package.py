@@ -38,17 +38,17 @@ async def test_openai_client_creates_and_streams_responses(writing_store: Path) 
     assert snapshots == ["Hel", "Hello"]
 
 
-class City(BaseModel):
+class Town(BaseModel):
     name: str
 
 
 async def test_openai_client_parses_responses(writing_store: Path) -> None:
     harness = script_responses(writing_store, '{"name": "Rome"}')
     async with open_client(harness) as client:
-        parsed = await client.responses.parse(**QUESTION, text_format=City)
-        async with client.responses.stream(**QUESTION, text_format=City) as stream:
+        parsed = await client.responses.parse(**QUESTION, text_format=Town)
+        async with client.responses.stream(**QUESTION, text_format=Town) as stream:
             streamed = await stream.get_final_response()
-    assert parsed.output_parsed == streamed.output_parsed == City(name="Rome")
+    assert parsed.output_parsed == streamed.output_parsed == Town(name="Rome")
     assert harness.call.options.grammar is not None
     assert harness.call.options.grammar.kind == "json_schema"
 
