@@ -73,11 +73,11 @@ class ModelContext:
     def is_special(self, token: int) -> bool:
         return token in self.special_tokens or token in self.eos_token_ids
 
-    def find_stop_tokens(self, stop: Iterable[str], marks: Sequence[int] = ()) -> frozenset[int]:
-        """Return the ids of the stop strings that are special tokens or `marks`, not end tokens."""
-        omitted = self.special_tokens.union(marks)
-        tokens = omitted.intersection(map(self.tokenizer.token_to_id, stop))
-        return tokens.difference(self.eos_token_ids)
+    def find_stop_tokens(self, stop: Iterable[str], marks: Sequence[int] = ()) -> dict[int, str]:
+        """Return the stop strings that are special tokens or `marks`, not end tokens, by id."""
+        omitted = self.special_tokens.union(marks).difference(self.eos_token_ids)
+        tokens = {self.tokenizer.token_to_id(string): string for string in stop}
+        return {token: string for token, string in tokens.items() if token in omitted}
 
     def build_constraints(self, options: GenerationOptions, prompt_tokens: int) -> TokenConstraints:
         """Build the token constraints of one answer.
@@ -295,17 +295,18 @@ class SamplingJob(Job):
         is_reasoning = any(each.reasoning for each in tokens)
         if self._constraint is not None and forced is None and not is_end and not is_reasoning:
             self._constraint.accept(token)
-        is_stopped = token in self._stop_tokens and not is_early
-        reason = self._find_finish_reason(is_end=is_end, is_stopped=is_stopped)
+        stop = "" if is_early else self._stop_tokens.get(token, "")
+        reason = self._find_finish_reason(is_end=is_end, is_stopped=bool(stop))
         if reason is not None and self._reasoning is not None:
             tokens += self._reasoning.flush()
         text = "".join(each.text for each in tokens if not each.reasoning)
         if not is_early:
             text, is_stopped = self._stops.push(text)
-            reason = FinishReason.STOP if is_stopped else reason
+            if is_stopped:
+                reason, stop = FinishReason.STOP, self._stops.found
         if reason is not None:
             text += self._stops.flush()  # the text held back; "" after a stop string
-        return Chunk(text, tuple(tokens), self._build_finished(reason)) if tokens else None
+        return Chunk(text, tuple(tokens), self._build_finished(reason, stop)) if tokens else None
 
     @property
     def _is_thinking(self) -> bool:
@@ -353,11 +354,11 @@ class SamplingJob(Job):
         is_full = len(self._tokens) >= self._constraints.max_new_tokens
         return FinishReason.LENGTH if is_full else None
 
-    def _build_finished(self, reason: FinishReason | None) -> Finished | None:
+    def _build_finished(self, reason: FinishReason | None, stop: str) -> Finished | None:
         if reason is None:
             return None
         reasoning_tokens = 0 if self._reasoning is None else self._reasoning.token_count
-        return Finished(reason, len(self._tokens), self.times.timings(), reasoning_tokens)
+        return Finished(reason, len(self._tokens), self.times.timings(), reasoning_tokens, stop)
 
     def _build_token(self, token: int, added: str, logits: Logits | None) -> Token:
         """Build a token. With logits [V], add log-probabilities and the requested alternatives."""

@@ -16,18 +16,18 @@ class StopStrings:
         self._matchers = [_Matcher(string) for string in stop if string]
         self._include = include_stop_string
         self._held = ""
-        self._is_over = False
+        self.found = ""  # the stop string that ended the text
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text to emit, and whether a stop string occurred. Later text is dropped."""
         if not self._matchers:
             return text, False
-        if self._is_over:
+        if self.found:
             return "", True
         for end, character in enumerate(text, start=1):
-            length = max(matcher.step(character) for matcher in self._matchers)
-            if length:
-                return self._end(self._held + text[:end], length), True
+            self.found = max((matcher.step(character) for matcher in self._matchers), key=len)
+            if self.found:
+                return self._end(self._held + text[:end]), True
         pending = self._held + text
         held = 0 if self._include else max(matcher.matched for matcher in self._matchers)
         emitted = len(pending) - held
@@ -39,10 +39,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _end(self, pending: str, stop_length: int) -> str:
-        self._is_over, self._held = True, ""
+    def _end(self, pending: str) -> str:
+        self._held = ""
         # Without `_include`, `pending` has the whole stop string: its beginning was held back.
-        return pending if self._include else pending[:-stop_length]
+        return pending if self._include else pending[: -len(self.found)]
 
 
 class _Matcher:
@@ -55,15 +55,15 @@ class _Matcher:
         self._fallbacks = _compute_fallbacks(string)
         self.matched = 0  # length of the longest prefix of the string that ends the text
 
-    def step(self, character: str) -> int:
-        """Read a character. Return the length of the string if it is now complete, else 0."""
+    def step(self, character: str) -> str:
+        """Read a character. Return the string if it is now complete, else ""."""
         string, matched = self._string, self.matched
         while matched and string[matched] != character:
             matched = self._fallbacks[matched]
         if string[matched] == character:
             matched += 1
         self.matched = matched
-        return matched if matched == len(string) else 0
+        return string if matched == len(string) else ""
 
 
 def _compute_fallbacks(string: str) -> list[int]:

@@ -189,6 +189,7 @@ class Finished(NamedTuple):
     generated_tokens: int  # including the end token
     timings: GenerationTimings
     reasoning_tokens: int = 0  # tokens with `reasoning`
+    stop: str = ""  # the stop string that ended the answer, if the reason is STOP
 
 
 class Chunk(NamedTuple):

@@ -89,6 +89,7 @@ def test_special_token_as_stop_string_ends_the_answer(*, include_stop_string: bo
     finished = chunks[-1].finished
     assert finished is not None
     assert (finished.reason, finished.generated_tokens) == (FinishReason.STOP, 3)
+    assert finished.stop == START
     assert "".join(chunk.text for chunk in chunks) == "ba"
 
 
@@ -114,11 +115,11 @@ def test_special_token_that_is_no_stop_string_is_ignored(options: dict[str, Any]
 def test_stop_string_counts_from_the_first_token_after_the_minimum(
     min_new_tokens: int, text: str
 ) -> None:
-    options = GenerationOptions(sampling=GREEDY, stop=("a",), min_new_tokens=min_new_tokens)
+    options = GenerationOptions(sampling=GREEDY, stop=("b", "a"), min_new_tokens=min_new_tokens)
     chunks = generate(options, *"aaa")
     finished = chunks[-1].finished
     assert finished is not None
-    assert finished.reason is FinishReason.STOP
+    assert (finished.reason, finished.stop) == (FinishReason.STOP, "a")
     assert "".join(chunk.text for chunk in chunks) == text
 
 

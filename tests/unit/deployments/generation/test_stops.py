@@ -77,6 +77,16 @@ def test_text_without_stop_string_is_complete(
     assert shown(pieces, stop) == (texts, False)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_stop_string_that_ended_the_text_is_known(keep: bool) -> None:
+    stops = StopStrings(("bc", "abc", "c"), include_stop_string=keep)
+    for piece in ("xa", "b"):
+        stops.push(piece)
+        assert stops.found == ""
+    stops.push("c, and more")
+    assert stops.found == "abc"
+
+
 def test_text_after_a_stop_string_is_dropped() -> None:
     stops = StopStrings(("b",), include_stop_string=False)
     assert stops.push("ab") == ("a", True)
