@@ -246,6 +246,9 @@ class Generator(_ChannelHooks):
             async for event in stream:
                 yield event
 
+    async def count_tokens(self, call: GenerationCall) -> int | ServeError:
+        return await self._replica.count_tokens(to_deadline(call))
+
     async def check_health(self) -> None:
         self._channel.check_health()
         await self._replica.check_health()

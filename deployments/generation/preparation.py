@@ -202,7 +202,7 @@ def _truncate(ids: list[int], truncation: PromptTruncation | None) -> list[int]:
 class RequestPreparer:
     """Builder of jobs from the calls of one model.
 
-    `compile_grammar` and `estimate` are thread-safe. Only one thread may call `build_job`.
+    `compile_grammar` and `estimate` are thread-safe. Only one thread may call the other methods.
     """
 
     def __init__(self, model: RegisteredModel, info: DecoderInfo) -> None:
@@ -276,6 +276,14 @@ class RequestPreparer:
         job.client, job.priority = call.client, call.priority
         job.ignores_tools = self._prompts.ignores_tools(call.prompt)
         return job
+
+    def count_tokens(self, prompt: Prompt) -> int:
+        """Count the tokens of a prompt, which may exceed the context.
+
+        Raises InvalidField, InputTooLong, UnknownToken, EmptyInput or EngineFailed.
+        """
+        with translate_panics():
+            return len(self._prompts.tokenize(prompt))
 
     def _find_reasoning(
         self, prompt: Prompt, ids: Sequence[int], *, trims_text: bool

@@ -175,6 +175,11 @@ class GenerationExecutor:
         await stream.start(sources, lambda number: self._with_timeout(plan, number, places))
         return stream
 
+    async def count_tokens(self, plan: GenerationPlan) -> int:
+        """Return the number of tokens of the first call's prompt. Raises ServeError."""
+        async with self._within_time(plan):
+            return await self._clients[plan.device].count_tokens(plan.calls[0])
+
     async def _complete(
         self, plan: GenerationPlan, number: int, places: asyncio.Semaphore
     ) -> Completion:
@@ -197,14 +202,9 @@ class GenerationExecutor:
         size = plan.prompt_sizes[number // plan.candidates]
         if self._in_flight:  # earlier refusals are outdated if no call is in flight
             self._refusals.check(queue, size, call.deadline_s)
-        wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
         self._in_flight += 1
         try:
-            async with (
-                limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
-                enforce_deadline(plan.deadline_s, LATE),
-                places,
-            ):
+            async with self._within_time(plan), places:
                 with rename_error_fields(plan.call_field_names(number)):
                     yield
         except Overloaded as error:
@@ -212,3 +212,13 @@ class GenerationExecutor:
             raise
         finally:
             self._in_flight -= 1
+
+    @asynccontextmanager
+    async def _within_time(self, plan: GenerationPlan) -> AsyncIterator[None]:
+        """Apply the limit of a cold start and the deadline of the request to the block."""
+        wait_s = None if plan.waits_for_model else self._settings.cold_start_wait_s
+        async with (
+            limit_cold_start(self._monitor, plan.model, plan.device, wait_s),
+            enforce_deadline(plan.deadline_s, LATE),
+        ):
+            yield

@@ -19,7 +19,7 @@ from deployments.ingress.client_identity import current_client
 from deployments.ingress.devices.device_choice import DeviceChooser
 from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
-from deployments.ingress.generation_executor import GenerationExecutor
+from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.limits import check_count
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
@@ -45,7 +45,6 @@ from deployments.messages import (
     DecodeRequest,
     TokenizeRequest,
     count_characters,
-    estimate_prompt_tokens,
 )
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import RegisteredModel
@@ -237,6 +236,13 @@ class RequestPipeline:
 
             return await self._generators.stream(generation.plan, end)
 
+    async def count_tokens(self, request: GenerationRequest) -> int:
+        """Return the number of tokens of the request's only prompt. Raises ServeError."""
+        with self._open_span() as context:
+            plan = await self._plan_generation(replace(request, task="count-tokens"), context)
+            with self.admission.items.hold(1, plan.client):
+                return await self._generators.count_tokens(plan)
+
     def _open_span(self, *, is_streamed: bool = False) -> RequestSpan:
         return RequestSpan(self._recorder, self._encoders.cache, is_streamed=is_streamed)
 
@@ -354,6 +360,13 @@ class RequestPipeline:
     async def _admit_generation(
         self, request: GenerationRequest, context: RequestContext
     ) -> AdmittedGeneration:
+        plan = await self._plan_generation(request, context)
+        context.sent_tokens = plan.work.tokens + sum(plan.prompt_sizes)
+        return AdmittedGeneration(plan, self.admission, self._forecasts, self.shadows)
+
+    async def _plan_generation(
+        self, request: GenerationRequest, context: RequestContext
+    ) -> GenerationPlan:
         context.task = TaskName.TEXT_GENERATION.value
         model = request.model
         if model is None:
@@ -367,6 +380,4 @@ class RequestPipeline:
         tokens = self._forecasts.expect_tokens(model, request.options.max_new_tokens)
         work = RequestWork(model, answers * tokens)
         choice = self.devices.choose(request.request_options, work)
-        plan = self._generators.plan(request, work, choice)
-        context.sent_tokens = work.tokens + sum(map(estimate_prompt_tokens, request.prompts))
-        return AdmittedGeneration(plan, self.admission, self._forecasts, self.shadows)
+        return self._generators.plan(request, work, choice)

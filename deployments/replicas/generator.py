@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from deployments.artifacts.manifest import Candidate
 from deployments.artifacts.types import Device
@@ -48,6 +48,8 @@ from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import leave_room_for_arena
 
 log = logging.getLogger("ray.serve.hundredfold")
+
+T = TypeVar("T")
 
 # Limit of the compiled grammars of all requests, in bytes. Most grammars take less than 1 MB.
 MAX_GRAMMAR_BYTES = 512 << 20
@@ -180,6 +182,16 @@ class GeneratorReplica:
         except ServeError as error:
             yield error
 
+    async def count_tokens(self, call: GenerationCall) -> int | ServeError:
+        """Return the number of tokens of a call's prompt."""
+        try:
+            async with self.pool.lease(call.model, calls=1) as model:
+                return await self._run_prompt(
+                    call, partial(model.preparer.count_tokens, call.prompt)
+                )
+        except ServeError as error:
+            return error
+
     @asynccontextmanager
     async def _run_job(self, call: GenerationCall) -> AsyncIterator[StreamBuffer]:
         async with AsyncExitStack() as held:
@@ -206,16 +218,19 @@ class GeneratorReplica:
         constraint = await self._compile_grammar(model.preparer, call)
         grammar_bytes = constraint.memory_bytes if constraint else 0
         held.enter_context(self._grammar_bytes.hold(grammar_bytes, call.client))
-        with_health = self._prompt_health.wrap(model.preparer.build_job)
         received_s = time.perf_counter()
-        job = await self._prompts.run(
-            partial(with_health, call, constraint),
+        job = await self._run_prompt(call, partial(model.preparer.build_job, call, constraint))
+        job.times.tokenize_s = time.perf_counter() - received_s
+        return model, job
+
+    async def _run_prompt(self, call: GenerationCall, work: Callable[[], T]) -> T:
+        """Run `work`, which tokenizes the call's prompt, on the prompt thread."""
+        return await self._prompts.run(
+            self._prompt_health.wrap(work),
             cost=1 + count_prompt(call.prompt),
             client=call.client,
             priority=call.priority,
         )
-        job.times.tokenize_s = time.perf_counter() - received_s
-        return model, job
 
     async def _compile_grammar(
         self, preparer: RequestPreparer, call: GenerationCall

@@ -67,6 +67,10 @@ class GeneratorClient(Protocol):
         """
         ...
 
+    async def count_tokens(self, call: GenerationCall) -> int:
+        """Return the number of tokens of the call's prompt. Nothing is generated."""
+        ...
+
 
 class ModelPoolClient(Protocol):
     """Client for the models in the memory of all replicas of one deployment."""

@@ -144,6 +144,7 @@ class ServeGeneratorClient:
     def __init__(self, generator: DeploymentHandle) -> None:
         self._complete = generator.complete.options(**PICKLE_OPTIONS)
         self._stream = generator.stream.options(stream=True, **PICKLE_OPTIONS)
+        self._count_tokens = generator.count_tokens.options(**PICKLE_OPTIONS)
 
     async def complete(self, call: GenerationCall) -> Completion:
         return unwrap(
@@ -178,6 +179,13 @@ class ServeGeneratorClient:
                 log.warning("replica lost, retrying: %s", exc)
             finally:
                 response.cancel()
+
+    async def count_tokens(self, call: GenerationCall) -> int:
+        return unwrap(
+            await _retry_elsewhere(
+                lambda: cancel_with_caller(self._count_tokens.remote(_with_remaining(call)))
+            )
+        )
 
 
 class ServeModelPoolClient:

@@ -131,6 +131,9 @@ class EchoGenerator:
         assert LAST.finished is not None
         return Completion(STARTED, str(call.prompt), (), LAST.finished)
 
+    async def count_tokens(self, call: GenerationCall) -> int | ServeError:
+        return Overloaded("full") if call.prompt == "full" else len(str(call.prompt))
+
     async def stream(
         self, call: GenerationCall
     ) -> AsyncGenerator[Started | Chunk | ServeError, None]:
@@ -165,6 +168,10 @@ class Fallback:
         self.calls.append(call)
         assert LAST.finished is not None
         return Completion(STARTED, "fallback", (), LAST.finished)
+
+    async def count_tokens(self, call: GenerationCall) -> int:
+        self.calls.append(call)
+        return 0
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         self.calls.append(call)

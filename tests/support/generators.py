@@ -78,6 +78,10 @@ class ScriptedGeneratorClient:
         finally:
             self.open -= 1
 
+    async def count_tokens(self, call: GenerationCall) -> int:
+        self.calls.append(call)
+        return len(split_prompt(call))
+
 
 async def _stream_reply(
     call: GenerationCall, reply: ScriptedReply

@@ -63,6 +63,9 @@ class LocalGeneratorClient:
                     raise event
                 yield event
 
+    async def count_tokens(self, call: GenerationCall) -> int:
+        return unwrap(await self._generator.count_tokens(call))
+
 
 class LocalModelPoolClient:
     """A ModelPoolClient of one or several replicas of one kind, by name."""

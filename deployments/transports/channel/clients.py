@@ -177,6 +177,13 @@ class ChannelGeneratorClient:
             async for event in events:
                 yield event
 
+    async def count_tokens(self, call: GenerationCall) -> int:
+        try:
+            answer = await self._generators.call(_generation_request(Method.COUNT_TOKENS, call))
+        except NoChannel:
+            return await self._fallback.count_tokens(call)
+        return _decode(codec.decode_token_count, answer.message)
+
 
 class ChannelModelPoolClient:
     """A ModelPoolClient over the channels to the replicas of one deployment."""

@@ -110,8 +110,13 @@ def generator_service(replica: GeneratorReplica) -> Service:
                     raise event
                 yield codec.encode_event(event)
 
+    async def count_tokens(message: memoryview, deadline_s: float) -> Reply:
+        call = codec.decode_generation_call(message, deadline_s)
+        return Reply(codec.encode_message(unwrap(await replica.count_tokens(call))))
+
     unary: dict[int, UnaryHandler] = {
         Method.COMPLETE: complete,
+        Method.COUNT_TOKENS: count_tokens,
         Method.MANAGE_POOL: _build_pool_handler(replica),
     }
     return Service(unary, {Method.STREAM: stream}, MAX_U32, replica.pool)

@@ -229,6 +229,9 @@ async def test_generation_is_answered_and_streamed(pools: Any, fallback: Fallbac
         await client.complete(generation("full"))
     with pytest.raises(Overloaded):
         _ = [event async for event in client.stream(generation("full"))]
+    assert await client.count_tokens(generation("prompt")) == 6
+    with pytest.raises(Overloaded):
+        await client.count_tokens(generation("full"))
     assert fallback.calls == []
 
 
@@ -301,7 +304,8 @@ async def test_without_a_channel_handles_are_used(fallback: Fallback) -> None:
     generator = ChannelGeneratorClient(empty, fallback)
     assert (await generator.complete(generation("a"))).text == "fallback"
     assert [event async for event in generator.stream(generation("a"))] == [STARTED]
-    assert len(fallback.calls) == 5
+    assert await generator.count_tokens(generation("a")) == 0
+    assert len(fallback.calls) == 6
 
 
 async def test_encoder_without_a_channel_uses_handles(pools: Any, fallback: Fallback) -> None:
