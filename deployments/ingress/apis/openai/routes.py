@@ -8,7 +8,7 @@ GET  /v1/models  /v1/models/{id}  /models/{id}/v1/models
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar
 
@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
-from deployments.errors import DeadlineExceeded, InvalidField, ServeError
+from deployments.errors import InvalidField, ServeError
 from deployments.ingress.apis.openai.chat import build_chat_response, encode_chat_stream
 from deployments.ingress.apis.openai.completions import (
     build_completion_response,
@@ -54,12 +54,13 @@ from deployments.ingress.apis.shared.response_headers import (
     CHAT_HEADERS,
     GENERATION_HEADERS,
     INFERENCE_HEADERS,
+    error_headers,
+    generation_error_headers,
     inference_headers,
 )
 from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
 from deployments.ingress.http.request_fields import model_in_path, read_model_name, read_options
 from deployments.ingress.request_options import RequestOptions
@@ -77,22 +78,18 @@ EXAMPLE_CHAT = {
 
 
 def openai_error(error: ServeError) -> Response:
-    return build_error_response(error, build_openai_error(error), should_retry=error.retryable)
+    headers = error_headers(error, should_retry=error.retryable)
+    return build_error_response(error, build_openai_error(error), headers)
 
 
 def generation_error(error: ServeError) -> Response:
-    # Tell clients not to retry after a missed deadline. A retry would exceed the same deadline, and
-    # generations that run until their deadline cost the most.
-    is_late = isinstance(error, DeadlineExceeded)
     error_object = build_openai_error(error, for_generation=True)
-    return build_error_response(error, error_object, should_retry=error.retryable and not is_late)
+    return build_error_response(error, error_object, generation_error_headers(error))
 
 
 def build_error_response(
-    error: ServeError, error_object: ErrorObject, *, should_retry: bool
+    error: ServeError, error_object: ErrorObject, headers: Mapping[str, str]
 ) -> Response:
-    # Without `x-should-retry` OpenAI's clients retry each 5xx twice. Most retries would fail again.
-    headers = {**retry_headers(error), "x-should-retry": str(should_retry).lower()}
     # OpenAI's API has no 422.
     return json_response({"error": error_object}, status=replace_status_422(error), headers=headers)
 

@@ -64,7 +64,27 @@ async def answer_generation(
 ) -> Response:
     """Answer with events if the body asks for a stream, else with a whole response.
 
-    Raises ServeError. An error about the model takes precedence over an error of the validation.
+    Raises ServeError.
+    """
+    body, parsed = await parse_generation(pipeline, request, body_type, parse, for_chat=for_chat)
+    if body.stream:
+        return await _stream(pipeline, parsed)
+    with rename_error_fields(parsed.field_names):
+        response = await pipeline.complete(parsed.request)
+    return json_response(parsed.build(response), headers=generation_headers(response))
+
+
+async def parse_generation(
+    pipeline: RequestPipeline,
+    request: Request,
+    body_type: type[_DialectBody],
+    parse: ParseGeneration[_DialectBody],
+    *,
+    for_chat: bool = False,
+) -> tuple[_DialectBody, ParsedGeneration]:
+    """Return the body, and what `parse` makes of it. Raises ServeError.
+
+    An error about the model takes precedence over an error of the validation.
     """
     raw = await read_json_object(request, pipeline.settings.limits)
     model_id = read_model_name(request, raw.get("model"))
@@ -73,12 +93,7 @@ async def answer_generation(
     options = read_options(body.options, request.headers, streams=bool(body.stream))
     model = await pipeline.settle_generator(model_id, model, options)
     parsed = parse(body, model, options)
-    parsed = replace(parsed, request=replace(parsed.request, model_id=model_id))
-    if body.stream:
-        return await _stream(pipeline, parsed)
-    with rename_error_fields(parsed.field_names):
-        response = await pipeline.complete(parsed.request)
-    return json_response(parsed.build(response), headers=generation_headers(response))
+    return body, replace(parsed, request=replace(parsed.request, model_id=model_id))
 
 
 async def _stream(pipeline: RequestPipeline, parsed: ParsedGeneration) -> Response:

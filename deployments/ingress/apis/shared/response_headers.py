@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from deployments.artifacts.types import Device
+from deployments.errors import DeadlineExceeded, ServeError
 from deployments.ingress.generation_stream import GenerationStream
+from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.requests import GenerationResponse, InferenceResponse
 from deployments.messages import Completion, Started
 
@@ -80,6 +82,21 @@ def stream_headers(stream: GenerationStream) -> dict[str, str]:
         **fallback_headers(stream.fallback),
         **tool_headers(stream.started[0]),
     }
+
+
+def error_headers(error: ServeError, *, should_retry: bool) -> dict[str, str]:
+    """Build the headers of an error for the clients of OpenAI and Anthropic.
+
+    Without `x-should-retry` these clients retry each 5xx twice. Most retries would fail again.
+    """
+    return {**retry_headers(error), "x-should-retry": str(should_retry).lower()}
+
+
+def generation_error_headers(error: ServeError) -> dict[str, str]:
+    # Tell clients not to retry after a missed deadline. A retry would exceed the same deadline, and
+    # generations that run until their deadline cost the most.
+    is_late = isinstance(error, DeadlineExceeded)
+    return error_headers(error, should_retry=error.retryable and not is_late)
 
 
 def fallback_headers(fallback: Device | None) -> dict[str, str]:
