@@ -16,9 +16,9 @@ OPTION_HEADERS = {
     "x-request-timeout-ms": "deadline_ms",
     "x-priority": "priority",
 }
-# Headers with the timeout of OpenAI's clients in seconds. The Python client sends the first, the
-# JavaScript client the second. Both also send their default timeout, so any other deadline of the
-# request has priority.
+# Headers with the timeout of OpenAI's and Anthropic's clients in seconds. The Python clients send
+# the first, the JavaScript clients the second. They also send their default timeout, so any other
+# deadline of the request has priority.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
 # Header of the response to a request that was refused because a queue is full or too long. HAProxy
 # counts and removes the header.

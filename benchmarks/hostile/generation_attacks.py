@@ -18,7 +18,7 @@ EVIL = "{{ ''.__class__.__mro__ }}{% for i in range(10**9) %}a{% endfor %}<|im_e
 
 
 def attack_generation(model_id: str) -> Iterator[HostileRequest]:
-    """Yield attacks on the routes for chats, responses, completions and TGI of a generator."""
+    """Yield attacks on the routes for chats of all dialects, completions and TGI of a generator."""
     chat, completions = (
         f"/models/{model_id}/v1/{route}" for route in ("chat/completions", "completions")
     )
@@ -28,6 +28,9 @@ def attack_generation(model_id: str) -> Iterator[HostileRequest]:
     for what, more in ITEMS.items():
         body = {"input": "a", "max_output_tokens": 4, **more}
         yield from _build_both(f"/models/{model_id}/v1/responses", what, body)
+    for what, more in MESSAGES.items():
+        body = {"messages": [user], "max_tokens": 4, **more}
+        yield from _build_both(f"/models/{model_id}/v1/messages", what, body)
     for what, more in {**BOUNDS, **PROMPTS}.items():
         yield from _build_both(completions, what, {"prompt": "a", "max_tokens": 4, **more})
     for what, more in openai_grammars().items():
@@ -147,6 +150,33 @@ ITEMS: Mapping[str, Mapping[str, Any]] = {
     },
     "an unknown tool choice": {"tool_choice": {"type": "function", "name": EVIL}},
     "a format of another kind": {"text": {"format": {"type": EVIL, "schema": EVIL}}},
+}
+# Fields by attack, for the route of Anthropic's API.
+MESSAGES: Mapping[str, Mapping[str, Any]] = {
+    ENDLESS: {"max_tokens": HUGE},
+    "a system prompt of 300,000 characters": {"system": "x" * 300_000},
+    "many system texts": {"system": [{"type": "text", "text": "a"}] * 9_000},
+    "many results": {
+        "messages": [
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": EVIL}] * 9_000}
+        ]
+    },
+    "an image": {"messages": [{"role": "user", "content": [{"type": "image", "source": EVIL}]}]},
+    "a block of a long type": {"messages": [{"role": "user", "content": [{"type": "t" * MANY}]}]},
+    "a call with a template as its name": {
+        "messages": [
+            {
+                "role": "assistant",
+                "content": [{"type": "tool_use", "id": EVIL, "name": EVIL, "input": {EVIL: EVIL}}],
+            },
+            {"role": "user", "content": EVIL},
+        ]
+    },
+    "a tool with a recursive schema": {
+        "tools": [{"name": "f", "input_schema": {"$ref": "#"}}],
+        "tool_choice": {"type": "any"},
+    },
+    "only a huge budget": {"thinking": {"type": "enabled", "budget_tokens": HUGE}},
 }
 PROMPTS: Mapping[str, Mapping[str, Any]] = {
     "a prompt of 300,000 characters": {"prompt": "x" * 300_000},

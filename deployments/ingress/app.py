@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from deployments.errors import ServeError, missing_model
 from deployments.host.idle_cores import IdleCores
+from deployments.ingress.apis.anthropic.routes import AnthropicRoutes
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.management.routes import ManagementRoutes
@@ -45,6 +46,7 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     TextEmbeddingsRoutes,
     OpenAIRoutes,
     ResponsesRoutes,
+    AnthropicRoutes,
     TextGenerationRoutes,
     HuggingFaceRoutes,
 )

@@ -1,4 +1,4 @@
-"""Generation with clients from a second environment: an old hub client, TGI's, LangChain's."""
+"""Generation with clients of a second environment: old hub, TGI, Anthropic, LangChain."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ from tests.support.served_models import (
 
 def tgi(cluster: Cluster, path: str, method: str, **arguments: Any) -> Any:
     return run_client("tgi.py", cluster.url + path, method, json.dumps(arguments))
+
+
+def messages(cluster: Cluster, method: str, **arguments: Any) -> Any:
+    user = {"role": "user", "content": "Hello"}
+    fields = {"model": FIXED_TEXT_MODEL, "messages": [user], **arguments}
+    return run_client("anthropic_messages.py", cluster.url, method, json.dumps(fields))
+
+
+def test_anthropic_client_chats_streams_and_counts(cluster: Cluster) -> None:
+    message = messages(cluster, "create", max_tokens=50, temperature=0)
+    assert [block["text"] for block in message["content"]] == [SAYS]
+    stream = messages(cluster, "stream", max_tokens=50, temperature=0)
+    assert (stream["text"], stream["message"]["stop_reason"]) == (SAYS, "end_turn")
+    counted = messages(cluster, "count_tokens")["input_tokens"]
+    usage = message["usage"]
+    assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
 
 
 def test_old_hub_client_returns_text(cluster: Cluster) -> None:

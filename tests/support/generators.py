@@ -38,6 +38,7 @@ class ScriptedReply(NamedTuple):
     cached_tokens: int = 1
     prompt: tuple[Token, ...] = ()  # tokens of the prompt; empty: one for each word or id
     reasoning: tuple[str, ...] = ()  # pieces before the text
+    stop: str = ""  # the stop string of the reason STOP
 
 
 class ScriptedGeneratorClient:
@@ -104,7 +105,8 @@ async def _stream_reply(
     has_end_token = reply.reason is FinishReason.END
     last = (build_token(call, reply, 99, "")._replace(special=True),) if has_end_token else ()
     tokens = len(reply.reasoning) + len(reply.pieces) + len(last)
-    yield Chunk("", last, Finished(reply.reason, tokens, TIMINGS, len(reply.reasoning)))
+    finished = Finished(reply.reason, tokens, TIMINGS, len(reply.reasoning), reply.stop)
+    yield Chunk("", last, finished)
 
 
 def build_token(call: GenerationCall, reply: ScriptedReply, number: int, piece: str) -> Token:

@@ -51,6 +51,7 @@ KNOW_RAY = {
 # responses of text-generation, and the paths of the Hugging Face API serve both tasks. Other chat
 # dialects translate their bodies into those of OpenAI's chat.
 APIS_THAT_IMPORT_APIS = {
+    "anthropic": {"openai"},
     "huggingface": {"text2text", "text_generation"},
     "openai_responses": {"openai"},
     "text2text": {"text_generation"},

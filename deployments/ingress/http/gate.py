@@ -107,7 +107,10 @@ def find_key(headers: Mapping[str, str]) -> str:
         return bearer[len(BEARER) :]
     found = [_strip_scheme(headers[name]) for name in KEY_HEADERS if name in headers]
     if not found:
-        raise Unauthorized("an API key is required: send the header `Authorization: Bearer KEY`")
+        raise Unauthorized(
+            "an API key is required: send the header `Authorization: Bearer KEY` or "
+            "`x-api-key: KEY`"
+        )
     return next(filter(has_key_form, found), found[0])
 
 

@@ -43,9 +43,9 @@ CLIENT_OPTIONS = frozenset({"retry_on_error", "dont_load_model", "signal", "fetc
 def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False) -> RequestOptions:
     """Read `options` of the body. Headers set options that the body omits.
 
-    The timeout headers of OpenAI's clients set a deadline, unless the answer is a stream or the
-    request has another deadline. CLIENT_OPTIONS have no effect. Raises InvalidField or
-    UnknownParameter.
+    The timeout headers of OpenAI's and Anthropic's clients set a deadline, unless the answer is a
+    stream or the request has another deadline. CLIENT_OPTIONS have no effect. Raises InvalidField
+    or UnknownParameter.
     """
     if body is not None and not isinstance(body, dict):
         raise InvalidField("`options` must be an object", field="options")

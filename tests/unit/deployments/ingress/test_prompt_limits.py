@@ -72,6 +72,12 @@ def test_parameters_above_the_limits_are_named(
             400,
         ),
         ("/v1/responses", {"input": LONG}, "input", 400),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": LONG}], "max_tokens": 5},
+            "messages",
+            400,
+        ),
         ("/generate", {"inputs": LONG}, "inputs", 422),
         ("/generate_stream", {"inputs": LONG}, "inputs", 422),
         (f"/models/{DECODER}", {"inputs": ["a", LONG]}, "inputs[1]", 422),

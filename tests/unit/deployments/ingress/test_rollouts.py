@@ -38,6 +38,7 @@ BODY = {"inputs": "good film", "options": {"use_cache": False}}
 GENERATOR_CALLS = [
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ("/v1/responses", {"input": "a"}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5}),
     ("/v1/completions", {"prompt": "a"}),
     ("/generate", {"inputs": "a"}),
     ("", {"inputs": "a"}),

@@ -112,6 +112,8 @@ PROMPT = {"inputs": "a", "parameters": {"max_new_tokens": 2}}
         ("/v1/chat/completions", {**CHAT, "model": DECODER}),
         ("/v1/chat/completions", {**CHAT, "model": DECODER, "stream": True}),
         ("/v1/responses", {"input": "a", "max_output_tokens": 2, "model": DECODER}),
+        ("/v1/messages", {**CHAT, "model": DECODER}),
+        ("/v1/messages/count_tokens", {**CHAT, "model": DECODER}),
         ("/v1/completions", {"prompt": "a", "max_tokens": 2, "model": DECODER}),
         (f"/models/{DECODER}/generate", PROMPT),
         (f"/models/{DECODER}/generate_stream", PROMPT),

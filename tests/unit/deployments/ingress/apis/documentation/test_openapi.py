@@ -209,6 +209,7 @@ def headers_told(document: dict[str, Any], path: str) -> set[str]:
 GENERATING = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "a"}]},
     "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
     "/v1/completions": {"prompt": "a"},
     "/generate": {"inputs": "a"},
     "/generate_stream": {"inputs": "a"},

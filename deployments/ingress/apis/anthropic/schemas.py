@@ -1,0 +1,334 @@
+"""Request bodies, response objects and events of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+# pydantic rejects typing.TypedDict before Python 3.12.
+from typing_extensions import TypedDict
+
+from deployments.ingress.apis.openai.schemas import Probability
+from deployments.ingress.apis.shared.generation_answers import StreamableBody
+from deployments.ingress.http.api import LENIENT
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
+
+# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
+_TEXT, _BLOCKS = "<text>", "<blocks>"
+
+
+def _require_type(expected: str, advice: str) -> BeforeValidator:
+    """Build a validator whose error names a type that this server does not support."""
+
+    def check(value: Any) -> Any:
+        if value != expected:
+            named = {"type": str(value), "advice": advice}
+            raise PydanticCustomError("unsupported", "`{type}` is not supported; {advice}", named)
+        return value
+
+    return BeforeValidator(check)
+
+
+class TextBlock(BaseModel):
+    """A text. Other keys, such as `cache_control` and `citations`, are ignored."""
+
+    model_config = LENIENT
+
+    type: Annotated[Literal["text"], _require_type("text", "send blocks of the type `text`")]
+    text: str
+
+
+class ThinkingBlock(BaseModel):
+    """Reasoning of the assistant. Any `signature` is valid."""
+
+    model_config = LENIENT
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(BaseModel):
+    """Reasoning that only Anthropic can read; ignored."""
+
+    model_config = LENIENT
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(BaseModel):
+    """A tool call of the assistant."""
+
+    model_config = LENIENT
+
+    type: Literal["tool_use"]
+    id: str
+    name: NonEmptyText
+    input: dict[str, Any]
+
+
+def _select_content(value: Any) -> str:
+    return _BLOCKS if isinstance(value, list) else _TEXT
+
+
+TextOrBlocks = Annotated[
+    Annotated[str, Tag(_TEXT)] | Annotated[list[TextBlock], FailFastList(), Tag(_BLOCKS)],
+    Discriminator(_select_content),
+]
+
+
+class ToolResultBlock(BaseModel):
+    """The result of a tool call, in a message of the user."""
+
+    model_config = LENIENT
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextOrBlocks | None = None
+    is_error: bool | None = None
+
+
+Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+_TAGS = {
+    "thinking": "<thinking>",
+    "redacted_thinking": "<redacted>",
+    "tool_use": "<use>",
+    "tool_result": "<result>",
+}
+
+
+def _select_block(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    # Blocks of other types are validated as TextBlock, so that the error names `type`.
+    return _TAGS.get(kind, _TEXT) if isinstance(kind, str) else _TEXT
+
+
+_AnyBlock = Annotated[
+    Annotated[TextBlock, Tag(_TEXT)]
+    | Annotated[ThinkingBlock, Tag(_TAGS["thinking"])]
+    | Annotated[RedactedThinkingBlock, Tag(_TAGS["redacted_thinking"])]
+    | Annotated[ToolUseBlock, Tag(_TAGS["tool_use"])]
+    | Annotated[ToolResultBlock, Tag(_TAGS["tool_result"])],
+    Discriminator(_select_block),
+]
+
+
+class InputMessage(BaseModel):
+    model_config = LENIENT
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        Annotated[str, Tag(_TEXT)] | Annotated[list[_AnyBlock], FailFastList(), Tag(_BLOCKS)],
+        Discriminator(_select_content),
+    ]
+
+    @property
+    def blocks(self) -> list[Block]:
+        content = self.content
+        return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+
+
+class CustomTool(BaseModel):
+    """A tool of the client. `input_schema` is a JSON schema of an object."""
+
+    model_config = LENIENT
+
+    type: (
+        Annotated[Literal["custom"], _require_type("custom", "send tools with `input_schema`")]
+        | None
+    ) = None
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+
+class ToolChoice(BaseModel):
+    model_config = LENIENT
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """Whether a thinking model thinks. `budget_tokens` and `display` have no effect."""
+
+    model_config = LENIENT
+
+    type: Literal["enabled", "disabled", "adaptive"]
+
+
+class OutputFormat(BaseModel):
+    model_config = LENIENT
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    model_config = LENIENT
+
+    effort: str | None = None  # the template variable `reasoning_effort`
+    format: OutputFormat | None = None
+
+
+class PromptBody(StreamableBody):
+    """Body of `/v1/messages/count_tokens`: what makes the prompt."""
+
+    messages: Many[InputMessage]
+    system: TextOrBlocks | None = None
+    tools: Annotated[list[CustomTool], FailFastList()] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+
+
+class MessagesBody(PromptBody):
+    """Body of `/v1/messages`. Unknown keys, such as `metadata`, are ignored."""
+
+    max_tokens: Annotated[int, Field(ge=1)]
+    stop_sequences: Annotated[list[NonEmptyText], FailFastList()] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_k: Annotated[int, Field(ge=0)] | None = None
+    top_p: Probability | None = None
+
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+
+
+class OutputTokensDetails(TypedDict):
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """Token counts. `input_tokens` lacks the tokens from the prefix cache."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: NotRequired[OutputTokensDetails]  # only with reasoning
+
+
+class TextContent(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingContent(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str  # empty
+
+
+class ToolUseContent(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Any  # an object
+
+
+ContentBlock = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageEnd(TypedDict):
+    stop_reason: StopReason | None  # null until the end of a stream
+    stop_sequence: str | None
+
+
+class AnthropicMessage(MessageEnd):
+    """Response of `/v1/messages`."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    usage: MessageUsage
+
+
+class TokenCount(TypedDict):
+    """Response of `/v1/messages/count_tokens`."""
+
+    input_tokens: int
+
+
+class ErrorDetails(TypedDict):
+    error_code: str
+
+
+class AnthropicErrorObject(TypedDict):
+    type: str
+    message: str
+    details: ErrorDetails
+
+
+class AnthropicError(TypedDict):
+    """Body of an error response, and last event of a failed stream."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: NotRequired[str]
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: AnthropicMessage
+
+
+class ContentBlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+
+
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class InputJsonDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | InputJsonDelta
+
+
+class ContentBlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Delta
+
+
+class ContentBlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: MessageEnd
+    usage: MessageUsage
+
+
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+# An event of a stream; its name is its `type`.
+Event = (
+    MessageStart
+    | ContentBlockStart
+    | ContentBlockDelta
+    | ContentBlockStop
+    | MessageDelta
+    | MessageStop
+    | AnthropicError
+)
