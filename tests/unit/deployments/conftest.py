@@ -6,7 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from deployments.health import MAX_QUARANTINE_S
 from deployments.tuning.host import read_host
+from tests.support.fakes import TIMEOUT_S
+
+
+@pytest.fixture(autouse=True)
+def patient_grammar_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse no grammar because the machine is busy."""
+    monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 2 * TIMEOUT_S)
+
+
+@pytest.fixture
+def long_quarantine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a quarantine outlast the test, also on a slow machine."""
+    for module in ("health", "replicas.failed_loads"):
+        monkeypatch.setattr(f"deployments.{module}.MIN_QUARANTINE_S", MAX_QUARANTINE_S)
 
 
 @pytest.fixture

@@ -118,6 +118,7 @@ async def test_texts_without_finite_output_do_not_quarantine_the_model(
     assert (await scheduler.submit(MODEL, [item(1)], far_deadline())).rows == [[1]]
 
 
+@pytest.mark.usefixtures("long_quarantine")
 async def test_engine_that_fails_on_known_tokens_is_quarantined(
     make_scheduler: MakeScheduler,
 ) -> None:
@@ -129,6 +130,7 @@ async def test_engine_that_fails_on_known_tokens_is_quarantined(
         await scheduler.submit(MODEL, [item(1)], far_deadline())
 
 
+@pytest.mark.usefixtures("long_quarantine")
 async def test_quarantine_outlasts_an_eviction_of_the_model(
     make_scheduler: MakeScheduler,
 ) -> None:

@@ -201,6 +201,7 @@ def test_engine_lost_is_stored(make_harness, failure: EngineFailed) -> None:
         harness.scheduler.health.check()
 
 
+@pytest.mark.usefixtures("long_quarantine")
 def test_consecutive_failures_quarantine_the_model(make_harness) -> None:
     class BrokenPrefill(FakeDecoder):
         def prefill(self, row, ids, start, *, all_logits=False):

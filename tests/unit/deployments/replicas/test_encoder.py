@@ -127,6 +127,7 @@ async def test_cancelled_batch_is_dropped_before_the_engine(encoder: EncoderHarn
     assert len(encoder.passes.records) <= 4
 
 
+@pytest.mark.usefixtures("long_quarantine")
 async def test_failing_model_is_quarantined_and_its_replica_lives(
     encoder: EncoderHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:

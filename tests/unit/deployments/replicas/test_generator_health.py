@@ -108,6 +108,7 @@ async def test_check_health_fails_when_the_thread_of_the_steps_ended(store, refs
             await running.check_health()
 
 
+@pytest.mark.usefixtures("long_quarantine")
 async def test_failed_model_load_closes_its_engine(
     store, refs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

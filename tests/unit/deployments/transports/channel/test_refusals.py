@@ -104,6 +104,7 @@ async def test_refused_calls_cost_two_tries_while_all_replicas_are_full() -> Non
     assert sum(replica.calls for replica in replicas) == 5 * MAX_REFUSALS
 
 
+@pytest.mark.usefixtures("long_quarantine")
 async def test_calls_for_a_quarantined_model_are_answered_by_another_replica() -> None:
     health = WorkerHealth("model")
     for _ in range(MAX_CONSECUTIVE_FAILURES):
