@@ -11,6 +11,7 @@ import numpy as np
 
 from deployments.engines.decoder import DecoderInfo, Logits, TokenColumn
 from deployments.errors import EngineFailed
+from tests.support.waiting import TIMEOUT_S
 
 VOCABULARY = 64
 # Kind of the call that computed a token. Real kernels round differently for each kind of call.
@@ -87,7 +88,19 @@ class FakeDecoder:
 
     def _wait(self) -> None:
         if self.held is not None:
-            self.held.wait(timeout=10)
+            self.held.wait(timeout=TIMEOUT_S)
+
+
+class SteppedDecoder(FakeDecoder):
+    """Decoder whose decode calls wait for one of `permits` each."""
+
+    def __init__(self, permits: int, *, slots: int, context: int) -> None:
+        super().__init__(slots=slots, context=context)
+        self.permits = threading.Semaphore(permits)
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        assert self.permits.acquire(timeout=TIMEOUT_S)
+        return super().decode(ids, lengths)
 
 
 def _logits(held: np.ndarray) -> Logits:

@@ -28,11 +28,9 @@ from deployments.ingress.micro_batches import (
 from deployments.messages import Call, CallBatch, CallOutcome, CallResult, TokenizedItem
 from deployments.records import TokenizeRecord
 from deployments.transports.base import Deliver, EncoderClient
+from tests.support.waiting import TIMEOUT_S
 
 R = TypeVar("R")
-
-# Timeout in s, so that a failing test ends instead of hanging.
-TIMEOUT_S = 10.0
 
 
 def item(marker: int, length: int = 1) -> TokenizedItem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,8 +14,19 @@ from deployments.config import BatchSettings
 from deployments.deadlines import deadline_after
 from deployments.errors import DeadlineExceeded, Overloaded
 from deployments.safety_factor import LATE_STEP, MIN_FACTOR, TARGET_SHARE
-from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
+from tests.support.fakes import FakeClock, FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.unit.deployments.batching.conftest import MODEL, OTHER
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """Only the test lets time pass: for deadlines, in passes and since the calls of a client."""
+    clock = FakeClock()
+    monkeypatch.setattr("deployments.deadlines.time", SimpleNamespace(monotonic=clock))
+    for module in ("passes", "scheduler"):
+        frozen = SimpleNamespace(perf_counter=clock)
+        monkeypatch.setattr(f"deployments.batching.{module}.time", frozen)
+    return clock
 
 
 class Busy:
@@ -94,16 +106,18 @@ async def test_pass_that_ended_does_not_count_as_work_before_a_call() -> None:
 
 
 @pytest.mark.parametrize("items", [1, 40])
-async def test_late_call_raises_the_factor_of_later_predictions_once(items: int) -> None:
+async def test_late_call_raises_the_factor_of_later_predictions_once(
+    items: int, clock: FakeClock
+) -> None:
     async with Busy(item_s=0.5 / items) as busy:
         waiting = busy.submit(MODEL, [item(0)], far_deadline())
         predicted_s = 0.5 / items * (2 + items)
         timeout_s = 1.05 * MIN_FACTOR * predicted_s
         late = busy.submit(MODEL, [item(n) for n in range(items)], deadline_after(timeout_s))
-        await asyncio.sleep(timeout_s)
+        clock.now_s += timeout_s + 0.01
         late.cancel()  # the ingress cancels a call at its deadline
         busy.scheduler.clean()
-        await asyncio.sleep(0.01)
+        await wait_until(lambda: busy.scheduler.waiting_items == 1)
         with pytest.raises(Overloaded) as refused:
             busy.submit(MODEL, [item(99)], deadline_after(0.001))
         factor = MIN_FACTOR * (1 + LATE_STEP * TARGET_SHARE)
@@ -112,15 +126,17 @@ async def test_late_call_raises_the_factor_of_later_predictions_once(items: int)
         await waiting
 
 
-async def test_late_batch_call_does_not_tighten_admission_of_interactive_calls() -> None:
+async def test_late_batch_call_does_not_tighten_admission_of_interactive_calls(
+    clock: FakeClock,
+) -> None:
     async with Busy(item_s=0.25) as busy:
         waiting = busy.submit(MODEL, [item(0)], far_deadline())
         timeout_s = 1.05 * MIN_FACTOR * 0.75  # a running, a waiting and its own item
         late = busy.submit(MODEL, [item(1)], deadline_after(timeout_s), priority=1)
-        await asyncio.sleep(timeout_s)
+        clock.now_s += timeout_s + 0.01
         late.cancel()
         busy.scheduler.clean()
-        await asyncio.sleep(0.01)
+        await wait_until(lambda: busy.scheduler.waiting_items == 1)
         factors = []
         for priority in (0, 1):
             with pytest.raises(Overloaded) as refused:

@@ -315,11 +315,11 @@ HOSTILE = {
 
 @pytest.mark.parametrize("template", HOSTILE.values(), ids=HOSTILE)
 def test_hostile_template_is_rejected_in_time(template: str, tmp_path: Path) -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(InvalidField, match=r"the chat template rejects `messages`: .") as raised:
         reader(tmp_path, template).tokenize(HELLO)
     assert raised.value.field == "messages"
-    assert time.perf_counter() - began < 5
+    assert time.thread_time() - began < 5
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from deployments.fair_queue import FairQueue
 from deployments.replicas.fair_threads import FairThreads
-from tests.support.fakes import wait_until
+from tests.support.fakes import TIMEOUT_S, wait_until
 
 
 async def test_thread_of_cancelled_work_stays_busy_until_the_work_ends() -> None:
@@ -21,10 +21,10 @@ async def test_thread_of_cancelled_work_stays_busy_until_the_work_ends() -> None
 
     def hold() -> None:
         begun.set()
-        held.wait(10)
+        held.wait(TIMEOUT_S)
 
     gone = asyncio.create_task(threads.run(hold, cost=1.0))
-    await asyncio.to_thread(begun.wait, 10)
+    await asyncio.to_thread(begun.wait, TIMEOUT_S)
     gone.cancel()
     with pytest.raises(asyncio.CancelledError):
         await gone
@@ -53,7 +53,7 @@ async def test_callers_that_leave_together_cost_one_search_of_the_queue(
     monkeypatch.setattr(FairQueue, "discard", counting)
     threads = FairThreads("test")
     held = threading.Event()
-    running = asyncio.create_task(threads.run(lambda: held.wait(10), cost=1.0))
+    running = asyncio.create_task(threads.run(lambda: held.wait(TIMEOUT_S), cost=1.0))
     leaving = [asyncio.create_task(threads.run(lambda: None, cost=1.0)) for _ in range(200)]
     staying = asyncio.create_task(threads.run(lambda: "done", cost=1.0))
     await asyncio.sleep(0)

@@ -15,7 +15,8 @@ from deployments.replicas import model_evictor, model_pool
 from deployments.replicas.device_memory import DeviceMemory
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from tests.support.artifacts import seal_tiny
-from tests.support.fakes import FakeClock, PanicException, wait_until
+from tests.support.fakes import TIMEOUT_S, FakeClock, PanicException, wait_until
+from tests.support.loop_clock import LoopClock
 
 NAMES = [f"tiny/model{number}" for number in range(6)]
 SIZE = 10
@@ -40,7 +41,7 @@ class FakeLoader:
     def load(self, model: RegisteredModel) -> str:
         self.running += 1
         self.loaded.append(model.ref.id)
-        assert self.gate.wait(10)
+        assert self.gate.wait(TIMEOUT_S)
         self.running -= 1
         if model.ref.id in self.failures:
             raise self.failures[model.ref.id]
@@ -77,7 +78,8 @@ class Harness:
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[Harness]:
+async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Harness]:
+    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", TIMEOUT_S)
     harness = Harness(tmp_path)
     yield harness
     harness.loader.gate.set()
@@ -134,7 +136,7 @@ async def test_failed_close_does_not_fail_the_next_load(
     harness, closing = Harness(tmp_path), threading.Event()
 
     def fail(ref: ModelRef, model: str) -> None:
-        assert closing.wait(10)
+        assert closing.wait(TIMEOUT_S)
         raise EngineFailed("the engine does not close")
 
     pool = ModelPool(
@@ -213,7 +215,7 @@ async def test_model_larger_than_the_pool_evicts_nothing(harness: Harness) -> No
 async def test_model_without_room_evicts_nothing_and_lets_others_load(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", 0.1)
+    clock = LoopClock(monkeypatch)
     harness.loader.sizes[NAMES[2]] = ROOM_FOR * SIZE
     await harness.use(1)
     async with harness.pool.lease(harness.refs[0]):
@@ -221,6 +223,8 @@ async def test_model_without_room_evicts_nothing_and_lets_others_load(
         await asyncio.sleep(0.01)
         await harness.use(3)
         assert not waiting.done(), "the other load does not wait for this one"
+        await clock.advance(0)  # it looks again for room
+        await clock.advance(TIMEOUT_S)
         with pytest.raises(ModelUnavailable, match="pool_bytes"):
             await waiting
         assert harness.present() == [0, 1, 3]
@@ -348,10 +352,9 @@ async def test_waiter_cancelled_at_the_end_of_the_load_leaves_no_lease(harness: 
 async def test_random_uses_keep_the_bound_and_the_counts(harness: Harness) -> None:
     async def use_often(seed: int) -> None:
         for step in range(40):
-            async with asyncio.timeout(30):
-                async with harness.pool.lease(harness.refs[(seed * 7 + step * step) % 6]):
-                    assert harness.pool.bytes <= ROOM_FOR * SIZE
-                    await asyncio.sleep(0)
+            async with harness.pool.lease(harness.refs[(seed * 7 + step * step) % 6]):
+                assert harness.pool.bytes <= ROOM_FOR * SIZE
+                await asyncio.sleep(0)
 
     await asyncio.gather(*(use_often(seed) for seed in range(ROOM_FOR)))
     assert all(loaded.leases == 0 for loaded in harness.pool.list_loaded())

@@ -46,7 +46,8 @@ class OneModelPool:
 
 
 @pytest.fixture
-async def one(tmp_path: Path) -> AsyncIterator[OneModelPool]:
+async def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OneModelPool]:
+    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", TIMEOUT_S)
     one = OneModelPool(tmp_path)
     yield one
     one.may_close.set()

@@ -107,7 +107,7 @@ class TunerRun:
 
     def wait(self) -> list[ModelRef]:
         """Wait until all models are tuned, and return the models with a new engine."""
-        wait_for(lambda: not tuning_threads(), TIMEOUT_S)
+        wait_for(lambda: not tuning_threads())
         self.tuning.close()
         return [ref for ref, engine in self.used if engine is not None]
 
@@ -173,7 +173,7 @@ def test_evicted_model_is_skipped_and_may_come_again(target: TuningTarget) -> No
     run = TunerRun({REF: target}, children)
     run.evicted.add(REF)
     run.start()
-    wait_for(lambda: run.tuning.is_idle, TIMEOUT_S)
+    wait_for(lambda: run.tuning.is_idle)
     assert children.started == []
     assert not run.tuning.has_submitted(REF)
     run.evicted.clear()
@@ -185,7 +185,7 @@ def test_model_is_tuned_once(target: TuningTarget) -> None:
     run = TunerRun({REF: target}, children)
     for _ in range(2):
         run.start()
-        wait_for(lambda: run.tuning.is_idle, TIMEOUT_S)
+        wait_for(lambda: run.tuning.is_idle)
     assert len(children.started) == 1
     run.wait()
 
@@ -302,7 +302,7 @@ def test_close_kills_the_process_and_starts_no_other(tmp_path: Path) -> None:
     children = FakeProcesses("exec sleep 60")
     run = TunerRun(targets, children)
     run.start()
-    wait_for(lambda: bool(children.processes), TIMEOUT_S)
+    wait_for(lambda: bool(children.processes))
     run.tuning.close()
     assert not tuning_threads()
     assert len(children.started) == 1

@@ -15,7 +15,7 @@ from deployments.tuning.costs import TuningTarget
 from deployments.tuning.lone_passes import BRIEF_MS, LonePassPlanner, measure_graphs
 from deployments.tuning.opening import open_selected
 from tests.support.cost_tables import row
-from tests.support.fakes import wait_until
+from tests.support.fakes import TIMEOUT_S, wait_until
 from tests.support.tuning_artifacts import seal_tunable, write_table
 
 MODEL = ModelRef("tiny/embedder", "0123456789ab")
@@ -85,6 +85,7 @@ async def test_calls_that_overlap_leave_each_other_a_core(
     write_times(with_all_cores(target), ALL_CORES_MS)
     lone = planner(target)
     engine = await open_for(lone, 1, 120)
+    monkeypatch.setattr(lone_passes, "OVERLAP_S", TIMEOUT_S)
     with lone.overlaps:
         assert lone.plan(MODEL, 1, 120).engine is engine, "one call is alone"
         with lone.overlaps:

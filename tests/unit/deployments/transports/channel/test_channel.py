@@ -27,6 +27,7 @@ from tests.support.channels import (
     until,
 )
 from tests.support.fakes import TIMEOUT_S
+from tests.support.loop_clock import LoopClock
 
 
 @pytest.mark.parametrize("node", [NODE, "another node"])
@@ -158,6 +159,7 @@ async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
 
     The handle would send the call to the same replica.
     """
+    monkeypatch.setattr(connections_module, "SUCCESSOR_S", TIMEOUT_S)
     async with (
         running_replica() as first,
         running_replica() as successor,
@@ -200,15 +202,17 @@ async def test_wait_for_a_successor_ends_although_replicas_come_and_go(
 
 
 async def test_slow_replica_that_answers_pings_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "CHECK_S", 0.02)
-    monkeypatch.setattr(client_module, "PING_S", 0.05)
-    monkeypatch.setattr(client_module, "LOST_S", 0.2)
+    clock = LoopClock(monkeypatch)
     async with running_replica() as replica, connected_pool(replica) as pool:
         task = asyncio.create_task(send(pool, b"slow"))
-        await asyncio.sleep(0.6)
+        await until(lambda: replica.replica.started)
+        for _ in range(int(3 * client_module.LOST_S / client_module.CHECK_S)):
+            await clock.advance(client_module.CHECK_S)
+            await asyncio.sleep(0.005)  # ping and answer
         assert not task.done()
         replica.replica.release.set()
         assert await task == b"slow"
+        assert replica.replica.started == [b"slow"], "it is computed once"
 
 
 async def test_credit_bounds_what_is_in_a_replica() -> None:

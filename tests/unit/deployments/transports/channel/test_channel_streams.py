@@ -59,6 +59,7 @@ async def test_unread_stream_stops_at_the_window() -> None:
             patch.setattr(ServerConnection, "send", count)
             async with aclosing(pool.stream(call(b"1000", method=Method.STREAM))) as stream:
                 await anext(stream)
+                await until(lambda: sent.count(FrameType.EVENT) >= 64)
                 await asyncio.sleep(0.05)
                 assert sent.count(FrameType.EVENT) == 64
 

@@ -58,7 +58,7 @@ from tests.support.channel_replicas import (
     pool_of,
 )
 from tests.support.channels import NODE, call, connected_pool, running_replica, until
-from tests.support.fakes import TIMEOUT_S, collect_outcomes
+from tests.support.fakes import collect_outcomes
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_deadline_of_a_call_reaches_the_replica() -> None:
     deadline_s = deadline_after(1_000)
     async with running_replica() as replica, connected_pool(replica) as pool:
         await pool.call(call(b"echo")._replace(deadline_s=deadline_s))
-        assert replica.replica.deadlines == [pytest.approx(deadline_s, abs=TIMEOUT_S)]
+        assert replica.replica.deadlines == [pytest.approx(deadline_s, abs=10.0)]
 
 
 async def test_idle_encoder_tokenizes_a_short_call_itself(fallback: Fallback) -> None:

@@ -15,6 +15,7 @@ from deployments.transports.channel.directory import DIRECTORY, Directory, Endpo
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.frames import WIRE_VERSION
 from deployments.transports.channel.router import AnnouncingRouter
+from tests.support.fakes import wait_until
 
 ENDPOINT = Endpoint(WIRE_VERSION, "node", "/tmp/replica.sock", "127.0.0.1", 1, "ab")
 ROUTER = "deployments.transports.channel.router:AnnouncingRouter"
@@ -45,8 +46,7 @@ async def test_listener_ends_with_the_latest_list() -> None:
 
     loop.call_soon = publish_first  # type: ignore[assignment, method-assign]
     directory.subscribe("CpuEncoder", received.append)
-    await asyncio.sleep(0.01)
-    assert received[-1] == {"b": ENDPOINT}
+    await wait_until(lambda: len(received) > 0 and received[-1] == {"b": ENDPOINT})
 
 
 def test_serve_loads_the_router_and_it_publishes_the_replicas(monkeypatch: Any) -> None:

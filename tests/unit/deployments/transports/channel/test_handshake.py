@@ -24,8 +24,8 @@ from deployments.transports.channel.frames import (
 )
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import NODE, connected_pool, running_replica, send, server_loads, until
+from tests.support.fakes import TIMEOUT_S
 
-TIMEOUT_S = 10  # longer than HANDSHAKE_TIMEOUT_S
 OTHER_USER = os.getuid() + 1
 
 

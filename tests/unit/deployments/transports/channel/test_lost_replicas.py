@@ -22,21 +22,7 @@ from deployments.transports.channel.frames import WIRE_VERSION
 from deployments.transports.channel.replica_connections import MAX_BACKOFF_S, MIN_BACKOFF_S, Peer
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import NODE, call, connected_pool, running_replica, send, until
-
-
-class LoopClock:
-    """The clock of the running event loop, which the test moves ahead."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        loop = asyncio.get_running_loop()
-        time, self._ahead_s = loop.time, 0.0
-        patch.setattr(loop, "time", lambda: time() + self._ahead_s)
-
-    async def advance(self, seconds: float) -> None:
-        """Move the clock, then run the timers that are due."""
-        self._ahead_s += seconds
-        for _ in range(3):
-            await asyncio.sleep(0)
+from tests.support.loop_clock import LoopClock
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.tls import TlsContexts
 from tests.support.certificates import create_certificate
 from tests.support.channels import call, connected_pool, running_replica, until
+from tests.support.fakes import TIMEOUT_S
 
 OTHER_NODE = "another node"
 
@@ -39,7 +40,7 @@ async def is_accepted(endpoint: Endpoint, tls: ssl.SSLContext | None) -> bool:
         return ClientConnection(endpoint.key, asyncio.Event())
 
     loop = asyncio.get_running_loop()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT_S):
         try:
             _, connection = await loop.create_connection(
                 build, endpoint.host, endpoint.port, ssl=tls
