@@ -15,7 +15,7 @@ from deployments.artifacts.locks import (
     is_locked,
     try_exclusive_lock,
 )
-from tests.support.fakes import fail_with
+from tests.support.fakes import TIMEOUT_S, fail_with
 
 
 def fail_on_wait(holder: str) -> None:
@@ -93,16 +93,16 @@ def test_lock_waits_again_when_its_file_was_replaced(tmp_path: Path) -> None:
     with exclusive_lock(path, record_holder):
         waiter = threading.Thread(target=wait)
         waiter.start()
-        assert waiting.acquire(timeout=10)
+        assert waiting.acquire(timeout=TIMEOUT_S)
         path.unlink()
         second_lock = exclusive_lock(path, record_holder)
         second_lock.__enter__()
     try:
-        assert waiting.acquire(timeout=10), "it accepted the lock of a deleted file"
+        assert waiting.acquire(timeout=TIMEOUT_S), "it accepted the lock of a deleted file"
         assert not entered.is_set()
     finally:
         second_lock.__exit__(None, None, None)
-    assert entered.wait(timeout=10)
+    assert entered.wait(timeout=TIMEOUT_S)
     waiter.join()
     assert len(holders) == 2
     assert not path.exists()

@@ -24,7 +24,7 @@ from deployments.records import RequestRecord
 from deployments.registry import model_registry
 from tests.support.asgi_client import lifespan
 from tests.support.fake_builds import FakeBuilder, Killed, fail, seal_at_once
-from tests.support.fakes import ListRecorder, RecordingEncoder, wait_until
+from tests.support.fakes import TIMEOUT_S, ListRecorder, RecordingEncoder, wait_until
 from tests.support.in_process import InProcess
 from tests.support.keys import add_key, bearer
 
@@ -74,7 +74,7 @@ class Held:
 
     def __call__(self, store: Path, claim: BuildClaim) -> None:
         claim.enter(BuildState.BUILDING, "export")
-        assert self.may_end.wait(10)
+        assert self.may_end.wait(TIMEOUT_S)
         seal_at_once(store, claim)
 
 

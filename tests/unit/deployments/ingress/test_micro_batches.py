@@ -8,6 +8,7 @@ from ray.serve import context
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.config import MicroBatchSettings
+from deployments.deadlines import deadline_after
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
@@ -40,6 +41,7 @@ from tests.support.fakes import (
     send_unbatched,
     wait_until,
 )
+from tests.support.loop_clock import LoopClock
 
 SHORT = BatchKey(
     ModelRef("tiny/model", "0123456789ab"), TaskName.FEATURE_EXTRACTION, Device.CPU, long=False
@@ -125,27 +127,35 @@ async def test_unexpected_failure_is_raised() -> None:
         await build_dispatcher(FailingEncoder(ZeroDivisionError())).run(SHORT, call("a"))
 
 
-async def test_hanging_encoder_ends_at_the_deadline_and_is_cancelled() -> None:
-    encoder = HangingEncoder()
-    started_s = time.monotonic()
+async def test_hanging_encoder_ends_at_the_deadline_and_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, encoder = LoopClock(monkeypatch), HangingEncoder()
+    running = asyncio.ensure_future(
+        build_dispatcher(encoder).run(SHORT, call("a", deadline_after(60.0)))
+    )
+    await wait_until(lambda: encoder.batches == 1)
+    await clock.advance(20.0)
+    assert not running.done()
+    await clock.advance(40.0)
     with pytest.raises(DeadlineExceeded):
-        await build_dispatcher(encoder).run(SHORT, call("a", deadline_s=started_s + 0.05))
-    assert 0.04 <= time.monotonic() - started_s < 5
+        await running
     assert (encoder.batches, encoder.cancelled) == (1, 1)
 
 
-async def test_batch_has_the_latest_deadline_of_its_calls() -> None:
-    encoder = HangingEncoder()
+async def test_batch_has_the_latest_deadline_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, encoder = LoopClock(monkeypatch), HangingEncoder()
     dispatcher = build_dispatcher(encoder, batch_by(2))
     hasty, patient = [
-        asyncio.ensure_future(
-            dispatcher.run(SHORT, call("a", deadline_s=time.monotonic() + timeout_s))
-        )
-        for timeout_s in (0.05, 0.5)
+        asyncio.ensure_future(dispatcher.run(SHORT, call("a", deadline_after(timeout_s))))
+        for timeout_s in (60.0, 600.0)
     ]
+    await wait_until(lambda: encoder.batches == 1)
+    await clock.advance(60.0)
     with pytest.raises(DeadlineExceeded):
         await hasty
     assert encoder.cancelled == 0
+    await clock.advance(540.0)
     with pytest.raises(DeadlineExceeded):
         await patient
     await wait_until(lambda: encoder.cancelled == 1)

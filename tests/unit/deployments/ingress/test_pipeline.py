@@ -29,6 +29,7 @@ from tests.support.artifacts import CLASSIFIER, EMBEDDER, tiny_manifest
 from tests.support.asgi_client import AsgiClient
 from tests.support.fakes import FailingEncoder, HangingEncoder, batch_by, wait_until
 from tests.support.in_process import InProcess
+from tests.support.loop_clock import LoopClock
 
 EMBED = f"/models/{EMBEDDER}"
 HASTY = IngressUserConfig(timeout_s=0.1, cold_start_wait_s=0.05)
@@ -368,11 +369,16 @@ async def test_idle_server_asks_the_replica_after_a_refusal(tiny_store: Path) ->
     assert encoder.batches == 3
 
 
-async def test_deadline_of_the_client_ends_its_request(tiny_store: Path) -> None:
-    encoder = HangingEncoder()
+async def test_deadline_of_the_client_ends_its_request(
+    tiny_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, encoder = LoopClock(monkeypatch), HangingEncoder()
     async with InProcess(tiny_store, encoder=encoder).client() as http:
-        body = {"inputs": "a", "options": {"deadline_ms": 20}}
-        response = await http.post(EMBED, json=body)
+        body = {"inputs": "a", "options": {"deadline_ms": 20_000}}
+        answer = asyncio.ensure_future(http.post(EMBED, json=body))
+        await wait_until(lambda: encoder.batches == 1)
+        await clock.advance(20.0)
+        response = await answer
     assert (response.status_code, response.json()["code"]) == (504, "deadline_exceeded")
     assert encoder.cancelled == 1
 

@@ -52,6 +52,7 @@ async def check_that_requests_leave(
         client = send(number)
         if leaves:
             await asyncio.sleep(0.01)
+            await client.wait_for_text(expected)
             client.disconnect()
         await client.task
         assert expected in client.text

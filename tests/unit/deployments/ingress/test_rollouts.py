@@ -16,7 +16,7 @@ from deployments.artifacts.store import model_directory
 from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings
 from deployments.ingress.generation_executor import GenerationExecutor
-from deployments.ingress.models.version_trials import MAX_WAIT_S
+from deployments.ingress.models import version_trials
 from deployments.ingress.shadow_traffic import Comparison, agree
 from deployments.plan import changes
 from deployments.plan.plan_file import read_plan
@@ -30,6 +30,7 @@ from tests.support.artifacts import (
 )
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.decoder_artifacts import GRAPH_NAME as DECODER_GRAPH
+from tests.support.fakes import TIMEOUT_S
 from tests.support.in_process import InProcess
 
 NEW, NEWEST = "bbbbbbbbbbb2", "ccccccccccc3"
@@ -66,7 +67,7 @@ async def ask(http: httpx.AsyncClient, url: str = URL, client: str = "1.2.3.4") 
 async def ask_until(http: httpx.AsyncClient, version: str) -> set[str]:
     """Send requests until `version` answers. Return the versions that answered before."""
     before = set()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         while (answered := await ask(http)) != version:
             before.add(answered)
     return before
@@ -154,7 +155,7 @@ async def test_version_that_fails_its_probe_stays_out(
             staged.rename(directory)
             (directory.parent / "latest").write_text(NEW)
             is_refused = damage != "manifest"  # an invalid manifest is not probed
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(TIMEOUT_S):
                 while len(answers) == 0 or is_refused > (
                     NEW in read_plan(tmp_path).find(EMBEDDER).refused
                 ):
@@ -234,10 +235,11 @@ async def test_first_request_to_a_generator_keeps_its_deadline(
     for version in ("aaaaaaaaaaa1", NEW):
         seal_tiny_decoder(tmp_path, version=version)
     monkeypatch.setattr(GenerationExecutor, "load", wait_forever)
+    monkeypatch.setattr(version_trials, "MAX_WAIT_S", 2 * TIMEOUT_S)
     writes = GeneratorSettings(kv_slots=2, max_context_tokens=200)
     async with (
         InProcess(tmp_path, models=(), writes=writes).client() as http,
-        asyncio.timeout(MAX_WAIT_S / 2),
+        asyncio.timeout(TIMEOUT_S),
     ):
         response = await http.post(
             f"/models/{DECODER}{path}", json={**body, "options": {"deadline_ms": 100}}
@@ -319,7 +321,7 @@ async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str)
     server = InProcess(tmp_path, models=(EMBEDDER,))
     async with server.client() as http:
         assert {await ask(http) for _ in range(5)} == {old}
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT_S):
             while not (counts := server.pipeline.shadows.comparisons) or (
                 next(iter(counts.values())).total < 5
             ):
@@ -333,7 +335,7 @@ async def test_shadow_computes_again_and_never_answers(tmp_path: Path, old: str)
 async def compare_with_shadow(server: InProcess, http: httpx.AsyncClient) -> Comparison:
     """Send a request and wait until its shadow is compared."""
     await ask(http)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT_S):
         while not (counts := server.pipeline.shadows.comparisons):
             await asyncio.sleep(0.01)
         (comparison,) = counts.values()

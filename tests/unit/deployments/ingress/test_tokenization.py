@@ -15,7 +15,7 @@ from deployments.ingress.requests import ResolvedRequest
 from deployments.ingress.tokenization import TokenizationService
 from deployments.messages import CallResult, DecodeRequest, TextTokens, TokenizeRequest
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
-from tests.support.fakes import batch_by
+from tests.support.fakes import TIMEOUT_S, batch_by
 from tests.support.in_process import InProcess
 
 TEXT = "Good Café 😀 night"
@@ -269,7 +269,7 @@ async def test_invalid_option_header_has_the_error_of_inference(
 
 async def test_tokenization_keeps_the_timeout_of_its_request(tiny_store: Path) -> None:
     server = InProcess(tiny_store, tokenizer=StuckTokenizer())
-    async with server.client() as http, asyncio.timeout(10):
+    async with server.client() as http, asyncio.timeout(TIMEOUT_S):
         by_header = await http.post(
             "/decode", json={"ids": [5]}, headers={"x-request-timeout-ms": "50"}
         )

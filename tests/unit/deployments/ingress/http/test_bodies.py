@@ -36,7 +36,7 @@ def gzip_fixed(content: bytes) -> bytes:
 
 
 LIMITS = IngressUserConfig(
-    limits=LimitSettings(body_bytes=2_000, body_timeout_s=0.2, inflight_body_bytes=3_000)
+    limits=LimitSettings(body_bytes=2_000, body_timeout_s=30, inflight_body_bytes=3_000)
 )
 
 
@@ -77,10 +77,10 @@ def test_containers_are_counted_outside_strings_only() -> None:
 
 def test_unterminated_string_takes_linear_time() -> None:
     """A scan that restarts at each quote would take half an hour for these 400 KB."""
-    started_s = time.perf_counter()
+    started_s = time.thread_time()
     with pytest.raises(MalformedBody):
         parse_json(b"[" * (MAX_CONTAINERS + 1) + b'"' + b'\\"' * 200_000)
-    assert time.perf_counter() - started_s < 5
+    assert time.thread_time() - started_s < 5
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,8 @@ async def stalling(start: bytes) -> AsyncIterator[bytes]:
 
 
 async def test_slow_body_ends_with_408(tiny_store: Path) -> None:
-    async with InProcess(tiny_store, settings=LIMITS).client() as http:
+    limits = LimitSettings(body_timeout_s=0.2)
+    async with InProcess(tiny_store, settings=IngressUserConfig(limits=limits)).client() as http:
         response = await http.post(EMBED, content=stalling(b'{"inp'))
         openai = await http.post("/v1/embeddings", content=stalling(b"{"))
     assert (response.status_code, response.json()["code"]) == (408, "body_too_slow")
@@ -193,7 +194,7 @@ async def test_body_below_the_minimum_rate_ends_with_408(
 
 async def test_concurrent_body_bytes_are_limited_and_released(tiny_store: Path) -> None:
     patient = IngressUserConfig(
-        limits=LimitSettings(body_bytes=2_000, body_timeout_s=5, inflight_body_bytes=3_000)
+        limits=LimitSettings(body_bytes=2_000, body_timeout_s=30, inflight_body_bytes=3_000)
     )
     arrived, go_on = asyncio.Event(), asyncio.Event()
 
@@ -218,7 +219,7 @@ async def test_concurrent_body_bytes_are_limited_and_released(tiny_store: Path) 
 
 
 async def test_bodies_of_one_client_leave_room_for_those_of_others(tiny_store: Path) -> None:
-    limits = LimitSettings(body_bytes=1_000, body_timeout_s=5, inflight_body_bytes=3_000)
+    limits = LimitSettings(body_bytes=1_000, body_timeout_s=30, inflight_body_bytes=3_000)
     all_wait, go_on = asyncio.Barrier(3), asyncio.Event()
 
     async def waiting() -> AsyncIterator[bytes]:

@@ -171,12 +171,13 @@ class LateStart:
     """A start that waits for `ready`, then returns a stream or raises `error`."""
 
     def __init__(self, error: ServeError | None = None) -> None:
-        self.ready = asyncio.Event()
+        self.began, self.ready = asyncio.Event(), asyncio.Event()
         self.source = EventSource([build_event(b"1"), build_event(b"2")])
         self.cancelled = False
         self._error = error
 
     async def start(self) -> SseResponse:
+        self.began.set()
         try:
             await self.ready.wait()
         except asyncio.CancelledError:
@@ -235,7 +236,7 @@ async def test_late_failure_is_an_event_and_an_early_one_is_raised(impatient: No
 async def test_client_that_leaves_before_the_response_ends_the_start() -> None:
     slow = LateStart()
     client = slow.open()
-    await asyncio.sleep(0.01)
+    await slow.began.wait()
     client.task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await client.task

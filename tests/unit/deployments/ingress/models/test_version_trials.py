@@ -17,13 +17,14 @@ from deployments.errors import (
     ServeError,
 )
 from deployments.health import MIN_QUARANTINE_S
-from deployments.ingress.models.version_trials import MAX_WAIT_S, VersionTrials
+from deployments.ingress.models import version_trials
+from deployments.ingress.models.version_trials import VersionTrials
 from deployments.keys.caller import UNRESTRICTED, Caller, current_caller, set_current_caller
 from deployments.keys.key import Scope
 from deployments.plan.plan_file import AVOID_S, read_plan
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER, seal_tiny_version
-from tests.support.fakes import FakeClock, wait_until
+from tests.support.fakes import TIMEOUT_S, FakeClock, wait_until
 
 OLD, NEW = "aaaaaaaaaaa1", "bbbbbbbbbbb2"
 
@@ -36,14 +37,15 @@ def registry(tmp_path: Path) -> ModelRegistry:
 
 
 async def test_trial_ends_no_later_than_the_deadline_of_its_request(
-    registry: ModelRegistry,
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def load(_model: RegisteredModel) -> None:
         await asyncio.Event().wait()
 
+    monkeypatch.setattr(version_trials, "MAX_WAIT_S", 2 * TIMEOUT_S)
     trials = VersionTrials(registry, load)
     model = registry.find(EMBEDDER)
-    async with asyncio.timeout(MAX_WAIT_S / 2):
+    async with asyncio.timeout(TIMEOUT_S):
         with pytest.raises(DeadlineExceeded, match="new version of the model"):
             await trials.is_refused_after_trial(EMBEDDER, model, deadline_after(0.02))
     trials.start(model).cancel()

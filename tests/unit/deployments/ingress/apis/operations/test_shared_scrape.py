@@ -6,6 +6,7 @@ import pytest
 
 from deployments.ingress.apis.operations import metrics_text
 from deployments.ingress.apis.operations.metrics_text import SharedScrape
+from tests.support.fakes import TIMEOUT_S
 
 
 class Scrapes:
@@ -33,6 +34,7 @@ async def test_simultaneous_requests_share_a_scrape() -> None:
 async def test_scrape_expires(monkeypatch: pytest.MonkeyPatch) -> None:
     scrapes = Scrapes()
     scrapes.release.set()
+    monkeypatch.setattr(metrics_text, "MAX_AGE_S", TIMEOUT_S)
     shared = SharedScrape(scrapes)
     assert [await shared(), await shared()] == ["scrape 1"] * 2
     monkeypatch.setattr(metrics_text, "MAX_AGE_S", 0.0)
