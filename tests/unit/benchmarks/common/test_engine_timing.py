@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from benchmarks.common import engine_timing
 from benchmarks.common.engine_timing import (
     MIN_BATCHES_PER_PASS,
     CoreSplit,
@@ -27,7 +28,7 @@ from deployments.engines import EncoderEngine
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.tuning.costs import Shape
 from tests.support.artifacts import EMBEDDER, MAX_TOKENS, seal_tiny
-from tests.support.fakes import item
+from tests.support.fakes import FakeClock, item
 
 TEXTS = generate_sentences(40, seed=1).texts
 
@@ -190,11 +191,15 @@ def test_build_timings_shares_the_batch_of_a_shape() -> None:
     assert timings[0].batch is timings[1].batch
 
 
-def test_run_round_appends_the_median_in_milliseconds() -> None:
-    (timing,) = build_timings(
-        {"slow": lambda batch: time.sleep(0.02)}, [Shape(items=1, tokens=1)], [item(1)], 0
-    )
+def test_run_round_appends_the_median_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(engine_timing, "time", SimpleNamespace(perf_counter=clock))
+
+    def take_20_ms(_batch: Batch) -> None:
+        clock.now_s += 0.02
+
+    (timing,) = build_timings({"slow": take_20_ms}, [Shape(items=1, tokens=1)], [item(1)], 0)
     timing.run_round()
     timing.run_round()
     assert len(timing.medians_ms) == 2
-    assert 20 <= timing.latency().ms.median < 200
+    assert timing.latency().ms.median == pytest.approx(20)

@@ -52,7 +52,7 @@ def test_launcher_leads_the_session_that_owns_the_port(
     server: tuple[ServerAddress, subprocess.Popen[bytes]],
 ) -> None:
     address, launcher = server
-    wait_for(lambda: has_listener(address.port), 10)
+    wait_for(lambda: has_listener(address.port))
     assert find_launcher(address) == launcher.pid
     (replica,) = find_members(launcher.pid)
     expected = psutil.Process(replica.pid).memory_full_info().uss / (1 << 20)

@@ -27,7 +27,7 @@ def launcher() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", LAUNCH], start_new_session=True)
     children: list[psutil.Process] = []
     try:
-        wait_for(lambda: bool(psutil.Process(process.pid).children()), 10)
+        wait_for(lambda: bool(psutil.Process(process.pid).children()))
         children = psutil.Process(process.pid).children()
         yield process
     finally:
@@ -43,7 +43,7 @@ def test_processes_of_the_session_of_the_launcher_are_found(
     kind = ProcessKind("sleeper", f"# {WORDS}")
     with subprocess.Popen([sys.executable, "-c", SLEEP]) as stranger:
         try:
-            wait_for(lambda: bool(find_processes(launcher.pid, kind)), 10)
+            wait_for(lambda: bool(find_processes(launcher.pid, kind)))
             (found,) = find_processes(launcher.pid, kind)
             assert found.pid == psutil.Process(launcher.pid).children()[0].pid
             assert find_processes(os.getpid(), ProcessKind("none", "no such words")) == []

@@ -1,25 +1,41 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import pytest
 import uvloop
 
 from benchmarks.common.agreement import extract_body
 from benchmarks.common.http import ServerAddress
-from benchmarks.serving.load import LoadPlan, Workload, run_load
+from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer
+from tests.support.fakes import TIMEOUT_S
 
 TEXTS = [f"text {i}".encode() for i in range(7)]
 
 
-def plan(connections: int = 4, *, seconds: float = 0.2, drain_s: float = 5.0) -> LoadPlan:
+def plan(connections: int = 4, *, seconds: float = 0.2, drain_s: float = TIMEOUT_S) -> LoadPlan:
     return LoadPlan(connections=connections, seconds=seconds, warm_up_s=0.05, drain_s=drain_s)
 
 
 def workload(target: ServerAddress, sample: tuple[int, ...] = ()) -> Workload:
     return Workload([target.build_post("/echo", text) for text in TEXTS], sample)
+
+
+async def measure(server: FakeServer, connections: int, *, answers: int = 1) -> LoadResult:
+    """Run a load with at least `answers` answers in its window.
+
+    A busy machine may answer nothing for a while, so the window grows until it is long enough.
+    """
+    seconds = 0.2
+    while True:
+        server.requests.clear()
+        server.connections = 0
+        load = plan(connections, seconds=seconds)
+        result = await run_load(server.target, workload(server.target), load)
+        if len(result.latencies_s) >= answers:
+            return result
+        seconds *= 2
 
 
 async def test_run_load_counts_responses_in_the_window() -> None:
@@ -34,24 +50,22 @@ async def test_run_load_counts_responses_in_the_window() -> None:
 
 async def test_run_load_is_a_closed_loop() -> None:
     async with FakeServer(delay_s=0.02).running() as server:
-        result = await run_load(server.target, workload(server.target), plan(5))
+        result = await measure(server, 5)
     assert result.latencies_s.min() >= 0.02
-    assert 0 < len(result.latencies_s) <= 5 * 0.2 / 0.02 + 5
+    assert len(result.latencies_s) <= 5 * result.seconds / 0.02 + 5
 
 
 async def test_run_load_keeps_connections_alive() -> None:
     async with FakeServer().running() as server:
-        await run_load(server.target, workload(server.target), plan(3))
+        await measure(server, 3, answers=4)
     assert server.connections == 3
-    assert len(server.requests) > 3
 
 
 async def test_run_load_reopens_closed_connections() -> None:
     server = FakeServer(lambda n, request: FakeAnswer(keep_alive=False))
     async with server.running():
-        result = await run_load(server.target, workload(server.target), plan(2))
+        result = await measure(server, 2, answers=3)
     assert result.failures == {}
-    assert len(result.latencies_s) > 2
     assert server.connections == len(server.requests)
 
 
@@ -60,10 +74,10 @@ async def test_run_load_counts_other_statuses_as_failures() -> None:
         return FakeAnswer(status=503 if n % 3 == 0 else 200)
 
     async with FakeServer(every_third_fails, delay_s=0.005).running() as server:
-        result = await run_load(server.target, workload(server.target), plan(1))
+        result = await measure(server, 1)
     failed = sum(n % 3 == 0 for n in range(len(server.requests)))
     assert result.failures == {"503": failed}
-    assert 0 < len(result.latencies_s) < len(server.requests) - failed + 1
+    assert len(result.latencies_s) < len(server.requests) - failed + 1
 
 
 @pytest.mark.parametrize(
@@ -76,17 +90,15 @@ async def test_run_load_counts_other_statuses_as_failures() -> None:
 async def test_run_load_counts_lost_requests_as_failures(answer: FakeAnswer, reason: str) -> None:
     server = FakeServer(lambda n, request: answer if n == 2 else FakeAnswer(), delay_s=0.002)
     async with server.running():
-        result = await run_load(server.target, workload(server.target), plan(1))
+        result = await measure(server, 1, answers=3)
     assert result.failures == {reason: 1}
     assert server.connections == 2
-    assert len(result.latencies_s) > 0
 
 
 async def test_run_load_ends_without_responses() -> None:
-    started_s = time.perf_counter()
     async with FakeServer(lambda n, request: FakeAnswer(is_silent=True)).running() as server:
-        result = await run_load(server.target, workload(server.target), plan(3, drain_s=0.1))
-    assert time.perf_counter() - started_s < 2
+        async with asyncio.timeout(TIMEOUT_S):
+            result = await run_load(server.target, workload(server.target), plan(3, drain_s=0.3))
     assert result.failures == {"no_answer": 3}
     assert len(result.latencies_s) == 0
 
@@ -105,7 +117,8 @@ async def test_workload_stores_the_first_responses_of_the_sample() -> None:
 
     async with FakeServer(echo).running() as server:
         chosen = workload(server.target, sample=(1, 4))
-        await run_load(server.target, chosen, plan(1))
+        while len(chosen.responses) < 2:
+            await run_load(server.target, chosen, plan(1))
     assert {i: extract_body(raw) for i, raw in chosen.responses.items()} == {
         1: b"text 1 answered 1",
         4: b"text 4 answered 4",
@@ -123,11 +136,11 @@ async def test_workload_continues_across_phases() -> None:
 
 
 def test_run_load_supports_uvloop() -> None:
-    async def measure() -> int:
+    async def count_answers() -> int:
         async with FakeServer().running() as server:
-            result = await run_load(server.target, workload(server.target), plan(2))
+            result = await measure(server, 2)
         assert isinstance(asyncio.get_running_loop(), uvloop.Loop)
         assert result.failures == {}
         return len(result.latencies_s)
 
-    assert uvloop.run(measure()) > 0
+    assert uvloop.run(count_answers()) > 0

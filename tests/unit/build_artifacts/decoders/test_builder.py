@@ -8,6 +8,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.waiting import TIMEOUT_S
+
 _PARENT = """
 import sys
 from pathlib import Path
@@ -30,5 +32,5 @@ def test_builder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
             builder = psutil.Process(int(started.read_text()))
         finally:
             parent.kill()
-        gone, _ = psutil.wait_procs([builder], timeout=10)
+        gone, _ = psutil.wait_procs([builder], timeout=TIMEOUT_S)
     assert gone == [builder]

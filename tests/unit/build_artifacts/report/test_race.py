@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -17,7 +16,7 @@ from deployments.batching.batch_policy import collate
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed
-from tests.support.fakes import item
+from tests.support.fakes import TIMEOUT_S, item
 
 SHORT, LONG = collate([item(1, 32)]), collate([item(1, 64)])
 
@@ -137,22 +136,27 @@ def test_failed_engine_is_dropped_and_others_continue(at: int) -> None:
     assert timer.failed == {"weak": "out of breath"}
 
 
-class SleepingRunner:
-    """Engine that sleeps per batch and records the highest concurrency."""
+class ConcurrentRunner:
+    """Engine whose batches wait until `passes` of them run. Together they take `seconds`."""
 
     info = EngineInfo(compute_type="cpu-fake")
 
-    def __init__(self, seconds: float) -> None:
-        self.most = 0
+    def __init__(self, log: PassLog, seconds: float, passes: int) -> None:
+        self.most = 0  # highest concurrency
+        self._log = log
         self._seconds = seconds
         self._now = 0
         self._lock = threading.Lock()
+        self._together = threading.Barrier(passes, self._advance, TIMEOUT_S)
+
+    def _advance(self) -> None:
+        self._log.now_s += self._seconds
 
     def run(self, batch: Batch) -> Outputs:
         with self._lock:
             self._now += 1
             self.most = max(self.most, self._now)
-        time.sleep(self._seconds)
+        self._together.wait()
         with self._lock:
             self._now -= 1
         return Outputs([])
@@ -163,23 +167,27 @@ class SleepingRunner:
 
 def test_throughput_counts_items_of_concurrent_batches() -> None:
     batch = collate([item(1, 16)] * 4)
-    together, alone = SleepingRunner(0.02), SleepingRunner(0.02)
-    timer = InterleavedTimer({"together": together, "alone": alone}, wait=lambda: None)
+    log = PassLog()
+    together, alone = ConcurrentRunner(log, 0.02, passes=3), ConcurrentRunner(log, 0.02, passes=1)
+    timer = InterleavedTimer(
+        {"together": together, "alone": alone}, clock=log.clock, wait=lambda: None
+    )
     results = timer.time_throughputs(batch, {"together": 3, "alone": 1}, 0.9)
     assert (together.most, alone.most) == (3, 1)
     assert results["together"].passes == 3
     assert (results["alone"].items, results["alone"].tokens) == (4, 16)
-    # 4 items in 20 ms is the maximum; a busy machine is slower.
-    assert 40 < results["alone"].items_per_s <= 200
-    assert results["together"].items_per_s > 1.5 * results["alone"].items_per_s
+    assert results["alone"].items_per_s == pytest.approx(4 / 0.02)
+    assert results["together"].items_per_s == pytest.approx(3 * 4 / 0.02)
 
 
 def test_throughput_with_zero_budget_counts_first_round() -> None:
-    results = InterleavedTimer({"a": SleepingRunner(0.01)}, wait=lambda: None).time_throughputs(
-        SHORT, {"a": 1}, 0.0
+    log = PassLog()
+    timer = InterleavedTimer(
+        {"a": ConcurrentRunner(log, 0.01, passes=1)}, clock=log.clock, wait=lambda: None
     )
+    results = timer.time_throughputs(SHORT, {"a": 1}, 0.0)
     assert results["a"].rounds == 1
-    assert results["a"].items_per_s <= 100
+    assert results["a"].items_per_s == pytest.approx(100)
 
 
 def test_failed_engine_has_no_throughput() -> None:
