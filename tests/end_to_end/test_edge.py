@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
-from tests.support.waiting import wait_for
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 MANAGER = "ray::HAProxyManager"
 
@@ -53,7 +53,7 @@ def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None
     for _ in range(killed):
         victim = find_haproxy(cluster)
         victim.kill()
-        victim.wait(5)
+        victim.wait(TIMEOUT_S)
         time.sleep(0.5)  # time for requests to the new process
     outcomes = prober.stop()
     lost = sum(count for outcome, count in outcomes.items() if outcome != "200")

@@ -51,7 +51,7 @@ def test_cluster_serves_while_it_tunes(tuning_cluster: Cluster, placement: Tunin
     assert table is not None
     assert {variant.candidate for variant in table.selected_variants()} == {"int8"}
     assert [process.pid for process in tuning_cluster.replicas("CpuEncoder")] == [replica.pid]
-    wait_for(lambda: not measuring(tuning_cluster), 10)
+    wait_for(lambda: not measuring(tuning_cluster))
 
 
 def test_other_hosts_reach_only_the_port_for_clients(own_cluster: Cluster) -> None:

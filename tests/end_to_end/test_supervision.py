@@ -14,7 +14,7 @@ import pytest
 from benchmarks.servers.process_kinds import read_command
 from tests.support.artifacts import EMBEDDER
 from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open
-from tests.support.waiting import wait_for
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 REPLICA = "ray::ServeReplica"
 AGAIN = "serving again after"
@@ -45,7 +45,7 @@ def test_killed_dashboard_starts_again_alone(own_cluster: Cluster) -> None:
     dashboard = find(own_cluster, "dashboard/dashboard.py")
     port = int(own_cluster.dashboard().rpartition(":")[2])
     dashboard.kill()
-    dashboard.wait(5)
+    dashboard.wait(TIMEOUT_S)
     assert ask(own_cluster).status_code == 200
     wait_for(lambda: port_is_open(port), 30)
     assert find(own_cluster, "dashboard/dashboard.py") != dashboard
@@ -117,4 +117,4 @@ def test_start_after_crash_works_and_stop_leaves_no_process(own_cluster: Cluster
     running = own_cluster.processes()
     assert own_cluster.stop(signal.SIGHUP) == 0
     assert alive(running) == []
-    wait_for(lambda: not port_is_open(own_cluster.port), 5)
+    wait_for(lambda: not port_is_open(own_cluster.port))

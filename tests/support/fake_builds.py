@@ -11,6 +11,7 @@ from deployments.builds.process import BUSY
 from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import BuildState
 from tests.support.artifacts import seal_tiny, tiny_manifest
+from tests.support.waiting import TIMEOUT_S
 
 
 class Killed(BaseException):
@@ -67,7 +68,7 @@ class _Process:
     def kill(self) -> None:
         self._killed.set()
 
-    def wait(self, timeout_s: float = 5.0) -> None:
+    def wait(self, timeout_s: float = TIMEOUT_S) -> None:
         self._thread.join(timeout_s)
 
 

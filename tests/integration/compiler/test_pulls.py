@@ -25,7 +25,7 @@ from deployments.artifacts.store import find_artifact
 from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
 from tests.support.tiny_encoders import tiny_checkpoint
-from tests.support.waiting import wait_for
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 MODEL = "local/mortal"
 
@@ -253,7 +253,7 @@ def test_builder_ends_with_the_process_that_started_it(tmp_path: Path, source: P
         wait_for(lambda: (record := queue.read(MODEL)) and record.attempts, timeout_s=60)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 1
+        assert process.wait(TIMEOUT_S) == 1
     record = queue.read(MODEL)
     assert record is not None
     assert (record.state, record.crashes) == (BuildState.QUEUED, 0)

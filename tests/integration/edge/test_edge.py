@@ -24,7 +24,7 @@ from cluster.launcher.local_environment import local_environment
 from cluster.launcher.local_ports import LocalPorts
 from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
 from tests.support.ray_cluster import free_port
-from tests.support.waiting import wait_for
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_killed_haproxy_starts_again_although_a_cleaner_removed_its_files(
 def test_stopped_haproxy_is_replaced(edge: EdgeHarness) -> None:
     (stopped,) = edge.haproxies()
     stopped.suspend()
-    wait_for(lambda: not stopped.is_running(), 10)
+    wait_for(lambda: not stopped.is_running())
     assert edge.post().status_code == 200
     assert edge.is_healthy()
     assert edge.reports[0] == "HAProxy does not answer"
@@ -114,14 +114,14 @@ def test_busy_haproxy_that_misses_probes_is_kept(
             assert client.get("/metrics").status_code == 404
     assert (edge.haproxies(), edge.reports) == (before, [])
     # Without requests, missed probes count as a hang.
-    wait_for(lambda: edge.reports[:1] == ["HAProxy does not answer"], 10)
+    wait_for(lambda: edge.reports[:1] == ["HAProxy does not answer"])
 
 
 def test_killed_manager_keeps_the_table(edge: EdgeHarness) -> None:
     before = edge.haproxies()
     edge.replace_manager()
     assert edge.post().status_code == 200
-    wait_for(lambda: not edge.is_healthy(), 5)  # Ray Serve replaces an unhealthy manager
+    wait_for(lambda: not edge.is_healthy())  # Ray Serve replaces an unhealthy manager
     edge.start_manager()  # the new manager has no routes yet
     assert edge.post().status_code == 200
     edge.route(edge.backend.port)
@@ -136,7 +136,7 @@ def test_new_routes_replace_haproxy(edge: EdgeHarness) -> None:
         before = edge.haproxies()
         edge.route(edge.backend.port, 1)
         assert client.post("/echo", content=b"text").text == "text"
-    wait_for(lambda: not any(p.is_running() for p in before), 10)
+    wait_for(lambda: not any(p.is_running() for p in before))
     assert len(edge.haproxies()) == 1
     assert edge.post().status_code == 200
 
@@ -161,15 +161,15 @@ def test_replaced_haproxy_keeps_its_requests_although_it_does_not_answer_a_probe
 
     with socket.create_connection(("127.0.0.1", edge.port)) as peer:
         peer.sendall(b"POST /slow HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\ntext")
-        wait_for(lambda: "/slow" in edge.backend.seen, 5)
+        wait_for(lambda: "/slow" in edge.backend.seen)
         monkeypatch.setattr(HaproxyProcess, "is_serving", probe)
-        wait_for(waits.is_set, 5)
+        wait_for(waits.is_set)
         edge.route(edge.backend.port, 1)
         is_replaced.set()
-        wait_for(lambda: probed.count(old.pid) == 2 and probed[-1] != old.pid, 10)
+        wait_for(lambda: probed.count(old.pid) == 2 and probed[-1] != old.pid)
         assert edge.reports == []
         assert old.is_running()
-    wait_for(lambda: not old.is_running(), 10)
+    wait_for(lambda: not old.is_running())
 
 
 def test_unknown_template_keeps_the_table(
@@ -184,7 +184,7 @@ def test_unknown_template_keeps_the_table(
 def test_client_that_leaves_is_seen_by_the_replica(edge: EdgeHarness) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{edge.url}/slow", content=b"text", timeout=0.2)
-    assert edge.backend.left.wait(2)
+    assert edge.backend.left.wait(TIMEOUT_S)
 
 
 def test_sockets_are_private_and_on_loopback(edge: EdgeHarness, directory: Path) -> None:
@@ -273,7 +273,7 @@ def test_edge_that_stops_while_haproxy_starts_leaves_no_process(
         monkeypatch.setattr(HaproxyProcess, "_wait_until_serving", wait_and_tell)
         monkeypatch.setenv("PATH", str(directory), prepend=os.pathsep)
         process.kill()
-        assert starting.wait(10)
+        assert starting.wait(TIMEOUT_S)
     time.sleep(0.5)
     left = harness.haproxies()
     for process in left:

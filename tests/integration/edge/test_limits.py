@@ -52,7 +52,7 @@ def hold_request(edge: EdgeHarness, source: str = "127.0.0.1") -> socket.socket:
     seen = edge.backend.seen.count("/slow")
     peer = connect(edge, source)
     peer.sendall(HEAD.replace(b"/echo", b"/slow") + b"\r\ntext")
-    wait_for(partial(has_seen_slow, edge, seen + 1), 5)
+    wait_for(partial(has_seen_slow, edge, seen + 1))
     return peer
 
 
@@ -105,7 +105,7 @@ def test_connections_of_one_address_are_limited(edge: EdgeHarness) -> None:
         for _ in range(LIMITS.connections):
             stack.enter_context(hold_request(edge))
         assert is_reset(edge)
-    wait_for(lambda: edge.post().status_code == 200, 5)
+    wait_for(lambda: edge.post().status_code == 200)
 
 
 def test_client_cannot_evade_the_limits_by_http_2(edge: EdgeHarness) -> None:
@@ -154,7 +154,7 @@ def test_requests_in_flight_are_limited_and_shared() -> None:
             assert send_short(edge, quiet).startswith(b"HTTP/1.1 429 ")
             assert httpx.get(edge.url + "/health").status_code == 200
             assert edge.backend.seen.count("/echo") == 1
-        wait_for(lambda: edge.post().status_code == 200, 5)
+        wait_for(lambda: edge.post().status_code == 200)
 
 
 def test_get_requests_take_no_place() -> None:
@@ -162,7 +162,7 @@ def test_get_requests_take_no_place() -> None:
         for count in range(3):
             peer = stack.enter_context(connect(edge))
             peer.sendall(b"GET /slow HTTP/1.1\r\nhost: x\r\n\r\n")
-            wait_for(partial(has_seen_slow, edge, count + 1), 5)
+            wait_for(partial(has_seen_slow, edge, count + 1))
         assert edge.post().status_code == 200
 
 
@@ -186,7 +186,7 @@ def test_refusals_are_repeated_for_similar_requests_only() -> None:
         for headers in ({"authorization": "Bearer other"}, {"x-priority": "batch"}):
             assert edge.post("/full", headers=headers).text == "full"
         assert edge.post("/echo").status_code == 200
-        wait_for(lambda: edge.post("/full").text == "full", 5)
+        wait_for(lambda: edge.post("/full").text == "full")
 
 
 def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> None:
@@ -195,7 +195,7 @@ def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> 
         answers = edge.backend.answers
         accepted = fill_places(edge, pool)
         answers.release()
-        wait_for(lambda: any(each.done() for each in accepted), 5)
+        wait_for(lambda: any(each.done() for each in accepted))
         accepted.append(pool.submit(edge.post, "/places"))
         answers.release(4)
         statuses = [each.result().status_code for each in accepted]
@@ -213,10 +213,10 @@ def test_limit_of_refused_requests_rises_with_answers() -> None:
         time.sleep(2.2)  # none of the refusals is in the last second any more
         edge.backend.places.release(100)
         held += [pool.submit(edge.post, "/places", HOLD) for _ in range(12)]
-        wait_for(lambda: sum(each.done() for each in held) == 11, 5)
+        wait_for(lambda: sum(each.done() for each in held) == 11)
         assert {each.result().status_code for each in held if each.done()} == {429}
         answers.release()
-        wait_for(lambda: sum(each.done() for each in held) == 12, 5)
+        wait_for(lambda: sum(each.done() for each in held) == 12)
         assert {edge.post("/places").status_code for _ in range(80)} == {200}
         held += [pool.submit(edge.post, "/places", HOLD) for _ in range(2)]
         answers.release(6)
@@ -226,7 +226,7 @@ def test_limit_of_refused_requests_rises_with_answers() -> None:
 def fill_places(edge: EdgeHarness, pool: ThreadPoolExecutor) -> list[Future[httpx.Response]]:
     """Send the four requests that `/places` accepts and holds, then twenty that are refused."""
     held = [pool.submit(edge.post, "/places", HOLD) for _ in range(4)]
-    wait_for(lambda: edge.backend.seen.count("/places") == 4, 5)
+    wait_for(lambda: edge.backend.seen.count("/places") == 4)
     with httpx.Client(base_url=edge.url, timeout=20) as client:
         refused = {client.post("/places", content=b"text").status_code for _ in range(20)}
     assert refused == {429}

@@ -31,6 +31,7 @@ from deployments.errors import EngineFailed  # noqa: E402
 from tests.support import forked_programs  # noqa: E402
 from tests.support.decoder_programs import WHOLE, whole_spec  # noqa: E402
 from tests.support.tiny_decoders import tiny_llama  # noqa: E402
+from tests.support.waiting import TIMEOUT_S  # noqa: E402
 
 PROMPT = list(range(10, 45))
 OTHER = list(range(90, 40, -1))
@@ -121,7 +122,7 @@ def test_killed_process_ends_all_and_is_reported(
     os.kill(processes[1].pid, signal.SIGKILL)
     with pytest.raises(EngineFailed, match=r"`decode` failed in process [01], which ends all"):
         decoder.decode(np.array([5]), np.array([len(PROMPT)]))
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_S)
     assert not alive
     with pytest.raises(EngineFailed, match="closed"):
         decoder.prefill(0, PROMPT, 0)
@@ -151,7 +152,7 @@ def test_processes_end_with_their_parent(spec: DecoderSpec, tmp_path: Path) -> N
         processes = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
         assert len(processes) == 2
         parent.kill()
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_S)
     assert not alive
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.support.ray_cluster import find_session
-from tests.support.waiting import wait_for
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 # A program that runs itself again as leader of a new session. The leader writes its process id to a
 # file and waits for a SIGINT. Half a second later it exits with the number of SIGINTs it received.
@@ -42,7 +42,7 @@ def start(pid_file: Path, **options: bool | int) -> subprocess.Popen[bytes]:
 
 
 def wait_for_leader(pid_file: Path) -> psutil.Process:
-    wait_for(pid_file.exists, 20)
+    wait_for(pid_file.exists)
     leader = psutil.Process(int(pid_file.read_text()))
     assert find_session(leader) == leader.pid
     return leader
@@ -57,25 +57,25 @@ def test_signal_of_a_terminal_reaches_the_leader_once(pid_file: Path) -> None:
     process = start(pid_file, process_group=0)  # as a shell starts a command
     assert wait_for_leader(pid_file).ppid() == process.pid
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
-    assert process.wait(20) == 1
+    assert process.wait(TIMEOUT_S) == 1
 
 
 def test_leader_without_terminal_needs_no_new_session(pid_file: Path) -> None:
     process = start(pid_file, start_new_session=True)
     assert wait_for_leader(pid_file).pid == process.pid
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 1
+    assert process.wait(TIMEOUT_S) == 1
 
 
 def test_exit_by_a_signal_is_reported_as_by_a_shell(pid_file: Path) -> None:
     process = start(pid_file)
     wait_for_leader(pid_file).terminate()
-    assert process.wait(20) == 128 + signal.SIGTERM
+    assert process.wait(TIMEOUT_S) == 128 + signal.SIGTERM
 
 
 def test_leader_ends_if_its_parent_is_killed(pid_file: Path) -> None:
     process = start(pid_file)
     leader = wait_for_leader(pid_file)
     process.kill()
-    process.wait(20)
-    leader.wait(20)
+    process.wait(TIMEOUT_S)
+    leader.wait(TIMEOUT_S)
