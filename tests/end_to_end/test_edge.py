@@ -41,10 +41,13 @@ class Prober(threading.Thread):
         return self.outcomes
 
 
+def find_haproxies(cluster: Cluster) -> list[psutil.Process]:
+    return [one for one in cluster.processes() if one.name() == "haproxy"]
+
+
 def find_haproxy(cluster: Cluster) -> psutil.Process:
     """Return the newest HAProxy process. Older ones may still finish their requests."""
-    found = [one for one in cluster.processes() if one.name() == "haproxy"]
-    return max(found, key=psutil.Process.create_time)
+    return max(find_haproxies(cluster), key=psutil.Process.create_time)
 
 
 def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None:
@@ -54,6 +57,7 @@ def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None
         victim = find_haproxy(cluster)
         victim.kill()
         victim.wait(TIMEOUT_S)
+        wait_for(lambda: bool(find_haproxies(cluster)))
         time.sleep(0.5)  # time for requests to the new process
     outcomes = prober.stop()
     lost = sum(count for outcome, count in outcomes.items() if outcome != "200")
@@ -104,6 +108,7 @@ def test_client_that_leaves_drops_its_queued_texts(cluster: Cluster) -> None:
     texts = [f"{number} " + "a sentence of some length " * 30 for number in range(1_000)]
     body = {"inputs": texts, "options": {"use_cache": False}}
     before = computed_items(cluster)  # may lack a few late texts of other tests
+    timeout = httpx.Timeout(TIMEOUT_S, read=1)
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=1)
+        httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=timeout)
     assert final_items(cluster) - before < len(texts)

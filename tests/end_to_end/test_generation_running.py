@@ -18,7 +18,7 @@ from tests.end_to_end.test_generation_openai import TALLY, USER
 from tests.support.cluster_faults import noise
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import FIXED_TEXT_MODEL, LONG_CONTEXT, SAYS, WRITER
-from tests.support.waiting import wait_for
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 COMPLETIONS = "/v1/completions"
 ACTIVE = re.compile(r"^hundredfold_running_requests\{(.*)\} (\S+)$", re.MULTILINE)
@@ -53,7 +53,7 @@ async def readers(cluster: Cluster, count: int, body: dict[str, Any]) -> AsyncIt
     async with httpx.AsyncClient(base_url=cluster.url, timeout=60) as http:
         tasks = [asyncio.create_task(read(http, has_words)) for has_words in begun]
         try:
-            async with asyncio.timeout(FREED_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 for has_words in begun:
                     await has_words.wait()
             yield tasks
@@ -122,7 +122,8 @@ async def test_disconnected_requests_free_their_slots(cluster: Cluster) -> None:
         with pytest.raises(httpx.ReadTimeout):
             await http.post(COMPLETIONS, json=ENDLESS)
 
-    async with httpx.AsyncClient(base_url=cluster.url, timeout=3) as http:
+    timeout = httpx.Timeout(TIMEOUT_S, read=3)
+    async with httpx.AsyncClient(base_url=cluster.url, timeout=timeout) as http:
         await asyncio.gather(*(impatient(http) for _ in range(KV_SLOTS)))
     assert is_answered(cluster)
     wait_for(lambda: active(cluster) == 0, EXPORT_S)

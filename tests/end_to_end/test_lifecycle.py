@@ -46,7 +46,7 @@ def test_cluster_serves_while_it_tunes(tuning_cluster: Cluster, placement: Tunin
         assert np.allclose(reply.json(), first.json(), atol=1e-5)
         return reply.headers["x-compute-type"] == "cpu-int8"
 
-    wait_for(is_tuned, 60)
+    wait_for(is_tuned, 240)  # tuning has the lowest priority
     table = read_costs(placement)
     assert table is not None
     assert {variant.candidate for variant in table.selected_variants()} == {"int8"}

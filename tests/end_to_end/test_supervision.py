@@ -27,7 +27,7 @@ def find(cluster: Cluster, words: str) -> psutil.Process:
 
 def ask(cluster: Cluster) -> httpx.Response:
     body = {"inputs": "a text", "options": {"use_cache": False}}
-    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=30)
+    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=90)
 
 
 def restarts(cluster: Cluster) -> int:
@@ -47,7 +47,7 @@ def test_killed_dashboard_starts_again_alone(own_cluster: Cluster) -> None:
     dashboard.kill()
     dashboard.wait(TIMEOUT_S)
     assert ask(own_cluster).status_code == 200
-    wait_for(lambda: port_is_open(port), 30)
+    wait_for(lambda: port_is_open(port), 90)
     assert find(own_cluster, "dashboard/dashboard.py") != dashboard
     assert own_cluster.find(REPLICA) == replicas
     assert restarts(own_cluster) == 0
@@ -81,7 +81,7 @@ def test_lost_core_starts_everything_again(
             assert reply.status_code == 200 or reply.headers["retry-after"]
         return restarts(own_cluster) > before
 
-    wait_for(is_restarted, 90)
+    wait_for(is_restarted, 180)
     assert ask(own_cluster).status_code == 200
     # Only a request in flight may be lost. The port stays open, so no connection is refused.
     assert [type(error) for error in lost] in ([], [httpx.RemoteProtocolError])

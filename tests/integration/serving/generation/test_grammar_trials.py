@@ -6,21 +6,30 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import psutil
 import pytest
 from llguidance import LLMatcher
 
 from deployments.errors import EngineFailed, Overloaded
+from deployments.generation import grammar_trials
 from deployments.generation.grammar_trials import FULL, QUICK, GrammarTrials, Trial, TrialLimits
 from tests.support.fakes import wait_until
 from tests.support.small_tokenizers import byte_level
+from tests.support.waiting import wait_for
 
 # Without limits, the compilation of COSTLY takes minutes and gigabytes. The limit of llguidance,
 # called fuel, does not stop the compilation in time.
 COSTLY = LLMatcher.grammar_from_json_schema('{"type": "integer", "multipleOf": 9999991}')
 SIMPLE = LLMatcher.grammar_from_json_schema('{"type": "boolean"}')
 ENDLESS = TrialLimits(cpu_s=100.0, memory_bytes=16 << 30, nice=19)
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow more time: a trial of low priority waits for tests that run on the same core."""
+    monkeypatch.setattr(grammar_trials, "WAIT_S", 120.0)
 
 
 @pytest.fixture
@@ -67,10 +76,7 @@ def test_trial_beyond_its_limits_is_killed(
     processes: Processes,
     trials: GrammarTrials,
     limits: TrialLimits,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # Allow more time: a trial of low priority waits for tests that run on the same core.
-    monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 120.0)
     assert trials.run(COSTLY, limits) is None
     assert isinstance(trials.run(SIMPLE, QUICK), Trial), "the next one runs"
     (server,) = processes.servers()
@@ -108,21 +114,34 @@ async def test_killed_server_is_replaced(processes: Processes, trials: GrammarTr
     assert replacement.pid != server.pid
 
 
+class AdvancedClock:
+    """The monotonic clock, ahead by some seconds."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+        self.readings = 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        return time.monotonic() + self.ahead_s
+
+
 def test_trial_that_starts_late_ends_in_time(
     processes: Processes, trials: GrammarTrials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 2.0)
+    """The child would be killed later, after its own WAIT_S."""
     trials.run(SIMPLE, QUICK)
     (server,) = processes.servers()
     server.suspend()
+    clock = AdvancedClock()
+    monkeypatch.setattr(grammar_trials, "time", SimpleNamespace(monotonic=clock))
     with ThreadPoolExecutor(1) as threads:
-        started_s = time.monotonic()
         running = threads.submit(trials.run, COSTLY, ENDLESS)
-        time.sleep(1.0)
+        wait_for(lambda: clock.readings >= 3)  # it waits for the suspended server
+        clock.ahead_s = grammar_trials.WAIT_S - 0.5
         server.resume()
-        with pytest.raises(Overloaded, match="within 2 s"):
+        with pytest.raises(Overloaded, match="within 120 s"):
             running.result()
-        assert time.monotonic() - started_s < 2.9
 
 
 OWNER = """
