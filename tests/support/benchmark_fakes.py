@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import httptools
 
@@ -47,14 +48,17 @@ Script = Callable[[int, ReceivedRequest], FakeAnswer]
 class FakeServer:
     """Server that answers the n-th request with `script(n, request)`.
 
-    n counts from 0 over all connections.
+    n counts from 0 over all connections. No request is answered before `answers_from` of them
+    have arrived.
     """
 
     script: Script = lambda n, request: FakeAnswer()
     delay_s: float = 0.0
+    answers_from: int = 0
     connections: int = 0
     requests: list[ReceivedRequest] = field(default_factory=list)
     target: ServerAddress = field(default_factory=lambda: ServerAddress("127.0.0.1", 0))
+    held: list[Callable[[], None]] = field(default_factory=list)  # answers
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[FakeServer]:
@@ -119,7 +123,12 @@ class _FakeServerConnection(asyncio.Protocol):
         number = len(self._server.requests)
         self._server.requests.append(request)
         answer = self._server.script(number, request)
-        asyncio.get_running_loop().call_later(self._server.delay_s, self._answer, answer)
+        held = self._server.held
+        held.append(partial(self._answer, answer))
+        if number + 1 >= self._server.answers_from:
+            for send in held:
+                asyncio.get_running_loop().call_later(self._server.delay_s, send)
+            held.clear()
 
     def _answer(self, answer: FakeAnswer) -> None:
         if answer.is_silent:

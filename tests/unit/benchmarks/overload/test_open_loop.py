@@ -11,12 +11,13 @@ import pytest
 from benchmarks.common.http import ServerAddress
 from benchmarks.overload.open_loop import OpenLoopPlan, OpenLoopResult, run_open_loop
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest
+from tests.support.fakes import TIMEOUT_S
 
 TEXTS = [f"text {n}" for n in range(5)]
 
 
 def plan(
-    target: ServerAddress, *, rate: float = 100.0, drain_s: float = 5.0, samples: int = 4
+    target: ServerAddress, *, rate: float = 100.0, drain_s: float = TIMEOUT_S, samples: int = 4
 ) -> OpenLoopPlan:
     requests = [target.build_post("/echo", text.encode()).decode("latin-1") for text in TEXTS]
     return OpenLoopPlan(
@@ -64,17 +65,19 @@ async def test_samples_come_from_the_whole_loop() -> None:
 
 
 async def test_arrivals_do_not_wait_for_answers() -> None:
-    async with FakeServer(delay_s=0.3).running() as server:
+    async with FakeServer(answers_from=20).running() as server:
         result = await run(server)
-    assert server.connections > 10
+    assert server.connections >= 20
     assert all(each.status == 200 for each in result.exchanges)
-    assert result.exchanges[-1].sent_s < 0.6
 
 
 async def test_connections_are_used_again() -> None:
+    exchanges = 0
     async with FakeServer().running() as server:
-        result = await run(server)
-    assert server.connections < len(result.exchanges)
+        # A stalled machine sends all requests at once, each over a connection of its own.
+        while server.connections == exchanges:
+            exchanges += len((await run(server)).exchanges)
+    assert server.connections < exchanges
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ async def test_connections_are_used_again() -> None:
 )
 async def test_failed_requests_are_recorded(answer: FakeAnswer, status: int) -> None:
     async with FakeServer(lambda n, request: answer).running() as server:
-        result = await run(server, rate=20.0, drain_s=0.2)
+        result = await run(server, rate=20.0, drain_s=0.2 if answer.is_silent else TIMEOUT_S)
     assert {each.status for each in result.exchanges} == {status}
     assert all((each.ended_s is None) == (status == 0) for each in result.exchanges)
 

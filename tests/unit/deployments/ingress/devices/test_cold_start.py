@@ -8,12 +8,21 @@ import pytest
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings, ModelSettings
 from deployments.errors import DeadlineExceeded, ModelLoading
+from deployments.ingress.devices import cluster_state, cold_start
 from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
 from deployments.ingress.devices.cold_start import limit_cold_start
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.artifacts import EMBEDDER
+from tests.support.fakes import TIMEOUT_S
 
 WAIT_S = 0.02
+
+
+@pytest.fixture(autouse=True)
+def current_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a read of the state take long, and its result stay current, on a slow machine."""
+    monkeypatch.setattr(cluster_state, "STATUS_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setattr(cold_start, "REFRESH_STARTING_S", TIMEOUT_S)
 
 
 @pytest.fixture
