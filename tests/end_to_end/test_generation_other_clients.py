@@ -30,9 +30,9 @@ def messages(cluster: Cluster, method: str, **arguments: Any) -> Any:
 
 
 def test_anthropic_client_chats_streams_and_counts(cluster: Cluster) -> None:
-    message = messages(cluster, "create", max_tokens=50, temperature=0)
+    message = messages(cluster, "create", max_tokens=50, extra_body={"temperature": 0})
     assert [block["text"] for block in message["content"]] == [SAYS]
-    stream = messages(cluster, "stream", max_tokens=50, temperature=0)
+    stream = messages(cluster, "stream", max_tokens=50, extra_body={"temperature": 0})
     assert (stream["text"], stream["message"]["stop_reason"]) == (SAYS, "end_turn")
     counted = messages(cluster, "count_tokens")["input_tokens"]
     usage = message["usage"]
