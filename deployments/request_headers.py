@@ -20,6 +20,8 @@ OPTION_HEADERS = {
 # the first, the JavaScript clients the second. They also send their default timeout, so any other
 # deadline of the request has priority.
 SDK_TIMEOUT_HEADERS = ("x-stainless-read-timeout", "x-stainless-timeout")
+# Time limit of a gRPC call: a number and its unit.
+GRPC_TIMEOUT_HEADER = "grpc-timeout"
 # Header of the response to a request that was refused because a queue is full or too long. HAProxy
 # counts and removes the header.
 REFUSAL_HEADER = "x-queue-refusal"

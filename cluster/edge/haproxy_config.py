@@ -19,6 +19,7 @@ from deployments.errors import ServeError
 from deployments.request_headers import (
     ADDRESS_HEADER,
     ARRIVAL_HEADER,
+    GRPC_TIMEOUT_HEADER,
     KEY_HEADERS,
     OPTION_HEADERS,
     REFUSAL_HEADER,
@@ -43,7 +44,10 @@ HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are similar if they have the same client address, path and values of these headers. If
 # the ingress has just refused a request because of a long queue, it would refuse most similar
 # requests. It may accept those whose bodies name another model or have another size.
-_DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
+_DECISIVE_HEADERS = (
+    *(*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS),
+    GRPC_TIMEOUT_HEADER,
+)
 # Table of the POST requests in flight, by backend.
 _REQUESTS = """
 backend requests
@@ -63,6 +67,13 @@ gpc0_rate(1s),gpc1_rate(5s),conn_cur,gpt(2)
 _RETRY_UNROUTED = """\
     http-response wait-for-body time 1s if { status 404 }
     http-response deny deny_status 503 if { status 404 } { res.body -m sub /-/routes }
+"""
+# Counts of a frontend per client. IPv6 clients count by /64 network, because one host owns all
+# addresses of such a network. IPv4 clients, whose addresses are in ::ffff:0:0/96, count by address.
+CLIENT_TABLE = """\
+    stick-table type ipv6 size 64k expire 60s store conn_cur
+    tcp-request connection set-var(sess.client) src,ipmask(32,64)
+    tcp-request connection set-var(sess.client) src if { src ::ffff:0:0/96 }
 """
 # Sets the arrival time of the whole request, or of the first part of a long body (Unix time in ms).
 _SET_ARRIVAL = f"    http-request set-header {ARRIVAL_HEADER} %[date(0,ms)]\n"
@@ -148,9 +159,11 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
     """
     edits = (
         (r"^    errorfile .*\n", ""),
-        (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(errors, limits)),
-        (r"^(frontend http_frontend\n    bind .*\n)", r"\1" + _serve_clients(limits)),
-        (r"^    http-request return status 404 .*\n", _deny("")),
+        (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(limits)),
+        (r"^(frontend http_frontend\n    bind .*\n)", r"\1" + build_client_rules(limits)),
+        # Not in the defaults: errors of a backend get the form of the frontend.
+        (r"^frontend \S+\n    bind .*\n", r"\g<0>" + build_error_files(errors)),
+        (r"^    http-request return status 404 .*\n", build_denial("")),
         (
             r"^backend (?!default_backend\n)\S+\n",
             r"\g<0>" + _limit_requests(limits.requests) + _RETRY_UNROUTED,
@@ -187,7 +200,7 @@ def edit_for_host(
             # Clients must not read metrics. The ingress decodes the path, merges slashes and
             # ignores those at its end (`route_path`), so the rule does so too.
             _frontend(paths, limits)
-            + _deny(f"if {{ path,url_dec,regsub(//+,/,g),rtrim(/) {metrics} }}"),
+            + build_denial(f"if {{ path,url_dec,regsub(//+,/,g),rtrim(/) {metrics} }}"),
         ),
         (
             r"^backend (?!default_backend\n)\S+\n",
@@ -222,10 +235,14 @@ def _metrics_rules(text: str, metrics: str) -> str:
     The port returns HAProxy's own metrics at HAPROXY_METRICS_PATH, routes the paths in `metrics`,
     and denies all others.
     """
-    routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
-    routes += re.findall(r"^    use_backend .*\n", text, re.MULTILINE)
     own = f"prometheus-exporter if {{ path {HAPROXY_METRICS_PATH} }}\n"
-    return own + _deny(f"unless {{ path {metrics} }}") + "".join(routes)
+    return own + build_denial(f"unless {{ path {metrics} }}") + find_routes(text)
+
+
+def find_routes(text: str) -> str:
+    """Return the lines of Ray Serve's configuration that choose a backend by the path."""
+    routes = re.findall(r"^    acl is_\S+ path.*\n", text, re.MULTILINE)
+    return "".join(routes + re.findall(r"^    use_backend .*\n", text, re.MULTILINE))
 
 
 def _limit_requests(requests: int) -> str:
@@ -297,7 +314,7 @@ def _limit_refusals(refusals: int) -> str:
     )
 
 
-def _deny(condition: str) -> str:
+def build_denial(condition: str) -> str:
     return f"    http-request deny deny_status 404 {condition}".rstrip() + "\n"
 
 
@@ -306,9 +323,9 @@ def build_starting_config(paths: EdgePaths, limits: ClientLimits) -> str:
     return (
         f"global\n{_admin_socket(paths)}"
         "    maxconn 4096\n    nbthread 1\n    hard-stop-after 5s\n"
-        f"defaults\n    mode http\n{_defaults(paths.errors, limits)}"
+        f"defaults\n    mode http\n{_defaults(limits)}"
         "    timeout connect 5s\n    timeout client 30s\n    timeout server 30s\n"
-        f"{_frontend(paths, limits)}"
+        f"{_frontend(paths, limits)}{build_error_files(paths.errors)}"
         "    default_backend starting\n"
         "backend starting\n"
     )
@@ -318,37 +335,35 @@ def _admin_socket(paths: EdgePaths) -> str:
     return f"    stats socket {paths.admin_socket} mode 600 level admin\n"
 
 
-def _defaults(errors: Mapping[int, Path], limits: ClientLimits) -> str:
-    files = [f"    errorfile {status} {path}\n" for status, path in errors.items()]
+def _defaults(limits: ClientLimits) -> str:
     return (
         # Over HTTP/2, one connection would carry a hundred requests and so evade ClientLimits.
-        "    option disable-h2-upgrade\n"
-        f"    timeout http-request {_ms(limits.head_s)}\n{''.join(files)}"
+        f"    option disable-h2-upgrade\n    timeout http-request {_ms(limits.head_s)}\n"
     )
+
+
+def build_error_files(errors: Mapping[int, Path]) -> str:
+    return "".join(f"    errorfile {status} {path}\n" for status, path in errors.items())
 
 
 def _frontend(paths: EdgePaths, limits: ClientLimits) -> str:
     return (
         "frontend http_frontend\n"
-        f"    bind fd@{paths.listener_fd}{_tls(paths.certificate)}\n"
-        "    stick-table type ipv6 size 64k expire 60s store conn_cur\n"
-        # Counts IPv6 clients by /64 network, because one host owns all addresses of such a network.
-        # IPv4 clients, whose addresses are in ::ffff:0:0/96, count by address.
-        "    tcp-request connection set-var(sess.client) src,ipmask(32,64)\n"
-        "    tcp-request connection set-var(sess.client) src if { src ::ffff:0:0/96 }\n"
+        f"    bind fd@{paths.listener_fd}{build_tls_options(paths.certificate, 'http/1.1')}\n"
+        f"{CLIENT_TABLE}"
         "    tcp-request connection track-sc0 var(sess.client)\n"
         f"    tcp-request connection reject if {{ sc0_conn_cur gt {limits.connections} }}\n"
     )
 
 
-def _tls(certificate: Path | None) -> str:
-    """Build the options of a `bind` line. By default HAProxy would offer HTTP/2 over TLS."""
+def build_tls_options(certificate: Path | None, protocol: str) -> str:
+    """Build the options of a `bind` line. By default HAProxy would offer both versions of HTTP."""
     if certificate is None:
         return ""
-    return f" ssl crt {certificate} alpn http/1.1 ssl-min-ver TLSv1.2"
+    return f" ssl crt {certificate} alpn {protocol} ssl-min-ver TLSv1.2"
 
 
-def _serve_clients(limits: ClientLimits) -> str:
+def build_client_rules(limits: ClientLimits) -> str:
     return (
         "    option forwardfor\n"  # sends the address of the client to the ingress
         # Turns off Serve's own timeout, `http_options.request_timeout_s`, and its detection of

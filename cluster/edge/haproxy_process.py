@@ -1,10 +1,11 @@
-"""One HAProxy process on an inherited listening socket."""
+"""One HAProxy process on inherited listening sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from asyncio.subprocess import DEVNULL, Process
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,8 +44,11 @@ class HaproxyProcess:
         self._process = process
 
     @classmethod
-    async def start(cls, files: HaproxyFiles, listener_fd: int) -> HaproxyProcess:
-        """Start a process and wait until it serves. Raises EdgeError if it does not."""
+    async def start(cls, files: HaproxyFiles, listeners: Sequence[int]) -> HaproxyProcess:
+        """Start a process and wait until it serves. Raises EdgeError if it does not.
+
+        `listeners` are file descriptors.
+        """
         with_parent = end_with_parent(signal.SIGKILL)
         command = [*with_parent, files.binary, "-db", "-f", str(files.config)]
         with files.log.open("ab") as output:
@@ -54,7 +58,7 @@ class HaproxyProcess:
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,
-                    pass_fds=[listener_fd],
+                    pass_fds=listeners,
                 ),
                 files,
             )

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.edge.certificate import Certificate, CertificateFiles
+from cluster.edge.grpc_frontend import GrpcFrontend
 from cluster.edge.haproxy_config import (
     METRICS_HOST,
     ClientLimits,
@@ -66,7 +67,10 @@ class _Attached(NamedTuple):
 
 
 class Edge:
-    """Supervisor of the HAProxy on `listener`. Its thread calls `report` with progress lines."""
+    """Supervisor of the HAProxy on `listener`. Its thread calls `report` with progress lines.
+
+    With `grpc_listener`, HAProxy serves gRPC there.
+    """
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class Edge:
         haproxy: str,
         report: Callable[[str], None],
         settings: EdgeSettings,
+        grpc_listener: socket.socket | None = None,
     ) -> None:
         self.directory = directory  # private; holds sockets, configurations and HAProxy's log
         self._listener = listener
@@ -83,6 +88,11 @@ class Edge:
         self._limits = settings.limits
         self._metrics_host = settings.metrics_host
         self._errors = write_errors(directory)
+        self._grpc = (
+            None
+            if grpc_listener is None
+            else GrpcFrontend(grpc_listener, directory, settings.limits)
+        )
         self._certificate = (
             None if settings.certificate is None else Certificate(settings.certificate, directory)
         )
@@ -135,7 +145,10 @@ class Edge:
             self._checks.append(asyncio.create_task(self._follow_renewals(self._certificate)))
 
     def _build_starting_config(self, paths: EdgePaths) -> str:
-        return build_starting_config(paths, self._limits)
+        return build_starting_config(paths, self._limits) + self._build_grpc(paths)
+
+    def _build_grpc(self, paths: EdgePaths, routed: str = "") -> str:
+        return "" if self._grpc is None else self._grpc.build(paths.certificate, routed)
 
     async def _stop(self) -> None:
         for check in self._checks:
@@ -201,7 +214,10 @@ class Edge:
         """Start HAProxy with a new configuration. The caller holds `_changing`."""
         if has_routes(text) and text != self._routes:
             await self._replace(
-                lambda paths: edit_for_host(text, paths, self._limits, self._metrics_host)
+                lambda paths: (
+                    edit_for_host(text, paths, self._limits, self._metrics_host)
+                    + self._build_grpc(paths, text)
+                )
             )
             self._routes = text
 
@@ -247,10 +263,14 @@ class Edge:
     async def _run(self, files: HaproxyFiles) -> None:
         # Write all files before every start, because a cleaner of /tmp may have removed them.
         write_errors(self.directory)
+        listeners = [self._listener.fileno()]
+        if self._grpc is not None:
+            self._grpc.write_errors()
+            listeners.append(self._grpc.listener_fd)
         if self._certificate is not None:
             self._certificate.write()
         files.config.write_text(files.text, encoding="utf-8")
-        process = await HaproxyProcess.start(files, self._listener.fileno())
+        process = await HaproxyProcess.start(files, listeners)
         self._current = process
         self._processes[process] = asyncio.create_task(self._watch(process))
 

@@ -46,7 +46,7 @@ from cluster.launcher.local_environment import (
     local_environment,
     ray_temp_environment,
 )
-from cluster.launcher.local_ports import DEFAULT_PORTS, LocalPorts, choose_ports
+from cluster.launcher.local_ports import DEFAULT_PORTS, ClientPorts, LocalPorts, choose_ports
 from cluster.launcher.new_session import leads_own_session, run_in_new_session
 from cluster.launcher.ray_host import RayHost
 from cluster.launcher.ray_sessions import remove_ended_sessions
@@ -78,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
     parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")
+    parser.add_argument(
+        "--grpc-port",
+        type=int,
+        metavar="PORT",
+        help="port for the Open Inference Protocol over gRPC, on the same address "
+        "(default: no gRPC)",
+    )
     parser.add_argument(
         "--keys",
         type=Path,
@@ -166,6 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         run_dir=(given.absolute().parent if given else Path.cwd()) / RUN_DIR,
         host=arguments.host,
         port=arguments.port,
+        grpc_port=arguments.grpc_port,
         # Keep a symbolic link: replicas follow it when it names another file.
         key_file=arguments.keys and arguments.keys.absolute(),
         certificate=certificate,
@@ -229,7 +237,8 @@ def serve_until_stopped(settings: ServeOptions) -> int:
     with lock_run_directory(run_dir), ExitStack() as claims:
         if killed := kill_previous_run(run_dir):
             progress.report(f"killed {killed} remaining processes of the previous run")
-        ports = choose_ports(host, port, settings.metrics_host, settings.metrics_port, claims)
+        clients = ClientPorts(port, settings.grpc_port)
+        ports = choose_ports(host, clients, settings.metrics_host, settings.metrics_port, claims)
         with run_edge(settings, (host, port), progress) as edge:
             return serve_at_edge(edge, ports, served, settings, progress)
 
@@ -262,7 +271,7 @@ def serve_at_edge(
             remove_ended_sessions(find_ray_directory())
         host.start()
         host.wait_until_ready(edge)
-        progress.report(build_startup_message(served.find_url(), served.last))
+        progress.report(build_startup_message(served.find_url(), served.last, settings.grpc_port))
         notify_systemd("READY=1")
         while True:
             host.wait()
@@ -320,9 +329,14 @@ def run_edge(
         settings.metrics_host,
         settings.certificate,
     )
-    with private_directory(settings.run_dir) as directory, open_listener(*address) as listener:
+    with ExitStack() as opened:
+        directory = opened.enter_context(private_directory(settings.run_dir))
+        listener = opened.enter_context(open_listener(*address))
+        grpc = None
+        if settings.grpc_port is not None:
+            grpc = opened.enter_context(open_listener(address[0], settings.grpc_port))
         with file_errors(directory):
-            edge = Edge(directory, listener, find_haproxy(), progress.report, edge_settings)
+            edge = Edge(directory, listener, find_haproxy(), progress.report, edge_settings, grpc)
         try:
             with file_errors(directory):
                 edge.start()
@@ -365,8 +379,8 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def build_startup_message(url: str, config: dict[str, Any]) -> str:
-    """Build the line that shows the URL and an example request.
+def build_startup_message(url: str, config: dict[str, Any], grpc_port: int | None = None) -> str:
+    """Build the line that shows the URL, the port of gRPC and an example request.
 
     If the config names no models, the example request lists the models of the store.
     """
@@ -378,4 +392,5 @@ def build_startup_message(url: str, config: dict[str, Any]) -> str:
     insecure = " --insecure" if url.startswith("https:") else ""
     is_open = read_mapping(config, "http_options").get("host") in LOOPBACK_BY_WILDCARD
     where = f"{url} and all other addresses of this host" if is_open else url
+    where += "" if grpc_port is None else f", gRPC on port {grpc_port}"
     return f"serving on {where} - try: curl{insecure}{key} {url}/models{example}"

@@ -35,6 +35,7 @@ class ServeOptions:
     run_dir: Path  # logs, lock and session id; each cluster needs its own directory
     host: str | None = None  # None: from the config
     port: int | None = None  # None: from the config
+    grpc_port: int | None = None  # None: no gRPC
     metrics_host: str = METRICS_HOST
     metrics_port: int | None = None  # None: the default if it is free, else another
     key_file: Path | None = None  # None: from the config, else $HUNDREDFOLD_KEYS
@@ -79,7 +80,11 @@ class LaunchedConfig:
             use_key_file(config, settings.key_file)
         for opened in (http["host"], settings.metrics_host):
             check_access(config, opened, no_auth=settings.no_auth)
-        find_prefix(config)
+        if find_prefix(config) and settings.grpc_port is not None:
+            raise UnusableConfig(
+                "gRPC has no prefix of paths, but `route_prefix` of the application is not `/`",
+                hint="set it to `/`, or serve without `--grpc-port`",
+            )
         check_store(config)
         self._text, self._last = text, config
         return config

@@ -7,6 +7,7 @@ import random
 import socket
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cluster.ports import PORTS, describe_port_owner, find_free_port, format_address, is_port_free
 from cluster.progress import StartError
@@ -23,7 +24,7 @@ _INNER_NAMES = ("gcs", "raylet", "agent", "fallback_http", "fallback_grpc")
 
 @dataclass(frozen=True, slots=True)
 class LocalPorts:
-    """Ports of Ray and HAProxy on one host, except the port for clients.
+    """Ports of Ray and HAProxy on one host, except those for clients.
 
     They are on loopback. Only the metrics port can be on another address (`--metrics-host`).
     """
@@ -38,20 +39,29 @@ class LocalPorts:
     fallback_grpc: int
 
     @classmethod
-    def choose(cls, claims: ExitStack, *, reserved: int, metrics: int | None = None) -> LocalPorts:
+    def choose(
+        cls,
+        claims: ExitStack,
+        *,
+        reserved: int,
+        metrics: int | None = None,
+        grpc: int | None = None,
+    ) -> LocalPorts:
         """Choose and claim all ports: default ports that are free, else other free ports.
 
         Two clusters can thus share a host. Until `claims` is closed, other launchers choose none of
-        these ports, many of which are bound seconds later. `reserved` is the port for clients. If
-        `metrics` is given, it is the metrics port, even if it is not free. Raises StartError if
-        another launcher has claimed one of these two.
+        these ports, many of which are bound seconds later. `reserved` is the port for clients, and
+        `grpc` the one for those of gRPC. If `metrics` is given, it is the metrics port, even if it
+        is not free. Raises StartError if another launcher has claimed one of these three.
         """
         given = {} if metrics is None else {"metrics": metrics}
         with ExitStack() as probe:  # no lasting claim: a server on another address may share it
-            _claim_given_port(reserved, probe)
+            for_clients = [reserved] if grpc is None else [reserved, grpc]
+            for port in for_clients:
+                _claim_given_port(port, probe)
         for port in given.values():
             _claim_given_port(port, claims)
-        taken = [reserved, *given.values()]
+        taken = [*for_clients, *given.values()]
         preferred = {name: random.choice(_INNER_PORTS) for name in _INNER_NAMES}
         chosen = {
             name: _claim_free_port(port, taken, claims)
@@ -93,20 +103,33 @@ def _claim_port(port: int, claims: ExitStack) -> bool:
     return True
 
 
-def choose_ports(
-    host: str, port: int, metrics_host: str, metrics: int | None, claims: ExitStack
-) -> LocalPorts:
-    """Choose and claim all ports but `port`, until `claims` is closed.
+class ClientPorts(NamedTuple):
+    """Ports for clients, which all listen on one address."""
 
-    Raises StartError if `port` or `metrics` cannot be used, or if another launcher has claimed it.
+    http: int
+    grpc: int | None = None  # None: no gRPC
+
+
+def choose_ports(
+    host: str, clients: ClientPorts, metrics_host: str, metrics: int | None, claims: ExitStack
+) -> LocalPorts:
+    """Choose and claim all ports but those for clients, until `claims` is closed.
+
+    Raises StartError if a given port cannot be used, or if another launcher has claimed it.
     """
-    if metrics == port:
+    if metrics is not None and metrics in clients:
         raise StartError(
             f"`--metrics-port {metrics}` is the port for clients", hint="choose another port"
         )
+    if clients.http == clients.grpc:
+        raise StartError(
+            f"`--grpc-port {clients.grpc}` is the port for HTTP", hint="choose another port"
+        )
     # First the claims: they tell that another launcher, and not any process, has a port.
-    ports = LocalPorts.choose(claims, reserved=port, metrics=metrics)
-    check_port(host, port, "--port")
+    ports = LocalPorts.choose(claims, reserved=clients.http, metrics=metrics, grpc=clients.grpc)
+    check_port(host, clients.http, "--port")
+    if clients.grpc is not None:
+        check_port(host, clients.grpc, "--grpc-port")
     check_port(metrics_host, ports.metrics, "--metrics-port")
     return ports
 

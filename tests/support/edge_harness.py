@@ -30,6 +30,7 @@ from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.ray_cluster import free_port
 
 APP = "http-app"
+SERVE_HEALTH = "/-/healthz"
 # Answer of Ray Serve's proxy and replicas to a path without a route.
 NOT_ROUTED = b"Path '/unrouted' not found. Ping http://.../-/routes for available routes."
 HOLD = b"hold"  # body of requests to `/places` whose responses wait
@@ -139,7 +140,16 @@ class EdgeHarness:
         self.ports = LocalPorts(*(free_port() for _ in fields(LocalPorts)))
         self._listener = open_listener(host, self.port)
         haproxy_path = find_haproxy()
-        self.edge = Edge(directory, self._listener, haproxy_path, self.reports.append, settings)
+        self.grpc_port = free_port()
+        self._grpc_listener = open_listener(host, self.grpc_port)
+        self.edge = Edge(
+            directory,
+            self._listener,
+            haproxy_path,
+            self.reports.append,
+            settings,
+            self._grpc_listener,
+        )
         self.environment = local_environment(edge=directory)
         for name, value in self.environment.items():
             patch.setenv(name, value)
@@ -162,9 +172,12 @@ class EdgeHarness:
     def start_manager(self) -> None:
         self._run(self.manager.start())
 
-    def route(self, *ports: int) -> None:
-        """Route to replicas at these ports, in place of Serve's controller."""
-        set_routes(self.manager, *ports)
+    def route(self, *ports: int, health_path: str = SERVE_HEALTH) -> None:
+        """Route to replicas at these ports, in place of Serve's controller.
+
+        `health_path` is for a replica without the health check of Serve.
+        """
+        set_routes(self.manager, *ports, health_path=health_path)
         self._run(self.manager.reload())
 
     def is_healthy(self) -> bool:
@@ -196,6 +209,7 @@ class EdgeHarness:
             self._run(self.manager.stop())
         self.edge.stop()
         self._listener.close()
+        self._grpc_listener.close()
         self.backend.shutdown()
         self.backend.server_close()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -230,10 +244,16 @@ def build_manager(files: Path, port: int, ports: LocalPorts) -> HAProxyApi:
     )
 
 
-def set_routes(manager: HAProxyApi, *ports: int) -> None:
+def set_routes(manager: HAProxyApi, *ports: int, health_path: str = SERVE_HEALTH) -> None:
     """Configure the manager with an application that has replicas at these ports."""
     servers = [ServerConfig(f"replica-{port}", "127.0.0.1", port) for port in ports]
-    backend = BackendConfig(name=APP, path_prefix="/", servers=servers, app_name="app")
+    backend = BackendConfig(
+        name=APP,
+        path_prefix="/",
+        servers=servers,
+        app_name="app",
+        http_health_check_path=health_path,
+    )
     manager.set_backend_configs({APP: backend})
 
 

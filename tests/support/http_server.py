@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import uvicorn
 
+from deployments.ingress.http.server import JoiningProtocol
 from tests.support.fakes import TIMEOUT_S
 from tests.support.in_process import InProcess
 
@@ -38,14 +39,16 @@ class HttpServer:
 
 @contextmanager
 def serve_http(in_process: InProcess) -> Iterator[HttpServer]:
-    """Serve `in_process` with uvicorn, the HTTP server of Ray Serve."""
+    """Serve `in_process` with uvicorn, as Ray Serve does after `configure_servers`."""
     started = threading.Event()
     started_servers: list[HttpServer] = []
     servers: list[uvicorn.Server] = []
 
     async def serve() -> None:
         async with in_process.application() as app:
-            config = uvicorn.Config(app, port=0, log_level="critical", timeout_keep_alive=1)
+            config = uvicorn.Config(
+                app, http=JoiningProtocol, port=0, log_level="critical", timeout_keep_alive=1
+            )
             server = uvicorn.Server(config)
             servers.append(server)
             # asyncio sets TCP_NODELAY only on sockets created with `proto=IPPROTO_TCP`. Without

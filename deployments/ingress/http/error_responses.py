@@ -25,8 +25,12 @@ log = logging.getLogger("ray.serve.hundredfold")
 
 RecordRejection = Callable[[ServeError, float], None]
 
-# Body keys that set a deadline or a priority, in `options` or in `parameters` of the /v2 API.
-QUEUE_KEYS = (b'"deadline_ms"', b'"priority"', b'"timeout"')
+# Body keys that set a deadline or a priority, in `options` or in `parameters` of the /v2 API. In
+# gRPC's messages, the length of a key precedes it.
+QUEUE_KEYS = (
+    *(b'"deadline_ms"', b'"priority"', b'"timeout"'),
+    *(b"\x0bdeadline_ms", b"\x08priority", b"\x07timeout"),
+)
 
 
 def retry_headers(error: ServeError) -> dict[str, str]:

@@ -22,6 +22,7 @@ from deployments.tasks.inputs import FailFastList, Many
 
 # HTTP header with the length of the JSON in bytes. Without it, the whole body is JSON.
 LENGTH_HEADER = "inference-header-content-length"
+SIZE_PARAMETER = "binary_data_size"  # of a tensor: bytes of its values after the JSON
 # Maximum digits of a length: int() raises for thousands of digits.
 LENGTH_DIGITS = 18
 
@@ -135,7 +136,7 @@ def read_tensors(inputs: Sequence[InputTensor], binary: memoryview) -> dict[str,
 def _binary_size(tensor_input: InputTensor) -> int | None:
     parameters = tensor_input.parameters or {}
     _reject_shared_memory(tensor_input.name, parameters)
-    size = parameters.get("binary_data_size")
+    size = parameters.get(SIZE_PARAMETER)
     if size is None:
         return None
     if type(size) is not int or size < 0:
@@ -211,7 +212,7 @@ def infer_response(
         output = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
         if selected.binary:
             raw.append(tensor.to_binary())
-            parameters["binary_data_size"] = len(raw[-1])
+            parameters[SIZE_PARAMETER] = len(raw[-1])
         else:
             output["data"] = tensor.to_json()
         outputs.append(output | ({"parameters": parameters} if parameters else {}))

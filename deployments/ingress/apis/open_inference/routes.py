@@ -17,13 +17,16 @@ from starlette.responses import Response
 
 from deployments import __version__
 from deployments.errors import InvalidField, MalformedBody, ServeError
+from deployments.ingress.apis.open_inference.inference import (
+    NamedModel,
+    add_version,
+    infer_tensors,
+)
 from deployments.ingress.apis.open_inference.message import (
     LENGTH_HEADER,
     InferRequest,
     InferResponse,
     infer_response,
-    read_tensors,
-    select_outputs,
     split_body,
 )
 from deployments.ingress.apis.open_inference.metadata import (
@@ -33,15 +36,10 @@ from deployments.ingress.apis.open_inference.metadata import (
     model_metadata,
     repository_index,
 )
-from deployments.ingress.apis.open_inference.requests import parse_tensor_request
 from deployments.ingress.apis.open_inference.statistics import ModelStatistics, StatisticsResponse
-from deployments.ingress.apis.open_inference.task_tensors import find_task_tensors
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.model_list import is_loaded
-from deployments.ingress.apis.shared.response_headers import (
-    INFERENCE_HEADERS,
-    inference_headers,
-)
+from deployments.ingress.apis.shared.response_headers import INFERENCE_HEADERS
 from deployments.ingress.http.api import (
     Access,
     ErrorFormat,
@@ -52,11 +50,10 @@ from deployments.ingress.http.api import (
 )
 from deployments.ingress.http.bodies import json_response, parse_json, read_body
 from deployments.ingress.http.error_responses import retry_headers
-from deployments.ingress.http.errors import rename_error_fields, replace_status_422
+from deployments.ingress.http.errors import replace_status_422
 from deployments.ingress.http.request_fields import model_in_path, set_options_source
 from deployments.ingress.models.resolver import wrong_route_error
 from deployments.management.listing import list_default_versions
-from deployments.plan.resolution import SEPARATOR, split_name
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import JsonSchema
 
@@ -207,21 +204,13 @@ class OpenInferenceRoutes:
         body = await read_body(request, self._pipeline.settings.limits)
         header, binary = split_body(body, request.headers.get(LENGTH_HEADER))
         set_options_source(request, header, "parameters")
-        name, model = find_model_name(request), self._model(request)
+        named = NamedModel(find_model_name(request), self._model(request))
         message = parse_body(InferRequest, parse_json(header))
-        tensors = read_tensors(message.inputs, binary)
-        parameters = message.parameters or {}
-        parsed = parse_tensor_request(name, model, parameters, tensors, request.headers)
-        task_tensors = find_task_tensors(parsed.task)
-        selection = select_outputs(message, [spec.name for spec in task_tensors.outputs])
-        with rename_error_fields(parsed.names):
-            response = await self._pipeline.infer(parsed.inference_request, parsed.selection)
-        ref = response.model.ref
-        envelope = {"model_name": ref.id, "model_version": ref.version}
+        answer = await infer_tensors(self._pipeline, named, message, binary, request.headers)
+        envelope = {"model_name": answer.model.id, "model_version": answer.model.version}
         if message.id is not None:
             envelope["id"] = message.id
-        outputs = task_tensors.to_outputs(response.result.value)
-        return infer_response(envelope, outputs, selection, inference_headers(response))
+        return infer_response(envelope, answer.outputs, answer.selection, answer.headers)
 
     async def model_ready(self, request: Request) -> Response:
         model = self._model(request)
@@ -299,14 +288,8 @@ class OpenInferenceRoutes:
 
 
 def find_model_name(request: Request) -> str:
-    """Return the name in the path: `id@version` if the path names a version, else the id.
-
-    The version replaces a selector in the id.
-    """
-    name = model_in_path(request) or ""
-    if version := request.path_params.get("version"):
-        return f"{split_name(name)[0]}{SEPARATOR}{version}"
-    return name
+    """Return the name in the path, with the version if the path names one."""
+    return add_version(model_in_path(request) or "", request.path_params.get("version"))
 
 
 def _get_operation(

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_startup_message_has_a_request_to_the_first_model() -> None:
     message = build_startup_message("http://here", config(models=[{"id": "org/one"}]))
     assert message.startswith("serving on http://here - try: curl http://here/models/org/one -d ")
+
+
+def test_startup_message_names_the_port_of_grpc() -> None:
+    message = build_startup_message("http://here", config(), 8001)
+    assert message == "serving on http://here, gRPC on port 8001 - try: curl http://here/models"
 
 
 @pytest.mark.parametrize("args", [{}, {"models": []}, {"models": None}])
@@ -97,6 +103,7 @@ class FakeEdge:
     """An edge that starts no HAProxy and records its settings."""
 
     settings: EdgeSettings
+    grpc_address: tuple[str, int] | None
 
     def create(
         self,
@@ -105,8 +112,10 @@ class FakeEdge:
         _haproxy: str,
         _report: Callable[[str], None],
         settings: EdgeSettings,
+        grpc_listener: socket.socket | None,
     ) -> FakeEdge:
         self.settings = settings
+        self.grpc_address = None if grpc_listener is None else grpc_listener.getsockname()
         return self
 
     def start(self) -> None:
@@ -314,6 +323,8 @@ def test_options_of_the_command_line_reach_the_edge(
     add_arguments(parser)
     options = ["--connections-per-client", "7", "--max-requests", "9"]
     options += ["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem", "--metrics-host", "0.0.0.0"]
+    grpc_port = find_free_port(8001)
+    options += ["--grpc-port", str(grpc_port)]
     run(parser.parse_args([str(config), *options]))
     edge = FakeEdge()
     monkeypatch.setattr("cluster.launcher.command.Edge", edge.create)
@@ -325,6 +336,9 @@ def test_options_of_the_command_line_reach_the_edge(
             "0.0.0.0",
             CertificateFiles(Path("c.pem"), Path("k.pem")),
         )
+        assert edge.grpc_address == ("127.0.0.1", grpc_port)
+    with run_edge(replace(given[0], grpc_port=None), address, StartupProgress()):
+        assert edge.grpc_address is None
 
 
 def test_unusable_certificate_is_named_before_anything_starts(

@@ -186,3 +186,10 @@ def test_clients_find_the_server_below_its_prefix(route: str, prefix: str) -> No
 def test_application_without_a_route_is_refused() -> None:
     with pytest.raises(StartError, match="no client could reach it"):
         find_prefix(create_config({"applications.0.route_prefix": None}))
+
+
+def test_grpc_needs_an_application_without_a_prefix(tmp_path: Path) -> None:
+    file = write(tmp_path, {"applications.0.route_prefix": "/api"})
+    config = LaunchedConfig(ServeOptions(config=file, run_dir=tmp_path, grpc_port=8001))
+    with pytest.raises(UnusableConfig, match="gRPC has no prefix"):
+        config.read()

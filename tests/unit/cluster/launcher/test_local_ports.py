@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.edge.haproxy_config import METRICS_HOST
-from cluster.launcher.local_ports import LocalPorts, choose_ports
+from cluster.launcher.local_ports import ClientPorts, LocalPorts, choose_ports
 from cluster.ports import find_free_port, open_listener
 from cluster.progress import StartError
 from tests.support.ipv6 import needs_ipv6
@@ -37,10 +37,10 @@ def claims() -> Iterator[ExitStack]:
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_ipv6_address_is_served(host: str, claims: ExitStack) -> None:
     port = find_free_port(8000)
-    assert choose_ports(host, port, METRICS_HOST, None, claims).metrics != port
+    assert choose_ports(host, ClientPorts(port), METRICS_HOST, None, claims).metrics != port
     with open_listener(host, port):
         with pytest.raises(StartError, match=f"port {port} on {host} is in use by pid "):
-            choose_ports(host, port, METRICS_HOST, None, claims)
+            choose_ports(host, ClientPorts(port), METRICS_HOST, None, claims)
         for address in ("::1", "127.0.0.1") if host == "::" else ("::1",):
             socket.create_connection((address, port), 5).close()
 
@@ -53,7 +53,7 @@ def test_port_of_another_launcher_is_named(claims: ExitStack) -> None:
         ExitStack() as own,
         pytest.raises(StartError, match="belongs to another `hundredfold serve`") as refused,
     ):
-        choose_ports("127.0.0.1", other.dashboard, METRICS_HOST, None, own)
+        choose_ports("127.0.0.1", ClientPorts(other.dashboard), METRICS_HOST, None, own)
     assert refused.value.hint == "choose another port"
 
 
@@ -75,7 +75,37 @@ def test_port_that_cannot_be_used_is_rejected(
 ) -> None:
     port = find_free_port(8000) if port is None else port
     with pytest.raises(StartError, match=message):
-        choose_ports(host, port, METRICS_HOST, metrics, claims)
+        choose_ports(host, ClientPorts(port), METRICS_HOST, metrics, claims)
+
+
+@pytest.mark.parametrize(
+    ("grpc", "metrics", "message"),
+    [
+        (8123, None, "`--grpc-port 8123` is the port for HTTP"),
+        (8124, 8124, "`--metrics-port 8124` is the port for clients"),
+        (70000, None, "`--grpc-port 70000` is not a port"),
+    ],
+)
+def test_port_for_grpc_that_cannot_be_used_is_rejected(
+    grpc: int, metrics: int | None, message: str, claims: ExitStack
+) -> None:
+    with pytest.raises(StartError, match=message):
+        choose_ports("127.0.0.1", ClientPorts(8123, grpc), METRICS_HOST, metrics, claims)
+
+
+def test_port_for_grpc_in_use_is_named(claims: ExitStack) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        clients = ClientPorts(find_free_port(8000), other.getsockname()[1])
+        with pytest.raises(StartError, match=f"port {clients.grpc} on 127.0.0.1 is in use") as it:
+            choose_ports("127.0.0.1", clients, METRICS_HOST, None, claims)
+    assert "--grpc-port" in it.value.hint
+
+
+def test_no_other_port_is_the_one_for_grpc() -> None:
+    with ExitStack() as claims:
+        dashboard = LocalPorts.choose(claims, reserved=8000).dashboard
+    with ExitStack() as claims:
+        assert LocalPorts.choose(claims, reserved=8000, grpc=dashboard).dashboard != dashboard
 
 
 def test_metrics_port_is_the_given_one() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from deployments.builds.queue import BuildQueue
 from deployments.config import BuildSettings, CacheSettings, IngressUserConfig
+from deployments.grpc_status import INFERENCE_SERVICE, STATUS_HEADER, GrpcStatus
 from deployments.ingress import builds
 from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.http.api import Access
@@ -29,6 +30,9 @@ PUBLIC = {
     "/docs", "/docs/start.js", "/docs/swagger-ui.css", "/docs/swagger-ui-bundle.js",
     "/openapi.json", *(f"/page/{name}" for name in ASSETS),
 }  # fmt: skip
+PUBLIC_CALLS = {
+    INFERENCE_SERVICE + method for method in ("ServerLive", "ServerReady", "ServerMetadata")
+}
 
 
 @pytest.fixture
@@ -52,16 +56,24 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
             for route in app.table.routes:
                 (method,) = route.methods - {"HEAD"}
                 if route.access is Access.PUBLIC:
-                    assert method == "GET"
+                    assert method == ("POST" if route.path in PUBLIC_CALLS else "GET")
                     continue
                 without = await http.request(method, fill(route.path))
-                assert without.status_code == 401, route.path
+                assert read_status(without) == 401, route.path
                 assert without.headers["www-authenticate"] == "Bearer"
                 invalid = await http.request(method, fill(route.path), headers=bearer("-" * 40))
-                assert invalid.status_code == 401, route.path
+                assert read_status(invalid) == 401, route.path
                 lacking = await http.request(method, fill(route.path), headers=bearer(useless))
-                assert lacking.status_code == 403, route.path
-    assert {r.path for r in app.table.routes if r.access is Access.PUBLIC} == PUBLIC
+                assert read_status(lacking) == 403, route.path
+    public = {r.path for r in app.table.routes if r.access is Access.PUBLIC}
+    assert public == PUBLIC | PUBLIC_CALLS
+
+
+def read_status(response: httpx.Response) -> int:
+    """Return the HTTP status, or the one of the same meaning as the status of gRPC."""
+    by_grpc = {GrpcStatus.UNAUTHENTICATED: 401, GrpcStatus.PERMISSION_DENIED: 403}
+    grpc_status = int(response.headers.get(STATUS_HEADER, GrpcStatus.OK))
+    return by_grpc.get(GrpcStatus(grpc_status), response.status_code)
 
 
 async def test_public_routes_need_no_key(tiny_store: Path, key_file: Path) -> None:

@@ -138,3 +138,39 @@ async def test_servers_started_later_use_the_protocol(
             writer.write(REQUEST)
             bodies.append(await read_body(reader, 6))
     assert bodies == ([b"served", b"direct"] if is_direct else [b"served", b"served"])
+
+
+GRPC_REQUEST = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-type: application/grpc+proto\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "headers", "end"),
+    [
+        (GRPC_REQUEST, {"content-type": "application/grpc"}, b"0\r\ngrpc-status: 0\r\n\r\n"),
+        (GRPC_REQUEST, {"content-type": "text/plain"}, b"0\r\n\r\n"),
+        (GRPC_REQUEST, {"content-type": "application/grpc", "grpc-status": "5"}, b"0\r\n\r\n"),
+        (REQUEST, {"content-type": "application/grpc"}, b"0\r\n\r\n"),
+    ],
+    ids=["message", "other type", "error", "not grpc"],
+)
+@pytest.mark.parametrize("parts", [[b"message"], [b"mes", b"sage"], [b"message", b""]])
+async def test_message_of_grpc_ends_with_its_status(
+    request_: bytes, headers: dict[str, str], end: bytes, parts: list[bytes]
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        for number, part in enumerate(parts, start=1):
+            more = number < len(parts)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+    config = uvicorn.Config(app, http=JoiningProtocol, lifespan="off", log_config=None)
+    async with listening(config) as (reader, writer):
+        for _ in range(2):  # the second response on the connection has its own trailer
+            writer.write(request_)
+            await reader.readuntil(b"\r\n\r\n")
+            body = b""
+            while size := int(await reader.readline(), 16):
+                body += (await reader.readexactly(size + 2))[:-2]
+            assert body == b"message"
+            assert b"0\r\n" + await reader.readuntil(end[3:]) == end

@@ -1,0 +1,94 @@
+"""Methods over gRPC, as the requests that HAProxy makes of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from deployments.grpc_status import INFERENCE_SERVICE, GrpcStatus
+from deployments.ingress.apis.open_inference.grpc_messages import PREFIX, find_type, frame_message
+from tests.support.artifacts import EMBEDDER
+from tests.support.in_process import InProcess
+
+
+async def send(
+    http: httpx.AsyncClient, method: str, headers: Mapping[str, str] = {}, **fields: Any
+) -> httpx.Response:
+    body = frame_message(find_type(f"{method}Request")(**fields))
+    headers = {"content-type": "application/grpc", "te": "trailers", **headers}
+    return await http.post(f"{INFERENCE_SERVICE}{method}", content=body, headers=headers)
+
+
+def parse(method: str, response: httpx.Response) -> Any:
+    assert "grpc-status" not in response.headers, response.headers
+    return find_type(f"{method}Response").FromString(response.content[PREFIX.size :])
+
+
+def tensor(text: str = "a cat") -> dict[str, Any]:
+    contents = {"bytes_contents": [text.encode()]}
+    return {"name": "text", "datatype": "BYTES", "shape": [1], "contents": contents}
+
+
+async def test_readiness_is_a_field(tiny_store: Path) -> None:
+    async with InProcess(tiny_store, running={}).client() as http:
+        assert parse("ServerLive", await send(http, "ServerLive")).live
+        assert not parse("ServerReady", await send(http, "ServerReady")).ready
+        assert not parse("ModelReady", await send(http, "ModelReady", name=EMBEDDER)).ready
+
+
+async def test_response_has_the_headers_of_http(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await send(http, "ModelInfer", model_name=EMBEDDER, inputs=[tensor()])
+        tensor_ = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a cat"]}
+        path = f"/v2/models/{EMBEDDER}/infer"
+        over_http = await http.post(path, json={"inputs": [tensor_]})
+    assert parse("ModelInfer", response).model_name == EMBEDDER
+    assert {*over_http.headers} - {*response.headers} == {"content-length"}
+    assert over_http.headers["x-cache"] == "hit", "both share the cache"
+
+
+@pytest.mark.parametrize(("timeout", "is_late"), [("1n", True), ("500u", True), ("1H", False)])
+async def test_deadline_of_the_call_is_that_of_the_request(
+    timeout: str, is_late: bool, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await send(
+            http,
+            "ModelInfer",
+            {"grpc-timeout": timeout},
+            model_name=EMBEDDER,
+            inputs=[tensor(f"text {timeout}")],
+        )
+    status = response.headers.get("grpc-status")
+    assert status == (str(int(GrpcStatus.DEADLINE_EXCEEDED)) if is_late else None)
+
+
+async def test_errors_have_no_body(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await send(http, "ModelMetadata", name="no/such")
+        other = await http.post(f"{INFERENCE_SERVICE}RepositoryIndex", content=b"\0\0\0\0\0")
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["grpc-status"] == str(int(GrpcStatus.NOT_FOUND))
+    assert other.headers["grpc-status"] == str(int(GrpcStatus.UNIMPLEMENTED))
+
+
+async def test_calls_are_recorded(tiny_store: Path) -> None:
+    in_process = InProcess(tiny_store)
+    async with in_process.client() as http:
+        await send(http, "ModelInfer", model_name=EMBEDDER, inputs=[tensor()])
+        await send(http, "ModelInfer", model_name="no/such", inputs=[tensor()])
+    assert [each.status for each in in_process.recorder.records] == [200, 404]
+
+
+def test_server_without_calls_imports_no_protobuf() -> None:
+    code = (
+        "import sys, deployments.ingress.app as app; "
+        "sys.exit('deployments.ingress.apis.open_inference.grpc_messages' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
