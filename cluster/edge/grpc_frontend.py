@@ -28,7 +28,9 @@ from deployments.grpc_status import (
     from_http_status,
 )
 
-UNKNOWN_METHOD = 404  # also the HTTP status of an unknown model, but HAProxy knows no models
+# Errors by HTTP status. That of 400 tells clients of HTTP to leave HTTP/2.
+_ERRORS = {status: message for status, (_, message) in ERRORS.items() if status != 400}
+_ERRORS[404] = f"this port serves the methods of `{INFERENCE_SERVICE.strip('/')}` only"
 
 
 class GrpcFrontend:
@@ -36,7 +38,7 @@ class GrpcFrontend:
 
     def __init__(self, listener: socket.socket, directory: Path, limits: ClientLimits) -> None:
         self.listener_fd = listener.fileno()
-        self._errors = {status: directory / f"{status}.grpc" for status in ERRORS}
+        self._errors = {status: directory / f"{status}.grpc" for status in _ERRORS}
         self._limits = limits
 
     def write_errors(self) -> None:
@@ -73,10 +75,9 @@ class GrpcFrontend:
 
 def _build_error(status: int) -> bytes:
     """Build an answer with HTTP status 200, or clients would ignore the status of gRPC."""
-    grpc_status = from_http_status(status)
-    if status == UNKNOWN_METHOD:
-        grpc_status = GrpcStatus.UNIMPLEMENTED
-    headers = error_headers(grpc_status, ERRORS[status][1])
+    # The ingress has 404 for unknown models too, but HAProxy knows no models.
+    grpc_status = GrpcStatus.UNIMPLEMENTED if status == 404 else from_http_status(status)
+    headers = error_headers(grpc_status, _ERRORS[status])
     if status in RETRYABLE:
         headers |= {
             "retry-after": str(RETRY_AFTER_S),

@@ -37,6 +37,7 @@ from tests.support.keys import add_key
 from tests.support.waiting import wait_for
 
 INFER = "ModelInfer"
+HEALTH = "/v2/health/live"
 
 
 @dataclass
@@ -93,7 +94,7 @@ def run_server(in_process: InProcess, settings: EdgeSettings | None = None) -> I
         edge = stack.enter_context(run_harness(Path(name), settings))
         server = stack.enter_context(serve_http(in_process))
         edge.start_manager()
-        edge.route(server.port, health_path="/v2/health/live")
+        edge.route(server.port, health_path=HEALTH)
         yield GrpcServer(edge, server)
 
 
@@ -198,7 +199,7 @@ def test_unknown_methods_are_unimplemented(grpc_server: GrpcServer) -> None:
         with pytest.raises(grpc.RpcError) as refused:
             other(b"", timeout=20)
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "nothing is served here" in refused.value.details()
+    assert "serves the methods of `inference.GRPCInferenceService`" in refused.value.details()
 
 
 def test_keys_come_in_the_metadata(tiny_store: Path, tmp_path: Path) -> None:
@@ -293,6 +294,16 @@ def test_connections_of_a_client_are_limited(tiny_store: Path) -> None:
             with socket.create_connection(address, 20) as third, suppress(ConnectionResetError):
                 assert third.recv(1) == b"", "HAProxy closes it"
         wait_for(lambda: server.call("ServerLive") != b"", 20)
+
+
+def test_port_stays_open_while_haproxy_is_replaced(grpc_server: GrpcServer) -> None:
+    edge = grpc_server.edge
+    with grpc.insecure_channel(grpc_server.address) as channel:
+        assert call(channel, "ServerLive")
+        edge.route(grpc_server.server.port, 1, health_path=HEALTH)
+        assert call(channel, "ServerLive"), "the client reconnects unasked"
+    edge.haproxies()[-1].kill()
+    assert grpc_server.call("ServerLive")
 
 
 def test_calls_are_encrypted(tiny_store: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.edge.grpc_frontend import GrpcFrontend
-from cluster.edge.haproxy_config import ERRORS, ClientLimits
+from cluster.edge.haproxy_config import ClientLimits
 
 ROUTED = """frontend http_frontend
     acl is_http-app path_beg /
@@ -53,8 +53,8 @@ def test_errors_are_those_of_grpc(listener: socket.socket, tmp_path: Path) -> No
     frontend.write_errors()
     section = frontend.build(None, ROUTED)
     found = {}
-    for status in ERRORS:
-        path = tmp_path / f"{status}.grpc"
+    for path in tmp_path.glob("*.grpc"):
+        status = int(path.stem)
         assert f"    errorfile {status} {path}\n" in section
         head, _, body = path.read_bytes().partition(b"\r\n\r\n")
         lines = head.decode().split("\r\n")
@@ -62,4 +62,4 @@ def test_errors_are_those_of_grpc(listener: socket.socket, tmp_path: Path) -> No
         headers = dict(line.split(": ", 1) for line in lines[1:])
         found[status] = headers["grpc-status"]
         assert ("grpc-retry-pushback-ms" in headers) == (status == 429 or status >= 500)
-    assert found == {400: "3", 404: "12", 408: "4", 429: "8", 502: "14", 503: "14", 504: "4"}
+    assert found == {404: "12", 408: "4", 429: "8", 502: "14", 503: "14", 504: "4"}
