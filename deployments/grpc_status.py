@@ -57,7 +57,7 @@ def from_http_status(status: int) -> GrpcStatus:
     return _BY_HTTP_STATUS.get(status, rest)
 
 
-def error_headers(status: GrpcStatus, message: str) -> dict[str, str]:
+def build_error_headers(status: GrpcStatus, message: str) -> dict[str, str]:
     """Return the headers of a response without a body that ends a call with an error."""
     return {
         "content-type": GRPC_TYPE,

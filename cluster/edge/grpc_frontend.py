@@ -24,7 +24,7 @@ from cluster.edge.haproxy_config import (
 from deployments.grpc_status import (
     INFERENCE_SERVICE,
     GrpcStatus,
-    error_headers,
+    build_error_headers,
     from_http_status,
 )
 
@@ -77,7 +77,7 @@ def _build_error(status: int) -> bytes:
     """Build an answer with HTTP status 200, or clients would ignore the status of gRPC."""
     # The ingress has 404 for unknown models too, but HAProxy knows no models.
     grpc_status = GrpcStatus.UNIMPLEMENTED if status == 404 else from_http_status(status)
-    headers = error_headers(grpc_status, _ERRORS[status])
+    headers = build_error_headers(grpc_status, _ERRORS[status])
     if status in RETRYABLE:
         headers |= {
             "retry-after": str(RETRY_AFTER_S),

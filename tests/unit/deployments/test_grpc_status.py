@@ -5,7 +5,7 @@ import pytest
 
 from deployments import errors
 from deployments.errors import ServeError
-from deployments.grpc_status import GrpcStatus, error_headers, from_http_status
+from deployments.grpc_status import GrpcStatus, build_error_headers, from_http_status
 
 
 def test_numbers_are_those_of_grpc() -> None:
@@ -34,6 +34,6 @@ def test_errors_have_a_status(kind: type[ServeError], status: GrpcStatus) -> Non
 
 
 def test_messages_are_percent_encoded() -> None:
-    headers = error_headers(GrpcStatus.NOT_FOUND, "100% of `é`\nare gone")
+    headers = build_error_headers(GrpcStatus.NOT_FOUND, "100% of `é`\nare gone")
     assert headers["grpc-message"] == "100%25 of `%C3%A9`%0Aare gone"
     assert headers["grpc-status"] == "5"

@@ -24,7 +24,7 @@ from deployments.grpc_status import (
     GRPC_TYPE,
     INFERENCE_SERVICE,
     GrpcStatus,
-    error_headers,
+    build_error_headers,
     from_http_status,
 )
 from deployments.ingress.apis.open_inference.inference import (
@@ -59,7 +59,7 @@ def grpc_error(error: ServeError) -> Response:
     status = from_http_status(error.status)
     if isinstance(error, UnknownRoute | MethodNotAllowed):
         status = GrpcStatus.UNIMPLEMENTED
-    headers = error_headers(status, error.message) | retry_headers(error)
+    headers = build_error_headers(status, error.message) | retry_headers(error)
     if error.retry_after_s is not None:
         headers["grpc-retry-pushback-ms"] = str(round(error.retry_after_s * 1000))
     return Response(headers=headers)
