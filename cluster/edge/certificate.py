@@ -1,14 +1,13 @@
-"""TLS certificate of the edge, in the one file that HAProxy reads."""
+"""TLS certificate of the edge: the files of the operator, and the one that HAProxy reads."""
 
 from __future__ import annotations
 
+import os
 import ssl
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
 from deployments.errors import ServeError
-from deployments.files import write_atomically
 
 
 class UnusableCertificate(ServeError):
@@ -27,53 +26,26 @@ class CertificateFiles(NamedTuple):
         return " with ".join(f"`{path}`" for path in self if path is not None)
 
     def read(self) -> bytes:
-        """Return the content of both files. Raises UnusableCertificate for unusable files."""
+        """Return the content of both files. Raises UnusableCertificate if one cannot be read."""
         try:
-            contents = [path.read_bytes() for path in (self.chain, self.key) if path is not None]
+            return b"\n".join(path.read_bytes() for path in self if path is not None)
         except OSError as error:
             raise UnusableCertificate(
                 f"cannot read the certificate file `{error.filename}`: {error.strerror}"
             ) from error
-        pem = b"\n".join(contents)
-        _check(pem, self)
-        return pem
 
-
-class Certificate:
-    """The certificate that HAProxy serves with, in a private directory."""
-
-    def __init__(self, files: CertificateFiles, directory: Path) -> None:
-        self.path = directory / "certificate.pem"
-        self._files = files
-        self._pem = b""
-
-    def renew(self) -> bool:
-        """Read the files of the operator, and return whether they have changed.
-
-        Raises UnusableCertificate; the former certificate then stays in use.
-        """
-        pem = self._files.read()
-        is_new = pem != self._pem
-        self._pem = pem
-        return is_new
-
-    def write(self) -> None:
-        """Write the file for HAProxy."""
-        write_atomically(self.path, self._pem, mode=0o600)
-
-
-def _check(pem: bytes, files: CertificateFiles) -> None:
-    """Raise UnusableCertificate if OpenSSL cannot serve with the key and the chain in `pem`."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile(prefix="hundredfold-") as copy:  # only this user can read it
-        copy.write(pem)
-        copy.flush()
-        try:
-            context.load_cert_chain(copy.name, password=_refuse_password)
-        except (ssl.SSLError, ValueError) as error:
-            raise UnusableCertificate(
-                f"{files} cannot be used for TLS: {_explain(error)}"
-            ) from error
+    def check(self, pem: bytes) -> None:
+        """Raise UnusableCertificate if OpenSSL cannot serve with `pem`, what `read` returned."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # OpenSSL loads files only. This one is in memory, because it has the private key.
+        with open(os.memfd_create("certificate"), "wb") as copy:
+            copy.write(pem)
+            copy.flush()
+            try:
+                context.load_cert_chain(f"/proc/self/fd/{copy.fileno()}", password=_refuse_password)
+            except (ssl.SSLError, ValueError) as error:
+                message = f"{self} cannot be used for TLS: {_explain(error)}"
+                raise UnusableCertificate(message) from error
 
 
 def _refuse_password() -> str:
@@ -84,6 +56,9 @@ def _refuse_password() -> str:
 def _explain(error: ssl.SSLError | ValueError) -> str:
     if not isinstance(error, ssl.SSLError):
         return str(error)
-    if error.reason == "KEY_VALUES_MISMATCH":
+    reason = error.reason or str(error)
+    if reason == "KEY_VALUES_MISMATCH":
         return "the private key belongs to another certificate"
-    return f"it needs a certificate and its private key, both as PEM ({error.reason or error})"
+    if reason.endswith(("_TOO_SMALL", "_TOO_WEAK")):
+        return f"its key or a signature is too weak ({reason})"
+    return f"it needs a certificate and its private key, both as PEM ({reason})"

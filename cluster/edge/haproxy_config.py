@@ -152,6 +152,12 @@ def find_admin_socket(text: str) -> Path:
     return Path(found[1])
 
 
+def find_state_file(text: str) -> Path | None:
+    """Return the file from which HAProxy takes the state of its servers; None without routes."""
+    found = re.search(r"^    server-state-file (\S+)$", text, re.MULTILINE)
+    return None if found is None else Path(found[1])
+
+
 def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
     """Return Ray Serve's configuration with JSON errors and limits.
 
@@ -365,6 +371,7 @@ def build_tls_options(certificate: Path | None, protocol: str) -> str:
 
 def build_client_rules(limits: ClientLimits) -> str:
     return (
+        "    http-request set-header x-forwarded-proto https if { ssl_fc }\n"
         "    option forwardfor\n"  # sends the address of the client to the ingress
         # Turns off Serve's own timeout, `http_options.request_timeout_s`, and its detection of
         # disconnected clients, even if a client sends these headers. The ingress has both features

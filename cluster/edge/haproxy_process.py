@@ -13,6 +13,7 @@ import psutil
 
 from cluster.processes import end_with_parent
 from deployments.errors import ServeError
+from deployments.files import write_atomically
 
 START_S = 10.0  # time limit for a new process to answer on its admin socket
 POLL_S = 0.02
@@ -34,6 +35,19 @@ class HaproxyFiles:
     text: str  # content of the configuration file
     admin_socket: Path
     log: Path  # output of the process; a restarted process appends to it
+    certificate: Path | None = None
+    pem: bytes = b""  # content of `certificate`
+
+    def write(self) -> None:
+        self.config.write_text(self.text, encoding="utf-8")
+        if self.certificate is not None:
+            write_atomically(self.certificate, self.pem, mode=0o600)
+
+    def remove(self) -> None:
+        """Remove the files of a process that has not started, or that no restart needs any more."""
+        for path in (self.config, self.admin_socket, self.certificate):
+            if path is not None:
+                path.unlink(missing_ok=True)
 
 
 class HaproxyProcess:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.edge.certificate import Certificate, CertificateFiles
+from cluster.edge.certificate import CertificateFiles
 from cluster.edge.grpc_frontend import GrpcFrontend
 from cluster.edge.haproxy_config import (
     METRICS_HOST,
@@ -31,6 +31,7 @@ from cluster.edge.haproxy_config import (
     build_starting_config,
     edit_for_host,
     find_admin_socket,
+    find_state_file,
     has_routes,
     write_errors,
 )
@@ -93,9 +94,8 @@ class Edge:
             if grpc_listener is None
             else GrpcFrontend(grpc_listener, directory, settings.limits)
         )
-        self._certificate = (
-            None if settings.certificate is None else Certificate(settings.certificate, directory)
-        )
+        self._certificate = settings.certificate
+        self._pem = b""  # content of the certificate in use
         self._generation = 0
         self._routes = ""  # last applied configuration from Ray Serve
         self._build: BuildConfig = self._build_starting_config
@@ -136,10 +136,11 @@ class Edge:
 
     async def _start(self) -> None:
         if self._certificate is not None:
-            self._certificate.renew()
+            self._pem = self._certificate.read()
+            self._certificate.check(self._pem)
         await self._listen(control_socket(self.directory), self._attach)
         async with self._changing:
-            await self._replace(self._build)
+            await self._replace(self._build, self._pem)
         self._checks.append(asyncio.create_task(self._check_health()))
         if self._certificate is not None:
             self._checks.append(asyncio.create_task(self._follow_renewals(self._certificate)))
@@ -217,7 +218,8 @@ class Edge:
                 lambda paths: (
                     edit_for_host(text, paths, self._limits, self._metrics_host)
                     + self._build_grpc(paths, text)
-                )
+                ),
+                self._pem,
             )
             self._routes = text
 
@@ -236,29 +238,38 @@ class Edge:
                 await writer.drain()
         writer.close()
 
-    async def _replace(self, build: BuildConfig) -> None:
-        """Start HAProxy with a new configuration. The previous process finishes its requests.
+    async def _replace(self, build: BuildConfig, pem: bytes) -> None:
+        """Start HAProxy with a new configuration and certificate.
 
-        The caller holds `_changing`.
+        The previous process finishes its requests; if no other one starts, it goes on serving. The
+        caller holds `_changing`.
         """
         self._generation += 1
-        admin_socket = self.directory / f"admin-{self._generation}.sock"
+        paths = EdgePaths(
+            listener_fd=self._listener.fileno(),
+            admin_socket=self.directory / f"admin-{self._generation}.sock",
+            errors=self._errors,
+            certificate=self.directory / f"certificate-{self._generation}.pem" if pem else None,
+        )
         files = HaproxyFiles(
             binary=self._haproxy,
             config=self.directory / f"haproxy-{self._generation}.cfg",
-            text=build(self._paths(admin_socket)),
-            admin_socket=admin_socket,
+            text=build(paths),
+            admin_socket=paths.admin_socket,
             log=self.directory / "haproxy.log",
+            certificate=paths.certificate,
+            pem=pem,
         )
         previous = self._current
-        await self._run(files)
-        self._build = build
+        try:
+            await self._run(files)
+        except BaseException:
+            files.remove()
+            raise
+        self._build, self._pem = build, pem
         if previous is not None:
             previous.drain()
-
-    def _paths(self, admin_socket: Path) -> EdgePaths:
-        certificate = None if self._certificate is None else self._certificate.path
-        return EdgePaths(self._listener.fileno(), admin_socket, self._errors, certificate)
+            previous.files.remove()
 
     async def _run(self, files: HaproxyFiles) -> None:
         # Write all files before every start, because a cleaner of /tmp may have removed them.
@@ -267,9 +278,7 @@ class Edge:
         if self._grpc is not None:
             self._grpc.write_errors()
             listeners.append(self._grpc.listener_fd)
-        if self._certificate is not None:
-            self._certificate.write()
-        files.config.write_text(files.text, encoding="utf-8")
+        files.write()
         process = await HaproxyProcess.start(files, listeners)
         self._current = process
         self._processes[process] = asyncio.create_task(self._watch(process))
@@ -307,22 +316,34 @@ class Edge:
                 self._report("HAProxy does not answer")
                 process.kill()
 
-    async def _follow_renewals(self, certificate: Certificate) -> None:
+    async def _follow_renewals(self, certificate: CertificateFiles) -> None:
         """Start HAProxy with the new certificate when the operator has renewed the files."""
-        problem, is_new = "", False
+        problem = ""
         while True:
             await asyncio.sleep(RENEWAL_S)
             try:
-                is_new |= await asyncio.to_thread(certificate.renew)
-                if is_new:
+                pem = await asyncio.to_thread(certificate.read)
+                if pem != self._pem:
+                    await asyncio.to_thread(certificate.check, pem)
                     async with self._changing:
-                        await self._replace(self._build)
+                        await self._save_server_state()
+                        await self._replace(self._build, pem)
                     self._report("HAProxy serves with the new certificate")
-                problem, is_new = "", False
+                problem = ""
             except (ServeError, OSError) as error:
-                if str(error) != problem:  # a renewal may replace one file after the other
-                    problem = str(error)
-                    self._report(f"HAProxy keeps its certificate: {problem}")
+                reason = re.sub(r"\d+", "", str(error))  # HAProxy's messages have its process id
+                if reason != problem:  # a renewal may replace one file after the other
+                    problem = reason
+                    self._report(f"HAProxy keeps its certificate: {error}")
+
+    async def _save_server_state(self) -> None:
+        """Write which replicas HAProxy can reach, for its next process to start with.
+
+        Ray Serve writes this file only when routes change, so it may be weeks old.
+        """
+        path = find_state_file(self._routes)
+        if path is not None and self._current is not None:
+            path.write_bytes(await self._current.command(b"show servers state\n"))
 
     async def _answers_a_probe(self, process: HaproxyProcess) -> bool:
         """Probe twice, because a busy host may have delayed the first answer."""

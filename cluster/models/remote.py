@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -81,9 +82,13 @@ def ask(method: str, url: str) -> Any:
             hint = f"set ${CLIENT_KEY_VARIABLE} to a key with the scope `admin`"
         raise ServerError(_read_message(error), hint=hint) from error
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise ServerError(
-            f"{url} does not answer: {error}", hint="start the server, or pass its `--url`"
-        ) from error
+        hint = "start the server, or pass its `--url`"
+        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
+            hint = (
+                "pass the `--url` with the name of the certificate; a file of the authorities "
+                "that Python trusts can be named by $SSL_CERT_FILE"
+            )
+        raise ServerError(f"{url} does not answer: {error}", hint=hint) from error
 
 
 def _parse_url(text: str) -> str:

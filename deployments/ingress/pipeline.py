@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig
-from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames, missing_model
+from deployments.errors import InvalidField, Overloaded, ServeError, forget_frames
 from deployments.ingress.admission import Admission
 from deployments.ingress.admitted_generation import AdmittedGeneration, GeneratedAnswers
 from deployments.ingress.choices import select_best
@@ -24,7 +24,12 @@ from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.limits import check_count
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
 from deployments.ingress.models.version_trials import VersionTrials
-from deployments.ingress.request_log import RequestContext, RequestSpan, record_rejection
+from deployments.ingress.request_log import (
+    RequestContext,
+    RequestSpan,
+    may_run_again,
+    record_rejection,
+)
 from deployments.ingress.request_options import NO_OPTIONS, RequestOptions
 from deployments.ingress.requests import (
     GenerationRequest,
@@ -230,8 +235,7 @@ class RequestPipeline:
                 generation.release()
                 answers = GeneratedAnswers.of_stream(stream)
                 generation.settle(answers, request.model_id, context)
-                # Until the stream starts, a request whose model is missing may run again.
-                if stream.started or missing_model(stream.failure) is None:
+                if stream.started or not may_run_again(stream.failure):
                     span.close(status, stream.failure)
 
             return await self._generators.stream(generation.plan, end)

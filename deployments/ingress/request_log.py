@@ -139,13 +139,12 @@ class RequestSpan:
     def _close_after(self, error: BaseException) -> None:
         """Close the record of a request that failed with a ServeError or was cancelled.
 
-        A request whose model is missing is not recorded here: it runs again if the model can be
-        built, else the application records its response. Other exceptions are bugs. The application
-        records their responses too.
+        A request that may run again is not recorded here. Other exceptions are bugs. The
+        application records their responses.
         """
         if isinstance(error, asyncio.CancelledError):
             self.close(ClientDisconnected.status)
-        elif isinstance(error, ServeError) and missing_model(error) is None:
+        elif isinstance(error, ServeError) and not may_run_again(error):
             self.close(error.status, error)
 
     def close(self, status: int, failure: BaseException | None = None) -> None:
@@ -167,6 +166,18 @@ class RequestSpan:
             request.scope[RECORD_KEY] = record
 
 
+def may_run_again(error: BaseException | None) -> bool:
+    """Return whether the current request runs again if its missing model can be built.
+
+    If the model cannot be built, the application records the response. A stream that has begun to
+    answer does not run again.
+    """
+    if error is None or missing_model(error) is None:
+        return False
+    request = current_request()
+    return request is None or request.scope.get(RECORD_KEY, error) is not None
+
+
 def write_record() -> None:
     """Write the record of the current request, whose response is known now, if it is closed.
 
@@ -183,6 +194,7 @@ def write_record() -> None:
 def record_rejection(recorder: RequestRecorder, error: ServeError, total_s: float) -> None:
     """Record a request that gets the response of `error`, unless its record is written already.
 
+    If the work has ended, its duration stays, without the time that its response took.
     Most such requests fail before their model is known, so their record has no model and task.
     """
     request = current_request()

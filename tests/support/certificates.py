@@ -17,7 +17,9 @@ class SelfSigned(NamedTuple):
     key: Path
 
 
-def create_certificate(directory: Path, *, password: str | None = None) -> SelfSigned:
+def create_certificate(
+    directory: Path, *, password: str | None = None, bits: int = 2048
+) -> SelfSigned:
     """Create a certificate in a new directory; `password` encrypts its key."""
     openssl = shutil.which("openssl")
     if openssl is None:
@@ -27,6 +29,6 @@ def create_certificate(directory: Path, *, password: str | None = None) -> SelfS
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
     protection = ["-nodes"] if password is None else ["-passout", f"pass:{password}"]
     output = ["-keyout", str(files.key), "-out", str(files.certificate)]
-    command = [openssl, "req", "-x509", *names, *protection, "-newkey", "rsa:2048", *output]
+    command = [openssl, "req", "-x509", *names, *protection, "-newkey", f"rsa:{bits}", *output]
     subprocess.run([*command, "-days", "2"], check=True, capture_output=True)
     return files

@@ -44,8 +44,8 @@ class Backend(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _BackendHandler)
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _BackendHandler)
         self.seen: list[str] = []
         self.arrivals_ms: list[list[str]] = []  # arrival headers of each request in `seen`
         self.left = threading.Event()  # set when a client disconnects from `/slow`
@@ -57,6 +57,10 @@ class Backend(ThreadingHTTPServer):
     @property
     def port(self) -> int:
         return int(self.server_address[1])
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors, because health checks reset their connections."""
@@ -210,8 +214,7 @@ class EdgeHarness:
         self.edge.stop()
         self._listener.close()
         self._grpc_listener.close()
-        self.backend.shutdown()
-        self.backend.server_close()
+        self.backend.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

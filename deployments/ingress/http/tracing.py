@@ -227,7 +227,8 @@ def describe_request(request: Request) -> dict[str, str]:
     return {
         "http.request.method": request.method,
         "network.protocol.version": scope["http_version"],
-        "url.scheme": scope["scheme"],
+        # HAProxy or a gateway ends TLS and tells so.
+        "url.scheme": request.headers.get("x-forwarded-proto", scope["scheme"])[:5],
         **{name: shorten_text(text, MAX_FIELD_CHARS) for name, text in texts.items() if text},
     }
 

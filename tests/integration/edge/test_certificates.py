@@ -20,6 +20,7 @@ from cluster.edge.supervisor import EdgeSettings
 from cluster.progress import check_ready
 from tests.support.certificates import SelfSigned, create_certificate
 from tests.support.edge_harness import Backend, EdgeHarness, run_harness
+from tests.support.ray_cluster import free_port
 from tests.support.waiting import wait_for
 
 
@@ -115,3 +116,46 @@ def test_unusable_renewal_keeps_the_certificate(edge: EdgeHarness, files: SelfSi
     haproxy.kill()
     assert get(edge, trusted).status_code == 200
     assert sum("HAProxy keeps its certificate" in each for each in edge.reports) == 1
+
+
+def test_renewal_knows_that_a_replica_is_back(
+    edge: EdgeHarness, files: SelfSigned, tmp_path: Path
+) -> None:
+    """Ray Serve writes the state of the replicas only when it changes the routes."""
+    port = edge.backend.port
+    trusted = tmp_path / "trusted.pem"
+    renewed = create_certificate(tmp_path / "renewed")
+    trusted.write_bytes(files.certificate.read_bytes() + renewed.certificate.read_bytes())
+    edge.backend.close()
+    wait_for(lambda: get(edge, trusted).status_code == 503)
+    edge.route(port, free_port())
+    edge.route(port)
+    edge.backend = Backend(port)
+    wait_for(lambda: get(edge, trusted).status_code == 200)
+    replace_files(files, renewed)
+    statuses: Counter[int] = Counter()
+    while "HAProxy serves with the new certificate" not in edge.reports:
+        statuses[get(edge, trusted).status_code] += 1
+    for _ in range(20):
+        statuses[get(edge, trusted).status_code] += 1
+    assert set(statuses) == {200}
+
+
+def test_certificate_that_haproxy_refuses_leaves_the_former_one(
+    edge: EdgeHarness, files: SelfSigned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = tmp_path / "trusted.pem"
+    trusted.write_bytes(files.certificate.read_bytes())
+    monkeypatch.setattr(CertificateFiles, "check", lambda *_: None)  # as if Python's OpenSSL agreed
+    attempts: list[bytes] = []
+    read = CertificateFiles.read
+    monkeypatch.setattr(CertificateFiles, "read", lambda it: attempts.append(b"") or read(it))
+    files.key.write_text("not a key")
+    wait_for(lambda: any("HAProxy keeps its certificate" in each for each in edge.reports))
+    attempts.clear()
+    wait_for(lambda: len(attempts) > 2)
+    assert get(edge, trusted).status_code == 200
+    edge.haproxies()[0].kill()
+    assert get(edge, trusted).status_code == 200
+    assert sum("HAProxy keeps its certificate" in each for each in edge.reports) == 1
+    assert len(list(edge.edge.directory.glob("certificate-*.pem"))) <= 2, "one may be on trial"

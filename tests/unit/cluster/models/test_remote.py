@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import ssl
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from hundredfold.__main__ import main
+from tests.support.certificates import create_certificate
 from tests.support.fakes import FakeTerminal
 
 ENTRY = {
@@ -150,6 +153,16 @@ def test_refusals_are_repeated(
 def test_missing_server_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models", "ps", "--url", "http://127.0.0.1:9"]) == 1
     assert "does not answer" in capsys.readouterr().err
+
+
+def test_certificate_of_another_name_is_explained(
+    server: ModelListServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*create_certificate(tmp_path / "certificate"))
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    assert main(["models", "ps", "--url", f"https://127.0.0.1:{server.server_port}"]) == 1
+    assert "$SSL_CERT_FILE" in capsys.readouterr().err
 
 
 def test_terminal_shows_that_a_load_is_waited_for(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +13,16 @@ import httpx
 import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
-from deployments.errors import EngineFailed, InputTooLong, RateLimited
+from deployments.errors import EngineFailed, InputTooLong, RateLimited, UnknownModel
+from deployments.ingress.http import sse
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.request_log import record_rejection
 from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter
+from deployments.messages import Chunk, GenerationCall, Started
 from tests.support.artifacts import EMBEDDER
+from tests.support.asgi_client import AsgiClient
 from tests.support.decoder_artifacts import DECODER
 from tests.support.fakes import FailingEncoder, FakeClock, ListRecorder
 from tests.support.generators import ScriptedGeneratorClient, ScriptedReply
@@ -131,6 +137,38 @@ async def test_status_of_the_response_is_recorded(
         response = await http.post(path, json=body)
     assert response.status_code == status, response.text
     assert [record.status for record in server.recorder.records] == [status]
+
+
+class LateRefusal(ScriptedGeneratorClient):
+    """Generator that finds after the begin of the answer that its model is gone."""
+
+    def __init__(self) -> None:
+        gone = UnknownModel("gone")
+        gone.model_id = DECODER
+        super().__init__(lambda call: ScriptedReply(refusal=gone))
+        self.may_answer = asyncio.Event()
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        await self.may_answer.wait()
+        async with aclosing(super().stream(call)) as events:
+            async for event in events:
+                yield event
+
+
+async def test_stream_that_begins_without_its_model_is_recorded(
+    writing_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot run again, because its client has the status."""
+    monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+    generator = LateRefusal()
+    server = InProcess(writing_store, (EMBEDDER, DECODER), generator=generator)
+    async with server.application() as app:
+        client = AsgiClient(app, "/v1/completions", {"prompt": "a", "stream": True})
+        await client.wait_for_text(sse.COMMENT.decode())
+        generator.may_answer.set()
+        await client.task
+    assert "gone" in client.text
+    assert [record.status for record in server.recorder.records] == [404]
 
 
 async def test_failure_of_the_engine_is_a_warning_whatever_its_status(

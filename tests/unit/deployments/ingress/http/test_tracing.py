@@ -82,7 +82,8 @@ async def test_request_of_an_encoder_has_a_span_with_its_stages(
     tiny_store: Path, exported: InMemorySpanExporter
 ) -> None:
     server = InProcess(tiny_store, settings=TRACED)
-    response = await send(server, *EMBED, {"x-request-id": "mine", "user-agent": "tests"})
+    headers = {"x-request-id": "mine", "user-agent": "tests", "x-forwarded-proto": "https"}
+    response = await send(server, *EMBED, headers)
     assert response.status_code == 200
     (record,) = server.recorder.records
     request, stages = split(exported)
@@ -95,7 +96,7 @@ async def test_request_of_an_encoder_has_a_span_with_its_stages(
         "http.route": "/embed",
         "network.protocol.version": "1.1",
         "url.path": "/embed",
-        "url.scheme": "http",
+        "url.scheme": "https",
         "user_agent.original": "tests",
         "gen_ai.request.model": EMBEDDER,
         "gen_ai.response.model": EMBEDDER,
