@@ -19,6 +19,8 @@ from deployments.tasks import TaskInput
 # Maximum number of stop strings per request, and maximum characters of a stop string.
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1_000
+# Texts of a chat message beside its content, which chat templates read too.
+UNBOUNDED_KEYS = ("reasoning_content", "tool_call_id", "name")
 
 
 def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
@@ -118,6 +120,7 @@ def _check_prompt(prompt: Prompt, path: str, limits: LimitSettings) -> int:
     for i, message in enumerate(prompt.messages):
         content = f"{path}[{i}].content"
         total += _check_size(len(message["content"]), "characters", content, limits)
+        total += sum(len(message.get(key, "")) for key in UNBOUNDED_KEYS)
         if "tool_calls" in message:
             total += len(msgspec.json.encode(message["tool_calls"]))
     total += sum(

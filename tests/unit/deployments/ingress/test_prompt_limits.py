@@ -15,6 +15,7 @@ from tests.support.in_process import InProcess
 
 LIMITS = LimitSettings(items=4, item_chars=100, request_chars=250)
 LONG = "x" * 101
+USER = {"role": "user", "content": "a"}
 FUNCTION = {"type": "function", "function": {"name": "f", "arguments": "y" * 60}}
 
 
@@ -48,6 +49,9 @@ def test_parameters_within_the_limits_are_accepted(prompts: list[Prompt], times:
         ([chat("a", LONG)], 1, InputTooLong, "prompt[1].content"),
         ([chat("x" * 60, "y" * 60)], 1, InputTooLong, "prompt"),
         ([chat("x" * 60, tool_calls=[FUNCTION])], 1, InputTooLong, "prompt"),
+        ([chat("x", reasoning_content=LONG)], 1, InputTooLong, "prompt"),
+        ([chat("x", tool_call_id=LONG)], 1, InputTooLong, "prompt"),
+        ([chat("x", name=LONG)], 1, InputTooLong, "prompt"),
         ([Chat(chat("x").messages, (FUNCTION, FUNCTION))], 1, InputTooLong, "prompt"),
         ([Chat(chat("x").messages, variables=(("key", LONG),))], 1, InputTooLong, "prompt"),
         ([chat(*["a"] * 5)], 1, TooManyItems, "prompt"),
@@ -71,7 +75,32 @@ def test_parameters_above_the_limits_are_named(
             "messages",
             400,
         ),
+        (
+            "/v1/chat/completions",
+            {"messages": [USER, {"role": "assistant", "reasoning_content": LONG}, USER]},
+            "messages",
+            400,
+        ),
         ("/v1/responses", {"input": LONG}, "input", 400),
+        (
+            "/v1/responses",
+            {"input": [USER, {"type": "reasoning", "content": [{"text": LONG}]}, USER]},
+            "input",
+            400,
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": [{"type": "thinking", "thinking": LONG}]},
+                    USER,
+                ],
+                "max_tokens": 5,
+            },
+            "messages",
+            400,
+        ),
         (
             "/v1/messages",
             {"messages": [{"role": "user", "content": LONG}], "max_tokens": 5},
