@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from deployments.ingress.apis.openai.responses import (
@@ -162,7 +163,10 @@ class ChatStreamChoice:
         self._has_reasoning = False
         self._reasoning_blanks = ""  # white space that may end the reasoning, not sent yet
         self._aligned = AlignedTokens()
-        self._tokens: list[Token] = []  # tokens not sent yet
+        self._tokens: deque[Token] = deque()  # tokens not sent yet
+        self._token_start = (
+            0  # of the first of them in the unsent text; negative if it began before
+        )
 
     def open(self) -> Iterator[ChatChunkChoice]:
         # As in OpenAI's streams, a message that is only a call has no content.
@@ -210,18 +214,31 @@ class ChatStreamChoice:
         return self._parser.count_content(self._text)
 
     def _flush(self, count: int, *, is_last: bool = False) -> Iterator[ChatChunkChoice]:
-        """Yield the first `count` unsent characters, with the logprobs of all unsent tokens.
+        """Yield the first `count` unsent characters, with the logprobs of their tokens.
 
-        If `count` is 0 and a parser holds text back, yield nothing, because the tokens may belong
-        to that text. `is_last` is true at the end of a text without calls: nothing is held back.
+        While a parser holds text back, keep the white space before that text, which is left out
+        before a call. `is_last` is true at the end of a text without calls: nothing is held back.
         """
-        if count or (self._tokens and (is_last or self._parser is None)):
+        is_free = is_last or self._parser is None
+        if not is_free:
+            count = len(self._text[:count].rstrip())
+        if count or (self._tokens and is_free):
             choice = self._build({"content": self._text[:count]})
             if self._with_logprobs:
-                choice["logprobs"] = build_logprobs(self._tokens)
-            self._text, self._tokens = self._text[count:], []
+                choice["logprobs"] = build_logprobs(self._take_tokens(count, takes_all=is_free))
+            self._text = self._text[count:]
             self._has_content = True
             yield choice
+
+    def _take_tokens(self, count: int, *, takes_all: bool) -> list[Token]:
+        """Remove the unsent tokens that begin within the first `count` unsent characters."""
+        taken = []
+        while self._tokens and (takes_all or self._token_start < count):
+            token = self._tokens.popleft()
+            self._token_start += len(token.text)
+            taken.append(token)
+        self._token_start -= count
+        return taken
 
     def _build(
         self, delta: ChatDelta, finish_reason: FinishReasonWord | None = None
