@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Literal
 
 from deployments.ingress.apis.openai.schemas import (
@@ -39,17 +40,22 @@ class ResponseOutput:
 
     def __init__(self) -> None:
         self.items: list[OutputItem] = []  # those that are done
-        self.is_incomplete = False  # whether `max_output_tokens` or the context ended the answer
+        # Whether `max_output_tokens` or the context ended the answer, or a stop string a call.
+        self.is_incomplete = False
         self._open: OpenTextItem | None = None
         self._calls: list[ResponseToolCall] = []  # announced at the end, which tells their status
 
     def add_choice(self, choice: ChatChoice) -> None:
         """Add the items of a whole answer."""
         delta = ChatDelta(**choice["message"])
+        logprobs = choice["logprobs"]
+        if logprobs is not None and "tool_calls" in delta:
+            content = select_content_tokens(logprobs["content"], len(delta["content"] or ""))
+            logprobs = {**logprobs, "content": content}
         whole = ChatChunkChoice(
             index=0,
             delta=delta,
-            logprobs=choice["logprobs"],
+            logprobs=logprobs,
             finish_reason=choice["finish_reason"],
         )
         for _ in self.add_delta(whole):
@@ -67,8 +73,10 @@ class ResponseOutput:
         if text or (logprobs and not self._calls):
             yield from self._add_text("message", text, logprobs)
         if choice["finish_reason"] is not None:
-            self.is_incomplete = choice["finish_reason"] == "length"
-            yield from self._end(are_calls_whole=choice["finish_reason"] == "tool_calls")
+            are_calls_whole = choice["finish_reason"] == "tool_calls"
+            is_call_cut = bool(self._calls) and not are_calls_whole
+            self.is_incomplete = choice["finish_reason"] == "length" or is_call_cut
+            yield from self._end(are_calls_whole=are_calls_whole)
 
     def _end(self, *, are_calls_whole: bool) -> Iterator[ResponsesEvent]:
         if not (self.items or self._open or self._calls):
@@ -216,6 +224,12 @@ class OpenTextItem:
         ],
     ) -> TextEvent:
         return TextEvent(type=kind, item_id=self._id, output_index=self._index, content_index=0)
+
+
+def select_content_tokens(tokens: Sequence[ChatTokenLogprob], chars: int) -> list[ChatTokenLogprob]:
+    """Return the tokens that begin within the first `chars` characters."""
+    starts = accumulate((len(token["token"]) for token in tokens), initial=0)
+    return [token for token, start in zip(tokens, starts, strict=False) if start < chars]
 
 
 def build_id(prefix: str) -> str:

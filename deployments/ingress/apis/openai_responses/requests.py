@@ -36,6 +36,12 @@ UNSUPPORTED_FIELDS: UnsupportedFields = {
     "background": ((False,), f"wait for the response, or send `stream`, {NOT_STORED}"),
     "truncation": (("disabled",), "remove items from `input`"),
     "messages": ((), "send `input`"),
+    "functions": (([],), "send `tools`"),
+    "function_call": ((), "send `tool_choice`"),
+    "logprobs": ((False,), "send `top_logprobs`"),
+    "include_reasoning": ((True,), "ignore items of the type `reasoning`"),
+    "separate_reasoning": ((True,), "join the items `reasoning` and `message`"),
+    "reasoning_format": (("auto", "deepseek"), "join the items `reasoning` and `message`"),
     "n": ((1,), "send several requests"),
     "max_tokens": ((), "send `max_output_tokens`"),
     "max_completion_tokens": ((), "send `max_output_tokens`"),
@@ -118,10 +124,7 @@ def _build_messages(body: ResponsesBody) -> tuple[list[ChatMessageFields], list[
         if message.get("reasoning_content") == "":
             continue  # reasoning that only its author can read, or none
         if messages and _continues(messages[-1], message):
-            calls = message.pop("tool_calls", [])
-            messages[-1].update(message)
-            if calls:
-                messages[-1].setdefault("tool_calls", []).extend(calls)
+            _extend(messages[-1], message)
         else:
             messages.append(message)
             paths.append("")
@@ -129,6 +132,11 @@ def _build_messages(body: ResponsesBody) -> tuple[list[ChatMessageFields], list[
             paths[-1] = f"input[{index}].output"
         elif isinstance(item, MessageItem):
             paths[-1] = f"input[{index}].content"
+    if not messages:
+        raise InvalidField(
+            "`input` has only reasoning that this server cannot read; send a message too",
+            field="input",
+        )
     return messages, paths
 
 
@@ -141,7 +149,7 @@ def _translate_item(item: Any) -> ChatMessageFields:
             function = {"name": item.name, "arguments": item.arguments}
             return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
         case FunctionOutputItem():
-            content = _join(item.output)
+            content = _join(item.output, "\n")
             return {"role": "tool", "tool_call_id": item.call_id, "content": content}
         case _:
             return {"role": item.role, "content": _join(item.content)}
@@ -153,11 +161,21 @@ def _continues(message: ChatMessageFields, added: ChatMessageFields) -> bool:
         return False
     if "tool_calls" in added:
         return True
-    return "tool_calls" not in message and "content" not in message and "content" in added
+    return "tool_calls" not in message and "content" not in message
 
 
-def _join(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _extend(message: ChatMessageFields, added: ChatMessageFields) -> None:
+    """Add a part of a turn to `message`, which it continues."""
+    if "tool_calls" in added:
+        message.setdefault("tool_calls", []).extend(added["tool_calls"])
+    elif "reasoning_content" in added:
+        message["reasoning_content"] += f"\n{added['reasoning_content']}"
+    else:
+        message["content"] = added["content"]
+
+
+def _join(content: Any, separator: str = "") -> str:
+    return content if isinstance(content, str) else separator.join(part.text for part in content)
 
 
 def _nest_tool(tool: FunctionTool) -> dict[str, Any]:

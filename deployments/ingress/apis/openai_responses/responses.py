@@ -130,7 +130,7 @@ def build_empty_response(parsed: ParsedResponses, model: RegisteredModel) -> Res
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,
         temperature=sampling.temperature,
-        top_p=1.0 if sampling.top_p is None else sampling.top_p,
+        top_p=next(p for p in (body.top_p, sampling.top_p, 1.0) if p is not None),
         top_logprobs=body.top_logprobs or 0,
         tools=[tool.model_dump(exclude_unset=True) for tool in body.tools or ()],
         tool_choice=body.tool_choice or "auto",

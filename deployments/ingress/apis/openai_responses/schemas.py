@@ -169,6 +169,12 @@ class ReasoningSettings(BaseModel):
     effort: str | None = None  # variable `reasoning_effort` of the chat template
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]  # OpenAI's bounds
+
+
 class ResponsesBody(GenerationBody):
     """Body of `/v1/responses`."""
 
@@ -183,7 +189,7 @@ class ResponsesBody(GenerationBody):
     chat_template_kwargs: dict[str, Any] | None = None  # as in chats
     include: list[str] | None = None  # only `message.output_text.logprobs` has an effect
     top_logprobs: Alternatives | None = None
-    metadata: dict[str, str] | None = None  # returned unchanged
+    metadata: Metadata | None = None  # returned unchanged
     user: str | None = None  # returned unchanged
     # Fields that need stored responses or prompts; rejected, unless they ask for nothing.
     previous_response_id: Any = None
@@ -198,6 +204,12 @@ class ResponsesBody(GenerationBody):
     max_completion_tokens: Any = None
     response_format: Any = None
     reasoning_effort: Any = None
+    functions: Any = None
+    function_call: Any = None
+    logprobs: Any = None
+    include_reasoning: Any = None
+    separate_reasoning: Any = None
+    reasoning_format: Any = None
 
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]

@@ -81,6 +81,21 @@ ANSWERS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
         ("I look.", *f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>"),
         {},
     ),
+    "blanks before a call": (
+        {"tools": [WEATHER], "top_logprobs": 1},
+        ("I look.", "\n\n", f"<tool_call>{CALL}</tool_call>"),
+        {},
+    ),
+    "text and mark in one piece": (
+        {"tools": [WEATHER], "top_logprobs": 1},
+        ("I ", "look", ".\n<tool_", f"call>{CALL}</tool_call>"),
+        {},
+    ),
+    "call cut by a stop string": (
+        {"tools": [WEATHER], "tool_choice": "required"},
+        tuple(CALL[:-4]),
+        {"reason": FinishReason.STOP},
+    ),
     "cut call": (
         {"tools": [WEATHER], "tool_choice": "required"},
         tuple(CALL[:-4]),

@@ -65,6 +65,11 @@ async def test_response_repeats_the_fields_of_the_request(writing_store: Path) -
     assert {name: body[name] for name in sent} == sent
 
 
+async def test_top_p_of_zero_is_repeated(writing_store: Path) -> None:
+    body = await respond(script_responses(writing_store), {**QUESTION, "top_p": 0})
+    assert body["top_p"] == 0
+
+
 async def test_omitted_fields_have_the_values_that_apply(writing_store: Path) -> None:
     body = await respond(script_responses(writing_store), QUESTION)
     expected: dict[str, Any] = {
@@ -142,18 +147,15 @@ async def test_calls_follow_the_text_before_them(writing_store: Path) -> None:
     assert calls[0]["call_id"] != calls[1]["call_id"]
 
 
-@pytest.mark.parametrize(
-    ("reason", "status"),
-    [(FinishReason.LENGTH, "incomplete"), (FinishReason.STOP, "completed")],
-)
+@pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.STOP])
 async def test_forced_call_that_is_cut_is_incomplete(
-    reason: FinishReason, status: str, writing_store: Path
+    reason: FinishReason, writing_store: Path
 ) -> None:
     harness = script_responses(writing_store, CALL[:-5], reason=reason)
     sent = {**QUESTION, "tools": [WEATHER], "tool_choice": "required"}
     body = await respond(harness, sent)
     (call,) = body["output"]
-    assert (body["status"], call["status"]) == (status, "incomplete")
+    assert (body["status"], call["status"]) == ("incomplete", "incomplete")
     assert call["arguments"] == '{"city": "Ro'
 
 
@@ -164,6 +166,14 @@ async def test_logprobs_are_parts_of_the_text(writing_store: Path) -> None:
     assert [token["token"] for token in part["logprobs"]] == ["Hel", "lo"]
     assert part["logprobs"][0]["top_logprobs"][0]["token"] == "alt0"
     assert body["top_logprobs"] == 1
+
+
+async def test_tokens_of_a_call_have_no_logprobs(writing_store: Path) -> None:
+    pieces = ("I look", ".", "\n", f"<tool_call>{CALL}</tool_call>")
+    sent = {**QUESTION, "tools": [WEATHER], "top_logprobs": 1}
+    body = await respond(script_responses(writing_store, *pieces), sent)
+    (part,) = body["output"][0]["content"]
+    assert [token["token"] for token in part["logprobs"]] == ["I look", "."]
 
 
 async def test_model_may_be_named_by_the_path(writing_store: Path) -> None:
