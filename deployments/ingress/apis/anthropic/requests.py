@@ -46,6 +46,15 @@ FIELD_NAMES = {
 }
 
 
+class ThreadUnsupported(InvalidField):
+    """The body names a conversation that the server would keep.
+
+    The SDK's tool runner knows this code, and sends the whole conversation instead.
+    """
+
+    code = "thread_unsupported_request"
+
+
 class ParsedMessages(NamedTuple):
     """A body as a chat of OpenAI's API."""
 
@@ -66,6 +75,10 @@ def parse_messages(
     body: PromptBody, model: RegisteredModel, options: RequestOptions
 ) -> ParsedMessages:
     """Parse a body. Raises InvalidField or EmptyInput."""
+    if body.thread is not None:
+        raise ThreadUnsupported(
+            "`thread` is not supported; send all `messages` of the conversation", field="thread"
+        )
     groups = list(_group_parts(_list_parts(body)))
     if isinstance(body, MessagesBody) and groups and groups[-1][0].role == "assistant":
         raise InvalidField(

@@ -182,6 +182,7 @@ class PromptBody(StreamableBody):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    thread: Any = None  # a conversation that the server would keep
 
 
 class MessagesBody(PromptBody):

@@ -241,3 +241,14 @@ async def test_key_of_anthropic_clients_is_accepted(writing_store: Path, tmp_pat
     refused = await harness.post(MESSAGES, MESSAGES_BODY, headers={"x-api-key": "-"})
     assert refused.status_code == 401
     assert refused.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize("path", [MESSAGES, COUNT])
+async def test_stored_conversation_is_refused_as_the_tool_runner_expects(
+    path: str, writing_store: Path
+) -> None:
+    """The runner sends `thread` first, and the whole conversation after this error."""
+    body = {**MESSAGES_BODY, "thread": {"type": "create"}}
+    response = await script_messages(writing_store).post(path, body)
+    assert response.status_code == 400
+    assert response.json()["error"]["details"]["error_code"] == "thread_unsupported_request"
