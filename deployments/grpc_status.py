@@ -14,6 +14,13 @@ GRPC_TYPE = "application/grpc"
 STATUS_HEADER = "grpc-status"
 # Start of the paths of the Open Inference Protocol's methods.
 INFERENCE_SERVICE = "/inference.GRPCInferenceService/"
+# The methods that the ingress has, without the streams and the management of Triton.
+INFERENCE_METHODS = (
+    *("ServerLive", "ServerReady", "ServerMetadata"),
+    *("ModelReady", "ModelMetadata", "ModelInfer"),
+)
+# Maximum bytes of `grpc-message`. Clients reject headers of more than 8 KB at random.
+MAX_MESSAGE_BYTES = 4_096
 # ASCII characters of `grpc-message` that need no escape.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 
@@ -58,10 +65,17 @@ def from_http_status(status: int) -> GrpcStatus:
 
 
 def build_error_headers(status: GrpcStatus, message: str) -> dict[str, str]:
-    """Return the headers of a response without a body that ends a call with an error."""
+    """Return the headers of a response without a body that ends a call with an error.
+
+    A message that is too long ends early.
+    """
+    encoded = quote(message, safe=_PLAIN)
+    while len(encoded) > MAX_MESSAGE_BYTES:  # a character has up to twelve bytes
+        message = message[: len(message) * MAX_MESSAGE_BYTES // len(encoded)]
+        encoded = quote(message, safe=_PLAIN)
     return {
         "content-type": GRPC_TYPE,
         "content-length": "0",
         STATUS_HEADER: str(int(status)),
-        "grpc-message": quote(message, safe=_PLAIN),
+        "grpc-message": encoded,
     }

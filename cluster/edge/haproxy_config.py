@@ -16,6 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from deployments.errors import ServeError
+from deployments.grpc_status import STATUS_HEADER
 from deployments.request_headers import (
     ADDRESS_HEADER,
     ARRIVAL_HEADER,
@@ -44,9 +45,12 @@ HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
 # Requests are similar if they have the same client address, path and values of these headers. If
 # the ingress has just refused a request because of a long queue, it would refuse most similar
 # requests. It may accept those whose bodies name another model or have another size.
-_DECISIVE_HEADERS = (
-    *(*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS),
-    GRPC_TIMEOUT_HEADER,
+_DECISIVE_HEADERS = (*KEY_HEADERS, ADDRESS_HEADER, *OPTION_HEADERS, *SDK_TIMEOUT_HEADERS)
+# Clients of gRPC send the time that is left, which differs between calls: `4999213u`. Its first
+# digit, its length and its unit are alike in similar calls.
+_GRPC_TIMEOUT = "|".join(
+    f"%[req.fhdr({GRPC_TIMEOUT_HEADER}),{form}]"
+    for form in ("bytes(0,1)", "length", "regsub([0-9]+,)")
 )
 # Table of the POST requests in flight, by backend.
 _REQUESTS = """
@@ -167,8 +171,9 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
         (r"^    errorfile .*\n", ""),
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(limits)),
         (r"^(frontend http_frontend\n    bind .*\n)", r"\1" + build_client_rules(limits)),
-        # Not in the defaults: errors of a backend get the form of the frontend.
-        (r"^frontend \S+\n    bind .*\n", r"\g<0>" + build_error_files(errors)),
+        # Not in the defaults: a backend serves frontends of HTTP and of gRPC, and its errors take
+        # the form of the frontend.
+        (r"^(?:frontend|listen) \S+\n +bind .*\n", r"\g<0>" + build_error_files(errors)),
         (r"^    http-request return status 404 .*\n", build_denial("")),
         (
             r"^backend (?!default_backend\n)\S+\n",
@@ -289,7 +294,7 @@ def _limit_refusals(refusals: int) -> str:
     HAProxy's own refusals carry the last `Retry-After` of the ingress in place of RETRY_AFTER_S.
     """
     headers = (f"%[req.fhdr({name})]" for name in _DECISIVE_HEADERS)
-    similar = "|".join(("%[var(sess.client)]", "%[path]", *headers))
+    similar = "|".join(("%[var(sess.client)]", "%[path]", *headers, _GRPC_TIMEOUT))
     marked = f"{{ res.fhdr({REFUSAL_HEADER}) -m found }}"
     repeated = "{ var(txn.repeated) -m bool }"
     # The limit counts the refused request, and sc1_conn_cur the new one. Equal numbers mean that as
@@ -309,7 +314,8 @@ def _limit_refusals(refusals: int) -> str:
         f"    http-request deny deny_status 429 if {repeated}\n"
         "    http-response set-var(txn.limit) sc_get_gpt(1,1)\n"
         "    http-response sc-set-gpt(1,1) var(txn.limit),add(1)"
-        f" if {{ status 200 }} {is_full} {applies} {is_rare} {{ rand(4) eq 0 }}\n"
+        f" if {{ status 200 }} {is_full} {applies} {is_rare} {{ rand(4) eq 0 }}"
+        f" !{{ res.fhdr({STATUS_HEADER}) -m found }}\n"  # errors of gRPC have 200 too
         f"    http-response sc-inc-gpc0(1) if {marked}\n"
         f"    http-response sc-inc-gpc1(1) if {marked}\n"
         f"    http-response sc-set-gpt(0,1) res.fhdr(retry-after) if {marked}\n"

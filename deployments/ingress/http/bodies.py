@@ -80,8 +80,8 @@ class InflateDecoder:
             raise MalformedBody("the compressed body ended early", field="body")
 
 
-def select_decoder(encoding: str) -> ContentDecoder:
-    """Select the decoder for a Content-Encoding header. Raises UnsupportedEncoding.
+def select_decoder(encoding: str, header: str = "content-encoding") -> ContentDecoder:
+    """Select the decoder for the value of `header`. Raises UnsupportedEncoding.
 
     A list of several encodings is rejected: each multiplies the size to which a body can expand.
     """
@@ -93,8 +93,7 @@ def select_decoder(encoding: str) -> ContentDecoder:
     if name == "deflate":
         return InflateDecoder(None)
     raise UnsupportedEncoding(
-        "this `content-encoding` is not supported; use `gzip`, `deflate` or `identity`",
-        field="content-encoding",
+        f"this `{header}` is not supported; use `gzip`, `deflate` or `identity`", field=header
     )
 
 
@@ -223,6 +222,16 @@ async def read_body(request: Request, limits: LimitSettings) -> bytes:
         ) from exc
     request.scope[BODY_KEY] = body
     return body
+
+
+def replace_body(request: Request, body: bytes) -> None:
+    """Keep `body`, decoded from the body that was read, in its place, and reserve its bytes too.
+
+    Raises Overloaded.
+    """
+    reservation: BodyReservation = request.scope[SCOPE_KEY]
+    reservation.reserve(len(body), current_client())
+    request.scope[BODY_KEY] = body
 
 
 async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeout) -> bytes:

@@ -47,12 +47,11 @@ class JoiningTransport:
         self._trailers = b""
 
     def add_trailers(self, trailers: bytes) -> None:
-        """Add trailers to a chunked body, whose end is the next write."""
+        """Add trailers to the chunked body that ends with a later write."""
         self._trailers = trailers
 
     def write(self, data: bytes) -> None:
-        if self._trailers:
-            assert data.endswith(LAST_CHUNK), "bug: not the end of a chunked body"
+        if self._trailers and data.endswith(LAST_CHUNK):
             data, self._trailers = data[:-2] + self._trailers + data[-2:], b""
         if not self._held:
             self._loop.call_soon(self._flush)

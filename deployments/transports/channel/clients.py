@@ -207,11 +207,11 @@ class ChannelModelPoolClient:
 
 def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
     message = codec.encode_generation_call(call, call.deadline_s)
-    cost = _count_tokens(call)
+    cost = _estimate_cost(call)
     return ChannelRequest(method, message, cost, call.deadline_s, model=call.model.name)
 
 
-def _count_tokens(call: GenerationCall) -> int:
+def _estimate_cost(call: GenerationCall) -> int:
     """Estimate the tokens of prompt and answer, at least 1."""
     options = call.options
     limit = options.max_new_tokens

@@ -198,8 +198,13 @@ def test_unknown_methods_are_unimplemented(grpc_server: GrpcServer) -> None:
         other = channel.unary_unary("/metrics")
         with pytest.raises(grpc.RpcError) as refused:
             other(b"", timeout=20)
-    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-    assert "serves the methods of `inference.GRPCInferenceService`" in refused.value.details()
+        stream = channel.stream_stream(f"{INFERENCE_SERVICE}ModelStreamInfer")
+        never = threading.Event()
+        with pytest.raises(grpc.RpcError) as unknown:
+            next(stream(iter(never.wait, True), timeout=20))
+        never.set()
+    assert refused.value.code() is unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "this port serves only ServerLive, " in refused.value.details()
 
 
 def test_keys_come_in_the_metadata(tiny_store: Path, tmp_path: Path) -> None:

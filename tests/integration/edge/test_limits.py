@@ -189,6 +189,17 @@ def test_refusals_are_repeated_for_similar_requests_only() -> None:
         wait_for(lambda: edge.post("/full").text == "full")
 
 
+def test_time_that_is_left_to_calls_of_grpc_makes_them_no_other_kind() -> None:
+    """Clients send it in microseconds. Calls with clearly other deadlines are of another kind."""
+    with run_edge(ClientLimits(refusals=5)) as edge:
+        with httpx.Client(base_url=edge.url, timeout=20) as client:
+            for left_us in range(4_999_000, 4_999_040):
+                client.post("/full", content=b"text", headers={"grpc-timeout": f"{left_us}u"})
+        assert edge.backend.seen.count("/full") < 40
+        for other in ("499900u", "8999000u", "4999000n"):
+            assert edge.post("/full", headers={"grpc-timeout": other}).text == "full"
+
+
 def test_refusals_limit_the_requests_in_flight_to_what_the_replica_accepts() -> None:
     """Each answer makes room for one more request, even directly after many refusals."""
     with run_edge(ClientLimits(refusals=5)) as edge, ThreadPoolExecutor(5) as pool:

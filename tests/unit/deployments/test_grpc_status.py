@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import grpc
 import pytest
 
 from deployments import errors
 from deployments.errors import ServeError
-from deployments.grpc_status import GrpcStatus, build_error_headers, from_http_status
+from deployments.grpc_status import (
+    MAX_MESSAGE_BYTES,
+    GrpcStatus,
+    build_error_headers,
+    from_http_status,
+)
 
 
 def test_numbers_are_those_of_grpc() -> None:
@@ -37,3 +44,10 @@ def test_messages_are_percent_encoded() -> None:
     headers = build_error_headers(GrpcStatus.NOT_FOUND, "100% of `é`\nare gone")
     assert headers["grpc-message"] == "100%25 of `%C3%A9`%0Aare gone"
     assert headers["grpc-status"] == "5"
+
+
+@pytest.mark.parametrize("message", ["漢" * 1_000, "a" * 10_000, "\n" * 3_000])
+def test_long_messages_end_early(message: str) -> None:
+    encoded = build_error_headers(GrpcStatus.NOT_FOUND, message)["grpc-message"]
+    assert MAX_MESSAGE_BYTES - 20 < len(encoded) <= MAX_MESSAGE_BYTES
+    assert message.startswith(unquote(encoded, errors="strict"))

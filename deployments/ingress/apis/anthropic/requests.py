@@ -20,12 +20,9 @@ from deployments.ingress.apis.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from deployments.ingress.apis.openai.requests import field_names, parse_chat_request
-from deployments.ingress.apis.openai.schemas import ChatBody
-from deployments.ingress.http.api import parse_body
-from deployments.ingress.http.errors import rename_error_fields
+from deployments.ingress.apis.openai.requests import UnsupportedFields, reject_unsupported_fields
+from deployments.ingress.apis.openai.translated_chat import TranslatedChat, parse_translated_chat
 from deployments.ingress.request_options import RequestOptions
-from deployments.ingress.requests import GenerationRequest
 from deployments.registry import RegisteredModel
 
 # Block types of each role.
@@ -33,6 +30,10 @@ BLOCK_TYPES: Mapping[str, tuple[str, ...]] = {
     "user": ("text", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
+}
+UNSUPPORTED_FIELDS: UnsupportedFields = {
+    "mcp_servers": (([],), "call the servers in the client, and send their tools in `tools`"),
+    "container": ((), "omit it"),
 }
 ERROR_PREFIX = "Error: "  # of a tool result with `is_error`: chat templates have no such flag
 # Values of the template variable `enable_thinking`. With `adaptive`, or without `thinking`, the
@@ -55,14 +56,6 @@ class ThreadUnsupported(InvalidField):
     code = "thread_unsupported_request"
 
 
-class ParsedMessages(NamedTuple):
-    """A body as a chat of OpenAI's API."""
-
-    chat: ChatBody
-    request: GenerationRequest
-    field_names: Mapping[str, str]  # names of the fields of `chat` and `request` in the body
-
-
 class _Part(NamedTuple):
     """A block as a part of a message of the chat."""
 
@@ -73,12 +66,13 @@ class _Part(NamedTuple):
 
 def parse_messages(
     body: PromptBody, model: RegisteredModel, options: RequestOptions
-) -> ParsedMessages:
+) -> TranslatedChat:
     """Parse a body. Raises InvalidField or EmptyInput."""
     if body.thread is not None:
         raise ThreadUnsupported(
             "`thread` is not supported; send all `messages` of the conversation", field="thread"
         )
+    reject_unsupported_fields(body, UNSUPPORTED_FIELDS)
     groups = list(_group_parts(_list_parts(body)))
     if isinstance(body, MessagesBody) and groups and groups[-1][0].role == "assistant":
         raise InvalidField(
@@ -87,20 +81,13 @@ def parse_messages(
             field="messages",
         )
     names = dict(FIELD_NAMES)
-    for index, (first, *_) in enumerate(groups):
-        names |= dict.fromkeys(
-            (f"messages[{index}].content", f"prompt[{index}].content"), first.path
-        )
     for index in range(len(body.tools or ())):
         names[f"tools[{index}].function"] = f"tools[{index}]"
         names[f"tools[{index}].function.parameters"] = f"tools[{index}].input_schema"
     messages = [_build_message(parts) for parts in groups]
-    with rename_error_fields(names):
-        chat = parse_body(ChatBody, {"messages": messages, **_translate_fields(body)})
-        request = parse_chat_request(chat, model, options)
-    # Names of the body in place of those of the chat.
-    renamed = {field: names.get(name, name) for field, name in field_names(chat).items()}
-    return ParsedMessages(chat, request, names | renamed)
+    fields = {"messages": messages, **_translate_fields(body)}
+    paths = [first.path for first, *_ in groups]
+    return parse_translated_chat(fields, names, paths, model, options)
 
 
 def _list_parts(body: PromptBody) -> Iterator[_Part]:

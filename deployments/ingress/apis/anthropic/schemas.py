@@ -183,6 +183,8 @@ class PromptBody(StreamableBody):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     thread: Any = None  # a conversation that the server would keep
+    mcp_servers: list[Any] | None = None
+    container: Any = None
 
 
 class MessagesBody(PromptBody):

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 
 from deployments.errors import BodyTooLarge, InvalidField, MalformedBody
 from deployments.ingress.apis.open_inference.message import SIZE_PARAMETER, InferRequest
-from deployments.ingress.apis.open_inference.tensors import ELEMENT_LENGTH, Tensor
+from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.api import parse_body
 from deployments.ingress.http.bodies import select_decoder
 
@@ -62,37 +62,50 @@ def _load_service() -> descriptor_pool.DescriptorPool:
     return pool
 
 
-def parse_message(name: str, body: bytes, encoding: str, max_bytes: int) -> Any:
-    """Parse the only message of a request. `encoding` is that of a compressed message.
+def inflate_frame(frame: bytes, encoding: str, max_bytes: int) -> bytes:
+    """Return the frame of the only message of a request, without compression.
 
-    Raises BodyTooLarge, MalformedBody or UnsupportedEncoding.
+    `encoding` is that of a compressed message. Raises BodyTooLarge, MalformedBody or
+    UnsupportedEncoding.
     """
-    if len(body) < PREFIX.size:
+    if len(frame) < PREFIX.size:
         raise MalformedBody("the request has no message", field="body")
-    compressed, length = PREFIX.unpack_from(body)
-    if length != len(body) - PREFIX.size:
+    compressed, length = PREFIX.unpack_from(frame)
+    raw = frame[PREFIX.size :]
+    if length != len(raw):
         raise MalformedBody(
-            f"the message is {length} bytes long; {len(body) - PREFIX.size} bytes follow. A call "
-            "has one message.",
+            f"the message is {length} bytes long; {len(raw)} bytes follow. A call has one message.",
             field="body",
         )
-    raw = body[PREFIX.size :]
-    if compressed:
-        decoder = select_decoder(encoding)
-        raw = decoder.feed(raw, max_bytes)
-        if len(raw) > max_bytes:
-            raise BodyTooLarge(
-                f"the message has more than {max_bytes} bytes. Split the request.", field="body"
-            )
-        decoder.finish()
+    if not compressed:
+        return frame
+    if compressed > 1 or encoding in ("", "identity"):
+        raise MalformedBody(
+            "the message is marked as compressed, but no `grpc-encoding` says how", field="body"
+        )
+    decoder = select_decoder(encoding, "grpc-encoding")
+    raw = decoder.feed(raw, max_bytes)
+    if len(raw) > max_bytes:
+        raise BodyTooLarge(
+            f"the message has more than {max_bytes} bytes. Split the request.", field="body"
+        )
+    decoder.finish()
+    return _frame(raw)
+
+
+def parse_message(name: str, frame: bytes) -> Any:
+    """Parse the message of a frame without compression. Raises MalformedBody."""
     try:
-        return find_type(name).FromString(raw)
+        return find_type(name).FromString(frame[PREFIX.size :])
     except DecodeError as exc:
         raise MalformedBody(f"the message is not a protobuf `{name}`", field="body") from exc
 
 
 def frame_message(message: Any) -> bytes:
-    raw: bytes = message.SerializeToString()
+    return _frame(message.SerializeToString())
+
+
+def _frame(raw: bytes) -> bytes:
     return PREFIX.pack(0, len(raw)) + raw
 
 
@@ -146,8 +159,7 @@ def _convert_input(tensor: Any, raw: bytes | None, binary: list[bytes]) -> dict[
                 f"`{tensor.name}` has `contents` besides `raw_input_contents`", field=tensor.name
             )
     elif tensor.datatype == "BYTES":
-        texts = tensor.contents.bytes_contents
-        raw = b"".join(ELEMENT_LENGTH.pack(len(text)) + text for text in texts)
+        data = _decode_texts(tensor.name, tensor.contents.bytes_contents)
     elif tensor.datatype in CONTENTS:
         data = list(getattr(tensor.contents, CONTENTS[tensor.datatype]))
     if raw is not None:
@@ -160,6 +172,16 @@ def _convert_input(tensor: Any, raw: bytes | None, binary: list[bytes]) -> dict[
         "parameters": parameters,
         "data": data,
     }
+
+
+def _decode_texts(name: str, texts: Sequence[bytes]) -> list[str]:
+    decoded: list[str] = []
+    try:
+        decoded.extend(text.decode() for text in texts)
+    except UnicodeDecodeError as exc:
+        path = f"{name}[{len(decoded)}]"
+        raise InvalidField(f"`{path}` is not UTF-8", field=path) from exc
+    return decoded
 
 
 def _convert_parameters(parameters: Mapping[str, Any]) -> dict[str, Any]:

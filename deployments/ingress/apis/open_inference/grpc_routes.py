@@ -19,7 +19,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments import __version__
-from deployments.errors import MethodNotAllowed, ServeError, UnknownRoute
+from deployments.errors import (
+    DeadlineExceeded,
+    InvalidField,
+    MethodNotAllowed,
+    ServeError,
+    UnknownRoute,
+)
 from deployments.grpc_status import (
     GRPC_TYPE,
     INFERENCE_SERVICE,
@@ -37,7 +43,7 @@ from deployments.ingress.apis.open_inference.routes import SERVER_NAME
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.model_list import is_loaded
 from deployments.ingress.http.api import Access, ErrorFormat, Handler, Operation
-from deployments.ingress.http.bodies import read_body
+from deployments.ingress.http.bodies import read_body, replace_body
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import replace_status_422
 from deployments.ingress.http.request_fields import set_options_source
@@ -45,7 +51,7 @@ from deployments.ingress.models.resolver import wrong_route_error
 from deployments.request_headers import GRPC_TIMEOUT_HEADER, OPTION_HEADERS
 
 EXTENSIONS = ("parameters",)
-TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])")
+TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 # Milliseconds of the units of a time limit.
 TIMEOUT_UNITS_MS = {"H": 3_600_000, "M": 60_000, "S": 1_000, "m": 1, "u": 1e-3, "n": 1e-6}
 DEADLINE_HEADER = next(name for name, option in OPTION_HEADERS.items() if option == "deadline_ms")
@@ -156,7 +162,10 @@ class GrpcInferenceRoutes:
         limits = self._pipeline.settings.limits
         body = await read_body(request, limits)
         encoding = request.headers.get("grpc-encoding", "")
-        return _messages().parse_message(kind, body, encoding, limits.body_bytes)
+        frame = _messages().inflate_frame(body, encoding, limits.body_bytes)
+        if frame is not body:
+            replace_body(request, frame)
+        return _messages().parse_message(kind, frame)
 
     def _find(self, name: str, version: str) -> NamedModel:
         """Find a model. Raises Forbidden, UnknownModel or ArtifactError."""
@@ -194,9 +203,21 @@ def _messages() -> ModuleType:
 
 
 def _with_deadline(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Return headers whose deadline is that of the call, unless they have another one."""
-    timeout = TIMEOUT.fullmatch(headers.get(GRPC_TIMEOUT_HEADER, ""))
-    if timeout is None:
+    """Return headers whose deadline is that of the call, unless they have another one.
+
+    Raises DeadlineExceeded if less than a millisecond is left, InvalidField for no time limit.
+    """
+    sent = headers.get(GRPC_TIMEOUT_HEADER)
+    if sent is None or DEADLINE_HEADER in headers:
         return headers
-    deadline_ms = int(timeout[1]) * TIMEOUT_UNITS_MS[timeout[2]]
-    return {DEADLINE_HEADER: f"{deadline_ms:f}", **headers}
+    timeout = TIMEOUT.fullmatch(sent)
+    if timeout is None:
+        raise InvalidField(
+            f"`{GRPC_TIMEOUT_HEADER}` must be up to eight digits and a unit, one of "
+            f"{', '.join(TIMEOUT_UNITS_MS)}",
+            field=GRPC_TIMEOUT_HEADER,
+        )
+    deadline_ms = int(int(timeout[1]) * TIMEOUT_UNITS_MS[timeout[2]])
+    if deadline_ms < 1:
+        raise DeadlineExceeded(f"the time limit of the call, {sent}, has passed")
+    return {**headers, DEADLINE_HEADER: str(deadline_ms)}

@@ -146,9 +146,9 @@ def _numbers(name: str, kind: np.dtype[Any], values: list[Any]) -> NDArray[Any]:
             numbers = np.array(values, kind)
     except OverflowError as exc:
         raise _tensor_error(name, f"has a value that is too large for {kind.name}") from exc
-    # JSON has no infinity, so an infinite value is a number beyond the range of the type.
+    # JSON has no infinity, so there an infinite value is a number beyond the range of the type.
     if kind.kind == "f" and not np.isfinite(numbers).all():
-        raise _tensor_error(name, f"has a value that is too large for {kind.name}")
+        raise _tensor_error(name, f"has a value that is not finite as {kind.name}")
     return numbers
 
 

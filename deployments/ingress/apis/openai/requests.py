@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import orjson
+from pydantic import BaseModel
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.errors import InvalidField, MalformedBody
@@ -226,7 +227,7 @@ def build_options(body: ChoicesBody, defaults: GenerationDefaults) -> Generation
     )
 
 
-def reject_unsupported_fields(body: GenerationBody, unsupported: UnsupportedFields) -> None:
+def reject_unsupported_fields(body: BaseModel, unsupported: UnsupportedFields) -> None:
     """Raise InvalidField for a field of `unsupported` with an effective value.
 
     Other unknown keys are ignored, but a text of another form, or with another end, would be wrong.

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.requests import (
     UnsupportedFields,
-    field_names,
-    parse_chat_request,
     reject_unsupported_fields,
 )
-from deployments.ingress.apis.openai.schemas import ChatBody, GenerationBody
+from deployments.ingress.apis.openai.schemas import GenerationBody
+from deployments.ingress.apis.openai.translated_chat import TranslatedChat, parse_translated_chat
 from deployments.ingress.apis.openai_responses.schemas import (
     NOT_STORED,
     FunctionCallItem,
@@ -22,10 +21,7 @@ from deployments.ingress.apis.openai_responses.schemas import (
     ReasoningInputItem,
     ResponsesBody,
 )
-from deployments.ingress.http.api import parse_body
-from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.request_options import RequestOptions
-from deployments.ingress.requests import GenerationRequest
 from deployments.registry import RegisteredModel
 
 LOGPROBS = "message.output_text.logprobs"
@@ -65,26 +61,14 @@ FIELD_NAMES = {
 ChatMessageFields = dict[str, Any]  # a message in the body of a chat
 
 
-class ParsedResponses(NamedTuple):
-    """A body as a chat of OpenAI's API."""
-
-    body: ResponsesBody
-    chat: ChatBody
-    request: GenerationRequest
-    field_names: Mapping[str, str]  # names of the fields of `request` in the body
-
-
 def parse_responses(
     body: ResponsesBody, model: RegisteredModel, options: RequestOptions
-) -> ParsedResponses:
+) -> TranslatedChat:
     """Parse a body. Raises InvalidField or EmptyInput."""
     reject_unsupported_fields(body, UNSUPPORTED_FIELDS)
     if body.input is None:
         raise InvalidField("Error in `input`: field required", field="input")
     messages, paths = _build_messages(body)
-    names = dict(FIELD_NAMES)
-    for index, path in enumerate(paths):
-        names |= dict.fromkeys((f"messages[{index}].content", f"prompt[{index}].content"), path)
     fields = {
         "messages": messages,
         "max_tokens": body.max_output_tokens,
@@ -98,11 +82,7 @@ def parse_responses(
         "top_logprobs": body.top_logprobs,
         **{name: getattr(body, name) for name in GenerationBody.model_fields},
     }
-    with rename_error_fields(names):
-        chat = parse_body(ChatBody, fields)
-        request = parse_chat_request(chat, model, options)
-    renamed = {field: names.get(name, name) for field, name in field_names(chat).items()}
-    return ParsedResponses(body, chat, request, names | renamed)
+    return parse_translated_chat(fields, FIELD_NAMES, paths, model, options)
 
 
 def _build_messages(body: ResponsesBody) -> tuple[list[ChatMessageFields], list[str]]:
@@ -127,7 +107,7 @@ def _build_messages(body: ResponsesBody) -> tuple[list[ChatMessageFields], list[
             _extend(messages[-1], message)
         else:
             messages.append(message)
-            paths.append("")
+            paths.append(f"input[{index}]")
         if isinstance(item, FunctionOutputItem):
             paths[-1] = f"input[{index}].output"
         elif isinstance(item, MessageItem):

@@ -15,13 +15,14 @@ from deployments.ingress.apis.openai.chat import (
 )
 from deployments.ingress.apis.openai.responses import build_response_usage, build_usage
 from deployments.ingress.apis.openai.schemas import CompletionDetails, GenerationUsage
+from deployments.ingress.apis.openai.translated_chat import TranslatedChat
 from deployments.ingress.apis.openai_responses.output import ResponseOutput, build_id
-from deployments.ingress.apis.openai_responses.requests import ParsedResponses
 from deployments.ingress.apis.openai_responses.schemas import (
     FailureCode,
     FailureEvent,
     ResponseFailure,
     ResponseObject,
+    ResponsesBody,
     ResponsesEvent,
     ResponseStateEvent,
     ResponseTokens,
@@ -30,15 +31,16 @@ from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.sse import build_named_event
 from deployments.ingress.requests import GenerationResponse
+from deployments.messages import SamplingParams
 from deployments.registry import RegisteredModel
 
 
 class ResponseBuilder:
     """Builder of one response, or of the events of one stream."""
 
-    def __init__(self, parsed: ParsedResponses, model: RegisteredModel) -> None:
+    def __init__(self, body: ResponsesBody, parsed: TranslatedChat, model: RegisteredModel) -> None:
         self._chat = parsed.chat
-        self._empty = build_empty_response(parsed, model)
+        self._empty = build_empty_response(body, parsed.request.options.sampling, model)
         self._output = ResponseOutput()
         self._sent = 0  # events so far
 
@@ -82,11 +84,11 @@ class ResponseBuilder:
     def _fail(self, error: ServeError) -> Iterator[ResponsesEvent]:
         if not self._sent:  # the generator failed before it started; clients expect a start
             yield from self._start()
-        told = build_openai_error(error, for_generation=True)
+        built = build_openai_error(error, for_generation=True)
         yield FailureEvent(
-            type="error", code=told["code"], message=told["message"], param=told["param"]
+            type="error", code=built["code"], message=built["message"], param=built["param"]
         )
-        failure = ResponseFailure(code=select_failure_code(error), message=told["message"])
+        failure = ResponseFailure(code=select_failure_code(error), message=built["message"])
         failed: ResponseObject = {
             **self._empty, "status": "failed", "output": self._output.items, "error": failure
         }  # fmt: skip
@@ -113,9 +115,10 @@ class ResponseBuilder:
         return b"".join(encoded)
 
 
-def build_empty_response(parsed: ParsedResponses, model: RegisteredModel) -> ResponseObject:
+def build_empty_response(
+    body: ResponsesBody, sampling: SamplingParams, model: RegisteredModel
+) -> ResponseObject:
     """Build a response without output, with the fields of the request as they apply."""
-    body, sampling = parsed.body, parsed.request.options.sampling
     text_format = body.text.format if body.text else None
     return ResponseObject(
         id=build_id("resp"),

@@ -38,7 +38,7 @@ EXAMPLE = {
 
 def parse(body: ResponsesBody, model: RegisteredModel, options: RequestOptions) -> ParsedGeneration:
     parsed = parse_responses(body, model, options)
-    builder = ResponseBuilder(parsed, model)
+    builder = ResponseBuilder(body, parsed, model)
     return ParsedGeneration(
         request=parsed.request,
         field_names=parsed.field_names,

@@ -48,9 +48,9 @@ def one_type(*known: str, advice: str) -> Any:
     def check(value: Any) -> Any:
         if not isinstance(value, str) or value in known:
             return value
-        told = REFERENCE_ADVICE if value == "item_reference" else advice
+        instead = REFERENCE_ADVICE if value == "item_reference" else advice
         # As a value, because pydantic would format braces of the message.
-        message = f"`{value}` is not supported; {told}"
+        message = f"`{value}` is not supported; {instead}"
         raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
 
     return Annotated[Literal[known], BeforeValidator(check)]

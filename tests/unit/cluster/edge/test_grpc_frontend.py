@@ -10,6 +10,7 @@ import pytest
 
 from cluster.edge.grpc_frontend import GrpcFrontend
 from cluster.edge.haproxy_config import ClientLimits
+from deployments.grpc_status import INFERENCE_METHODS, INFERENCE_SERVICE
 
 ROUTED = """frontend http_frontend
     acl is_http-app path_beg /
@@ -44,7 +45,9 @@ def test_calls_take_the_routes_of_serve(listener: socket.socket, tmp_path: Path)
 
 def test_only_methods_of_the_protocol_pass(listener: socket.socket, tmp_path: Path) -> None:
     section = GrpcFrontend(listener, tmp_path, ClientLimits()).build(None, ROUTED)
-    denial = "deny deny_status 404 unless { path_beg /inference.GRPCInferenceService/ }"
+    (denial,) = [line for line in section.splitlines() if "deny_status 404" in line]
+    paths = denial.partition("unless { path ")[2].removesuffix(" }").split()
+    assert paths == [f"{INFERENCE_SERVICE}{method}" for method in INFERENCE_METHODS]
     assert section.index(denial) < section.index("use_backend")
 
 

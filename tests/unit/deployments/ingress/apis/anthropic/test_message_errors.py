@@ -243,6 +243,15 @@ async def test_key_of_anthropic_clients_is_accepted(writing_store: Path, tmp_pat
     assert refused.json()["error"]["type"] == "authentication_error"
 
 
+@pytest.mark.parametrize("field", ["mcp_servers", "container"])
+async def test_field_that_would_change_the_answer_is_refused(
+    field: str, writing_store: Path
+) -> None:
+    status, kind, message = await fail(writing_store, **{field: ["a"]})
+    assert (status, kind) == (400, "invalid_request_error")
+    assert f"`{field}` is not supported" in message
+
+
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
 async def test_stored_conversation_is_refused_as_the_tool_runner_expects(
     path: str, writing_store: Path

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor
 from tritonclient.grpc import service_pb2
 
 from deployments.errors import BodyTooLarge, InvalidField, MalformedBody, ServeError
+from deployments.grpc_status import INFERENCE_METHODS
 from deployments.ingress.apis.open_inference import grpc_messages
 from deployments.ingress.apis.open_inference.grpc_messages import (
     MAX_PARTS,
@@ -21,15 +22,13 @@ from deployments.ingress.apis.open_inference.grpc_messages import (
     fill_outputs,
     find_type,
     frame_message,
+    inflate_frame,
     parse_message,
 )
 from deployments.ingress.apis.open_inference.message import read_tensors
 from deployments.ingress.apis.open_inference.tensors import Tensor
 
 FOLDER = Path(grpc_messages.__file__).parent
-MESSAGES = [
-    *("ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelInfer")
-]
 
 
 def request(**tensor: Any) -> Any:
@@ -55,7 +54,7 @@ def describe(kind: Descriptor) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("method", MESSAGES)
+@pytest.mark.parametrize("method", INFERENCE_METHODS)
 def test_messages_are_those_of_triton(method: str) -> None:
     for name in (f"{method}Request", f"{method}Response"):
         theirs = service_pb2.DESCRIPTOR.message_types_by_name[name]
@@ -194,12 +193,13 @@ def test_outputs_are_raw_bytes() -> None:
 
 def test_message_may_be_compressed_within_the_limit() -> None:
     message = request(datatype="BYTES", shape=[1], contents={"bytes_contents": [b"a" * 1_000]})
-    assert parse_message("ModelInferRequest", frame_message(message), "", 2_000) == message
+    plain = frame_message(message)
+    assert parse_message("ModelInferRequest", inflate_frame(plain, "", 2_000)) == message
     packed = gzip.compress(message.SerializeToString())
     framed = PREFIX.pack(1, len(packed)) + packed
-    assert parse_message("ModelInferRequest", framed, "gzip", 2_000) == message
+    assert inflate_frame(framed, "gzip", 2_000) == plain
     with pytest.raises(BodyTooLarge):
-        parse_message("ModelInferRequest", framed, "gzip", 999)
+        inflate_frame(framed, "gzip", 999)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,19 @@ def test_message_may_be_compressed_within_the_limit() -> None:
         PREFIX.pack(0, 2) + b"x",
         PREFIX.pack(0, 0) * 2,
         PREFIX.pack(0, 1) + b"\xff",
+        PREFIX.pack(1, 1) + b"x",
+        PREFIX.pack(2, 1) + b"x",
     ],
-    ids=["empty", "short prefix", "short message", "two messages", "no protobuf"],
+    ids=[
+        *("empty", "short prefix", "short message", "two messages", "no protobuf"),
+        *("compressed without an encoding", "unknown flag"),
+    ],
 )
 def test_body_has_one_message(body: bytes) -> None:
     with pytest.raises(MalformedBody):
-        parse_message("ModelInferRequest", body, "", 100)
+        parse_message("ModelInferRequest", inflate_frame(body, "", 100))
 
 
 def test_unknown_compression_is_refused() -> None:
-    with pytest.raises(ServeError, match="is not supported"):
-        parse_message("ModelInferRequest", PREFIX.pack(1, 1) + b"x", "snappy", 100)
+    with pytest.raises(ServeError, match="`grpc-encoding` is not supported"):
+        inflate_frame(PREFIX.pack(1, 1) + b"x", "snappy", 100)

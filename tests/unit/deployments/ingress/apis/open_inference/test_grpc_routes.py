@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
-from deployments.grpc_status import INFERENCE_SERVICE, GrpcStatus
+from deployments.errors import build_overloaded
+from deployments.grpc_status import INFERENCE_METHODS, INFERENCE_SERVICE, GrpcStatus
 from deployments.ingress.apis.open_inference.grpc_messages import PREFIX, find_type, frame_message
+from deployments.ingress.apis.open_inference.grpc_routes import GrpcInferenceRoutes
+from deployments.request_headers import REFUSAL_HEADER
 from tests.support.artifacts import EMBEDDER
+from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
 
@@ -67,6 +74,43 @@ async def test_deadline_of_the_call_is_that_of_the_request(
         )
     status = response.headers.get("grpc-status")
     assert status == (str(int(GrpcStatus.DEADLINE_EXCEEDED)) if is_late else None)
+
+
+async def test_time_limit_in_another_form_is_refused(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        call = partial(send, http, "ModelInfer", model_name=EMBEDDER, inputs=[tensor()])
+        response = await call(headers={"grpc-timeout": "soon"})
+    assert response.headers["grpc-status"] == str(int(GrpcStatus.INVALID_ARGUMENT))
+    assert "`grpc-timeout`" in response.headers["grpc-message"]
+
+
+def test_routes_are_the_methods_that_haproxy_lets_pass() -> None:
+    context: Any = SimpleNamespace(pipeline=None)
+    paths = [path for each in GrpcInferenceRoutes(context).operations() for path in each.paths]
+    assert paths == [f"{INFERENCE_SERVICE}{method}" for method in INFERENCE_METHODS]
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+async def test_body_that_sets_its_deadline_is_no_mark_for_others(
+    encoding: str, tiny_store: Path
+) -> None:
+    """HAProxy would refuse calls with later deadlines, whose headers are the same."""
+    encoder = FailingEncoder(build_overloaded("full", 1.0))
+    raw = find_type("ModelInferRequest")(
+        model_name=EMBEDDER,
+        inputs=[tensor()],
+        parameters={"deadline_ms": {"int64_param": 5_000}},
+    ).SerializeToString()
+    packed = gzip.compress(raw) if encoding == "gzip" else raw
+    headers = {"content-type": "application/grpc", "grpc-encoding": encoding}
+    async with InProcess(tiny_store, encoder=encoder).client() as http:
+        response = await http.post(
+            f"{INFERENCE_SERVICE}ModelInfer",
+            content=PREFIX.pack(encoding == "gzip", len(packed)) + packed,
+            headers=headers,
+        )
+    assert response.headers["grpc-status"] == str(int(GrpcStatus.RESOURCE_EXHAUSTED))
+    assert REFUSAL_HEADER not in response.headers
 
 
 async def test_errors_have_no_body(tiny_store: Path) -> None:
