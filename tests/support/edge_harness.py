@@ -28,6 +28,7 @@ from cluster.launcher.local_ports import LocalPorts
 from cluster.ports import open_listener
 from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
 from tests.support.ray_cluster import free_port
+from tests.support.waiting import wait_for
 
 APP = "http-app"
 SERVE_HEALTH = "/-/healthz"
@@ -202,6 +203,13 @@ class EdgeHarness:
         """Return the HAProxy processes, including old ones that drain connections."""
         return [p for p in psutil.Process().children() if p.name() == "haproxy"]
 
+    def kill_haproxies(self) -> None:
+        """Kill them and wait for their ends. A dying process may accept and lose connections."""
+        killed = self.haproxies()
+        for process in killed:
+            process.kill()
+        wait_for(lambda: all(map(has_ended, killed)))
+
     def post(
         self, path: str = "/echo", body: bytes = b"text", headers: Mapping[str, str] = {}
     ) -> httpx.Response:
@@ -221,6 +229,13 @@ class EdgeHarness:
 
     def _run(self, coroutine: Coroutine[object, object, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def build_manager(files: Path, port: int, ports: LocalPorts) -> HAProxyApi:

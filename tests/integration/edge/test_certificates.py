@@ -18,6 +18,7 @@ from cluster.edge import supervisor
 from cluster.edge.certificate import CertificateFiles
 from cluster.edge.supervisor import EdgeSettings
 from cluster.progress import check_ready
+from deployments.files import write_atomically
 from tests.support.certificates import SelfSigned, create_certificate
 from tests.support.edge_harness import Backend, EdgeHarness, run_harness
 from tests.support.ray_cluster import free_port
@@ -107,13 +108,12 @@ def test_renewed_certificate_is_used_without_a_lost_request(
 
 def test_unusable_renewal_keeps_the_certificate(edge: EdgeHarness, files: SelfSigned) -> None:
     original = files.certificate.read_bytes()
-    files.certificate.write_text("not a certificate")
+    write_atomically(files.certificate, b"not a certificate")
     wait_for(lambda: any("HAProxy keeps its certificate" in each for each in edge.reports), 20)
     trusted = files.certificate.with_name("original.pem")
     trusted.write_bytes(original)
     assert get(edge, trusted).status_code == 200
-    (haproxy,) = edge.haproxies()
-    haproxy.kill()
+    edge.kill_haproxies()
     assert get(edge, trusted).status_code == 200
     assert sum("HAProxy keeps its certificate" in each for each in edge.reports) == 1
 
@@ -150,12 +150,12 @@ def test_certificate_that_haproxy_refuses_leaves_the_former_one(
     attempts: list[bytes] = []
     read = CertificateFiles.read
     monkeypatch.setattr(CertificateFiles, "read", lambda it: attempts.append(b"") or read(it))
-    files.key.write_text("not a key")
+    write_atomically(files.key, b"not a key")
     wait_for(lambda: any("HAProxy keeps its certificate" in each for each in edge.reports))
     attempts.clear()
     wait_for(lambda: len(attempts) > 2)
     assert get(edge, trusted).status_code == 200
-    edge.haproxies()[0].kill()
-    assert get(edge, trusted).status_code == 200
     assert sum("HAProxy keeps its certificate" in each for each in edge.reports) == 1
+    edge.kill_haproxies()
+    assert get(edge, trusted).status_code == 200
     assert len(list(edge.edge.directory.glob("certificate-*.pem"))) <= 2, "one may be on trial"

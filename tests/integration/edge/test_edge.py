@@ -63,8 +63,7 @@ def test_killed_haproxy_refuses_nobody(edge: EdgeHarness) -> None:
     (first,) = edge.haproxies()
     with ThreadPoolExecutor(4) as pool:
         for _ in range(3):
-            for process in edge.haproxies():
-                process.kill()
+            edge.kill_haproxies()
             # `post` opens a new connection, because those of the killed process are lost.
             replies = list(pool.map(lambda _: edge.post(), range(8)))
             assert [reply.status_code for reply in replies] == [200] * 8
@@ -79,8 +78,7 @@ def test_killed_haproxy_starts_again_although_a_cleaner_removed_its_files(
 ) -> None:
     for path in (*directory.glob("haproxy-*.cfg"), *directory.glob("*.http")):
         path.unlink()
-    (killed,) = edge.haproxies()
-    killed.kill()
+    edge.kill_haproxies()
     assert edge.post().status_code == 200
     reply = httpx.get(f"{edge.url}/metrics")
     assert (reply.status_code, reply.json()["code"]) == (404, "route_not_found")

@@ -307,7 +307,7 @@ def test_port_stays_open_while_haproxy_is_replaced(grpc_server: GrpcServer) -> N
         assert call(channel, "ServerLive")
         edge.route(grpc_server.server.port, 1, health_path=HEALTH)
         assert call(channel, "ServerLive"), "the client reconnects unasked"
-    edge.haproxies()[-1].kill()
+    edge.kill_haproxies()
     assert grpc_server.call("ServerLive")
 
 
