@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from contextvars import ContextVar
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
-from typing import NamedTuple
 
 from starlette.datastructures import Headers
 
@@ -22,11 +21,16 @@ MIN_KEY_CHARS = 16
 WITH_PORT = re.compile(r"\[([^]]+)\](?::\d+)?|([\d.]+):\d+")
 
 
-class RequestSource(NamedTuple):
+class RequestSource:
     """What tells where a request comes from. `trusted_proxies` is the setting at its arrival."""
 
-    headers: Headers
-    trusted_proxies: int
+    def __init__(self, headers: Headers, trusted_proxies: int) -> None:
+        self._headers = headers
+        self._trusted_proxies = trusted_proxies
+
+    @cached_property
+    def client(self) -> str:
+        return identify_client(self._headers, self._trusted_proxies)
 
 
 # None: the current task handles no request that has arrived over HTTP.
@@ -38,7 +42,7 @@ def current_client() -> str:
     if name := current_caller().name:
         return name
     source = CURRENT_SOURCE.get()
-    return "" if source is None else identify_client(*source)
+    return "" if source is None else source.client
 
 
 def identify_client(headers: Headers, trusted_proxies: int) -> str:

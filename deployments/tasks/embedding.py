@@ -86,7 +86,7 @@ class FeatureExtraction(Task):
         Vectors are truncated to the requested dimensions before they are normalized.
         """
         own_way = options.normalize is None
-        vectors = _stack_vectors(context) if own_way else np.stack(context.rows)
+        vectors = _stack_vectors(context) if own_way else np.array(context.rows)
         truncated = vectors[:, : options.dimensions]
         # Contiguous, because the JSON encoder and the transport copy whole buffers.
         return normalize(truncated) if options.normalize else np.ascontiguousarray(truncated)
@@ -151,7 +151,7 @@ def prepare_vectors(
 
 def _stack_vectors(context: DecodeContext) -> NDArray[np.float32]:
     manifest = context.manifest
-    rows = np.stack(context.rows)
+    rows = np.array(context.rows)
     return prepare_vectors(rows, manifest.default_dimensions, normalizes=manifest.normalize)
 
 

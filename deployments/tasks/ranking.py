@@ -113,7 +113,7 @@ class TextRanking(Task):
         if context.manifest.head is ModelHead.VECTOR:
             similarities = compare_with_first(context)
             return _rank_texts(similarities, similarities, options.texts)
-        logits = np.stack(context.rows)[:, 0]
+        logits = np.array(context.rows)[:, 0]
         return _rank_texts(logits, logits if options.raw_scores else sigmoid(logits), options.texts)
 
 

@@ -96,7 +96,7 @@ class TextClassification(Task):
         The result is a list of lists even for one text: clients read element 0 of the outer list.
         """
         labels = context.manifest.labels
-        scores = SCORES[options.function](np.stack(context.rows))
+        scores = SCORES[options.function](np.array(context.rows))
         best = np.argsort(-scores, axis=1, kind="stable")[:, : options.top_k]
         return [
             [{"label": labels[i], "score": float(row[i])} for i in order]

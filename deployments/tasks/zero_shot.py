@@ -149,7 +149,7 @@ class ZeroShotClassification(Task):
         Labels with equal scores stay in request order.
         """
         shape = (len(options.sequences), len(options.labels), -1)
-        logits = np.stack(context.rows).reshape(shape)
+        logits = np.array(context.rows).reshape(shape)
         scores = compute_label_scores(
             logits, context.manifest.labels, independent=options.independent
         )

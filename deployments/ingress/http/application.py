@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from statistics import mode
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import ref
 
 from starlette.datastructures import Headers
@@ -263,20 +263,28 @@ class _Headers(Headers):
 
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope=scope)
-        self._by_name = dict(reversed(self.raw))
+        # Each request looks up about twice as many names as it has headers.
+        self._by_name = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(self.raw)
+        }
 
     def __getitem__(self, key: str) -> str:
-        return self._by_name[key.lower().encode("latin-1")].decode("latin-1")
+        return self._by_name[key.lower()]
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and key.lower().encode("latin-1") in self._by_name
+        return isinstance(key, str) and key.lower() in self._by_name
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._by_name.get(key.lower(), default)
 
 
 class _Request(Request):
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        super().__init__(scope, receive, send)
+        self._headers = _Headers(scope)
+
     @property
     def headers(self) -> Headers:
-        if not hasattr(self, "_headers"):
-            self._headers = _Headers(self.scope)
         return self._headers
 
 

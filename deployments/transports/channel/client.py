@@ -63,13 +63,14 @@ class ChannelRequest(NamedTuple):
 class _Pending:
     """A call in progress. `end` resolves to its answer.
 
-    `events` is set only for streams. It has the events, then None at the end.
+    `events` is set only for streams. It has the events, then None at the end. The answer of a
+    stream is its last event, or empty.
     """
 
     def __init__(self, cost: int, end: asyncio.Future[AnswerFrame]) -> None:
         self.cost = cost
         self.end = end
-        self.events: asyncio.Queue[bytes | None] | None = None
+        self.events: asyncio.Queue[Buffer | None] | None = None
 
     def finish(self, outcome: AnswerFrame | Exception) -> None:
         if self.end.done():  # cancelled by the caller
@@ -79,6 +80,8 @@ class _Pending:
         else:
             self.end.set_result(outcome)
         if self.events is not None:
+            if isinstance(outcome, AnswerFrame) and outcome.message:
+                self.events.put_nowait(outcome.message)
             self.events.put_nowait(None)
 
 
@@ -139,7 +142,7 @@ class ClientConnection(FrameConnection):
         finally:
             self._forget(id)
 
-    async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: ChannelRequest) -> AsyncGenerator[Buffer, None]:
         """Yield the events. Closing cancels the call in the replica. Raises as `call` does."""
         id, pending = self._send_call(request)
         pending.events = asyncio.Queue()

@@ -21,7 +21,7 @@ from deployments.errors import (
 )
 from deployments.transports.channel.client import ChannelRequest, ClientConnection, ReplicaLost
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
-from deployments.transports.channel.frames import AnswerFrame
+from deployments.transports.channel.frames import AnswerFrame, Buffer
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -238,7 +238,7 @@ class ReplicaConnections:
                 raise answer
         return found
 
-    async def stream(self, request: ChannelRequest) -> AsyncGenerator[bytes, None]:
+    async def stream(self, request: ChannelRequest) -> AsyncGenerator[Buffer, None]:
         """Yield the events. If a replica is lost before the first event, try another; see `call`.
 
         If a replica is lost after the first event, a repeatable stream starts again on another

@@ -56,7 +56,9 @@ class Reply(NamedTuple):
 
 
 UnaryHandler = Callable[[memoryview, float], Awaitable[Reply]]
-StreamHandler = Callable[[memoryview, float], AsyncGenerator[bytes, None]]
+# A stream that knows its last event yields it as a Reply, which ends the stream. The event and the
+# end then share one frame.
+StreamHandler = Callable[[memoryview, float], AsyncGenerator[bytes | Reply, None]]
 
 
 class Service(NamedTuple):
@@ -246,8 +248,7 @@ class ServerConnection(FrameConnection):
         try:
             if unary is None:
                 events = self._server.service.streams[call.method](call.message, deadline_s)
-                await self._send_events(id, events, window)
-                reply = Reply(b"")
+                reply = await self._send_events(id, events, window)
             else:
                 reply = await unary(call.message, deadline_s)
             await self.wait_writable()
@@ -274,13 +275,17 @@ class ServerConnection(FrameConnection):
         self.send(kind, id, header, message)
 
     async def _send_events(
-        self, id: int, events: AsyncGenerator[bytes, None], window: asyncio.Semaphore
-    ) -> None:
+        self, id: int, events: AsyncGenerator[bytes | Reply, None], window: asyncio.Semaphore
+    ) -> Reply:
+        """Send the events of a stream; return its last event, or an empty reply without one."""
         async with aclosing(events):
             async for event in events:
+                if isinstance(event, Reply):
+                    return event
                 await window.acquire()
                 await self.wait_writable()
                 self.send(FrameType.EVENT, id, event)
+        return Reply(b"")
 
     def _renew(self, id: int, count: int) -> None:
         if count > STREAM_WINDOW:

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Protocol
 
 from deployments.errors import ServeError
-from deployments.messages import PoolRequest, PoolState, TokenizedBatch
+from deployments.messages import CallBatch, Chunk, PoolRequest, PoolState, TokenizedBatch
 from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.model_pool import ModelPool
@@ -64,24 +64,25 @@ def encoder_service(replica: EncoderReplica, tokenizer: TokenizerReplica) -> Ser
     call, the client estimates this number.
     """
 
-    async def run(batch: TokenizedBatch) -> AsyncGenerator[bytes, None]:
+    async def run(given: CallBatch | TokenizedBatch) -> AsyncGenerator[bytes | Reply, None]:
+        batch = (
+            given if isinstance(given, TokenizedBatch) else await tokenizer.tokenize_batch(given)
+        )
+        unanswered = len(batch.calls)
         async with aclosing(replica.stream(batch)) as parts:
             async for outcomes in parts:
                 _raise_refusal(outcomes.values(), len(batch.calls))
-                yield codec.encode_outcomes(outcomes)
+                message = codec.encode_outcomes(outcomes)
+                unanswered -= len(outcomes)
+                yield message if unanswered else Reply(message)
 
-    async def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
-        async with aclosing(run(codec.decode_tokenized_batch(message, deadline_s))) as parts:
-            async for part in parts:
-                yield part
+    def infer(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes | Reply, None]:
+        return run(codec.decode_tokenized_batch(message, deadline_s))
 
-    async def tokenize_and_infer(
+    def tokenize_and_infer(
         message: memoryview, deadline_s: float
-    ) -> AsyncGenerator[bytes, None]:
-        calls = codec.decode_call_batch(message, deadline_s)
-        async with aclosing(run(await tokenizer.tokenize_batch(calls))) as parts:
-            async for part in parts:
-                yield part
+    ) -> AsyncGenerator[bytes | Reply, None]:
+        return run(codec.decode_call_batch(message, deadline_s))
 
     streams: dict[int, StreamHandler] = {
         Method.INFER: infer,
@@ -102,13 +103,15 @@ def generator_service(replica: GeneratorReplica) -> Service:
         call = codec.decode_generation_call(message, deadline_s)
         return Reply(codec.encode_message(unwrap(await replica.complete(call))))
 
-    async def stream(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes, None]:
+    async def stream(message: memoryview, deadline_s: float) -> AsyncGenerator[bytes | Reply, None]:
         call = codec.decode_generation_call(message, deadline_s)
         async with aclosing(replica.stream(call)) as events:
             async for event in events:
                 if isinstance(event, ServeError):
                     raise event
-                yield codec.encode_event(event)
+                encoded = codec.encode_event(event)
+                is_last = isinstance(event, Chunk) and event.finished is not None
+                yield Reply(encoded) if is_last else encoded
 
     async def count_tokens(message: memoryview, deadline_s: float) -> Reply:
         call = codec.decode_generation_call(message, deadline_s)

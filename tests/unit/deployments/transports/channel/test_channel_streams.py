@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
 
 import pytest
 
+from deployments.deadlines import deadline_after
 from deployments.errors import EngineFailed
-from deployments.transports.channel.frames import FrameType, Method
+from deployments.messages import CallBatch, GenerationCall, GenerationOptions
+from deployments.transports.channel.client import ClientConnection
+from deployments.transports.channel.clients import ChannelEncoderClient, ChannelGeneratorClient
+from deployments.transports.channel.frames import Frame, FrameType, Method
 from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ServerConnection
+from deployments.transports.channel.services import encoder_service, generator_service
+from tests.support.channel_replicas import (
+    KEY,
+    LAST,
+    MODEL,
+    EchoGenerator,
+    FakeEncoder,
+    FakeTokenizer,
+    Fallback,
+    build_call,
+    pool_of,
+)
 from tests.support.channels import (
     call,
     connected_pool,
@@ -82,3 +100,44 @@ async def test_stream_is_retried_before_the_first_event_only() -> None:
             second.disconnect()
             with pytest.raises(EngineFailed, match="lost"):
                 await anext(stream)
+
+
+@contextmanager
+def received_frames() -> Iterator[list[int]]:
+    """Yield the list to which the type of each frame from a replica is appended."""
+    received: list[int] = []
+    handle_frame = ClientConnection.handle_frame
+
+    def note(self: ClientConnection, frame: Frame) -> None:
+        received.append(frame.type)
+        handle_frame(self, frame)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ClientConnection, "handle_frame", note)
+        yield received
+
+
+async def test_last_outcome_of_a_micro_batch_shares_a_frame_with_its_end() -> None:
+    encoder: Any = FakeEncoder()
+    tokenizer: Any = FakeTokenizer()
+    async with pool_of(encoder_service(encoder, tokenizer)) as encoders:
+        client = ChannelEncoderClient(ReplicaConnections("Fake", "node"), encoders, Fallback())
+        for texts in (["a"], ["a", "b", "c"]):
+            outcomes: dict[int, object] = {}
+            batch = CallBatch(KEY, tuple(build_call(text) for text in texts))
+            with received_frames() as received:
+                await client.infer(batch, outcomes.__setitem__)
+            assert len(outcomes) == len(texts)
+            assert received == [FrameType.EVENT] * (len(texts) - 1) + [FrameType.ANSWER]
+
+
+async def test_last_chunk_of_a_generation_shares_a_frame_with_its_end() -> None:
+    generator: Any = EchoGenerator()
+    call = GenerationCall(MODEL, "prompt", GenerationOptions(), deadline_after(10))
+    async with pool_of(generator_service(generator)) as generators:
+        with received_frames() as received:
+            events = [
+                one async for one in ChannelGeneratorClient(generators, Fallback()).stream(call)
+            ]
+    assert events[-1] == LAST
+    assert received == [FrameType.EVENT, FrameType.EVENT, FrameType.ANSWER]
