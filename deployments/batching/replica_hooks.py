@@ -16,6 +16,8 @@ class LonePass(NamedTuple):
 
     engine: EncoderEngine | None = None  # None: the model's usual engine
     is_brief: bool = False  # short enough to run on the event loop
+    # Called with the seconds of the forward pass, unless an item failed.
+    record: Callable[[float], None] = lambda _forward_s: None
 
 
 USUAL_PASS = LonePass()

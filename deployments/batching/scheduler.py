@@ -334,6 +334,8 @@ class BatchScheduler:
         threads = self._concurrent_passes if lone.engine is not None else 1
 
         def finish(done: PassResult) -> None:
+            if not done.has_errors:
+                lone.record(done.forward_s)
             self._finish(group.model, batch, cost, done, threads)
 
         if lone.is_brief:
@@ -371,7 +373,7 @@ class BatchScheduler:
         finally:
             for item, result in zip(batch, done.results, strict=True):
                 deliver(item, result, done, len(batch))
-            if any(isinstance(result, ServeError) for result in done.results):
+            if done.has_errors:
                 self.clean()  # the failed calls may have further items in the queue
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]

@@ -1,10 +1,11 @@
 """Plans of lone passes: forward passes of a replica in which no other pass runs or waits.
 
 Under load, one thread per pass gives the highest throughput. A lone pass would leave the other
-cores idle. A model therefore gets a second session, which uses all cores, if the cost tables show
-that the second session is not slower than the usual one. A limit applies to the total size of the
-graph files of all second sessions. A second session is opened in the background when a pass could
-first use it. A brief lone pass runs on the event loop.
+cores idle. A model therefore gets a second session, which uses all cores, unless the cost tables
+show that it is far slower than the usual one. Lone passes use the faster of the two, which they
+learn from their own times (`lone_times.py`). A limit applies to the total size of the graph files
+of all second sessions. A second session is opened in the background when a pass could first use it.
+A brief lone pass runs on the event loop.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache
+from functools import partial
 from typing import NamedTuple
 
 from deployments.artifacts.types import Device
@@ -25,32 +25,22 @@ from deployments.engines.base import EncoderEngine
 from deployments.errors import ServeError
 from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import ModelRef
-from deployments.tuning.costs import (
-    Cost,
-    CostTable,
-    Shape,
-    TuningTarget,
-    read_costs,
-    selected_costs,
-)
+from deployments.tuning.costs import CostTable, TuningTarget, read_costs, selected_costs
+from deployments.tuning.lone_times import LonePassTimes, SessionTime
 from deployments.tuning.opening import default_candidate, open_selected
-from deployments.tuning.selection import nearest_shape, select_again
+from deployments.tuning.selection import select_again
 from deployments.tuning.similar_costs import find_selecting_costs
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# A lone pass runs on all cores if its lowest time there exceeds that of the usual session by at
-# most this share. The margin is for changes by the hypervisor: on two virtual cores, a pass of two
-# threads takes 5.6 ms for some minutes and 3.9 ms for others.
-MAX_LOSS = 0.1
-# Passes of up to this many milliseconds run on the event loop, which answers nothing meanwhile. In
-# a thread, a pass would take 0.3 ms more, to send its batch there and its result back.
+# Passes that are predicted to take up to this many milliseconds run on the event loop, which
+# answers nothing meanwhile. In a thread, a pass would take 0.3 ms more, to send its batch there and
+# its result back.
 BRIEF_MS = 5.0
 # Passes use the usual session for this many seconds after two calls overlapped. With few clients a
 # pass often finds the replica idle, but the next call arrives during the pass and would wait for
 # cores.
 OVERLAP_S = 1.0
-_CACHED_SHAPES = 4_096
 
 
 class RecentOverlaps:
@@ -86,7 +76,7 @@ class LonePassPlanner:
     def __init__(self, *, threads: int, max_bytes: int) -> None:
         self.overlaps = RecentOverlaps()
         self._threads = threads
-        self._times: dict[ModelRef, _LoneTimes] = {}
+        self._times: dict[ModelRef, LonePassTimes] = {}
         self._unopened: dict[ModelRef, _Unopened] = {}
         self._max_bytes = self._free_bytes = max_bytes
         self._engines: dict[ModelRef, _LoneEngine] = {}
@@ -107,9 +97,10 @@ class LonePassPlanner:
         return (all_cores,) if is_needed else ()
 
     def add(self, model: ModelRef, target: TuningTarget) -> None:
-        """Add a model, or read its cost tables again. `target` is that of the usual engine.
+        """Add a model, or read its cost tables again and forget the times of earlier passes.
 
-        Has no effect on a GPU, or if the usual engine has no cost table of this host.
+        `target` is that of the usual engine. Has no effect on a GPU, or if the usual engine has no
+        cost table of this host.
         """
         usual = read_costs(target) if target.device is Device.CPU else None
         if usual is None:
@@ -118,9 +109,10 @@ class LonePassPlanner:
         second = read_costs(all_cores)
         # If the second session rounded differently, the answer would depend on the load.
         second = None if second is None else select_again(second, _roundings(usual))
-        times = _LoneTimes(selected_costs(usual), {} if second is None else selected_costs(second))
+        all_cores_costs = {} if second is None else selected_costs(second)
+        times = LonePassTimes(selected_costs(usual), all_cores_costs)
         unopened = None
-        if second is not None and times.use_all_cores:
+        if second is not None and times.may_use_all_cores:
             unopened = _Unopened(all_cores, second, _count_bytes(all_cores, second))
         with self._lock:
             self._times[model] = times
@@ -138,26 +130,36 @@ class LonePassPlanner:
             lone.engine.close()
 
     def plan(self, model: ModelRef, items: int, tokens: int) -> LonePass:
-        """Plan a lone pass of this shape.
+        """Plan a lone pass of this shape, `tokens` per item.
 
-        If calls overlapped recently, the pass uses the usual session. If the pass should use all
-        cores but the second session is not open, the pass also uses the usual session. The second
-        session is then opened in the background if it fits in `max_bytes`.
+        If calls overlapped recently, the pass uses the usual session. Until the second session is
+        open, the pass also uses the usual session. The second session is opened in the background
+        if it fits in `max_bytes`.
         """
-        times = self._times.get(model)
-        if times is None:
+        model_times = self._times.get(model)
+        if model_times is None:
             return USUAL_PASS
-        uses_all_cores, is_brief = times.at(items, tokens)
-        uses_all_cores = uses_all_cores and not self.overlaps
-        lone = self._engines.get(model) if uses_all_cores else None
-        if uses_all_cores and lone is None and model in self._unopened:
-            self._open_if_it_fits(model)
-        return LonePass(None if lone is None else lone.engine, is_brief)
+        times = model_times.at(items, tokens)
+        session, engine = times.usual, None
+        if not self.overlaps:
+            lone = self._engines.get(model)
+            if lone is not None:
+                session = times.choose()
+                engine = None if session is times.usual else lone.engine
+            elif times.all_cores is not None and model in self._unopened:
+                self._open_if_it_fits(model)
+        padded_tokens = items * tokens
+        is_brief = session.predict_s(padded_tokens) * 1e3 <= BRIEF_MS
+        return LonePass(engine, is_brief, partial(self._record, session, padded_tokens))
 
     def close(self) -> None:
         self._opener.shutdown(cancel_futures=True)
         for lone in self._engines.values():
             lone.engine.close()
+
+    def _record(self, session: SessionTime, padded_tokens: int, forward_s: float) -> None:
+        if not self.overlaps:  # otherwise the pass may have shared the cores with another one
+            session.record(padded_tokens, forward_s)
 
     def _open_if_it_fits(self, model: ModelRef) -> None:
         """Open the second session in the background if it fits; otherwise a later pass retries."""
@@ -199,35 +201,6 @@ class _Unopened(NamedTuple):
 class _LoneEngine(NamedTuple):
     engine: EncoderEngine
     size: int  # bytes of its graphs
-
-
-class _LoneTimes:
-    """Times of lone passes by shape, from the cost tables."""
-
-    def __init__(self, one_thread: Mapping[Shape, Cost], all_cores: Mapping[Shape, Cost]) -> None:
-        self._traits = {
-            shape: _compare(cost, all_cores.get(shape)) for shape, cost in one_thread.items()
-        }
-        self.use_all_cores = any(uses_all_cores for uses_all_cores, _ in self._traits.values())
-        self.at = lru_cache(_CACHED_SHAPES)(self._at)
-
-    def _at(self, items: int, tokens: int) -> tuple[bool, bool]:
-        """Return whether the pass uses all cores, and whether it is brief."""
-        return self._traits[nearest_shape(self._traits, items, tokens)]
-
-
-def _compare(one_thread: Cost, all_cores: Cost | None) -> tuple[bool, bool]:
-    """Return whether the pass uses all cores, and whether it is brief.
-
-    The choice of cores compares the lowest measured times. Times of several threads were measured
-    next to other requests and include waiting for cores, but a lone pass never waits. Times of one
-    thread are CPU times, which never include waiting. A pass is brief if the median time of either
-    session is at most BRIEF_MS.
-    """
-    if all_cores is None:
-        return False, one_thread.median_ms <= BRIEF_MS
-    uses_all_cores = all_cores.low_ms <= one_thread.low_ms * (1 + MAX_LOSS)
-    return uses_all_cores, min(one_thread.median_ms, all_cores.median_ms) <= BRIEF_MS
 
 
 def _with_threads(target: TuningTarget, threads: int) -> TuningTarget:

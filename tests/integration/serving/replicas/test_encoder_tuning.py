@@ -28,6 +28,7 @@ from deployments.records import ForwardPassRecord
 from deployments.replicas.encoder import EncoderReplica
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
+from tests.support.cost_tables import row
 from tests.support.encoder_harness import RAW
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.support.tuning_artifacts import STALE, seal_tunable, write_table
@@ -136,8 +137,9 @@ async def test_pass_after_calls_that_overlapped_leaves_a_core_to_others(
 ) -> None:
     monkeypatch.setattr("deployments.replicas.encoder.usable_cores", lambda: 2)
     settings = target.settings.model_copy(update={"intra_op_threads": 2})
-    for each in (target, replace(target, settings=settings)):
-        write_table(each, {"1x16": "slow"})
+    # One thread seems far slower, whatever the passes of this test take.
+    for each, ms in ((target, 1e3), (replace(target, settings=settings), 1.0)):
+        write_table(each, {"1x16": "slow"}, rows=(row("slow", {"1x16": ms}, "fp32"),))
     async with running(target, lone_pass_bytes=1 << 30) as encoder:
         await encoder.ask()
         await wait_until(lambda: encoder.plan().engine is not None)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from deployments.batching.replica_hooks import LonePass, ReplicaHooks
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.engines.forward_pass import Batch, Outputs
@@ -79,6 +80,27 @@ async def test_call_with_one_nan_item_fails(make_scheduler: MakeScheduler) -> No
     scheduler = make_scheduler(FakeEngine(nan={2}))
     with pytest.raises(EngineFailed):
         await scheduler.submit(MODEL, [item(1), item(2)], far_deadline())
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+async def test_only_lone_passes_without_errors_report_their_time(is_brief: bool) -> None:
+    reported: list[float] = []
+    recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
+    lone = LonePass(is_brief=is_brief, record=reported.append)
+    scheduler = BatchScheduler(
+        {MODEL: FakeEngine(nan={2}, failing={3})},
+        BatchSettings(),
+        concurrent_passes=1,
+        recorder=recorder,
+        hooks=ReplicaHooks(lambda *_: lone),
+    )
+    for markers in ([1], [2], [1, 2], [3], [1, 3], [1, 1]):
+        call = scheduler.submit(MODEL, [item(marker) for marker in markers], far_deadline())
+        await asyncio.wait([call])
+        assert (call.exception() is None) is (set(markers) == {1})
+    await scheduler.drain()
+    passes = recorder.records
+    assert reported == [passes[0].forward_s, passes[-1].forward_s]
 
 
 async def test_further_items_of_a_failed_call_leave_the_queue() -> None:
