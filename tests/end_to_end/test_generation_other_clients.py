@@ -37,6 +37,10 @@ def test_anthropic_client_chats_streams_and_counts(cluster: Cluster) -> None:
     counted = messages(cluster, "count_tokens")["input_tokens"]
     usage = message["usage"]
     assert counted == usage["input_tokens"] + usage["cache_read_input_tokens"]
+    named = messages(
+        cluster, "request_id", max_tokens=1, extra_headers={"x-request-id": "message-1"}
+    )
+    assert named == "message-1"
 
 
 def test_old_hub_client_returns_text(cluster: Cluster) -> None:

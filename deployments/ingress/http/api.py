@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.errors import ServeError
+from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER
 from deployments.tasks.inputs import JsonSchema, validation_error
 
 B = TypeVar("B", bound=BaseModel)
@@ -37,6 +38,8 @@ class ErrorFormat(NamedTuple):
     respond: Callable[[ServeError], Response]
     # Status of the response, for the metrics. They need it before the response exists.
     select_status: Callable[[ServeError], int] = attrgetter("status")
+    # Headers of every response, errors or not, with the id of its request.
+    request_id_headers: tuple[bytes, ...] = (REQUEST_ID_HEADER,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.current_request import CURRENT_REQUEST
-from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
+from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
 from deployments.ingress.http.error_responses import (
     DEFAULT_ERROR_FORMAT,
     RecordRejection,
@@ -177,7 +177,9 @@ class HttpApplication:
         if (metered := request.scope.get(METERED_KEY)) is not None:
             response.raw_headers += metered.headers
         if (request_id := request.scope.get(REQUEST_ID_KEY)) is not None:
-            response.raw_headers.append((REQUEST_ID_HEADER, request_id))
+            error_format: ErrorFormat = request.scope.get(ERROR_FORMAT_KEY, DEFAULT_ERROR_FORMAT)
+            names = error_format.request_id_headers
+            response.raw_headers += [(name, request_id) for name in names]
 
     async def _handle(self, request: Request, scope: Scope) -> Response:
         try:

@@ -3,8 +3,8 @@
 python anthropic_messages.py URL METHOD '{"messages": ..., ...}'
 
 Prints the answer as JSON: a message, a list of events (`events`), a message that the client has
-collected from a stream (`stream`), a count of tokens, or the messages of a conversation with a tool
-(`run_tools`). Prints {"raised": class, "type": ..., "code": ...} for an error.
+collected from a stream (`stream`), a count of tokens, the messages of a conversation with a tool
+(`run_tools`), or the id of a request (`request_id`). Prints {"raised": class, "type": ..., "code": ...} for an error.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ def call(client: anthropic.Anthropic, method: str, arguments: dict[str, Any]) ->
     if method == "run_tools":
         runner = client.beta.messages.tool_runner(**arguments, tools=[weather])
         return [message.model_dump(mode="json") for message in runner]
+    if method == "request_id":
+        return client.messages.create(**arguments)._request_id
     return dump(client.messages.create(**arguments), Message)
 
 

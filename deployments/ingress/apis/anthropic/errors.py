@@ -10,7 +10,7 @@ from deployments.ingress.apis.shared.response_headers import generation_error_he
 from deployments.ingress.http.api import ErrorFormat
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.current_request import current_request
-from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
+from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
 from deployments.ingress.http.errors import replace_status_422
 
 ERROR_TYPES = {
@@ -54,4 +54,10 @@ def anthropic_error(error: ServeError) -> Response:
     )
 
 
-ANTHROPIC_ERROR_FORMAT = ErrorFormat("Anthropic", anthropic_error, replace_status_422)
+ANTHROPIC_ERROR_FORMAT = ErrorFormat(
+    "Anthropic",
+    anthropic_error,
+    replace_status_422,
+    # The SDK reads `request-id` only.
+    request_id_headers=(REQUEST_ID_HEADER, b"request-id"),
+)

@@ -20,7 +20,7 @@ from deployments.errors import (
     ServeError,
 )
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
-from tests.support.chat_harness import USER, ChatHarness
+from tests.support.chat_harness import CHAT, CHAT_BODY, USER, ChatHarness
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedReply
 from tests.support.keys import add_key
@@ -194,9 +194,8 @@ async def test_type_of_an_error_follows_its_status(
     }
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_error_has_the_id_of_its_request(stream: bool, writing_store: Path) -> None:
-    harness = script_messages(writing_store, breaks=EngineFailed("broken"))
+async def post_with_id(harness: ChatHarness, path: str, body: Any) -> httpx.Response:
+    """Send a request whose id is `abc`."""
     async with harness.in_process.application() as app:
 
         async def with_id(scope: Scope, receive: Receive, send: Send) -> None:
@@ -204,8 +203,32 @@ async def test_error_has_the_id_of_its_request(stream: bool, writing_store: Path
 
         transport = httpx.ASGITransport(with_id)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
-            response = await http.post(MESSAGES, json={**MESSAGES_BODY, "stream": stream})
+            return await http.post(path, json=body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_error_has_the_id_of_its_request(stream: bool, writing_store: Path) -> None:
+    harness = script_messages(writing_store, breaks=EngineFailed("broken"))
+    response = await post_with_id(harness, MESSAGES, {**MESSAGES_BODY, "stream": stream})
     assert '"request_id":"abc"}' in response.text
+    assert response.headers["request-id"] == "abc"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        (MESSAGES, MESSAGES_BODY, "abc"),
+        (MESSAGES, {**MESSAGES_BODY, "stream": True}, "abc"),
+        (COUNT, MESSAGES_BODY, "abc"),
+        (MESSAGES, {}, "abc"),
+        (CHAT, CHAT_BODY, None),
+    ],
+)
+async def test_responses_have_the_header_with_their_id_that_the_sdk_reads(
+    path: str, body: dict[str, Any], named: str | None, writing_store: Path
+) -> None:
+    headers = (await post_with_id(script_messages(writing_store), path, body)).headers
+    assert (headers.get("request-id"), headers["x-request-id"]) == (named, "abc")
 
 
 @pytest.mark.parametrize("path", [MESSAGES, COUNT])
