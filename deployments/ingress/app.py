@@ -14,6 +14,7 @@ from deployments.ingress.apis.anthropic.routes import AnthropicRoutes
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.management.routes import ManagementRoutes
+from deployments.ingress.apis.model_lists.routes import ModelListRoutes
 from deployments.ingress.apis.open_inference.grpc_routes import GrpcInferenceRoutes
 from deployments.ingress.apis.open_inference.routes import OpenInferenceRoutes
 from deployments.ingress.apis.openai.routes import OpenAIRoutes
@@ -47,6 +48,7 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     RerankRoutes,
     TextEmbeddingsRoutes,
     OpenAIRoutes,
+    ModelListRoutes,
     ResponsesRoutes,
     AnthropicRoutes,
     TextGenerationRoutes,

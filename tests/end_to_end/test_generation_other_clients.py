@@ -43,6 +43,12 @@ def test_anthropic_client_chats_streams_and_counts(cluster: Cluster) -> None:
     assert named == "message-1"
 
 
+def test_anthropic_client_lists_the_models_in_pages(cluster: Cluster) -> None:
+    arguments = json.dumps({"limit": 2})
+    models = run_client("anthropic_messages.py", cluster.url, "models", arguments)
+    assert FIXED_TEXT_MODEL in [model["id"] for model in models]
+
+
 def test_old_hub_client_returns_text(cluster: Cluster) -> None:
     response = run_old_hub(
         cluster.url,

@@ -53,6 +53,7 @@ KNOW_RAY = {
 APIS_THAT_IMPORT_APIS = {
     "anthropic": {"openai"},
     "huggingface": {"text2text", "text_generation"},
+    "model_lists": {"anthropic", "openai"},
     "openai_responses": {"openai"},
     "text2text": {"text_generation"},
 }

@@ -4,7 +4,8 @@ python anthropic_messages.py URL METHOD '{"messages": ..., ...}'
 
 Prints the answer as JSON: a message, a list of events (`events`), a message that the client has
 collected from a stream (`stream`), a count of tokens, the messages of a conversation with a tool
-(`run_tools`), or the id of a request (`request_id`). Prints {"raised": class, "type": ..., "code": ...} for an error.
+(`run_tools`), the id of a request (`request_id`), or all models (`models`). Prints
+{"raised": class, "type": ..., "code": ...} for an error.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import anthropic
 from anthropic import beta_tool
-from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
+from anthropic.types import Message, MessageTokensCount, ModelInfo, RawMessageStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
 KEY = "unused"
@@ -49,6 +50,8 @@ def call(client: anthropic.Anthropic, method: str, arguments: dict[str, Any]) ->
         return [message.model_dump(mode="json") for message in runner]
     if method == "request_id":
         return client.messages.create(**arguments)._request_id
+    if method == "models":
+        return [dump(model, ModelInfo) for model in client.models.list(**arguments)]
     return dump(client.messages.create(**arguments), Message)
 
 

@@ -257,6 +257,21 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
+class AnthropicModel(TypedDict):
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339; the epoch for a model that cannot be used
+    lifecycle: Literal["active"]
+
+
+class AnthropicModelPage(TypedDict):
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
 class ErrorDetails(TypedDict):
     error_code: str
 

@@ -1,9 +1,8 @@
-"""Routes of OpenAI's API: embeddings, text generation and the model list.
+"""Routes of OpenAI's API: embeddings and text generation.
 
 POST /v1/embeddings  /embeddings  /models/{id}/v1/embeddings
 POST /v1/chat/completions  /models/{id}/v1/chat/completions
 POST /v1/completions  /models/{id}/v1/completions
-GET  /v1/models  /v1/models/{id}  /models/{id}/v1/models
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from deployments.ingress.apis.shared.generation_answers import (
     ParsedGeneration,
     answer_generation,
 )
-from deployments.ingress.apis.shared.model_list import build_model_facts, build_model_list
 from deployments.ingress.apis.shared.openai_error import ErrorObject, build_openai_error
 from deployments.ingress.apis.shared.response_headers import (
     CHAT_HEADERS,
@@ -62,7 +60,7 @@ from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
-from deployments.ingress.http.request_fields import model_in_path, read_model_name, read_options
+from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.tokenization import parse_token_ids
@@ -105,9 +103,6 @@ build_generation_operation = partial(
     headers=GENERATION_HEADERS,
     error_formats=(GENERATION_ERROR_FORMAT,),
 )
-build_listing_operation = partial(
-    Operation, method="GET", access=Access.INFER, response={"type": "object"}
-)
 
 
 def parse_chat(body: ChatBody, model: RegisteredModel, options: RequestOptions) -> ParsedGeneration:
@@ -141,7 +136,6 @@ class OpenAIRoutes:
 
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
-        self._store = context.services.builds.store
 
     def operations(self) -> Sequence[Operation]:
         """Return the operations.
@@ -180,21 +174,6 @@ class OpenAIRoutes:
                 examples={"a text": {"prompt": "Once upon a time", "max_tokens": 20}},
                 events=build_schema(CompletionChunk | OpenAIError),
             ),
-            build_listing_operation(
-                paths=("/v1/models",),
-                handler=self.models,
-                summary="The models of the store, those of the configuration first",
-            ),
-            build_listing_operation(
-                paths=("/models/{id:path}/v1/models",),
-                handler=self.only_model,
-                summary="A list of one model, for clients with /models/{id}/v1 as base URL",
-            ),
-            build_listing_operation(
-                paths=("/v1/models/{id:path}",),
-                handler=self.model,
-                summary="One model",
-            ),
         )
 
     async def embeddings(self, request: Request) -> Response:
@@ -229,16 +208,3 @@ class OpenAIRoutes:
 
     async def completions(self, request: Request) -> Response:
         return await answer_generation(self._pipeline, request, CompletionBody, parse_completion)
-
-    async def models(self, request: Request) -> Response:
-        page = await build_model_list(self._pipeline, self._store, request.query_params)
-        return json_response(page)
-
-    async def only_model(self, request: Request) -> Response:
-        model = self._pipeline.permitted.find(model_in_path(request) or "")
-        facts = build_model_facts(model, self._pipeline.monitor)
-        return json_response({"object": "list", "data": [facts], "has_more": False})
-
-    async def model(self, request: Request) -> Response:
-        model = self._pipeline.permitted.find(model_in_path(request) or "")
-        return json_response(build_model_facts(model, self._pipeline.monitor))

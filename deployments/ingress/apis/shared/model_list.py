@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import Device
@@ -22,39 +22,61 @@ PAGE_MODELS = 100  # default page length; `limit` in the query replaces it
 MAX_PAGE_MODELS = 1_000
 
 
+class ModelPage(NamedTuple):
+    """A part of the list of models."""
+
+    models: list[dict[str, Any]]
+    has_more: bool
+
+
 async def build_model_list(
     pipeline: RequestPipeline, store: Path, query: Mapping[str, str]
 ) -> dict[str, Any]:
     """Build one page of the models that the caller may use, as OpenAI's list object.
 
-    Usable models of the configuration come first, then its rejected models, then the other models
-    of the store by id. Of this last part, only the manifests of models on the page are read.
-
     In the query, `limit` is the length of the page. `after` is the last model id of the previous
     page. Raises InvalidField for an invalid `limit`.
     """
-    limit, after = parse_limit(query), query.get("after")
+    page = await describe_page(pipeline, store, parse_limit(query), after=query.get("after"))
+    return {"object": "list", "data": page.models, "has_more": page.has_more}
+
+
+async def describe_page(
+    pipeline: RequestPipeline,
+    store: Path,
+    limit: int,
+    *,
+    after: str | None = None,
+    before: str | None = None,
+) -> ModelPage:
+    """Describe the first models after the id `after`, or the last ones before the id `before`.
+
+    Usable models of the configuration come first, then its rejected models, then the other models
+    of the store by id. Of this last part, only the manifests of models on the page are read.
+    """
     configured = [model.ref.id for model in pipeline.permitted.open_models()]
     first = [*configured, *pipeline.permitted.rejected()]
     may_use, known = current_caller().may_use_model, set(first)
     stored = await asyncio.to_thread(list_default_versions, store)
     # The store lists models by directory name, which has `--` for the `/` of an id. Sort by id.
     rest = sorted(model_id for model_id in stored if model_id not in known and may_use(model_id))
-    if after in known:
-        names = [*first[first.index(after) + 1 :], *rest]
-    elif after is not None:
-        names = rest[bisect_right(rest, after) :]
-    else:
-        names = [*first, *rest]
-    data = []
-    for model_id in names[:limit]:
+    names = [*first, *rest]
+    start, end = 0, len(names)
+    if after is not None:
+        in_rest = len(first) + bisect_right(rest, after)
+        start = first.index(after) + 1 if after in known else in_rest
+    if before is not None:
+        end = first.index(before) if before in known else len(first) + bisect_left(rest, before)
+    between = names[start:end]
+    models = []
+    for model_id in between[:limit] if before is None else between[-limit:]:
         await asyncio.sleep(0)  # lets other requests run before the next manifest is read
-        data.append(describe_model(pipeline, model_id))
-    return {"object": "list", "data": data, "has_more": len(names) > limit}
+        models.append(describe_model(pipeline, model_id))
+    return ModelPage(models, has_more=len(between) > limit)
 
 
-def parse_limit(query: Mapping[str, str]) -> int:
-    text = query.get("limit", str(PAGE_MODELS))
+def parse_limit(query: Mapping[str, str], default: int = PAGE_MODELS) -> int:
+    text = query.get("limit", str(default))
     # Check the length first: int() raises for thousands of digits.
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PAGE_MODELS))
     if not (is_short_number and 1 <= int(text) <= MAX_PAGE_MODELS):

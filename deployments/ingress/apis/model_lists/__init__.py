@@ -1,0 +1,1 @@
+"""Lists of models, in the form of the client that asks."""
