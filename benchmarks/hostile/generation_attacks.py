@@ -107,7 +107,7 @@ CHATS: Mapping[str, Mapping[str, Any]] = {
     "only the assistant": {"messages": [{"role": "assistant", "content": "a"}]},
     "many alternatives": {"logprobs": True, "top_logprobs": 20, "n": 8},
     "many tools": {
-        "tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(129)]
+        "tools": [{"type": "function", "function": {"name": f"f{i}"}} for i in range(1_025)]
     },
     "tools of a megabyte": {
         "tools": [{"type": "function", "function": {"name": "f", "description": "d" * 1_000_000}}]

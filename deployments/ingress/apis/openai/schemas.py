@@ -28,6 +28,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
 # Clients in all languages send seeds as signed 64-bit integers.
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+# Agents with many MCP servers send more than the 128 of OpenAI. Grammars have a limit of their own.
+MAX_TOOLS = 1_024
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 # Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
@@ -197,7 +199,7 @@ class ChatBody(ChoicesBody):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
-    tools: Annotated[list[Tool], Field(max_length=128), FailFastList()] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFastList()] | None = None
     parallel_tool_calls: bool | None = None
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
     functions: Any = None  # former form of `tools`; rejected

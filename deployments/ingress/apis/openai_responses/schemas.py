@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from deployments.ingress.apis.openai.schemas import (
+    MAX_TOOLS,
     Alternatives,
     ChatTokenLogprob,
     CompletionDetails,
@@ -181,7 +182,7 @@ class ResponsesBody(GenerationBody):
     input: text_or_list(InputItem) | None = None  # type: ignore[valid-type]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=128), FailFastList()] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FailFastList()] | None = None
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None

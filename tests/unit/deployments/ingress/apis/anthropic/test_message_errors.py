@@ -92,6 +92,7 @@ def tool(**changes: Any) -> dict[str, Any]:
         ),
         (tool(input_schema=None), "`tools[1].input_schema` must be an object"),
         (tool(name="a b"), "`tools[1].name`: String should match pattern"),
+        ({"tools": [WEATHER] * 1_025}, "`tools`: List should have at most 1024 items"),
         ({"tool_choice": {"type": "any"}}, "`tool_choice` needs `tools`"),
         ({"tool_choice": {"type": "each"}}, "`tool_choice.type`: Input should be 'auto', 'any'"),
         (

@@ -120,3 +120,10 @@ async def test_input_of_a_call_may_have_large_integers(writing_store: Path) -> N
     call = CALL.replace('"Rome"', str(2**70))
     response = await script_messages(writing_store, call).post(MESSAGES, TOOLS)
     assert f'"input":{{"city": {2**70}}}' in response.text
+
+
+async def test_request_may_have_more_tools_than_openai_allows(writing_store: Path) -> None:
+    tools = [{**WEATHER, "name": f"weather_{number}"} for number in range(1_024)]
+    harness = script_messages(writing_store, CALL.replace("weather", "weather_1023"))
+    answer = (await harness.post(MESSAGES, {**MESSAGES_BODY, "tools": tools})).json()
+    assert answer["content"][0]["name"] == "weather_1023"

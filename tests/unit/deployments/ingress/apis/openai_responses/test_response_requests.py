@@ -331,7 +331,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
             "`web_search` is not supported; this server runs no tools",
         ),
         ({"tools": [{**WEATHER, "name": "a b"}]}, "tools[0].name", "pattern"),
-        ({"tools": [WEATHER] * 129}, "tools", "at most 128"),
+        ({"tools": [WEATHER] * 1_025}, "tools", "at most 1024"),
         ({"tool_choice": "required"}, "tool_choice", "needs `tools`"),
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "clock"}},
