@@ -152,7 +152,10 @@ class ToolChoice(BaseModel):
 
 
 class Thinking(BaseModel):
-    """Whether a thinking model thinks. `budget_tokens` and `display` have no effect."""
+    """Whether a thinking model thinks. `budget_tokens` and `display` have no effect.
+
+    The type `between_tools` is rejected, because chat templates know no such mode.
+    """
 
     model_config = LENIENT
 

@@ -100,6 +100,10 @@ def tool(**changes: Any) -> dict[str, Any]:
             "`tool_choice.name` must be the name of one of the `tools`",
         ),
         ({"thinking": {"type": "deep"}}, "`thinking.type`: Input should be 'enabled', 'disabled'"),
+        (
+            {"thinking": {"type": "between_tools"}},
+            "`thinking.type`: Input should be 'enabled', 'disabled' or 'adaptive'",
+        ),
         ({"output_config": {"format": {"type": "xml"}}}, "`output_config.format.type`: Input"),
         ({"options": {"priority": "high"}}, "`options.priority`"),
     ],
