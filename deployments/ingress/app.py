@@ -44,12 +44,12 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     OperationsRoutes,
     OpenInferenceRoutes,
     GrpcInferenceRoutes,
+    ResponsesRoutes,  # before `DELETE /models/{id}`, which would match its paths
     ManagementRoutes,
     RerankRoutes,
     TextEmbeddingsRoutes,
     OpenAIRoutes,
     ModelListRoutes,
-    ResponsesRoutes,
     AnthropicRoutes,
     TextGenerationRoutes,
     HuggingFaceRoutes,

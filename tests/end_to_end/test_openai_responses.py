@@ -36,6 +36,10 @@ def test_response_has_the_text_and_its_usage(openai: OpenAI) -> None:
     assert response.model == FIXED_TEXT_MODEL
     assert response.usage is not None
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
+    counted = openai.responses.input_tokens.count(
+        model=FIXED_TEXT_MODEL, instructions="Be brief.", input=QUESTION
+    )
+    assert counted.input_tokens == response.usage.input_tokens
 
 
 def test_stream_ends_with_the_whole_response(openai: OpenAI) -> None:
@@ -103,6 +107,8 @@ def test_errors_have_their_exception_types(openai: OpenAI) -> None:
         create(model="nobody/nothing", input=QUESTION)
     with pytest.raises(BadRequestError, match="generates no text"):
         create(model=EMBEDDER, input=QUESTION)
+    with pytest.raises(NotFoundError, match="stores no responses"):
+        openai.responses.retrieve("resp_1")
     with pytest.raises(BadRequestError, match="stores no responses") as stored:
         create(model=WRITER, input=QUESTION, previous_response_id="resp_1")
     assert stored.value.param == "previous_response_id"

@@ -27,12 +27,11 @@ from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.generation_answers import (
     ParsedGeneration,
     answer_generation,
-    parse_generation,
+    count_prompt_tokens,
 )
 from deployments.ingress.apis.shared.response_headers import CHAT_HEADERS
 from deployments.ingress.http.api import Access, Operation, build_schema
 from deployments.ingress.http.bodies import json_response
-from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.request_options import RequestOptions
 from deployments.registry import RegisteredModel
 
@@ -85,11 +84,7 @@ class AnthropicRoutes:
         )
 
     async def count_tokens(self, request: Request) -> Response:
-        _, parsed = await parse_generation(
-            self._pipeline, request, PromptBody, parse_message_body, for_chat=True
-        )
-        with rename_error_fields(parsed.field_names):
-            tokens = await self._pipeline.count_tokens(parsed.request)
+        tokens = await count_prompt_tokens(self._pipeline, request, PromptBody, parse_message_body)
         return json_response(TokenCount(input_tokens=tokens))
 
 

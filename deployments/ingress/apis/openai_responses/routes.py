@@ -1,20 +1,23 @@
 """Routes of OpenAI's Responses API.
 
 POST /v1/responses  /models/{id}/v1/responses
+POST /v1/responses/input_tokens  /models/{id}/v1/responses/input_tokens
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from starlette.requests import Request
 from starlette.responses import Response
 
+from deployments.errors import ServeError
 from deployments.ingress.apis.openai.routes import OPENAI_ERROR_FORMAT, build_generation_operation
 from deployments.ingress.apis.openai_responses.requests import parse_responses
 from deployments.ingress.apis.openai_responses.responses import ResponseBuilder
 from deployments.ingress.apis.openai_responses.schemas import (
+    InputTokenCount,
     ResponseObject,
     ResponsesBody,
     ResponsesEvent,
@@ -23,9 +26,11 @@ from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.generation_answers import (
     ParsedGeneration,
     answer_generation,
+    count_prompt_tokens,
 )
 from deployments.ingress.apis.shared.response_headers import CHAT_HEADERS
-from deployments.ingress.http.api import Operation, build_schema
+from deployments.ingress.http.api import Access, Operation, build_schema
+from deployments.ingress.http.bodies import json_response
 from deployments.ingress.request_options import RequestOptions
 from deployments.registry import RegisteredModel
 
@@ -34,6 +39,20 @@ EXAMPLE = {
     "input": "What is a river?",
     "max_output_tokens": 40,
 }
+
+
+# Paths of stored responses, with their methods. This server stores none.
+STORED = "/v1/responses/{response_id}"
+STORED_OPERATIONS: tuple[tuple[Literal["GET", "POST", "DELETE"], str], ...] = (
+    ("GET", STORED),
+    ("DELETE", STORED),
+    ("POST", f"{STORED}/cancel"),
+    ("GET", f"{STORED}/input_items"),
+)
+
+
+class ResponseNotStored(ServeError):
+    status, code = 404, "response_not_found"
 
 
 def parse(body: ResponsesBody, model: RegisteredModel, options: RequestOptions) -> ParsedGeneration:
@@ -67,7 +86,37 @@ class ResponsesRoutes:
                 examples={"a question": EXAMPLE},
                 events=build_schema(ResponsesEvent),
             ),
+            build_generation_operation(
+                paths=("/v1/responses/input_tokens", "/models/{id:path}/v1/responses/input_tokens"),
+                handler=self.count_input_tokens,
+                summary="The number of tokens of a conversation",
+                headers={},
+                body=build_schema(ResponsesBody),
+                response=build_schema(InputTokenCount),
+                examples={"a question": EXAMPLE},
+            ),
+            *(
+                Operation(
+                    method=method,
+                    paths=(path, f"/models/{{id:path}}{path}"),
+                    handler=self.find_stored,
+                    summary="A stored response: always an error",
+                    access=Access.INFER,
+                    hidden=True,
+                )
+                for method, path in STORED_OPERATIONS
+            ),
         )
 
     async def respond(self, request: Request) -> Response:
         return await answer_generation(self._pipeline, request, ResponsesBody, parse, for_chat=True)
+
+    async def count_input_tokens(self, request: Request) -> Response:
+        tokens = await count_prompt_tokens(self._pipeline, request, ResponsesBody, parse)
+        return json_response(InputTokenCount(object="response.input_tokens", input_tokens=tokens))
+
+    async def find_stored(self, request: Request) -> Response:
+        raise ResponseNotStored(
+            "this server stores no responses; wait for each response, and send the whole "
+            "conversation in `input` of the next request"
+        )

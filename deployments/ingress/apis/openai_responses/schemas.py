@@ -384,3 +384,10 @@ class FailureEvent(NumberedEvent):
 ResponsesEvent = (
     ResponseStateEvent | OutputItemEvent | PartEvent | TextEvent | ArgumentsEvent | FailureEvent
 )
+
+
+class InputTokenCount(TypedDict):
+    """Response of `/v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int

@@ -66,7 +66,7 @@ async def answer_generation(
 
     Raises ServeError.
     """
-    body, parsed = await parse_generation(pipeline, request, body_type, parse, for_chat=for_chat)
+    body, parsed = await _parse(pipeline, request, body_type, parse, for_chat=for_chat)
     if body.stream:
         return await _stream(pipeline, parsed)
     with rename_error_fields(parsed.field_names):
@@ -74,13 +74,25 @@ async def answer_generation(
     return json_response(parsed.build(response), headers=generation_headers(response))
 
 
-async def parse_generation(
+async def count_prompt_tokens(
+    pipeline: RequestPipeline,
+    request: Request,
+    body_type: type[_DialectBody],
+    parse: ParseGeneration[_DialectBody],
+) -> int:
+    """Count the tokens of a rendered conversation. Raises ServeError."""
+    _, parsed = await _parse(pipeline, request, body_type, parse, for_chat=True)
+    with rename_error_fields(parsed.field_names):
+        return await pipeline.count_tokens(parsed.request)
+
+
+async def _parse(
     pipeline: RequestPipeline,
     request: Request,
     body_type: type[_DialectBody],
     parse: ParseGeneration[_DialectBody],
     *,
-    for_chat: bool = False,
+    for_chat: bool,
 ) -> tuple[_DialectBody, ParsedGeneration]:
     """Return the body, and what `parse` makes of it. Raises ServeError.
 

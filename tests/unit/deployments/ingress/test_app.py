@@ -54,7 +54,7 @@ async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
     assert error["message"] == (
         "no route matches /v1/poems; there are /v1/chat/completions, /v1/completions, "
         "/v1/embeddings, /v1/messages, /v1/messages/count_tokens, /v1/models, /v1/rerank, "
-        "/v1/responses; see /docs"
+        "/v1/responses, /v1/responses/input_tokens; see /docs"
     )
     assert "/v2/repository/index" in open_inference.json()["error"]
 
@@ -65,8 +65,8 @@ async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/embeddings", 405, "method_not_allowed"),
         ("GET", "/v1/responses", 405, "method_not_allowed"),
-        ("GET", "/v1/responses/resp_1", 404, "route_not_found"),
-        ("DELETE", "/v1/responses/resp_1", 404, "route_not_found"),
+        ("GET", "/v1/responses/resp_1", 404, "response_not_found"),
+        ("DELETE", "/v1/responses/resp_1", 404, "response_not_found"),
         ("GET", "/embeddings", 405, "method_not_allowed"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
     ],

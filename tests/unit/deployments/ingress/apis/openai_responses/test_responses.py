@@ -182,3 +182,39 @@ async def test_model_may_be_named_by_the_path(writing_store: Path) -> None:
     assert reply.json()["model"] == DECODER
     assert reply.headers["x-compute-type"] == "cpu-fake"
     assert "x-sha" in reply.headers
+
+
+@pytest.mark.parametrize("base", ["", f"/models/{DECODER}"])
+@pytest.mark.parametrize(
+    ("method", "below"),
+    [("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/input_items")],
+)
+async def test_routes_of_stored_responses_tell_that_nothing_is_stored(
+    base: str, method: str, below: str, writing_store: Path
+) -> None:
+    async with script_responses(writing_store).in_process.client() as http:
+        reply = await http.request(method, f"{base}/v1/responses/resp_1{below}")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "response_not_found")
+    assert "send the whole conversation in `input`" in error["message"]
+
+
+async def test_tokens_of_the_prompt_are_counted(writing_store: Path) -> None:
+    harness = script_responses(writing_store)
+    sent = {**QUESTION, "instructions": "Be brief.", "tools": [WEATHER]}
+    path = f"/models/{DECODER}/v1/responses/input_tokens"
+    reply = (await harness.post(path, sent)).json()
+    counted = harness.call.prompt
+    response = await respond(harness, sent)
+    assert counted == harness.call.prompt
+    assert reply == {
+        "object": "response.input_tokens",
+        "input_tokens": response["usage"]["input_tokens"],
+    }
+
+
+async def test_count_names_invalid_fields(writing_store: Path) -> None:
+    path = "/v1/responses/input_tokens"
+    reply = await script_responses(writing_store).post(path, {"previous_response_id": "resp_1"})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "previous_response_id"

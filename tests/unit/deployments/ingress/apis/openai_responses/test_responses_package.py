@@ -123,7 +123,7 @@ async def test_openai_client_raises_for_errors_of_responses(writing_store: Path)
         with pytest.raises(openai.BadRequestError, match="this server stores no responses") as bad:
             await client.responses.create(**QUESTION, previous_response_id="resp_1")
         assert bad.value.param == "previous_response_id"
-        with pytest.raises(openai.NotFoundError, match="no route matches"):
+        with pytest.raises(openai.NotFoundError, match="this server stores no responses"):
             await client.responses.retrieve("resp_1")
         with pytest.raises(openai.InternalServerError, match="broken"):
             await client.responses.create(**QUESTION)
@@ -132,3 +132,12 @@ async def test_openai_client_raises_for_errors_of_responses(writing_store: Path)
     assert events[-1].type == "response.failed"
     assert events[-1].response.error is not None
     assert events[-1].response.error.message == "broken"
+
+
+async def test_openai_client_counts_tokens(writing_store: Path) -> None:
+    async with open_client(script_responses(writing_store)) as client:
+        counted = await client.responses.input_tokens.count(**QUESTION)
+        whole = await client.responses.create(**QUESTION)
+    assert whole.usage is not None
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == whole.usage.input_tokens
