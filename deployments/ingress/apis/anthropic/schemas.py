@@ -23,8 +23,8 @@ def _require_type(expected: str, advice: str) -> BeforeValidator:
     """Build a validator whose error names a type that this server does not support."""
 
     def check(value: Any) -> Any:
-        if value != expected:
-            named = {"type": str(value), "advice": advice}
+        if isinstance(value, str) and value != expected:
+            named = {"type": value, "advice": advice}
             raise PydanticCustomError("unsupported", "`{type}` is not supported; {advice}", named)
         return value
 
@@ -125,7 +125,7 @@ class InputMessage(BaseModel):
 
     @property
     def blocks(self) -> list[Block]:
-        content = self.content
+        content = self.content or ""  # an answer without text has an empty list
         return [TextBlock(type="text", text=content)] if isinstance(content, str) else content
 
 

@@ -72,6 +72,7 @@ def tool(**changes: Any) -> dict[str, Any]:
         ),
         (content({"type": "document"}), "`messages[1].content[0].type`: `document` is not"),
         (content({}), "Error in `messages[1].content[0].type`: field required"),
+        (content({"type": None}), "`messages[1].content[0].type`: Input should be 'text'"),
         (result(IMAGE), "`messages[1].content[0].content[0].type`: `image` is not supported"),
         (content(USE), "`messages[1].content[0].type` is `tool_use`; the role `user` may have"),
         (
@@ -90,6 +91,7 @@ def tool(**changes: Any) -> dict[str, Any]:
             {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
             "`tools[0].type`: `web_search_20250305` is not supported; send tools with",
         ),
+        (tool(type=5), "`tools[1].type`: Input should be 'custom'"),
         (tool(input_schema=None), "`tools[1].input_schema` must be an object"),
         (tool(name="a b"), "`tools[1].name`: String should match pattern"),
         ({"tools": [WEATHER] * 1_025}, "`tools`: List should have at most 1024 items"),

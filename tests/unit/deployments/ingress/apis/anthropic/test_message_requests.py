@@ -124,6 +124,15 @@ async def test_consecutive_messages_of_one_role_are_joined(writing_store: Path) 
     )
 
 
+async def test_message_without_blocks_keeps_its_place(writing_store: Path) -> None:
+    assert await convert(
+        writing_store,
+        USER,
+        {"role": "assistant", "content": []},
+        {"role": "user", "content": []},
+    ) == (USER, {"role": "assistant", "content": ""}, {"role": "user", "content": ""})
+
+
 async def test_template_receives_tools_in_the_form_of_chats(writing_store: Path) -> None:
     clock = {"type": "custom", "name": "clock", "input_schema": {"type": "object"}}
     prompt = (await send(writing_store, tools=[WEATHER, clock])).prompt
