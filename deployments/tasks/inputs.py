@@ -140,7 +140,9 @@ def validation_error(root: str, error: ErrorDetails) -> ServeError:
 def error_path(root: str, error: ErrorDetails) -> str:
     """Return the path of the error in the body, such as `inputs[3].context`."""
     path = root
-    for part in error["loc"]:
+    loc = error["loc"]
+    # pydantic adds this mark where the key itself is invalid.
+    for part in loc[:-1] if loc[-1:] == ("[key]",) else loc:
         if isinstance(part, int):
             path += f"[{part}]"
         elif not part.startswith("<"):

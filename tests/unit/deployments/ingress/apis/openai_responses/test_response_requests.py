@@ -298,6 +298,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"reasoning_format": "none"}, "reasoning_format", "join the items"),
         ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "at most 16"),
         ({"metadata": {"a": "x" * 513}}, "metadata.a", "at most 512"),
+        ({"metadata": {"a" * 65: ""}}, f"metadata.{'a' * 65}", "at most 64"),
         ({"input": [{"type": "reasoning", "encrypted_content": "A"}]}, "input", "cannot read"),
         ({"stop_token_ids": [1]}, "stop_token_ids", "send `stop`"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
