@@ -70,17 +70,17 @@ def read_options(body: Any, headers: Mapping[str, str], *, streams: bool = False
 @lru_cache(1_024)  # a client sends the same headers with each request
 def _parse_headers(present: tuple[tuple[str, str], ...], timeout: str | None) -> RequestOptions:
     options: dict[str, Any] = {}
-    if timeout is not None and (timeout_s := _parse_positive(timeout)) is not None:
-        options["deadline_ms"] = timeout_s * 1000
+    if timeout is not None and (timeout_ms := _parse_positive(timeout, 1000)) is not None:
+        options["deadline_ms"] = timeout_ms
     for header, text in present:
         options.update(_parse_header(header, OPTION_HEADERS[header], text.strip().lower()))
     return parse_parameters(RequestOptions, options, path="options")
 
 
-def _parse_positive(text: str) -> float | None:
-    """Return the number in `text`; None if `text` is not a positive finite number."""
+def _parse_positive(text: str, factor: int = 1) -> float | None:
+    """Return the number in `text` times `factor`; None if it is not positive and finite."""
     try:
-        number = float(text)
+        number = float(text) * factor
     except ValueError:
         return None
     return number if 0 < number < math.inf else None

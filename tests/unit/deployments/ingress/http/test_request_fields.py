@@ -51,6 +51,7 @@ from deployments.ingress.request_options import RequestOptions
         (None, {"x-stainless-read-timeout": "600"}, RequestOptions(deadline_ms=600_000)),
         (None, {"x-stainless-timeout": "60"}, RequestOptions(deadline_ms=60_000)),
         (None, {"x-stainless-timeout": "None"}, RequestOptions()),
+        (None, {"x-stainless-timeout": "1e308"}, RequestOptions()),
         (
             {"use_cache": False},
             {"x-stainless-read-timeout": "2.5"},
