@@ -12,13 +12,21 @@ from urllib.parse import quote
 # Value of `content-type`, whose suffix names the encoding of the messages, such as `+proto`.
 GRPC_TYPE = "application/grpc"
 STATUS_HEADER = "grpc-status"
+# protobuf's packages of the services below.
+INFERENCE_PACKAGE = "inference"
+HEALTH_PACKAGE = "grpc.health.v1"
 # Start of the paths of the Open Inference Protocol's methods.
-INFERENCE_SERVICE = "/inference.GRPCInferenceService/"
+INFERENCE_SERVICE = f"/{INFERENCE_PACKAGE}.GRPCInferenceService/"
 # The methods that the ingress has, without the streams and the management of Triton.
 INFERENCE_METHODS = (
     *("ServerLive", "ServerReady", "ServerMetadata"),
     *("ModelReady", "ModelMetadata", "ModelInfer"),
 )
+# Path of the health check that load balancers and probes of Kubernetes call. A stream of its
+# results, `Watch`, is missing.
+HEALTH_CHECK = f"/{HEALTH_PACKAGE}.Health/Check"
+# Paths of all methods of the ingress.
+GRPC_PATHS = (*(INFERENCE_SERVICE + method for method in INFERENCE_METHODS), HEALTH_CHECK)
 # Maximum bytes of `grpc-message`. Clients reject headers of more than 8 KB at random.
 MAX_MESSAGE_BYTES = 4_096
 # ASCII characters of `grpc-message` that need no escape.

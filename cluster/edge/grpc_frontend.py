@@ -22,6 +22,8 @@ from cluster.edge.haproxy_config import (
     find_routes,
 )
 from deployments.grpc_status import (
+    GRPC_PATHS,
+    HEALTH_CHECK,
     INFERENCE_METHODS,
     INFERENCE_SERVICE,
     GrpcStatus,
@@ -32,7 +34,8 @@ from deployments.grpc_status import (
 # Errors by HTTP status. That of 400 tells clients of HTTP to leave HTTP/2.
 _ERRORS = {status: message for status, (_, message) in ERRORS.items() if status != 400}
 _ERRORS[404] = (
-    f"this port serves only {', '.join(INFERENCE_METHODS)} of `{INFERENCE_SERVICE.strip('/')}`"
+    f"this port serves only {', '.join(INFERENCE_METHODS)} of `{INFERENCE_SERVICE.strip('/')}`, "
+    f"and `{HEALTH_CHECK.strip('/')}`"
 )
 
 
@@ -59,8 +62,7 @@ class GrpcFrontend:
         connections = self._limits.connections
         routes = find_routes(routed) or "    default_backend starting\n"
         # A stream would wait here for the end of its body, so no other method passes.
-        paths = " ".join(f"{INFERENCE_SERVICE}{method}" for method in INFERENCE_METHODS)
-        unknown = f"unless {{ path {paths} }}"
+        unknown = f"unless {{ path {' '.join(GRPC_PATHS)} }}"
         bind = " proto h2" if certificate is None else build_tls_options(certificate, "h2")
         return (
             # Serve's configuration uses three counters, which is the default number.

@@ -24,7 +24,7 @@ from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.supervisor import EdgeSettings
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import ServeError, build_overloaded
-from deployments.grpc_status import INFERENCE_SERVICE
+from deployments.grpc_status import HEALTH_CHECK, HEALTH_PACKAGE, INFERENCE_SERVICE
 from deployments.ingress.apis.open_inference.grpc_messages import find_type
 from deployments.messages import CallBatch
 from deployments.transports.base import Deliver
@@ -205,6 +205,22 @@ def test_unknown_methods_are_unimplemented(grpc_server: GrpcServer) -> None:
         never.set()
     assert refused.value.code() is unknown.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert "this port serves only ServerLive, " in refused.value.details()
+
+
+def test_probes_check_the_health_of_the_server(grpc_server: GrpcServer) -> None:
+    request = find_type("HealthCheckRequest", HEALTH_PACKAGE)()
+    kind = find_type("HealthCheckResponse", HEALTH_PACKAGE)
+    with grpc.insecure_channel(grpc_server.address) as channel:
+        check = channel.unary_unary(
+            HEALTH_CHECK, lambda sent: sent.SerializeToString(), kind.FromString
+        )
+        assert check(request, timeout=20).status == kind.SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            check(type(request)(service="other"), timeout=20)
+        with pytest.raises(grpc.RpcError) as too_long:
+            check(type(request)(service="x" * 2_000), timeout=20)
+    assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+    assert too_long.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def test_keys_come_in_the_metadata(tiny_store: Path, tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Messages of the Open Inference Protocol over gRPC, converted to and from those over HTTP.
 
 A gRPC message is a protobuf after five bytes: whether it is compressed, and its length. protoc has
-written grpc_service.binpb from grpc_service.proto (tests/unit compares them). Generated Python code
-would only run with the protobuf release for which it was generated.
+written grpc_service.binpb from grpc_service.proto and grpc_health.proto (tests/unit compares them).
+Generated Python code would only run with the protobuf release for which it was generated.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from deployments.errors import BodyTooLarge, InvalidField, MalformedBody
+from deployments.grpc_status import INFERENCE_PACKAGE
 from deployments.ingress.apis.open_inference.message import SIZE_PARAMETER, InferRequest
 from deployments.ingress.apis.open_inference.tensors import Tensor
 from deployments.ingress.http.api import parse_body
@@ -45,10 +46,10 @@ CONTENTS: Mapping[str, str] = {
 
 
 @cache
-def find_type(name: str) -> Any:
-    """Return the class of the protocol's messages of this name, such as `ModelInferRequest`."""
+def find_type(name: str, package: str = INFERENCE_PACKAGE) -> Any:
+    """Return the class of the messages of this name, such as `ModelInferRequest`."""
     return message_factory.GetMessageClass(
-        _load_service().FindMessageTypeByName(f"inference.{name}")
+        _load_service().FindMessageTypeByName(f"{package}.{name}")
     )
 
 
@@ -93,10 +94,10 @@ def inflate_frame(frame: bytes, encoding: str, max_bytes: int) -> bytes:
     return _frame(raw)
 
 
-def parse_message(name: str, frame: bytes) -> Any:
+def parse_message(name: str, frame: bytes, package: str = INFERENCE_PACKAGE) -> Any:
     """Parse the message of a frame without compression. Raises MalformedBody."""
     try:
-        return find_type(name).FromString(frame[PREFIX.size :])
+        return find_type(name, package).FromString(frame[PREFIX.size :])
     except DecodeError as exc:
         raise MalformedBody(f"the message is not a protobuf `{name}`", field="body") from exc
 

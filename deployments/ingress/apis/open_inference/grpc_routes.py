@@ -1,4 +1,4 @@
-"""Methods of the Open Inference Protocol over gRPC.
+"""Methods of the Open Inference Protocol over gRPC, and gRPC's health check.
 
 HAProxy turns gRPC's HTTP/2 into HTTP/1.1 (cluster/edge/grpc_frontend.py), so a call is a POST with
 the path of the method. It passes the gate, the limits and the request log as any other request. The
@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments import __version__
+from deployments.config import LimitSettings
 from deployments.errors import (
     DeadlineExceeded,
     InvalidField,
@@ -28,6 +29,9 @@ from deployments.errors import (
 )
 from deployments.grpc_status import (
     GRPC_TYPE,
+    HEALTH_CHECK,
+    HEALTH_PACKAGE,
+    INFERENCE_PACKAGE,
     INFERENCE_SERVICE,
     GrpcStatus,
     build_error_headers,
@@ -51,6 +55,8 @@ from deployments.ingress.models.resolver import wrong_route_error
 from deployments.request_headers import GRPC_TIMEOUT_HEADER, OPTION_HEADERS
 
 EXTENSIONS = ("parameters",)
+# Maximum bytes of a health check, which needs no key. It has the name of a service.
+MAX_HEALTH_BYTES = 1_024
 TIMEOUT = re.compile(r"([0-9]{1,8})([HMSmun])")
 # Milliseconds of the units of a time limit.
 TIMEOUT_UNITS_MS = {"H": 3_600_000, "M": 60_000, "S": 1_000, "m": 1, "u": 1e-3, "n": 1e-6}
@@ -69,6 +75,10 @@ def grpc_error(error: ServeError) -> Response:
     if error.retry_after_s is not None:
         headers["grpc-retry-pushback-ms"] = str(round(error.retry_after_s * 1000))
     return Response(headers=headers)
+
+
+class UnknownService(ServeError):
+    status, code = 404, "unknown_service"
 
 
 GRPC_ERROR_FORMAT = ErrorFormat("gRPC", grpc_error, replace_status_422)
@@ -104,6 +114,7 @@ class GrpcInferenceRoutes:
             _call("ModelReady", self.model_ready),
             _call("ModelMetadata", self.metadata),
             _call("ModelInfer", self.infer, runs_model=True),
+            _operation(HEALTH_CHECK, self.check_health, Access.PUBLIC),
         )
 
     async def live(self, request: Request) -> Response:
@@ -158,14 +169,30 @@ class GrpcInferenceRoutes:
         )
         return GrpcMessage(response, answer.headers)
 
-    async def _read(self, request: Request, kind: str) -> Any:
-        limits = self._pipeline.settings.limits
+    async def check_health(self, request: Request) -> Response:
+        """Return whether the server, or its service of this protocol, answers requests."""
+        limits = self._pipeline.settings.limits.model_copy(update={"body_bytes": MAX_HEALTH_BYTES})
+        sent = await self._read(request, "HealthCheckRequest", limits, HEALTH_PACKAGE)
+        if sent.service not in ("", INFERENCE_SERVICE.strip("/")):
+            raise UnknownService(f"there is no service `{sent.service}`")
+        kind = _messages().find_type("HealthCheckResponse", HEALTH_PACKAGE)
+        is_ready = not self._pipeline.list_missing()
+        return GrpcMessage(kind(status=kind.SERVING if is_ready else kind.NOT_SERVING))
+
+    async def _read(
+        self,
+        request: Request,
+        name: str,
+        limits: LimitSettings | None = None,
+        package: str = INFERENCE_PACKAGE,
+    ) -> Any:
+        limits = limits or self._pipeline.settings.limits
         body = await read_body(request, limits)
         encoding = request.headers.get("grpc-encoding", "")
         frame = _messages().inflate_frame(body, encoding, limits.body_bytes)
         if frame is not body:
             replace_body(request, frame)
-        return _messages().parse_message(kind, frame)
+        return _messages().parse_message(name, frame, package)
 
     def _find(self, name: str, version: str) -> NamedModel:
         """Find a model. Raises Forbidden, UnknownModel or ArtifactError."""
@@ -176,11 +203,17 @@ class GrpcInferenceRoutes:
 def _call(
     method: str, handler: Handler, access: Access = Access.INFER, *, runs_model: bool = False
 ) -> Operation:
+    return _operation(INFERENCE_SERVICE + method, handler, access, runs_model=runs_model)
+
+
+def _operation(
+    path: str, handler: Handler, access: Access, *, runs_model: bool = False
+) -> Operation:
     return Operation(
         method="POST",
-        paths=(INFERENCE_SERVICE + method,),
+        paths=(path,),
         handler=handler,
-        summary=f"gRPC method {method}",
+        summary=f"gRPC method {path.rpartition('/')[2]}",
         access=access,
         runs_model=runs_model,
         hidden=True,  # OpenAPI describes no gRPC

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.edge.grpc_frontend import GrpcFrontend
 from cluster.edge.haproxy_config import ClientLimits
-from deployments.grpc_status import INFERENCE_METHODS, INFERENCE_SERVICE
+from deployments.grpc_status import GRPC_PATHS
 
 ROUTED = """frontend http_frontend
     acl is_http-app path_beg /
@@ -47,7 +47,7 @@ def test_only_methods_of_the_protocol_pass(listener: socket.socket, tmp_path: Pa
     section = GrpcFrontend(listener, tmp_path, ClientLimits()).build(None, ROUTED)
     (denial,) = [line for line in section.splitlines() if "deny_status 404" in line]
     paths = denial.partition("unless { path ")[2].removesuffix(" }").split()
-    assert paths == [f"{INFERENCE_SERVICE}{method}" for method in INFERENCE_METHODS]
+    assert paths == list(GRPC_PATHS)
     assert section.index(denial) < section.index("use_backend")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from deployments.builds.queue import BuildQueue
 from deployments.config import BuildSettings, CacheSettings, IngressUserConfig
-from deployments.grpc_status import INFERENCE_SERVICE, STATUS_HEADER, GrpcStatus
+from deployments.grpc_status import HEALTH_CHECK, INFERENCE_SERVICE, STATUS_HEADER, GrpcStatus
 from deployments.ingress import builds
 from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.http.api import Access
@@ -31,7 +31,8 @@ PUBLIC = {
     "/openapi.json", *(f"/page/{name}" for name in ASSETS),
 }  # fmt: skip
 PUBLIC_CALLS = {
-    INFERENCE_SERVICE + method for method in ("ServerLive", "ServerReady", "ServerMetadata")
+    HEALTH_CHECK,
+    *(INFERENCE_SERVICE + method for method in ("ServerLive", "ServerReady", "ServerMetadata")),
 }
 
 

@@ -63,9 +63,9 @@ def test_messages_are_those_of_triton(method: str) -> None:
 
 def test_description_is_generated_from_its_source(tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc")
-    source = FOLDER / "grpc_service.proto"
+    sources = [str(FOLDER / name) for name in ("grpc_service.proto", "grpc_health.proto")]
     generated = tmp_path / SERVICE_FILE
-    arguments = [f"-I{FOLDER}", f"--descriptor_set_out={generated}", str(source)]
+    arguments = [f"-I{FOLDER}", f"--descriptor_set_out={generated}", *sources]
     assert protoc.main(["protoc", *arguments]) == 0
     assert generated.read_bytes() == (FOLDER / SERVICE_FILE).read_bytes()
 

@@ -15,13 +15,16 @@ import httpx
 import pytest
 
 from deployments.errors import build_overloaded
-from deployments.grpc_status import INFERENCE_METHODS, INFERENCE_SERVICE, GrpcStatus
+from deployments.grpc_status import GRPC_PATHS, HEALTH_CHECK, INFERENCE_SERVICE, GrpcStatus
 from deployments.ingress.apis.open_inference.grpc_messages import PREFIX, find_type, frame_message
 from deployments.ingress.apis.open_inference.grpc_routes import GrpcInferenceRoutes
 from deployments.request_headers import REFUSAL_HEADER
 from tests.support.artifacts import EMBEDDER
 from tests.support.fakes import FailingEncoder
-from tests.support.in_process import InProcess
+from tests.support.in_process import ONE_OF_EACH, InProcess
+
+# A HealthCheckResponse whose `status`, field 1, is SERVING (1) or NOT_SERVING (2).
+SERVING, NOT_SERVING = b"\x08\x01", b"\x08\x02"
 
 
 async def send(
@@ -87,7 +90,38 @@ async def test_time_limit_in_another_form_is_refused(tiny_store: Path) -> None:
 def test_routes_are_the_methods_that_haproxy_lets_pass() -> None:
     context: Any = SimpleNamespace(pipeline=None)
     paths = [path for each in GrpcInferenceRoutes(context).operations() for path in each.paths]
-    assert paths == [f"{INFERENCE_SERVICE}{method}" for method in INFERENCE_METHODS]
+    assert paths == list(GRPC_PATHS)
+
+
+@pytest.mark.parametrize(
+    ("service", "running", "expected"),
+    [
+        pytest.param("", ONE_OF_EACH, SERVING, id="server"),
+        pytest.param("inference.GRPCInferenceService", ONE_OF_EACH, SERVING, id="service"),
+        pytest.param("", {}, NOT_SERVING, id="starting"),
+    ],
+)
+async def test_health_check_answers_as_the_protocol_of_grpc_says(
+    service: str, running: Mapping[str, int], expected: bytes, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store, running=running).client() as http:
+        response = await http.post(HEALTH_CHECK, content=health_request(service))
+    assert "grpc-status" not in response.headers
+    assert response.content[PREFIX.size :] == expected
+
+
+async def test_health_check_of_an_unknown_service_finds_nothing(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await http.post(HEALTH_CHECK, content=health_request("other"))
+    assert response.headers["grpc-status"] == str(int(GrpcStatus.NOT_FOUND))
+    assert "`other`" in response.headers["grpc-message"]
+
+
+def health_request(service: str) -> bytes:
+    """Return the frame of a message whose field 1 is `service`, in protobuf's encoding."""
+    text = service.encode()
+    message = bytes([0x0A, len(text)]) + text if text else b""
+    return PREFIX.pack(0, len(message)) + message
 
 
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
