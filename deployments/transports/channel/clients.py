@@ -19,6 +19,7 @@ from deployments.messages import (
     Completion,
     DecodeRequest,
     GenerationCall,
+    GenerationOptions,
     ModelRef,
     PoolRequest,
     PoolState,
@@ -207,17 +208,17 @@ class ChannelModelPoolClient:
 
 def _generation_request(method: Method, call: GenerationCall) -> ChannelRequest:
     message = codec.encode_generation_call(call, call.deadline_s)
-    cost = _estimate_cost(call)
+    answer = 0 if method is Method.COUNT_TOKENS else _estimate_answer(call.options)
+    cost = max(estimate_prompt_tokens(call.prompt) + answer, 1)
     return ChannelRequest(method, message, cost, call.deadline_s, model=call.model.name)
 
 
-def _estimate_cost(call: GenerationCall) -> int:
-    """Estimate the tokens of prompt and answer, at least 1."""
-    options = call.options
+def _estimate_answer(options: GenerationOptions) -> int:
+    """Estimate the tokens of an answer, over all beams."""
     limit = options.max_new_tokens
     tokens = LONG_ANSWER_TOKENS if limit is None else min(limit, LONG_ANSWER_TOKENS)
     beams = 1 if options.beam_search is None else min(options.beam_search.num_beams, MAX_BEAMS)
-    return max(estimate_prompt_tokens(call.prompt) + beams * tokens, 1)
+    return beams * tokens
 
 
 def _decode(decode: Callable[[Buffer], T], message: Buffer) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -255,16 +255,26 @@ def limited(prompt: Prompt, tokens: int | None, **options: Any) -> GenerationCal
 async def test_generations_cost_tokens(
     fallback: Fallback, call: GenerationCall, tokens: int
 ) -> None:
-    sent: list[int] = []
+    pool = RecordingPool()
+    await ChannelGeneratorClient(cast(Any, pool), fallback).complete(call)
+    assert pool.costs == [tokens]
 
-    class RecordingPool:
-        async def call(self, request: ChannelRequest) -> AnswerFrame:
-            sent.append(request.cost)
-            raise NoChannel
 
-    pool: Any = RecordingPool()
-    await ChannelGeneratorClient(pool, fallback).complete(call)
-    assert sent == [tokens]
+async def test_count_of_tokens_costs_the_prompt_alone(fallback: Fallback) -> None:
+    pool = RecordingPool()
+    await ChannelGeneratorClient(cast(Any, pool), fallback).count_tokens(limited("x" * 400, None))
+    assert pool.costs == [100]
+
+
+class RecordingPool:
+    """Pool without a channel that records the costs of the calls."""
+
+    def __init__(self) -> None:
+        self.costs: list[int] = []
+
+    async def call(self, request: ChannelRequest) -> AnswerFrame:
+        self.costs.append(request.cost)
+        raise NoChannel
 
 
 async def test_short_generations_avoid_the_replica_with_a_long_one(fallback: Fallback) -> None:
