@@ -1,11 +1,10 @@
 """Plans of lone passes: forward passes of a replica in which no other pass runs or waits.
 
 Under load, one thread per pass gives the highest throughput. A lone pass would leave the other
-cores idle. A model therefore gets a second session, which uses all cores, unless the cost tables
-show that it is far slower than the usual one. Lone passes use the faster of the two, which they
-learn from their own times (`lone_times.py`). A limit applies to the total size of the graph files
-of all second sessions. A second session is opened in the background when a pass could first use it.
-A brief lone pass runs on the event loop.
+cores idle. A model therefore gets a second session, which uses all cores. Lone passes use the
+faster of the two, which they learn from their own times (`lone_times.py`). A limit applies to the
+total size of the graph files of all second sessions. A second session is opened in the background
+when a pass could first use it. A brief lone pass runs on the event loop.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ from deployments.tuning.selection import nearest_shape
 # The first passes use all cores if their lowest time in the tables exceeds that of one thread by at
 # most this share. In a tie all cores come first, because disturbances slow them more.
 MAX_LOSS = 0.1
-# All cores are never tried if their lowest time is more than this multiple of that of one thread.
-HOPELESS = 1.5
+# At first, all cores count with at most this multiple of the time of one thread. A table of all
+# cores that was measured next to a crowd of requests shows up to 30 times their time alone.
+MAX_FIRST = 1.5
 # One in this many lone passes of a shape uses the session that seems slower. The number is prime.
 # Otherwise the trials could meet the same few texts of a client that repeats them in order, and
 # these would be compared with all texts.
@@ -62,10 +63,10 @@ class ShapeTimes:
         """
         shape = one_thread.shape
         self.usual = SessionTime(shape, one_thread.low_ms)
-        # None if all cores were not measured or are hopeless.
-        self.all_cores: SessionTime | None = None
-        if all_cores is not None and all_cores.low_ms <= HOPELESS * one_thread.low_ms:
-            self.all_cores = SessionTime(shape, all_cores.low_ms / (1 + MAX_LOSS))
+        self.all_cores: SessionTime | None = None  # None if all cores were not measured
+        if all_cores is not None:
+            first_ms = min(all_cores.low_ms / (1 + MAX_LOSS), MAX_FIRST * one_thread.low_ms)
+            self.all_cores = SessionTime(shape, first_ms)
         self._untried = 0  # passes since the latest trial
 
     def choose(self) -> SessionTime:

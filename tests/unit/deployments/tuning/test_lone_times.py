@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deployments.tuning.costs import Cost, Shape
-from deployments.tuning.lone_times import HOPELESS, TRIAL_INTERVAL, LonePassTimes, ShapeTimes
+from deployments.tuning.lone_times import TRIAL_INTERVAL, LonePassTimes, ShapeTimes
 from tests.support.cost_tables import row
 
 TOKENS = 64
@@ -47,7 +47,8 @@ def prefers_all_cores(times: ShapeTimes, speeds: Speeds) -> bool:
     ("tables", "speeds", "passes"),
     [
         pytest.param((2.7, 3.35), (2.7, 1.8), TRIAL_INTERVAL, id="all cores 24 % slower"),
-        pytest.param((2.7, 4.0), (2.7, 1.8), TRIAL_INTERVAL, id="all cores nearly hopeless"),
+        pytest.param((2.7, 4.0), (2.7, 1.8), TRIAL_INTERVAL, id="all cores 48 % slower"),
+        pytest.param((5.4, 185.9), (5.4, 4.0), 2 * TRIAL_INTERVAL, id="all cores beside a crowd"),
         pytest.param((2.7, 1.8), (2.7, 4.0), 5, id="all cores too fast"),
         pytest.param((2.7, 1.8), (1.0, 1.8), 2 * TRIAL_INTERVAL, id="one thread too slow"),
         pytest.param((2.0, 3.0), (6.0, 4.0), 15, id="one thread too fast"),
@@ -117,9 +118,8 @@ def test_one_stall_does_not_change_the_choice(speeds: Speeds, passes_before: int
     assert prefers_all_cores(times, speeds) is (speeds[1] < speeds[0])
 
 
-@pytest.mark.parametrize("all_cores_ms", [None, HOPELESS + 0.1])
-def test_all_cores_are_never_tried_if_unmeasured_or_hopeless(all_cores_ms: float | None) -> None:
-    times = read_times(1.0, all_cores_ms)
+def test_all_cores_are_never_tried_if_unmeasured() -> None:
+    times = read_times(1.0, None)
     assert not any(run_passes(times, (100.0, 1.0), 10 * TRIAL_INTERVAL))
 
 
@@ -133,7 +133,7 @@ def test_predictions_are_for_the_actual_size() -> None:
 
 @pytest.mark.parametrize(
     ("all_cores_ms", "may_use_all_cores"),
-    [({}, False), ({"1x16": 2.0}, False), ({"1x16": 2.0, "1x64": 1.4}, True)],
+    [({}, False), ({"1x64": 2.0}, True)],
 )
 def test_one_shape_suffices_to_use_all_cores(
     all_cores_ms: dict[str, float], may_use_all_cores: bool
