@@ -25,7 +25,7 @@ INFERENCE_METHODS = (
 # Path of the health check that load balancers and probes of Kubernetes call. A stream of its
 # results, `Watch`, is missing.
 HEALTH_CHECK = f"/{HEALTH_PACKAGE}.Health/Check"
-# Paths of all methods of the ingress.
+# Paths of the gRPC methods that the ingress has. HAProxy lets no other calls pass.
 GRPC_PATHS = (*(INFERENCE_SERVICE + method for method in INFERENCE_METHODS), HEALTH_CHECK)
 # Maximum bytes of `grpc-message`. Clients reject headers of more than 8 KB at random.
 MAX_MESSAGE_BYTES = 4_096

@@ -33,10 +33,6 @@ class PassResult:
     forward_s: float = 0.0
     failure: EngineFailed | None = None
 
-    @property
-    def has_errors(self) -> bool:
-        return any(isinstance(result, ServeError) for result in self.results)
-
 
 def check_unpooled(engine: EncoderEngine) -> None:
     """Raise WrongTask if the engine cannot return one vector per token."""

@@ -330,13 +330,8 @@ class BatchScheduler:
             with health.running(padded_tokens):
                 return run_checked_pass(engine, items, group.unpooled, get_known_good)
 
-        # An engine for lone passes uses all cores, so it leaves no time for other passes.
-        threads = self._concurrent_passes if lone.engine is not None else 1
-
         def finish(done: PassResult) -> None:
-            if not done.has_errors:
-                lone.record(done.forward_s)
-            self._finish(group.model, batch, cost, done, threads)
+            self._finish(group.model, batch, cost, done, lone)
 
         if lone.is_brief:
             finish(run())
@@ -356,9 +351,9 @@ class BatchScheduler:
         batch: list[QueuedItem],
         cost: float,
         done: PassResult,
-        threads: int,
+        lone: LonePass,
     ) -> None:
-        """Account for a pass that occupied `threads` engine threads, and deliver its results."""
+        """Account for a pass, and deliver its results."""
         self._busy -= 1
         self._running_s -= cost
         self._meter.end()
@@ -373,10 +368,14 @@ class BatchScheduler:
         finally:
             for item, result in zip(batch, done.results, strict=True):
                 deliver(item, result, done, len(batch))
-            if done.has_errors:
+            if any(isinstance(result, ServeError) for result in done.results):
                 self.clean()  # the failed calls may have further items in the queue
+            else:
+                lone.record(done.forward_s)
         # Last: a failing recorder must not delay callers.
         lengths = [len(item.tokens.ids) for item in batch]
+        # An engine for lone passes uses all cores, so it leaves no time for other passes.
+        threads = self._concurrent_passes if lone.engine is not None else 1
         thread_s = threads * done.forward_s
         self._token_rate.record(sum(lengths), thread_s / self._concurrent_passes)
         self.prices.record(model, sum(item.price for item in batch), thread_s)

@@ -111,7 +111,7 @@ class LonePassPlanner:
         all_cores_costs = {} if second is None else selected_costs(second)
         times = LonePassTimes(selected_costs(usual), all_cores_costs)
         unopened = None
-        if second is not None and times.may_use_all_cores:
+        if second is not None:
             unopened = _Unopened(all_cores, second, _count_bytes(all_cores, second))
         with self._lock:
             self._times[model] = times

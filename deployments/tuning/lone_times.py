@@ -22,7 +22,7 @@ from deployments.tuning.selection import nearest_shape
 # most this share. In a tie all cores come first, because disturbances slow them more.
 MAX_LOSS = 0.1
 # At first, all cores count with at most this multiple of the time of one thread. A table of all
-# cores that was measured next to a crowd of requests shows up to 30 times their time alone.
+# cores that was measured next to a crowd of requests had up to 34 times the time of one thread.
 MAX_FIRST = 1.5
 # One in this many lone passes of a shape uses the session that seems slower. The number is prime.
 # Otherwise the trials could meet the same few texts of a client that repeats them in order, and
@@ -95,7 +95,6 @@ class LonePassTimes:
         self._by_shape = {
             shape: ShapeTimes(cost, all_cores.get(shape)) for shape, cost in one_thread.items()
         }
-        self.may_use_all_cores = any(times.all_cores for times in self._by_shape.values())
         self.at = lru_cache(_CACHED_SHAPES)(self._at)
 
     def _at(self, items: int, tokens: int) -> ShapeTimes:

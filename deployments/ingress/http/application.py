@@ -283,11 +283,7 @@ class _Headers(Headers):
 class _Request(Request):
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(scope, receive, send)
-        self._headers = _Headers(scope)
-
-    @property
-    def headers(self) -> Headers:
-        return self._headers
+        self._headers = _Headers(scope)  # returned by Starlette's property `headers`
 
 
 def route_path(scope: Scope) -> str:

@@ -38,7 +38,7 @@ class FrameType(IntEnum):
     PROOF = 3
     READY = 4
     CALL = 5
-    ANSWER = 6  # ends a unary call, or a stream with its last event
+    ANSWER = 6  # ends a unary call or a stream; holds the stream's last event if it knew that
     ERROR = 7  # ends a unary call or a stream
     EVENT = 8  # one step of a stream
     RENEW = 9  # the client has read this many more events

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, Discriminator, Field, Tag
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from deployments.ingress.apis.openai.schemas import Probability
+from deployments.ingress.apis.openai.schemas import Probability, reject_other_types
 from deployments.ingress.apis.shared.generation_answers import StreamableBody
 from deployments.ingress.http.api import LENIENT
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
@@ -19,24 +18,14 @@ from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
 _TEXT, _BLOCKS = "<text>", "<blocks>"
 
 
-def _require_type(expected: str, advice: str) -> BeforeValidator:
-    """Build a validator whose error names a type that this server does not support."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value != expected:
-            named = {"type": value, "advice": advice}
-            raise PydanticCustomError("unsupported", "`{type}` is not supported; {advice}", named)
-        return value
-
-    return BeforeValidator(check)
-
-
 class TextBlock(BaseModel):
     """A text. Other keys, such as `cache_control` and `citations`, are ignored."""
 
     model_config = LENIENT
 
-    type: Annotated[Literal["text"], _require_type("text", "send blocks of the type `text`")]
+    type: Annotated[
+        Literal["text"], reject_other_types("text", advice="send blocks of the type `text`")
+    ]
     text: str
 
 
@@ -135,7 +124,10 @@ class CustomTool(BaseModel):
     model_config = LENIENT
 
     type: (
-        Annotated[Literal["custom"], _require_type("custom", "send tools with `input_schema`")]
+        Annotated[
+            Literal["custom"],
+            reject_other_types("custom", advice="send tools with `input_schema`"),
+        ]
         | None
     ) = None
     name: str

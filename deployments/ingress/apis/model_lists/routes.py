@@ -20,6 +20,7 @@ from deployments.ingress.apis.shared.model_list import (
     ModelPage,
     build_model_facts,
     build_model_list,
+    build_openai_page,
     describe_page,
     parse_limit,
 )
@@ -85,10 +86,10 @@ class ModelListRoutes:
     async def only_model(self, request: Request) -> Response:
         in_anthropic_form = _select_anthropic_form(request)
         model = self._pipeline.permitted.find(model_in_path(request) or "")
-        facts = build_model_facts(model, self._pipeline.monitor)
-        if in_anthropic_form:
-            return json_response(build_anthropic_page(ModelPage([facts], has_more=False)))
-        return json_response({"object": "list", "data": [facts], "has_more": False})
+        page = ModelPage([build_model_facts(model, self._pipeline.monitor)], has_more=False)
+        return json_response(
+            build_anthropic_page(page) if in_anthropic_form else build_openai_page(page)
+        )
 
     async def model(self, request: Request) -> Response:
         in_anthropic_form = _select_anthropic_form(request)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -14,6 +16,7 @@ from pydantic import (
     WithJsonSchema,
     field_validator,
 )
+from pydantic_core import PydanticCustomError
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
@@ -34,6 +37,21 @@ FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 # Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
 _TEXT, _PARTS, _REFUSAL = "<text>", "<parts>", "<refusal>"
+
+
+def reject_other_types(
+    *known: str, advice: str, advice_by_type: Mapping[str, str] = {}
+) -> BeforeValidator:
+    """Build a validator of a key `type`. Its error names the unsupported type, and what to do."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str) and value not in known:
+            # As a value, because pydantic would format braces of the message.
+            message = f"`{value}` is not supported; {advice_by_type.get(value, advice)}"
+            raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
+        return value
+
+    return BeforeValidator(check)
 
 
 class StreamOptions(BaseModel):

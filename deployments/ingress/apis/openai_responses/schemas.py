@@ -6,14 +6,12 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
     WithJsonSchema,
 )
-from pydantic_core import PydanticCustomError
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
@@ -26,6 +24,7 @@ from deployments.ingress.apis.openai.schemas import (
     FunctionName,
     GenerationBody,
     RefusalPart,
+    reject_other_types,
 )
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
@@ -43,24 +42,13 @@ def _type_of(value: Any) -> Any:
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
-def one_type(*known: str, advice: str) -> Any:
-    """Build the type of a key `type`. Errors name the other types of OpenAI, and what to do."""
-
-    def check(value: Any) -> Any:
-        if not isinstance(value, str) or value in known:
-            return value
-        instead = REFERENCE_ADVICE if value == "item_reference" else advice
-        # As a value, because pydantic would format braces of the message.
-        message = f"`{value}` is not supported; {instead}"
-        raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
-
-    return Annotated[Literal[known], BeforeValidator(check)]
-
-
 class InputTextPart(BaseModel):
     model_config = LENIENT
 
-    type: one_type("input_text", "output_text", advice=PART_ADVICE)  # type: ignore[valid-type]
+    type: Annotated[
+        Literal["input_text", "output_text"],
+        reject_other_types("input_text", "output_text", advice=PART_ADVICE),
+    ]
     text: str
 
 
@@ -87,7 +75,12 @@ class MessageItem(BaseModel):
 
     model_config = LENIENT
 
-    type: one_type("message", advice=ITEM_ADVICE) = "message"  # type: ignore[valid-type]
+    type: Annotated[
+        Literal["message"],
+        reject_other_types(
+            "message", advice=ITEM_ADVICE, advice_by_type={"item_reference": REFERENCE_ADVICE}
+        ),
+    ] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: TextOrParts  # type: ignore[valid-type]
 
@@ -150,7 +143,7 @@ class FunctionTool(BaseModel):
     # The chat template receives unknown keys too.
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    type: one_type("function", advice=TOOL_ADVICE)  # type: ignore[valid-type]
+    type: Annotated[Literal["function"], reject_other_types("function", advice=TOOL_ADVICE)]
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None

@@ -38,6 +38,10 @@ async def build_model_list(
     page. Raises InvalidField for an invalid `limit`.
     """
     page = await describe_page(pipeline, store, parse_limit(query), after=query.get("after"))
+    return build_openai_page(page)
+
+
+def build_openai_page(page: ModelPage) -> dict[str, Any]:
     return {"object": "list", "data": page.models, "has_more": page.has_more}
 
 

@@ -129,14 +129,3 @@ def test_predictions_are_for_the_actual_size() -> None:
     for _ in range(50):
         session.record(TOKENS // 2, 0.003)
     assert session.predict_s(TOKENS) == pytest.approx(0.006, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    ("all_cores_ms", "may_use_all_cores"),
-    [({}, False), ({"1x64": 2.0}, True)],
-)
-def test_one_shape_suffices_to_use_all_cores(
-    all_cores_ms: dict[str, float], may_use_all_cores: bool
-) -> None:
-    times = LonePassTimes(costs({"1x16": 1.0, "1x64": 1.0}), costs(all_cores_ms))
-    assert times.may_use_all_cores is may_use_all_cores
