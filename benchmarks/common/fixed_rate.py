@@ -40,6 +40,8 @@ class FixedRateSender:
             sender.cancel()
         await asyncio.gather(*self._senders, return_exceptions=True)
         await asyncio.gather(*self._requests, return_exceptions=True)
+        # Since Python 3.12, `gather` does not wait for the callbacks of tasks that have ended.
+        await asyncio.sleep(0)
         if self._failures and sys.exception() is None:
             counts = ", ".join(f"{count} with {error}" for error, count in self._failures.items())
             raise BenchmarkError(

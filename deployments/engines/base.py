@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol, Self
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
@@ -16,20 +16,34 @@ from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed, RequirementMissing
 
 
-@contextmanager
-def translate_errors(name: str) -> Iterator[None]:
-    """Convert any exception of the block, except RequirementMissing, to EngineFailed with `name`.
+class translate_errors:
+    """Context manager that raises any exception, except RequirementMissing, as EngineFailed.
 
-    The exceptions of engines share no base class. ONNX Runtime derives its exceptions from
-    Exception, and OpenVINO's exceptions come from pybind. torch and safetensors define their own.
+    Its message starts with `name`. The exceptions of engines share no base class: ONNX Runtime
+    derives its exceptions from Exception, OpenVINO's come from pybind, torch and safetensors define
+    their own.
+
+    This is a class because `contextmanager` would keep the engine in memory: since Python 3.12 its
+    frame and the exception refer to each other, and so to the frames that opened the engine.
     """
-    try:
-        yield
-    except RequirementMissing:
-        raise
-    except Exception as exc:
-        # Failed assertions of torch have no message.
-        raise EngineFailed(f"{name}: {str(exc) or type(exc).__name__}") from exc
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
+        """Do nothing: only an exception matters."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, RequirementMissing):
+            # Failed assertions of torch have no message.
+            raise EngineFailed(f"{self._name}: {str(error) or type(error).__name__}") from error
 
 
 # Limit of the scores in a forward pass of a model with the head SPARSE, whose graph computes a
