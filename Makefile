@@ -1,6 +1,10 @@
 # Two targets matter: `make serve` and `make test`. Each builds the environment it needs, once.
 
-PYTHON ?= python3.11
+# The first of these that runs. pyenv has commands for versions that it does not select: they fail.
+PYTHON ?= $(or $(shell for one in python3.11 python3.12 python3.13; do \
+	$$one -c "" 2>/dev/null && echo $$one && break; done),python3.11)
+# The newest Python that pyproject.toml allows; pyenv takes it from this variable.
+NEWEST_PYTHON ?= PYENV_VERSION=3.13 python3.13
 BIN := .venv/bin
 PORT ?=
 HOST ?=
@@ -20,7 +24,7 @@ PACKAGES := hundredfold deployments build_artifacts cluster benchmarks
 # Without cached bytecode, each of the thousand processes of the tests compiles every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: serve test test-fast lint gpu-check constraints clean
+.PHONY: serve test test-fast test-newest lint gpu-check constraints clean
 
 # `exec`, so that a signal to make's child reaches the launcher itself.
 serve: .venv/serve-ready$(VARIANT)
@@ -30,6 +34,10 @@ serve: .venv/serve-ready$(VARIANT)
 # Unit tests: no Ray cluster, no torch, in parallel.
 test-fast: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
+
+# Unit tests with the newest Python, without torch and what needs it.
+test-newest: .venv-newest/ready
+	.venv-newest/bin/python -m pytest tests/unit -n $(WORKERS)
 
 # Everything. Integration tests share builds per file. Their models are tiny, so that a second thread
 # of torch only waits for the first: one thread takes a third less time. The cluster tests have the
@@ -74,6 +82,13 @@ gpu-check: .venv/dev-ready$(VARIANT)
 	.venv-clients/bin/python $(PIP_INSTALL) -r $<
 	@touch $@
 
+.venv-newest/ready: pyproject.toml constraints.txt
+	$(NEWEST_PYTHON) -m venv --clear .venv-newest
+	grep -vE "^(torch|accelerate|bitsandbytes|nncf|peft|onnxruntime-gpu|onnxruntime-genai-cuda)==" \
+		constraints.txt | .venv-newest/bin/python $(PIP_INSTALL) --no-deps -r /dev/stdin
+	.venv-newest/bin/python $(PIP_INSTALL) --no-deps --editable .
+	@touch $@
+
 # Pin what is installed now.
 constraints: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.new
@@ -81,4 +96,4 @@ constraints: .venv/dev-ready$(VARIANT)
 	@mv constraints.tmp constraints.txt; rm constraints.new
 
 clean:
-	rm -rf .venv .venv-clients .run build dist
+	rm -rf .venv .venv-clients .venv-newest .run build dist
