@@ -35,7 +35,7 @@ serve: .venv/serve-ready$(VARIANT)
 test-fast: .venv/dev-ready$(VARIANT)
 	$(BIN)/python -m pytest tests/unit -n $(WORKERS)
 
-# Unit tests with the newest Python, without torch and what needs it.
+# Unit tests with the newest Python, in an environment without torch.
 test-newest: .venv-newest/ready
 	.venv-newest/bin/python -m pytest tests/unit -n $(WORKERS)
 
@@ -84,9 +84,7 @@ gpu-check: .venv/dev-ready$(VARIANT)
 
 .venv-newest/ready: pyproject.toml constraints.txt
 	$(NEWEST_PYTHON) -m venv --clear .venv-newest
-	grep -vE "^(torch|accelerate|bitsandbytes|nncf|peft|onnxruntime-gpu|onnxruntime-genai-cuda)==" \
-		constraints.txt | .venv-newest/bin/python $(PIP_INSTALL) --no-deps -r /dev/stdin
-	.venv-newest/bin/python $(PIP_INSTALL) --no-deps --editable .
+	.venv-newest/bin/python $(PIP_INSTALL) --constraint constraints.txt --editable ".[test]"
 	@touch $@
 
 # Pin what is installed now.

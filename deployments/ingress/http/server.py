@@ -70,7 +70,8 @@ class JoiningTransport:
     def _flush(self) -> None:
         if self._held:
             held, self._held, self._held_bytes = self._held, [], 0
-            self._transport.writelines(held)
+            if not self._transport.is_closing():  # since Python 3.12 asyncio's would raise
+                self._transport.writelines(held)
 
 
 class JoiningProtocol(HttpToolsProtocol):

@@ -83,8 +83,10 @@ class FrameConnection(asyncio.Protocol):
             await self._writable.wait()
 
     def send(self, kind: FrameType, id: int = 0, *parts: Buffer) -> None:
-        """Write a frame; after the connection is lost, do nothing."""
-        if self._transport is not None:
+        """Write a frame; do nothing once the connection is closing or lost."""
+        # A transport closes at the end of the peer's data, one step before `connection_lost`.
+        # Since Python 3.12 asyncio's closed transports raise TypeError.
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode_frame(kind, id, *parts))
 
     def finish_handshake(self) -> None:

@@ -25,10 +25,11 @@ def read_nice_of_a_child() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="a nice value belongs to the process there")
 def test_thread_and_its_children_yield_to_all_others() -> None:
     before = read_nice()
+    expected = max(before, ENGINE_NICE)  # under `nice` the tests themselves have a lower priority
     with ThreadPoolExecutor(1, initializer=lower_thread_priority) as lowered:
-        assert lowered.submit(read_nice).result() == ENGINE_NICE
-        assert lowered.submit(read_nice_of_a_child).result() == ENGINE_NICE
-    assert read_nice() == before < ENGINE_NICE
+        assert lowered.submit(read_nice).result() == expected
+        assert lowered.submit(read_nice_of_a_child).result() == expected
+    assert read_nice() == before
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a nice value belongs to the process there")

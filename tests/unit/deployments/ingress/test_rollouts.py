@@ -30,7 +30,7 @@ from tests.support.artifacts import (
 )
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.decoder_artifacts import GRAPH_NAME as DECODER_GRAPH
-from tests.support.fakes import TIMEOUT_S
+from tests.support.fakes import TIMEOUT_S, wait_until
 from tests.support.in_process import InProcess
 
 NEW, NEWEST = "bbbbbbbbbbb2", "ccccccccccc3"
@@ -101,7 +101,7 @@ async def test_rebuild_promotion_and_rollback_fail_no_request(tmp_path: Path, ol
             assert await ask_until(http, old) <= {NEW}
             seal_tiny_version(tmp_path, EMBEDDER, NEWEST)
             changes.promote(tmp_path, EMBEDDER, NEWEST)
-            await ask_until(http, NEWEST)
+            await wait_until(lambda: NEWEST in answers)
             changes.rollback(tmp_path, EMBEDDER)
             await ask_until(http, old)
         assert set(answers) == {old, NEW, NEWEST}

@@ -18,7 +18,7 @@ from deployments.transports.channel.connection import (
     FrameConnection,
 )
 from deployments.transports.channel.endpoint import Endpoint
-from deployments.transports.channel.frames import WIRE_VERSION
+from deployments.transports.channel.frames import WIRE_VERSION, FrameType
 from deployments.transports.channel.replica_connections import MAX_BACKOFF_S, MIN_BACKOFF_S, Peer
 from deployments.transports.channel.server import ServerConnection
 from tests.support.channels import NODE, call, connected_pool, running_replica, send, until
@@ -138,6 +138,17 @@ async def test_replica_that_does_not_listen_any_more_is_not_healthy() -> None:
             replica.server.check_health()
         await replica.kill()
         replica.server.check_health()  # a replica that stops is not replaced
+
+
+async def test_frame_for_a_closing_connection_is_dropped() -> None:
+    """A connection closes at the end of the replica's data, and is lost one step later."""
+    async with running_replica() as replica, connected_pool(replica) as pool:
+        (connection,) = pool.connections()
+        connection.close()
+        connection.send(FrameType.PING)
+        await until(lambda: pool.connected == 0)
+        await until(lambda: pool.connected == 1)
+        assert await send(pool, b"echo") == b"echo"
 
 
 async def test_kernel_ends_a_tcp_connection_to_a_lost_host() -> None:
