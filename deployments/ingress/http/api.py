@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -40,6 +40,8 @@ class ErrorFormat(NamedTuple):
     select_status: Callable[[ServeError], int] = attrgetter("status")
     # Headers of every response, errors or not, with the id of its request.
     request_id_headers: tuple[bytes, ...] = (REQUEST_ID_HEADER,)
+    # Header of this API's clients. It selects this format among those of an operation.
+    client_header: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +63,8 @@ class Operation:
     runs_model: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)  # name to description, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200
-    # The first format applies until the handler calls `use_error_format`. Empty: the API's format.
+    # The first format applies, unless `client_header` of another one selects that one before the
+    # key is checked, and until the handler calls `use_error_format`. Empty: the API's format.
     error_formats: tuple[ErrorFormat, ...] = ()
     hidden: bool = False  # served, but not documented
 
@@ -78,6 +81,16 @@ class ApiRoutes(Protocol):
 
 
 ERROR_FORMAT_KEY = "hundredfold.error_format"
+
+
+def find_client_format(
+    error_formats: Iterable[ErrorFormat], headers: Mapping[str, str]
+) -> ErrorFormat | None:
+    """Return the first format whose `client_header` is one of `headers`."""
+    for error_format in error_formats:
+        if error_format.client_header is not None and error_format.client_header in headers:
+            return error_format
+    return None
 
 
 def use_error_format(request: Request, error_format: ErrorFormat) -> None:

@@ -32,7 +32,12 @@ from deployments.errors import (
 )
 from deployments.ingress.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
-from deployments.ingress.http.api import ERROR_FORMAT_KEY, ErrorFormat
+from deployments.ingress.http.api import (
+    ERROR_FORMAT_KEY,
+    ErrorFormat,
+    find_client_format,
+    use_error_format,
+)
 from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.current_request import CURRENT_REQUEST
@@ -190,9 +195,9 @@ class HttpApplication:
                 return permission
             found = self.table.find(scope["method"], path)
             if found is None:
-                raise self._build_unknown_route(path, scope)
+                raise self._build_unknown_route(path, request)
             scope["path_params"] = found.path_params
-            scope[ERROR_FORMAT_KEY] = found.route.error_format
+            scope[ERROR_FORMAT_KEY] = found.route.select_error_format(request.headers)
             scope[METERED_KEY] = self._gate.admit(found.route.access, request.headers)
             if found.route.runs_model:
                 self._hooks.begin_trace(request, found.route.path)
@@ -200,7 +205,7 @@ class HttpApplication:
         except ServeError as error:
             return self._respond(scope, error)
         except WrongMethod as error:
-            scope[ERROR_FORMAT_KEY] = error.route.error_format
+            scope[ERROR_FORMAT_KEY] = error.route.select_error_format(request.headers)
             response = self._respond(
                 scope, MethodNotAllowed(f"{path} does not support {request.method}")
             )
@@ -215,12 +220,19 @@ class HttpApplication:
             forget_frames(error)
             return self._respond(scope, ServeError("unexpected failure; see the log of the server"))
 
-    def _build_unknown_route(self, path: str, scope: Scope) -> UnknownRoute:
-        """Build an error that lists similar routes. Use their most common error format."""
+    def _build_unknown_route(self, path: str, request: Request) -> UnknownRoute:
+        """Build an error that lists similar routes. Use their most common error format.
+
+        A format of theirs that a header of the client selects takes precedence.
+        """
         neighbors = self.table.find_neighbors(path)
         if not neighbors:
             return UnknownRoute(f"no route matches {path}; see /docs")
-        scope[ERROR_FORMAT_KEY] = mode(route.error_format for route in neighbors)
+        formats = [each for route in neighbors for each in route.error_formats]
+        client_format = find_client_format(formats, request.headers)
+        use_error_format(
+            request, client_format or mode(route.error_formats[0] for route in neighbors)
+        )
         names = ", ".join(sorted({route.path for route in neighbors}))
         return UnknownRoute(f"no route matches {path}; there are {names}; see /docs")
 

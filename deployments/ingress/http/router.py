@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
-from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Handler
+from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Handler, find_client_format
 
 # Limits of the route cache. Clients use one or two paths per model, but scanners try many paths.
 MAX_CACHED_ROUTES = 1024
@@ -16,14 +16,14 @@ MAX_CACHED_PATH_CHARS = 256
 
 
 class OperationRoute:
-    """One path of an operation, with its handler, access and error format."""
+    """One path of an operation, with its handler, access and error formats."""
 
     def __init__(
         self,
         path: str,
         handler: Handler,
         method: str,
-        error_format: ErrorFormat,
+        error_formats: Sequence[ErrorFormat],
         access: Access,
         *,
         runs_model: bool = False,
@@ -31,7 +31,7 @@ class OperationRoute:
         self.path = path
         self.handler = handler
         self.methods = frozenset({"GET", "HEAD"} if method == "GET" else {method})
-        self.error_format = error_format
+        self.error_formats = error_formats  # not empty
         self.access = access
         self.runs_model = runs_model
         pattern, _, self._converters = compile_path(path)
@@ -48,6 +48,9 @@ class OperationRoute:
             name: self._converters[name].convert(text) for name, text in found.groupdict().items()
         }
 
+    def select_error_format(self, headers: Mapping[str, str]) -> ErrorFormat:
+        return find_client_format(self.error_formats, headers) or self.error_formats[0]
+
 
 class MatchedRoute(NamedTuple):
     route: OperationRoute
@@ -61,7 +64,7 @@ def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
             path,
             operation.handler,
             operation.method,
-            (*operation.error_formats, api.error_format)[0],
+            operation.error_formats or (api.error_format,),
             operation.access,
             runs_model=operation.runs_model,
         )

@@ -22,6 +22,7 @@ ERROR_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+CLIENT_HEADER = "anthropic-version"  # each request of the SDK has it
 LONG_PROMPT = "prompt is too long: "  # clients shorten the conversation if a message starts so
 
 
@@ -60,4 +61,5 @@ ANTHROPIC_ERROR_FORMAT = ErrorFormat(
     replace_status_422,
     # The SDK reads `request-id` only.
     request_id_headers=(REQUEST_ID_HEADER, b"request-id"),
+    client_header=CLIENT_HEADER,
 )

@@ -12,7 +12,7 @@ from typing import ClassVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from deployments.ingress.apis.anthropic.errors import ANTHROPIC_ERROR_FORMAT
+from deployments.ingress.apis.anthropic.errors import ANTHROPIC_ERROR_FORMAT, CLIENT_HEADER
 from deployments.ingress.apis.anthropic.models import build_anthropic_model, build_anthropic_page
 from deployments.ingress.apis.openai.routes import OPENAI_ERROR_FORMAT
 from deployments.ingress.apis.shared.context import ApiContext
@@ -24,7 +24,7 @@ from deployments.ingress.apis.shared.model_list import (
     describe_page,
     parse_limit,
 )
-from deployments.ingress.http.api import Access, Operation, use_error_format
+from deployments.ingress.http.api import Access, Operation
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.http.request_fields import model_in_path
 
@@ -72,7 +72,7 @@ class ModelListRoutes:
 
     async def models(self, request: Request) -> Response:
         query = request.query_params
-        if not _select_anthropic_form(request):
+        if not _is_anthropic_client(request):
             return json_response(await build_model_list(self._pipeline, self._store, query))
         page = await describe_page(
             self._pipeline,
@@ -84,23 +84,18 @@ class ModelListRoutes:
         return json_response(build_anthropic_page(page))
 
     async def only_model(self, request: Request) -> Response:
-        in_anthropic_form = _select_anthropic_form(request)
         model = self._pipeline.permitted.find(model_in_path(request) or "")
         page = ModelPage([build_model_facts(model, self._pipeline.monitor)], has_more=False)
-        return json_response(
-            build_anthropic_page(page) if in_anthropic_form else build_openai_page(page)
-        )
+        build_page = build_anthropic_page if _is_anthropic_client(request) else build_openai_page
+        return json_response(build_page(page))
 
     async def model(self, request: Request) -> Response:
-        in_anthropic_form = _select_anthropic_form(request)
         model = self._pipeline.permitted.find(model_in_path(request) or "")
         facts = build_model_facts(model, self._pipeline.monitor)
-        return json_response(build_anthropic_model(facts) if in_anthropic_form else facts)
+        return json_response(
+            build_anthropic_model(facts) if _is_anthropic_client(request) else facts
+        )
 
 
-def _select_anthropic_form(request: Request) -> bool:
-    """Return whether a client of Anthropic asks. Errors then have Anthropic's form too."""
-    if "anthropic-version" not in request.headers:
-        return False
-    use_error_format(request, ANTHROPIC_ERROR_FORMAT)
-    return True
+def _is_anthropic_client(request: Request) -> bool:
+    return CLIENT_HEADER in request.headers

@@ -50,7 +50,9 @@ class LargeAnswerApp:
             return Response(body, headers={"x-test": "1"})
 
         self.app = HttpApplication(
-            RouteTable([OperationRoute("/", answer, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC)]),
+            RouteTable(
+                [OperationRoute("/", answer, "GET", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC)]
+            ),
             AccessGate(),
             Cors(CorsSettings(origins=("https://page.example",))),
             Capacity(lambda: 1_000, "body bytes"),

@@ -44,10 +44,12 @@ def teapot(error: ServeError) -> Response:
 
 
 ROUTES = [
-    OperationRoute("/models/{id:path}/info", tell_info, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC),
-    OperationRoute("/models/{id:path}", tell_model, "POST", DEFAULT_ERROR_FORMAT, Access.PUBLIC),
-    OperationRoute("/models/{id:path}", tell_info, "GET", DEFAULT_ERROR_FORMAT, Access.PUBLIC),
-    OperationRoute("/fail", fail, "POST", ErrorFormat("Teapot", teapot), Access.PUBLIC),
+    OperationRoute(
+        "/models/{id:path}/info", tell_info, "GET", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC
+    ),
+    OperationRoute("/models/{id:path}", tell_model, "POST", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC),
+    OperationRoute("/models/{id:path}", tell_info, "GET", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC),
+    OperationRoute("/fail", fail, "POST", (ErrorFormat("Teapot", teapot),), Access.PUBLIC),
 ]
 
 
@@ -197,14 +199,14 @@ async def test_lifespan_is_entered_and_left() -> None:
 
 def test_operation_route_matches_a_model_id_with_a_line_break() -> None:
     route = OperationRoute(
-        "/models/{id:path}/predict", fail, "POST", DEFAULT_ERROR_FORMAT, Access.PUBLIC
+        "/models/{id:path}/predict", fail, "POST", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC
     )
     assert route.match("/models/a\nb/predict") == {"id": "a\nb"}
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/models/{id:path}/rollback"])
 def test_line_break_at_the_end_does_not_hide_an_operation_from_rules_of_haproxy(path: str) -> None:
-    route = OperationRoute(path, fail, "POST", DEFAULT_ERROR_FORMAT, Access.PUBLIC)
+    route = OperationRoute(path, fail, "POST", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC)
     requested = path.replace("{id:path}", "a/b")
     assert route.match(requested) is not None
     assert route.match(f"{requested}\n") is None

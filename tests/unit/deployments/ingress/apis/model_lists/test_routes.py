@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from deployments.artifacts.manifest import MANIFEST_NAME
+from deployments.config import IngressUserConfig
+from deployments.keys.key import KeyLimits, Scope
 from tests.support.artifacts import EMBEDDER, seal_tiny
 from tests.support.in_process import InProcess
+from tests.support.keys import add_key
 
 ANTHROPIC = {"anthropic-version": "2023-06-01"}
 IDS = [f"tiny/model-{number}" for number in range(5)]
@@ -104,3 +107,52 @@ async def test_errors_have_the_form_of_the_client(
     assert (anthropic["type"], anthropic["error"]["type"]) == ("error", error_type)
     assert "type" not in openai
     assert openai["error"]["message"] == anthropic["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{EMBEDDER}"])
+async def test_refusals_of_a_key_have_the_form_of_the_client(
+    path: str, tiny_store: Path, tmp_path: Path
+) -> None:
+    key_file = tmp_path / "keys.json"
+    keys = {
+        401: "-",
+        403: add_key(key_file, scopes=(Scope.GPU,)),
+        429: add_key(key_file, "bob", limits=KeyLimits(requests_per_minute=1)),
+    }
+    in_process = InProcess(tiny_store, settings=IngressUserConfig(key_file=key_file))
+    found = {}
+    async with in_process.client() as http:
+        for status, key in keys.items():
+            for headers in ({}, ANTHROPIC):
+                await http.get(path, headers={"x-api-key": keys[429]})
+                response = await http.get(path, headers={"x-api-key": key, **headers})
+                assert response.status_code == status
+                error = response.json()["error"]
+                assert ("type" in response.json()) == bool(headers)
+            found[status] = error["type"]
+    assert found == {
+        401: "authentication_error",
+        403: "permission_error",
+        429: "rate_limit_error",
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/v1/models", 405), ("POST", "/v1/messages/batches", 404), ("GET", "/v1/files", 404)],
+)
+async def test_paths_that_are_missing_have_the_form_of_the_client(
+    method: str, path: str, status: int, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        anthropic = await http.request(method, path, headers=ANTHROPIC)
+        openai = await http.request(method, path)
+    assert anthropic.status_code == openai.status_code == status
+    assert anthropic.json()["type"] == "error"
+    assert openai.json()["error"]["code"] == anthropic.json()["error"]["details"]["error_code"]
+
+
+async def test_client_header_does_not_change_errors_of_other_apis(tiny_store: Path) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await http.post("/v1/embeddings", json={}, headers=ANTHROPIC)
+    assert response.json()["error"]["code"] == "invalid_field"
