@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
+import msgspec
 import orjson
 
 from deployments.ingress.apis.anthropic.schemas import (
@@ -41,9 +42,7 @@ def build_message_response(response: GenerationResponse, chat: ChatBody) -> Anth
         content.append(ThinkingContent(type="thinking", thinking=reasoning, signature=""))
     if text := message["content"]:
         content.append(TextContent(type="text", text=text))
-    # The input of a call that was cut short is no object, so such a call is left out.
-    if choice["finish_reason"] == "tool_calls":
-        content += map(build_tool_use, message["tool_calls"])
+    content += map(build_tool_use, message.get("tool_calls", ()))
     return build_message(
         response.model,
         content,
@@ -72,8 +71,21 @@ def build_tool_use(call: ResponseToolCall) -> ToolUseContent:
         type="tool_use",
         id=call["id"],
         name=function["name"],
-        input=orjson.Fragment(function["arguments"]),
+        input=orjson.Fragment(build_input(function["arguments"])),
     )
+
+
+def build_input(arguments: str) -> str:
+    """Return the input of a call as JSON, which is `{}` for arguments that were cut short.
+
+    As in Anthropic's API, a message may end with such a call. Its `stop_reason`, which is not
+    `tool_use`, tells clients not to run the call.
+    """
+    try:
+        msgspec.json.decode(arguments, type=msgspec.Raw)
+    except msgspec.DecodeError:
+        return "{}"
+    return arguments
 
 
 def build_message_end(finished: Finished, finish_reason: FinishReasonWord) -> MessageEnd:

@@ -10,6 +10,7 @@ from deployments.errors import ServeError
 from deployments.ingress.apis.anthropic.errors import build_anthropic_error
 from deployments.ingress.apis.anthropic.responses import (
     OPEN_END,
+    build_input,
     build_message,
     build_message_end,
     build_message_usage,
@@ -91,8 +92,7 @@ class StreamedMessage:
             finish_reason = part["finish_reason"]
             if finish_reason is None or chunk.finished is None:
                 continue
-            # The input of a call that was cut short is no object, so such a call is left out.
-            for call in calls if finish_reason == "tool_calls" else ():
+            for call in calls:
                 yield from self._send_call(call)
             yield from self._stop_block()
             yield MessageDelta(
@@ -104,10 +104,10 @@ class StreamedMessage:
 
     def _send_call(self, call: ResponseToolCall) -> Iterator[Event]:
         yield from self._stop_block()  # a call after another one
-        arguments = call["function"]["arguments"]
+        written = build_input(call["function"]["arguments"])
         yield from self._send(
             {**build_tool_use(call), "input": {}},
-            InputJsonDelta(type="input_json_delta", partial_json=arguments),
+            InputJsonDelta(type="input_json_delta", partial_json=written),
         )
 
     def _send(self, empty: ContentBlock, delta: Delta) -> Iterator[Event]:

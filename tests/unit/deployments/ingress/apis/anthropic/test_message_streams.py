@@ -129,11 +129,14 @@ async def test_stop_sequence_that_ended_the_stream_is_named(writing_store: Path)
     assert end["delta"] == {"stop_reason": "stop_sequence", "stop_sequence": "###"}
 
 
-async def test_streamed_call_that_is_cut_short_is_left_out(writing_store: Path) -> None:
+async def test_streamed_call_that_is_cut_short_has_an_empty_input(writing_store: Path) -> None:
     harness = script_messages(writing_store, CALL[:-4], reason=FinishReason.LENGTH)
     events = await stream_messages(harness, {**TOOLS, "tool_choice": {"type": "any"}})
-    assert [event["type"] for event in events] == ["message_start", "message_delta", "message_stop"]
-    assert events[1]["delta"]["stop_reason"] == "max_tokens"
+    _, started, delta, stopped, end, _ = events
+    assert started["content_block"]["name"] == "weather"
+    assert delta["delta"] == {"type": "input_json_delta", "partial_json": "{}"}
+    assert stopped["type"] == "content_block_stop"
+    assert end["delta"]["stop_reason"] == "max_tokens"
 
 
 async def test_failure_of_a_stream_is_its_last_event(writing_store: Path) -> None:

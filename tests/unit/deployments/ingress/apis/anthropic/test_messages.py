@@ -109,11 +109,32 @@ async def test_call_may_be_forced(choice: dict[str, Any], writing_store: Path) -
     assert [block["type"] for block in answer["content"]] == ["tool_use"]
 
 
-async def test_call_that_is_cut_short_is_left_out(writing_store: Path) -> None:
-    harness = script_messages(writing_store, CALL[:-4], reason=FinishReason.LENGTH)
+@pytest.mark.parametrize(
+    ("text", "inputs"),
+    [
+        pytest.param(CALL[:-1], [{"city": "Rome"}], id="after the input"),
+        pytest.param(CALL[:-4], [{}], id="within the input"),
+        pytest.param(CALL[:20], [{}], id="after the name"),
+        pytest.param(CALL[:12], [], id="within the name"),
+    ],
+)
+async def test_call_that_is_cut_short_has_an_empty_input(
+    text: str, inputs: list[dict[str, str]], writing_store: Path
+) -> None:
+    harness = script_messages(writing_store, text, reason=FinishReason.LENGTH)
     body = {**TOOLS, "tool_choice": {"type": "any"}}
     answer = (await harness.post(MESSAGES, body)).json()
-    assert (answer["content"], answer["stop_reason"]) == ([], "max_tokens")
+    assert [block["type"] for block in answer["content"]] == ["tool_use"] * len(inputs)
+    assert [block["input"] for block in answer["content"]] == inputs
+    assert answer["stop_reason"] == "max_tokens"
+
+
+async def test_call_that_a_stop_sequence_cuts_is_not_to_be_run(writing_store: Path) -> None:
+    harness = script_messages(writing_store, CALL[:-4], reason=FinishReason.STOP, stop="e")
+    body = {**TOOLS, "tool_choice": {"type": "any"}, "stop_sequences": ["e"]}
+    answer = (await harness.post(MESSAGES, body)).json()
+    assert [block["input"] for block in answer["content"]] == [{}]
+    assert answer["stop_reason"] == "stop_sequence"
 
 
 async def test_input_of_a_call_may_have_large_integers(writing_store: Path) -> None:
