@@ -83,7 +83,7 @@ def build_input(arguments: str) -> str:
     """
     try:
         msgspec.json.decode(arguments, type=msgspec.Raw)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return "{}"
     return arguments
 

@@ -38,6 +38,7 @@ from deployments.ingress.requests import GenerationResponse
 from deployments.messages import (
     Chunk,
     Completion,
+    Finished,
     FinishReason,
     Token,
     TopLogprob,
@@ -96,7 +97,9 @@ def build_choice(
     text: str | None = completion.text
     calls: Sequence[FunctionCall] = ()
     if parser is not None:
-        end, calls = parser.parse_tool_calls(completion.text)
+        end, calls = parser.parse_tool_calls(
+            completion.text, is_cut=is_cut_short(completion.finished)
+        )
         if calls or parser.is_forced:
             text = completion.text[:end].rstrip() or None
     message = ChatMessage(role="assistant", content=text)
@@ -110,6 +113,10 @@ def build_choice(
         logprobs=build_logprobs(AlignedTokens().take(completion)) if with_logprobs else None,
         finish_reason=map_finish_reason(completion.finished.reason, calls),
     )
+
+
+def is_cut_short(finished: Finished) -> bool:
+    return finished.reason is not FinishReason.END
 
 
 def map_finish_reason(reason: FinishReason, calls: Sequence[FunctionCall]) -> FinishReasonWord:
@@ -184,7 +191,9 @@ class ChatStreamChoice:
         end = len(self._text)
         calls: Sequence[FunctionCall] = ()
         if self._parser is not None:
-            end, calls = self._parser.parse_tool_calls(self._text)
+            end, calls = self._parser.parse_tool_calls(
+                self._text, is_cut=is_cut_short(chunk.finished)
+            )
         yield from self._flush(end, is_last=not calls)
         if calls:
             tool_calls = [

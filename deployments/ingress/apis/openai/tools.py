@@ -25,8 +25,10 @@ _OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
 # The start of a further member, which has another key and may be incomplete.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
-# The start of a call in the form of `call_grammar`, with a complete name.
-_CUT_CALL = re.compile(r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"arguments"\s*:\s*(.*))?', re.S)
+# The start of a call with a complete name as its first member, as in the form of `call_grammar`.
+_CUT_CALL = re.compile(
+    r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.S
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class WrittenCall(msgspec.Struct):
     parameters: msgspec.Raw = msgspec.Raw(b"{}")
 
 
+# Message of msgspec's error for JSON that lacks its end. The error has no class of its own.
+TRUNCATED = "Input data was truncated"
 WRITTEN_CALLS = msgspec.json.Decoder(WrittenCall | list[WrittenCall])
 
 
@@ -99,11 +103,14 @@ class ToolCallParser:
         """
         if (found := self._find_mark(text, 0)) < len(text):
             return found
-        begun = next((n for n in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:n])), 0)
-        return len(text) - begun
+        return len(remove_begun(text, OPEN))
 
-    def parse_tool_calls(self, text: str) -> tuple[int, tuple[FunctionCall, ...]]:
-        """Return the length of the content of a complete text, and the calls after the content.
+    def parse_tool_calls(
+        self, text: str, *, is_cut: bool = False
+    ) -> tuple[int, tuple[FunctionCall, ...]]:
+        """Return the length of the content of a whole text, and the calls after the content.
+
+        The last call may be incomplete if `is_cut`: a limit or a stop string ended the text.
 
         The text is split only at marks that may start a call. Such a mark cannot be inside another
         call, because JSON would escape the quotes after the mark.
@@ -116,6 +123,8 @@ class ToolCallParser:
         while start < len(text):
             following = self._find_mark(text, start + 1)
             parsed = self._parse_block(text[start:following])
+            if parsed is None and is_cut and following == len(text):
+                parsed = self._parse_cut_block(text[start:])
             if parsed is None:
                 end, calls = following, []
             else:
@@ -147,7 +156,7 @@ class ToolCallParser:
         if not self.may_start_tool_call(text):
             return None
         try:
-            written = WRITTEN_CALLS.decode(block.removeprefix(OPEN).removesuffix(CLOSE))
+            written = WRITTEN_CALLS.decode(remove_begun(block.removeprefix(OPEN), CLOSE))
             calls = [
                 FunctionCall(item.name, read_arguments(bytes(item.arguments or item.parameters)))
                 for item in (written if isinstance(written, list) else [written])
@@ -157,9 +166,36 @@ class ToolCallParser:
         are_calls = [call.name in self.names and call.arguments[0] == "{" for call in calls]
         return calls if calls and all(are_calls) else None
 
+    def _parse_cut_block(self, text: str) -> list[FunctionCall] | None:
+        """Return the incomplete call of which `text` is the start.
+
+        Return None for other texts, such as invalid JSON, and for a start without a whole name.
+        """
+        block = text.lstrip().removeprefix(OPEN)
+        if not (self.may_start_tool_call(text) and is_cut_json(block)):
+            return None
+        calls = list(parse_cut_call(block))
+        are_calls = [call.name in self.names and call.arguments[:1] in ("", "{") for call in calls]
+        return calls if calls and all(are_calls) else None
+
+
+def remove_begun(text: str, mark: str) -> str:
+    """Remove `mark`, or its first characters, from the end of `text`."""
+    begun = next((n for n in range(len(mark), 0, -1) if text.endswith(mark[:n])), 0)
+    return text[: len(text) - begun]
+
+
+def is_cut_json(text: str) -> bool:
+    """Return whether `text` is JSON that lacks its end."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (ValueError, RecursionError) as error:
+        return str(error) == TRUNCATED
+    return False
+
 
 def parse_cut_call(text: str) -> tuple[FunctionCall, ...]:
-    """Return the incomplete forced call in `text`. Return nothing if its name is incomplete too."""
+    """Return the incomplete call in `text`. Return nothing if its name is incomplete too."""
     found = _CUT_CALL.match(text)
     return () if found is None else (FunctionCall(found[1], found[2] or "", is_complete=False),)
 

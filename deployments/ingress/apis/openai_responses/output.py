@@ -83,8 +83,9 @@ class ResponseOutput:
             yield from self._add_text("message", "")
         is_cut = self.is_incomplete and not self._calls
         yield from self._close("incomplete" if is_cut else "completed")
-        for call in self._calls:
-            yield from self._add_call(call, "completed" if are_calls_whole else "incomplete")
+        for number, call in enumerate(self._calls, start=1):
+            is_whole = are_calls_whole or number < len(self._calls)  # only the last one may be cut
+            yield from self._add_call(call, "completed" if is_whole else "incomplete")
 
     def _add_text(
         self, kind: TextKind, text: str, logprobs: Sequence[ChatTokenLogprob] = ()

@@ -115,6 +115,7 @@ async def test_call_may_be_forced(choice: dict[str, Any], writing_store: Path) -
         pytest.param(CALL[:-1], [{"city": "Rome"}], id="after the input"),
         pytest.param(CALL[:-4], [{}], id="within the input"),
         pytest.param(CALL[:20], [{}], id="after the name"),
+        pytest.param(CALL[:-8] + "[" * 100_000, [{}], id="too deep"),
         pytest.param(CALL[:12], [], id="within the name"),
     ],
 )
@@ -126,6 +127,15 @@ async def test_call_that_is_cut_short_has_an_empty_input(
     answer = (await harness.post(MESSAGES, body)).json()
     assert [block["type"] for block in answer["content"]] == ["tool_use"] * len(inputs)
     assert [block["input"] for block in answer["content"]] == inputs
+    assert answer["stop_reason"] == "max_tokens"
+
+
+async def test_call_before_the_one_that_is_cut_keeps_its_input(writing_store: Path) -> None:
+    text = f"I look.<tool_call>{CALL}</tool_call><tool_call>{CALL[:-4]}"
+    harness = script_messages(writing_store, text, reason=FinishReason.LENGTH)
+    answer = (await harness.post(MESSAGES, TOOLS)).json()
+    assert answer["content"][0] == {"type": "text", "text": "I look."}
+    assert [block["input"] for block in answer["content"][1:]] == [{"city": "Rome"}, {}]
     assert answer["stop_reason"] == "max_tokens"
 
 

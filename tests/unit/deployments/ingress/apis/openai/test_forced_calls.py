@@ -221,13 +221,6 @@ async def test_stream_with_a_cut_call_has_the_logprobs_of_all_tokens(
     assert len(tokens) == len(text)
 
 
-async def test_cut_call_is_text_if_a_call_is_optional(writing_store: Path) -> None:
-    harness = script_text(writing_store, CALL[:20], reason=FinishReason.LENGTH)
-    (choice,) = (await harness.post(CHAT, TOOLS)).json()["choices"]
-    assert choice["finish_reason"] == "length"
-    assert choice["message"] == {"role": "assistant", "content": CALL[:20]}
-
-
 async def test_stream_of_a_forced_call_begins_without_content(writing_store: Path) -> None:
     events = await script_text(writing_store, *letters(CALL)).events(CHAT, REQUIRED)
     first, called, last = [event["choices"][0] for event in events]

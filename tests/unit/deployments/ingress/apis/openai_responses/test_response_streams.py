@@ -101,6 +101,11 @@ ANSWERS: dict[str, tuple[dict[str, Any], tuple[str, ...], dict[str, Any]]] = {
         tuple(CALL[:-4]),
         {"reason": FinishReason.LENGTH},
     ),
+    "call and cut call": (
+        {"tools": [WEATHER]},
+        ("I look.", *f"<tool_call>{CALL}</tool_call><tool_call>{CALL[:-4]}"),
+        {"reason": FinishReason.LENGTH},
+    ),
     "logprobs": ({"include": ["message.output_text.logprobs"], "top_logprobs": 2}, (), {}),
 }
 

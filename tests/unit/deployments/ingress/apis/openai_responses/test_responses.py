@@ -159,6 +159,17 @@ async def test_forced_call_that_is_cut_is_incomplete(
     assert call["arguments"] == '{"city": "Ro'
 
 
+async def test_calls_before_the_one_that_is_cut_are_complete(writing_store: Path) -> None:
+    text = f"<tool_call>{CALL}</tool_call><tool_call>{CALL[:-5]}"
+    harness = script_responses(writing_store, text, reason=FinishReason.LENGTH)
+    body = await respond(harness, {**QUESTION, "tools": [WEATHER]})
+    assert body["status"] == "incomplete"
+    assert [(call["status"], call["arguments"]) for call in body["output"]] == [
+        ("completed", '{"city": "Rome"}'),
+        ("incomplete", '{"city": "Ro'),
+    ]
+
+
 async def test_logprobs_are_parts_of_the_text(writing_store: Path) -> None:
     sent = {**QUESTION, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
     body = await respond(script_responses(writing_store, reasoning=REASONING), sent)
