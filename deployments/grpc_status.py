@@ -22,8 +22,9 @@ INFERENCE_METHODS = (
     *("ServerLive", "ServerReady", "ServerMetadata"),
     *("ModelReady", "ModelMetadata", "ModelInfer"),
 )
-# Path of the health check that load balancers and probes of Kubernetes call. A stream of its
-# results, `Watch`, is missing.
+# Path of the health check that load balancers and probes of Kubernetes call. `Watch`, a stream of
+# its results, is UNIMPLEMENTED. Clients of gRPC then send their calls without watching:
+# https://github.com/grpc/proposal/blob/master/A17-client-side-health-checking.md
 HEALTH_CHECK = f"/{HEALTH_PACKAGE}.Health/Check"
 # Paths of the gRPC methods that the ingress has. HAProxy lets no other calls pass.
 GRPC_PATHS = (*(INFERENCE_SERVICE + method for method in INFERENCE_METHODS), HEALTH_CHECK)

@@ -35,7 +35,7 @@ from deployments.grpc_status import (
 _ERRORS = {status: message for status, (_, message) in ERRORS.items() if status != 400}
 _ERRORS[404] = (
     f"this port serves only {', '.join(INFERENCE_METHODS)} of `{INFERENCE_SERVICE.strip('/')}`, "
-    f"and `{HEALTH_CHECK.strip('/')}`"
+    f"and `{HEALTH_CHECK.strip('/')}`. It has no streams: in place of `Watch`, repeat `Check`"
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import httpx
 import numpy as np
+import orjson
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
 from tritonclient.utils import InferenceServerException
@@ -221,6 +222,24 @@ def test_probes_check_the_health_of_the_server(grpc_server: GrpcServer) -> None:
             check(type(request)(service="x" * 2_000), timeout=20)
     assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
     assert too_long.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def test_clients_that_watch_the_health_are_told_to_stop_and_still_call(
+    grpc_server: GrpcServer,
+) -> None:
+    watching = {
+        "healthCheckConfig": {"serviceName": ""},
+        "loadBalancingConfig": [{"round_robin": {}}],
+    }
+    options = [("grpc.service_config", orjson.dumps(watching).decode())]
+    with grpc.insecure_channel(grpc_server.address) as channel:
+        watch = channel.unary_stream(HEALTH_CHECK.replace("Check", "Watch"))
+        with pytest.raises(grpc.RpcError) as refused:
+            next(watch(b"", timeout=20))
+    with grpc.insecure_channel(grpc_server.address, options) as channel:
+        assert call(channel, "ServerLive")
+    assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert "in place of `Watch`, repeat `Check`" in refused.value.details()
 
 
 def test_keys_come_in_the_metadata(tiny_store: Path, tmp_path: Path) -> None:

@@ -65,4 +65,5 @@ def test_errors_are_those_of_grpc(listener: socket.socket, tmp_path: Path) -> No
         headers = dict(line.split(": ", 1) for line in lines[1:])
         found[status] = headers["grpc-status"]
         assert ("grpc-retry-pushback-ms" in headers) == (status == 429 or status >= 500)
+    assert b"in place of `Watch`, repeat" in (tmp_path / "404.grpc").read_bytes()
     assert found == {404: "12", 408: "4", 429: "8", 502: "14", 503: "14", 504: "4"}

@@ -117,6 +117,15 @@ async def test_health_check_of_an_unknown_service_finds_nothing(tiny_store: Path
     assert "`other`" in response.headers["grpc-message"]
 
 
+async def test_watch_is_unimplemented_so_that_clients_do_not_watch(tiny_store: Path) -> None:
+    watch = HEALTH_CHECK.replace("Check", "Watch")
+    async with InProcess(tiny_store).client() as http:
+        response = await http.post(watch, content=health_request(""))
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["grpc-status"] == str(int(GrpcStatus.UNIMPLEMENTED))
+    assert HEALTH_CHECK in response.headers["grpc-message"]
+
+
 def health_request(service: str) -> bytes:
     """Return the frame of a message whose field 1 is `service`, in protobuf's encoding."""
     text = service.encode()
