@@ -29,7 +29,7 @@ from deployments.ingress.apis.shared.generation_answers import (
     count_prompt_tokens,
 )
 from deployments.ingress.apis.shared.response_headers import CHAT_HEADERS
-from deployments.ingress.http.api import Access, Operation, build_schema
+from deployments.ingress.http.api import Access, Handler, Operation, build_schema
 from deployments.ingress.http.bodies import json_response
 from deployments.ingress.request_options import RequestOptions
 from deployments.registry import RegisteredModel
@@ -41,9 +41,10 @@ EXAMPLE = {
 }
 
 
+Method = Literal["GET", "POST", "DELETE"]
 # Paths of stored responses, with their methods. This server stores none.
 STORED = "/v1/responses/{response_id}"
-STORED_OPERATIONS: tuple[tuple[Literal["GET", "POST", "DELETE"], str], ...] = (
+STORED_OPERATIONS: tuple[tuple[Method, str], ...] = (
     ("GET", STORED),
     ("DELETE", STORED),
     ("POST", f"{STORED}/cancel"),
@@ -55,6 +56,10 @@ class ResponseNotStored(ServeError):
     status, code = 404, "response_not_found"
 
 
+class CompactionUnsupported(ServeError):
+    status, code = 404, "compaction_unsupported"
+
+
 def parse(body: ResponsesBody, model: RegisteredModel, options: RequestOptions) -> ParsedGeneration:
     parsed = parse_responses(body, model, options)
     builder = ResponseBuilder(body, parsed, model)
@@ -64,6 +69,18 @@ def parse(body: ResponsesBody, model: RegisteredModel, options: RequestOptions) 
         build=builder.build,
         encode=builder.encode,
         encode_error=builder.encode_error,
+    )
+
+
+def build_missing_operation(method: Method, path: str, handler: Handler) -> Operation:
+    """Build an operation of OpenAI's API that this server answers with advice only."""
+    return Operation(
+        method=method,
+        paths=(path, f"/models/{{id:path}}{path}"),
+        handler=handler,
+        summary="Always an error",
+        access=Access.INFER,
+        hidden=True,
     )
 
 
@@ -95,15 +112,10 @@ class ResponsesRoutes:
                 response=build_schema(InputTokenCount),
                 examples={"a question": EXAMPLE},
             ),
+            # With a parameter, because errors list the paths that have none as those that exist.
+            build_missing_operation("POST", STORED, self.compact),
             *(
-                Operation(
-                    method=method,
-                    paths=(path, f"/models/{{id:path}}{path}"),
-                    handler=self.find_stored,
-                    summary="A stored response: always an error",
-                    access=Access.INFER,
-                    hidden=True,
-                )
+                build_missing_operation(method, path, self.find_stored)
                 for method, path in STORED_OPERATIONS
             ),
         )
@@ -114,6 +126,14 @@ class ResponsesRoutes:
     async def count_input_tokens(self, request: Request) -> Response:
         tokens = await count_prompt_tokens(self._pipeline, request, ResponsesBody, parse)
         return json_response(InputTokenCount(object="response.input_tokens", input_tokens=tokens))
+
+    async def compact(self, request: Request) -> Response:
+        if request.path_params["response_id"] != "compact":
+            return await self.find_stored(request)
+        raise CompactionUnsupported(
+            "this server does not compact conversations; leave the oldest items out of `input`, or "
+            "ask a model to summarize them with `/v1/responses`"
+        )
 
     async def find_stored(self, request: Request) -> Response:
         raise ResponseNotStored(

@@ -210,6 +210,15 @@ async def test_routes_of_stored_responses_tell_that_nothing_is_stored(
     assert "send the whole conversation in `input`" in error["message"]
 
 
+@pytest.mark.parametrize("base", ["", f"/models/{DECODER}"])
+async def test_compaction_is_refused_with_advice(base: str, writing_store: Path) -> None:
+    harness = script_responses(writing_store)
+    reply = await harness.post(f"{base}/v1/responses/compact", QUESTION)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (404, "compaction_unsupported")
+    assert "leave the oldest items out of `input`" in error["message"]
+
+
 async def test_tokens_of_the_prompt_are_counted(writing_store: Path) -> None:
     harness = script_responses(writing_store)
     sent = {**QUESTION, "instructions": "Be brief.", "tools": [WEATHER]}
