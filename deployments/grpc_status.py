@@ -28,6 +28,8 @@ INFERENCE_METHODS = (
 HEALTH_CHECK = f"/{HEALTH_PACKAGE}.Health/Check"
 # Paths of the gRPC methods that the ingress has. HAProxy lets no other calls pass.
 GRPC_PATHS = (*(INFERENCE_SERVICE + method for method in INFERENCE_METHODS), HEALTH_CHECK)
+# Those of GRPC_PATHS that load balancers and probes call. The ingress answers them at once.
+HEALTH_CALLS = (f"{INFERENCE_SERVICE}ServerLive", f"{INFERENCE_SERVICE}ServerReady", HEALTH_CHECK)
 # Maximum bytes of `grpc-message`. Clients reject headers of more than 8 KB at random.
 MAX_MESSAGE_BYTES = 4_096
 # ASCII characters of `grpc-message` that need no escape.

@@ -16,7 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 
 from deployments.errors import ServeError
-from deployments.grpc_status import STATUS_HEADER
+from deployments.grpc_status import HEALTH_CALLS, STATUS_HEADER
 from deployments.request_headers import (
     ADDRESS_HEADER,
     ARRIVAL_HEADER,
@@ -259,16 +259,18 @@ def find_routes(text: str) -> str:
 def _limit_requests(requests: int) -> str:
     """Build the limits of a backend on requests in flight: in total, and per client address.
 
-    A full backend refuses all POST requests. A backend that is more than three quarters full
-    refuses POST requests of a client address that has more connections than three quarters of the
-    total limit. Each host counts its own connections only. On Kubernetes, HAProxy counts no
+    A full backend refuses all POST requests except HEALTH_CALLS. A backend that is more than three
+    quarters full refuses those of a client address that has more connections than three quarters of
+    the total limit. Each host counts its own connections only. On Kubernetes, HAProxy counts no
     connections per address, so only the total limit applies. A backend without servers returns 503
     instead of 429.
     """
-    deny = "    http-request deny deny_status 429 if METH_POST { nbsrv gt 0 }"
+    # Health checks pass, or load balancers would remove a busy server. Those of HTTP are GETs.
+    limited = f"METH_POST !{{ path {' '.join(HEALTH_CALLS)} }}"
+    deny = f"    http-request deny deny_status 429 if {limited} {{ nbsrv gt 0 }}"
     return (
-        # `be_conn` would also count GET requests, which are never refused.
-        "    http-request track-sc2 be_name table requests if METH_POST\n"
+        # `be_conn` would also count requests that are never refused.
+        f"    http-request track-sc2 be_name table requests if {limited}\n"
         f"    http-request set-var(txn.max_requests) nbsrv,mul({requests})\n"
         "    http-request set-var(txn.max_share) var(txn.max_requests),mul(3),div(4)\n"
         f"{deny} {{ sc2_conn_cur,sub(txn.max_requests) gt 0 }}\n"

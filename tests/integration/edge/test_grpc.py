@@ -25,7 +25,12 @@ from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.supervisor import EdgeSettings
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import ServeError, build_overloaded
-from deployments.grpc_status import HEALTH_CHECK, HEALTH_PACKAGE, INFERENCE_SERVICE
+from deployments.grpc_status import (
+    HEALTH_CALLS,
+    HEALTH_CHECK,
+    HEALTH_PACKAGE,
+    INFERENCE_SERVICE,
+)
 from deployments.ingress.apis.open_inference.grpc_messages import find_type
 from deployments.messages import CallBatch
 from deployments.transports.base import Deliver
@@ -290,6 +295,25 @@ def test_refusals_tell_when_to_retry_also_those_of_haproxy(tiny_store: Path) -> 
         error = failure(server, request)
         assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert dict(error.trailing_metadata())["retry-after"] == "1"
+
+
+def test_health_calls_pass_while_haproxy_refuses_others(tiny_store: Path) -> None:
+    """A load balancer would take a busy server for a dead one."""
+    encoder = ScriptedEncoder()
+    settings = EdgeSettings(ClientLimits(requests=2))  # of which an address gets one
+    with (
+        run_server(InProcess(tiny_store, encoder=encoder), settings) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        infer = channel.unary_unary(f"{INFERENCE_SERVICE}{INFER}")
+        running = infer.future(infer_request("x").SerializeToString())
+        wait_for(lambda: encoder.calls == 1, 20)
+        with pytest.raises(grpc.RpcError) as refused:
+            infer(infer_request("y").SerializeToString(), timeout=20)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        for path in HEALTH_CALLS:
+            assert channel.unary_unary(path)(b"", timeout=20), path
+        running.cancel()
 
 
 def test_calls_before_the_start_are_unavailable(tmp_path: Path) -> None:
