@@ -30,7 +30,8 @@ from deployments.request_headers import (
 RETRY_AFTER_S = 1
 # Status -> (code, message) of the responses that HAProxy itself writes.
 ERRORS: Mapping[int, tuple[str, str]] = {
-    400: ("malformed_request", "this server speaks HTTP/1.1, not HTTP/2"),  # other 400 are HTML
+    # HTTP/2, and bodies that are malformed after their start. Errors in heads are HAProxy's pages.
+    400: ("malformed_request", "the request is not valid HTTP/1.1; HTTP/2 is not supported here"),
     404: ("route_not_found", "nothing is served here; `/metrics` has a port of its own"),
     408: ("request_too_slow", "the request took too long to arrive"),
     429: ("overloaded", "too many requests are in flight; send the request again"),

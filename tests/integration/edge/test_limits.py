@@ -23,6 +23,7 @@ from tests.support.edge_harness import HOLD, EdgeHarness, run_harness
 from tests.support.waiting import wait_for
 
 HEAD = b"POST /echo HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n"
+CHUNKED = b"POST /echo HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n"
 LIMITS = ClientLimits(connections=8, head_s=0.4, body_s=0.4)
 
 
@@ -113,18 +114,42 @@ def test_client_cannot_evade_the_limits_by_http_2(edge: EdgeHarness) -> None:
         peer.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         answer = read_all(peer)
     assert answer.startswith(b"HTTP/1.1 400 ")
-    assert b"not HTTP/2" in answer
+    assert b"HTTP/2 is not supported" in answer
+
+
+def test_malformed_body_gets_a_json_error(edge: EdgeHarness) -> None:
+    """The client sends the start of the body apart from the malformed chunk."""
+    with connect(edge) as peer:
+        peer.sendall(CHUNKED + b"\r\n4\r\ntext\r\n")
+        time.sleep(0.1)
+        peer.sendall(b"no size\r\n")
+        head, _, body = read_all(peer).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(body)
+    assert error["code"] == "malformed_request"
+    assert error["error"].startswith("the request is not valid HTTP/1.1")
 
 
 @pytest.mark.parametrize(
-    "head", [b"GARBAGE", b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 16_000]
+    ("status", "head"),
+    [
+        (400, b"GARBAGE"),
+        (400, b"GET / HTTP/1.1\r\nhost: x\r\nno header"),
+        (400, b"GET / HTTP/1.1\r\nhost: x\r\nx-long: " + b"a" * 16_000),
+        (400, CHUNKED + b"\r\nno size"),
+        (413, b"GET / HTTP/1.0\r\ncontent-length: 4"),
+        (422, CHUNKED.replace(b"chunked", b"gzip, chunked")),
+    ],
+    ids=["garbage", "header", "long", "chunk", "body of HTTP/1.0", "encoding"],
 )
-def test_head_that_is_not_http_or_too_long_gets_a_page(edge: EdgeHarness, head: bytes) -> None:
-    """HAProxy writes it before its error files apply (docs/apis.md)."""
+def test_head_that_haproxy_cannot_parse_gets_a_page(
+    edge: EdgeHarness, status: int, head: bytes
+) -> None:
+    """HAProxy 2.8 writes its own page before it looks for error files (docs/decisions/edge.md)."""
     with connect(edge) as peer:
-        peer.sendall(head + b"\r\n\r\n")
+        peer.sendall(head.removesuffix(b"\r\n") + b"\r\n\r\n")
         answer = read_all(peer)
-    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
     assert b"\r\nContent-Type: text/html\r\n" in answer
 
 
