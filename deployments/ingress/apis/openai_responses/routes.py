@@ -41,10 +41,10 @@ EXAMPLE = {
 }
 
 
-Method = Literal["GET", "POST", "DELETE"]
+HttpMethod = Literal["GET", "POST", "DELETE"]
 # Paths of stored responses, with their methods. This server stores none.
 STORED = "/v1/responses/{response_id}"
-STORED_OPERATIONS: tuple[tuple[Method, str], ...] = (
+STORED_OPERATIONS: tuple[tuple[HttpMethod, str], ...] = (
     ("GET", STORED),
     ("DELETE", STORED),
     ("POST", f"{STORED}/cancel"),
@@ -72,7 +72,7 @@ def parse(body: ResponsesBody, model: RegisteredModel, options: RequestOptions) 
     )
 
 
-def build_missing_operation(method: Method, path: str, handler: Handler) -> Operation:
+def build_missing_operation(method: HttpMethod, path: str, handler: Handler) -> Operation:
     """Build an operation of OpenAI's API that this server answers with advice only."""
     return Operation(
         method=method,
