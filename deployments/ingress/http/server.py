@@ -51,6 +51,8 @@ class JoiningTransport:
         self._trailers = trailers
 
     def write(self, data: bytes) -> None:
+        if not data:  # since Python 3.12 asyncio's `writelines` never sends an empty last part
+            return
         if self._trailers and data.endswith(LAST_CHUNK):
             data, self._trailers = data[:-2] + self._trailers + data[-2:], b""
         if not self._held:

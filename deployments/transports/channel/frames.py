@@ -87,8 +87,9 @@ class AnswerFrame(NamedTuple):
 
 
 def encode_frame(kind: FrameType, id: int = 0, *parts: Buffer) -> tuple[Buffer, ...]:
-    """Return the frame as buffers to write; the parts are not copied."""
-    return (_FRAME.pack(sum(map(len, parts)), kind, id), *parts)
+    """Return the frame as buffers to write, without empty ones; the parts are not copied."""
+    # Since Python 3.12 asyncio's `writelines` never sends an empty last part.
+    return (_FRAME.pack(sum(map(len, parts)), kind, id), *filter(len, parts))
 
 
 def encode_call(method: Method, remaining_s: float, cost: int, backlog: int = 0) -> bytes:

@@ -95,10 +95,11 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
             assert await read_body(reader, 11) == b"one and two"
 
 
-async def test_connection_is_closed_after_its_last_response() -> None:
-    async with connected([b"answer"]) as (reader, writer):
+@pytest.mark.parametrize("bodies", [[b"answer"], [b""], [b"answer", b""]])
+async def test_connection_is_closed_after_its_last_response(bodies: list[bytes]) -> None:
+    async with connected(bodies) as (reader, writer):
         writer.write(REQUEST.replace(b"host: x", b"connection: close"))
-        assert (await reader.read()).endswith(b"\r\n\r\nanswer")
+        assert (await reader.read()).endswith(b"\r\n\r\n" + b"".join(bodies))
 
 
 async def test_large_parts_are_not_held(monkeypatch: pytest.MonkeyPatch) -> None:

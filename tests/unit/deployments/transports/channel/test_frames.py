@@ -78,6 +78,11 @@ def test_a_frame_of_parts_has_their_total_length() -> None:
     assert frame == Frame(FrameType.CALL, 3, b"abcd")
 
 
+def test_a_frame_has_no_empty_buffer() -> None:
+    """asyncio's `writelines` would wait for ever to send it."""
+    assert len(encode_frame(FrameType.CALL, 3, b"ab", b"", memoryview(b""))) == 2
+
+
 def test_call_and_answer_headers_round_trip() -> None:
     call = decode_call(encode_call(Method.INFER, 1.5, 40, 7) + b"message")
     assert call[:4] == (Method.INFER, 1500, 40, 7)
