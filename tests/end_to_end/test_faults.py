@@ -258,14 +258,14 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
         with slowed(old["CpuGenerator"]):
             cluster.deploy(updated(single))
             wait_for(are_replaced, 90)
-        (draining,) = old["CpuGenerator"]
-        assert draining.pid in cluster.draining("CpuGenerator"), "a long stream still runs"
+            (draining,) = old["CpuGenerator"]
+            assert draining.pid in cluster.draining("CpuGenerator"), "a long stream still runs"
         for _ in range(4):
             with stopped([draining]):  # too short for the launcher to kill the process
                 reply = httpx.post(cluster.url + COMPLETIONS, json=noise(3))
             assert reply.status_code == 200
 
-    clients = ClientCounts(1, 1, 1, long_streams=1, long_tokens=6_000)
+    clients = ClientCounts(1, 1, 1, long_streams=1, long_tokens=12_000)
     scene = watch(cluster, fault, lambda: is_settled(cluster, 1), clients)
     require_right(scene.of("long stream"))
     require_right(list(scene.observations))
