@@ -63,8 +63,8 @@ class Operation:
     runs_model: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)  # name to description, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200
-    # The first format applies, unless `client_header` of another one selects that one before the
-    # key is checked, and until the handler calls `use_error_format`. Empty: the API's format.
+    # Errors have the first of these formats whose `client_header` the request has, else the first
+    # of all, until the handler calls `use_error_format`. Empty: the format of the API.
     error_formats: tuple[ErrorFormat, ...] = ()
     hidden: bool = False  # served, but not documented
 

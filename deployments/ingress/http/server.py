@@ -51,7 +51,9 @@ class JoiningTransport:
         self._trailers = trailers
 
     def write(self, data: bytes) -> None:
-        if not data:  # since Python 3.12 asyncio's `writelines` never sends an empty last part
+        # With an empty last part, asyncio's `writelines` never ends since Python 3.12, and neither
+        # does the connection.
+        if not data:
             return
         if self._trailers and data.endswith(LAST_CHUNK):
             data, self._trailers = data[:-2] + self._trailers + data[-2:], b""

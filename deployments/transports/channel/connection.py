@@ -84,8 +84,8 @@ class FrameConnection(asyncio.Protocol):
 
     def send(self, kind: FrameType, id: int = 0, *parts: Buffer) -> None:
         """Write a frame; do nothing once the connection is closing or lost."""
-        # A transport closes at the end of the peer's data, one step before `connection_lost`.
-        # Since Python 3.12 asyncio's closed transports raise TypeError.
+        # When the peer ends its data, the transport closes itself one step of the event loop before
+        # `connection_lost`. In between, asyncio's `writelines` raises TypeError since Python 3.12.
         if self._transport is not None and not self._transport.is_closing():
             self._transport.writelines(encode_frame(kind, id, *parts))
 

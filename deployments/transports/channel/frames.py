@@ -88,7 +88,7 @@ class AnswerFrame(NamedTuple):
 
 def encode_frame(kind: FrameType, id: int = 0, *parts: Buffer) -> tuple[Buffer, ...]:
     """Return the frame as buffers to write, without empty ones; the parts are not copied."""
-    # Since Python 3.12 asyncio's `writelines` never sends an empty last part.
+    # With an empty last part, asyncio's `writelines` never ends since Python 3.12.
     return (_FRAME.pack(sum(map(len, parts)), kind, id), *filter(len, parts))
 
 

@@ -25,7 +25,7 @@ _OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
 # The start of a further member, which has another key and may be incomplete.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
-# The start of a call with a complete name as its first member, as in the form of `call_grammar`.
+# The start of a call whose first member is a complete name, as `call_grammar` demands it.
 _CUT_CALL = re.compile(
     r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.S
 )

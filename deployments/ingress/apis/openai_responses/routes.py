@@ -112,7 +112,7 @@ class ResponsesRoutes:
                 response=build_schema(InputTokenCount),
                 examples={"a question": EXAMPLE},
             ),
-            # With a parameter, because errors list the paths that have none as those that exist.
+            # Not as `/v1/responses/compact`: errors of unknown paths would propose it.
             build_missing_operation("POST", STORED, self.compact),
             *(
                 build_missing_operation(method, path, self.find_stored)
