@@ -71,6 +71,13 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
         # Seconds between rounds of Serve's controller. The default of 0.1 costs 4 % of a core.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
+        # Turns off the statistics of Ray's event loops, which only Ray's developers read, in
+        # `debug_state.txt`. Each event takes time for them, for example the 100 per second of the
+        # main thread of every replica.
+        "RAY_event_stats": "0",
+        # Milliseconds between reports of finished tasks for Ray's dashboard. With the default of
+        # 1,000, each process wakes every second, although Serve's tasks are not reported.
+        "RAY_task_events_report_interval_ms": "10000",
         # Turns off the thread pool of `tokenizers`, which is unsafe after a fork. Replicas run
         # tokenizers in their own threads.
         "TOKENIZERS_PARALLELISM": "false",
