@@ -8,6 +8,8 @@ import platform
 import resource
 import shutil
 import signal
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         knows_gpu_memory=bool(read_visible_gpus()),
         gpu_memory_in_bytes=_has_gpu_memory_in_bytes(document),
         python=platform.python_version(),
+        python_is_optimized=_is_python_optimized(),
         packages=installed_versions(PACKAGES),
         store=_describe_store(store, document),
         ports={
@@ -144,6 +147,15 @@ def _find_http_hosts(document: Any) -> tuple[str, ...]:
     except ValueError:
         return _ANY_IPV4, _ANY_IPV6
     return (host,)
+
+
+def _is_python_optimized() -> bool:
+    """Return False if pyenv has compiled this Python as it does unless told otherwise.
+
+    Others optimize, and not all of them, such as Debian, record it in CONFIG_ARGS.
+    """
+    options = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return "pyenv" not in sys.base_prefix or "--enable-optimizations" in options
 
 
 def _find_store(document: Any) -> Path:

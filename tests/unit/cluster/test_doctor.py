@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ GOOD = HostDescription(
     knows_gpu_memory=False,
     gpu_memory_in_bytes=False,
     python="3.11.7",
+    python_is_optimized=True,
     packages={"ray": "2.60", "onnxruntime": "1", "tokenizers": "1", "numpy": "2", "torch": "2+cpu"},
     store=StoreDescription(path="/store", models=4, is_writable=True, free_bytes=90 * GIGABYTE),
     ports={},
@@ -71,6 +73,7 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"cpu": CpuInfo("Arm", "", ("i8mm",), "aarch64")}, "processor", "ok", "dot-product"),
         ({"free_bytes": GIGABYTE}, "memory", "problem", "need about 4.0 GB"),
         ({"free_bytes": 5 * GIGABYTE}, "memory", "note", "full pools and builds may take 20.0 GB"),
+        ({"python_is_optimized": False}, "packages", "note", "--enable-optimizations"),
         ({"needed": None}, "memory", "note", "`hundredfold check`"),
         (WITH_GPU, "GPU", "problem", "`onnxruntime-gpu` is not installed"),
         ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
@@ -348,6 +351,28 @@ def test_store_in_a_closed_directory_has_no_models(public_directory: Path) -> No
 def test_old_setpriv_counts_as_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install_old_setpriv(tmp_path, monkeypatch)
     assert not read_host_description(tmp_path / "none.yaml", tmp_path).has_setpriv
+
+
+@pytest.mark.parametrize(
+    ("prefix", "options", "is_optimized"),
+    [
+        ("/home/me/.pyenv/versions/3.11.7", "'--prefix=/home/me' '--enable-shared'", False),
+        ("/home/me/.pyenv/versions/3.11.7", "'--enable-optimizations' '--with-lto'", True),
+        ("/usr", "'--enable-shared' '--prefix=/usr'", True),
+        ("/usr", None, True),
+    ],
+)
+def test_python_of_pyenv_is_optimized_only_on_request(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str,
+    options: str | None,
+    is_optimized: bool,
+) -> None:
+    monkeypatch.setattr(sys, "base_prefix", prefix)
+    monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": options}.get)
+    host = read_host_description(tmp_path / "serve_config.yaml")
+    assert host.python_is_optimized is is_optimized
 
 
 def test_doctor_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
