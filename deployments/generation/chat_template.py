@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from deployments.errors import InputTooLong, InvalidField
-from deployments.generation.reasoning import CLOSE, OPEN
+from deployments.generation.reasoning import find_named_marks
 from deployments.messages import Chat
 
 # Length of a template, which limits the statements outside of loops. Templates of models have up to
@@ -75,7 +75,7 @@ class ChatTemplate:
         self._environment = _TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
-        self.names_reasoning = OPEN in source or CLOSE in source
+        self.reasoning_marks = find_named_marks(source)
         self._special_tokens = dict(special_tokens)
         try:
             self._template = self._environment.from_string(source)

@@ -226,7 +226,7 @@ class SamplingJob(Job):
         self._reasoning = reasoning
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
         # The text of an answer omits special tokens and marks, so `_stops` cannot find them.
-        marks = () if reasoning is None else reasoning.marks
+        marks = () if reasoning is None else (reasoning.marks.open, reasoning.marks.close)
         self._stop_tokens = model.find_stop_tokens(options.stop, marks)
         # With `prompt_logprobs`, the detokenizer receives the prompt tokens later, one by one.
         self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)

@@ -221,7 +221,7 @@ class RequestPreparer:
             suppressed=manifest.generation_config.suppressed_token_ids,
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
-        self._marks = ReasoningMarks.find(tokenizer, info.vocabulary)
+        self._marks = ReasoningMarks.find_all(tokenizer, info.vocabulary)
         self._slots = info.slots
         # The context of a decoder-only model contains prompt and answer, so reserve one token for
         # the answer.
@@ -292,12 +292,14 @@ class RequestPreparer:
 
         Answers to prompts without a chat template are, because the client chose their form.
         """
-        if self._marks is None or not isinstance(prompt, Chat):
+        if not self._marks or not isinstance(prompt, Chat):
             return None
-        if not self._prompts.select_template(prompt).names_reasoning:
+        named = self._prompts.select_template(prompt).reasoning_marks
+        marks = next((each for each in self._marks if each.texts in named), None)
+        if marks is None:
             return None
         return ReasoningSplitter.after_prompt(
-            ids, self._marks, self._model.tokenizer, trims_text=trims_text
+            ids, marks, self._model.tokenizer, trims_text=trims_text
         )
 
     def _limit_beams(self, params: BeamSearchParams) -> BeamSearchParams | None:

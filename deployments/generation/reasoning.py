@@ -1,4 +1,4 @@
-"""Reasoning of thinking models: the text between `<think>` and `</think>` before an answer.
+"""Reasoning of thinking models: the text between two marks, such as `<think>` and `</think>`.
 
 A model may think if its chat template names a mark, and both marks are tokens of its vocabulary.
 Tokens separate the reasoning from the text, so that a quoted mark of several tokens ends nothing.
@@ -14,28 +14,51 @@ from tokenizers import Tokenizer
 
 from deployments.messages import Token
 
-OPEN, CLOSE = "<think>", "</think>"
+
+class MarkTexts(NamedTuple):
+    """What begins the reasoning, and what ends it."""
+
+    open: str
+    close: str
+
+
+THINK = MarkTexts("<think>", "</think>")  # of Qwen3, DeepSeek-R1, SmolLM3 and most others
+KNOWN_MARKS = (
+    THINK,
+    MarkTexts("[THINK]", "[/THINK]"),  # of Magistral
+    MarkTexts("<seed:think>", "</seed:think>"),  # of Seed-OSS
+    MarkTexts("<|START_THINKING|>", "<|END_THINKING|>"),  # of Command A Reasoning
+)
 
 
 class ReasoningMarks(NamedTuple):
-    """Token ids of OPEN and CLOSE."""
+    """Tokens of the marks of a model."""
 
     open: int
     close: int
+    texts: MarkTexts
 
     @classmethod
-    def find(cls, tokenizer: Tokenizer, vocabulary: int) -> Self | None:
-        """Return the marks; None if one of them is no token or has no logit."""
-        first, last = tokenizer.token_to_id(OPEN), tokenizer.token_to_id(CLOSE)
-        if first is None or last is None or max(first, last) >= vocabulary:
-            return None
-        return cls(first, last)
+    def find_all(cls, tokenizer: Tokenizer, vocabulary: int) -> tuple[Self, ...]:
+        """Return the known marks of which both are tokens and have logits."""
+        return tuple(
+            cls(first, last, texts)
+            for texts in KNOWN_MARKS
+            if (first := tokenizer.token_to_id(texts.open)) is not None
+            and (last := tokenizer.token_to_id(texts.close)) is not None
+            and max(first, last) < vocabulary
+        )
+
+
+def find_named_marks(template: str) -> tuple[MarkTexts, ...]:
+    """Return the known marks of which a chat template names at least one."""
+    return tuple(each for each in KNOWN_MARKS if each.open in template or each.close in template)
 
 
 class _Phase(Enum):
-    BEFORE = auto()  # the answer is blank so far: OPEN may follow
+    BEFORE = auto()  # the answer is blank so far: the first mark may follow
     INSIDE = auto()
-    AFTER = auto()  # CLOSE was the last token that is not blank
+    AFTER = auto()  # the second mark was the last token that is not blank
     OVER = auto()  # the answer has begun
 
 
@@ -79,7 +102,7 @@ class ReasoningSplitter:
 
     @property
     def may_open(self) -> bool:
-        """Whether the reasoning begins if the next token is OPEN."""
+        """Whether the reasoning begins if the next token is the first mark."""
         return self._phase is _Phase.BEFORE
 
     def is_closed_by(self, token: int) -> bool:
@@ -96,13 +119,13 @@ class ReasoningSplitter:
             case _Phase.BEFORE if token.id == self.marks.open:
                 self._phase = _Phase.INSIDE
                 blanks = self.flush() if self._trims_text else []
-                return [*map(self._mark, blanks), self._mark(token, OPEN)]
+                return [*map(self._mark, blanks), self._mark(token, self.marks.texts.open)]
             case _Phase.BEFORE if is_blank:
                 self._held.append(token)
                 return []
             case _Phase.INSIDE if self.is_closed_by(token.id):
                 self._phase = _Phase.AFTER if self._trims_text else _Phase.OVER
-                return [self._mark(token, CLOSE)]
+                return [self._mark(token, self.marks.texts.close)]
             case _Phase.INSIDE:
                 return [self._mark(token)]
             case _Phase.AFTER if is_blank:

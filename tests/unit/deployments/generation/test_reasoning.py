@@ -12,12 +12,20 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from deployments.generation.job import ModelContext, SamplingJob
-from deployments.generation.reasoning import CLOSE, OPEN, ReasoningMarks, ReasoningSplitter
+from deployments.generation.reasoning import (
+    KNOWN_MARKS,
+    THINK,
+    MarkTexts,
+    ReasoningMarks,
+    ReasoningSplitter,
+    find_named_marks,
+)
 from deployments.messages import FinishReason, GenerationOptions, Token
 from tests.support.fakes import far_deadline
 from tests.support.scheduler_harness import GREEDY
 from tests.support.small_tokenizers import END, START, byte_level, byte_token
 
+OPEN, CLOSE = THINK
 OPENED, CLOSED = f"{OPEN}\n", f"{OPEN}\n\n{CLOSE}\n\n"
 NEITHER = "assistant\n"
 
@@ -47,10 +55,10 @@ class SplitAnswer(NamedTuple):
     tokens: tuple[Token, ...]
 
 
-def thinking_tokenizer(*, special: bool = False) -> Tokenizer:
+def thinking_tokenizer(texts: MarkTexts = THINK, *, special: bool = False) -> Tokenizer:
     tokenizer = byte_level()
     add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
-    add([OPEN, CLOSE])
+    add(list(texts))
     return tokenizer
 
 
@@ -80,8 +88,7 @@ def generate(
     special = frozenset(
         id_ for id_, token in tokenizer.get_added_tokens_decoder().items() if token.special
     )
-    marks = ReasoningMarks.find(tokenizer, size)
-    assert marks is not None
+    (marks,) = ReasoningMarks.find_all(tokenizer, size)
     ids = tokenizer.encode(prompt).ids
     constraint: Any = None
     if grammar is not None:
@@ -275,8 +282,21 @@ def test_reasoning_starts_at_most_once_before_a_grammar() -> None:
 def test_tokenizer_without_both_marks_does_not_think() -> None:
     tokenizer = byte_level()
     tokenizer.add_tokens([OPEN])
-    assert ReasoningMarks.find(tokenizer, 1_000) is None
+    assert not ReasoningMarks.find_all(tokenizer, 1_000)
     complete = thinking_tokenizer()
     size = complete.get_vocab_size()
-    assert ReasoningMarks.find(complete, size) == (size - 2, size - 1)
-    assert ReasoningMarks.find(complete, size - 1) is None, "the model cannot generate the mark"
+    assert ReasoningMarks.find_all(complete, size) == ((size - 2, size - 1, THINK),)
+    assert not ReasoningMarks.find_all(complete, size - 1), "the model cannot generate the mark"
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("texts", KNOWN_MARKS)
+def test_each_known_pair_of_marks_separates_the_reasoning(texts: MarkTexts, special: bool) -> None:
+    tokenizer = thinking_tokenizer(texts, special=special)
+    answer = generate(NEITHER, texts.open, "hm", texts.close, "yes", tokenizer=tokenizer)
+    assert (answer.reasoning, answer.text, answer.reasoning_tokens) == ("hm", "yes", 4)
+
+
+def test_template_names_a_pair_by_either_mark() -> None:
+    assert find_named_marks("{{ '[/THINK]' }}<think>") == KNOWN_MARKS[:2]
+    assert not find_named_marks("{{ messages }} THINK")

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from deployments.config import GeneratorSettings
-from deployments.generation.reasoning import CLOSE, OPEN
+from deployments.generation.reasoning import THINK
 from tests.support.chat_harness import USER
 from tests.support.decoder_artifacts import CHATML, seal_tiny_decoder
 from tests.support.in_process import InProcess
 from tests.support.messages_harness import COUNT, MESSAGES
 
+OPEN, CLOSE = THINK
 THINKER, SAYS = "tiny/hybrid", f"{OPEN}Hm.{CLOSE} Yes!"
 # As Qwen3's template: it closes the reasoning if the request disables it.
 TEMPLATE = (
@@ -25,7 +26,7 @@ BODY = {"model": THINKER, "messages": [USER], "max_tokens": 50, "temperature": 0
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("thinking")
-    seal_tiny_decoder(store, THINKER, says=SAYS, template=TEMPLATE, added_tokens=(OPEN, CLOSE))
+    seal_tiny_decoder(store, THINKER, says=SAYS, template=TEMPLATE, added_tokens=THINK)
     return store
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from deployments.generation.reasoning import CLOSE, OPEN
+from deployments.generation.reasoning import THINK
 from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
 from tests.support.decoder_artifacts import CHATML, seal_tiny_decoder
 from tests.unit.deployments.ingress.apis.openai.test_with_a_model import client
@@ -21,7 +21,10 @@ INDENTED = "tiny/indented"
 THINKER = "tiny/thinker"
 # The same model as HYBRID with a template that names no mark.
 PLAIN = "tiny/plain"
-MODELS = (HYBRID, INDENTED, THINKER, PLAIN)
+# As Magistral: other marks.
+BRACKETS = "tiny/brackets"
+MODELS = (HYBRID, INDENTED, THINKER, PLAIN, BRACKETS)
+OPEN, CLOSE = THINK
 REASONING, CONTENT = "Hm.", "Yes!"
 ENABLED = f"{{% if enable_thinking is false %}}{{{{ '{OPEN}\n\n{CLOSE}\n\n' }}}}{{% endif %}}"
 PAST = "{% for m in messages if m.reasoning_content %}{{ m.reasoning_content }}{% endfor %}"
@@ -30,21 +33,27 @@ PAST = "{% for m in messages if m.reasoning_content %}{{ m.reasoning_content }}{
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("thinking")
-    marks = (OPEN, CLOSE)
     opens = f"{OPEN}{REASONING}{CLOSE} {CONTENT}"
     seal_tiny_decoder(
-        store, HYBRID, says=opens, template=PAST + CHATML + ENABLED, added_tokens=marks
+        store, HYBRID, says=opens, template=PAST + CHATML + ENABLED, added_tokens=THINK
     )
     seal_tiny_decoder(
-        store, INDENTED, says=f"\t{opens}", template=CHATML + ENABLED, added_tokens=marks
+        store, INDENTED, says=f"\t{opens}", template=CHATML + ENABLED, added_tokens=THINK
     )
-    seal_tiny_decoder(store, PLAIN, says=opens, added_tokens=marks)
+    seal_tiny_decoder(store, PLAIN, says=opens, added_tokens=THINK)
     seal_tiny_decoder(
         store,
         THINKER,
         says=f"{REASONING}{CLOSE} {CONTENT}",
         template=CHATML + f"{{{{ '{OPEN}\n' }}}}",
-        added_tokens=marks,
+        added_tokens=THINK,
+    )
+    seal_tiny_decoder(
+        store,
+        BRACKETS,
+        says=f"[THINK]{REASONING}[/THINK] {CONTENT}",
+        template="{{ '[THINK]' if messages is undefined }}" + CHATML,
+        added_tokens=("[THINK]", "[/THINK]"),
     )
     return store
 
@@ -58,7 +67,9 @@ async def ask(store: Path, model: str, **more: Any) -> dict[str, Any]:
     return parsed
 
 
-@pytest.mark.parametrize(("model", "reasoning_tokens"), [(HYBRID, 6), (INDENTED, 7), (THINKER, 5)])
+@pytest.mark.parametrize(
+    ("model", "reasoning_tokens"), [(HYBRID, 6), (INDENTED, 7), (THINKER, 5), (BRACKETS, 6)]
+)
 async def test_reasoning_is_separated_from_the_content(
     model: str, reasoning_tokens: int, store: Path
 ) -> None:
