@@ -11,6 +11,7 @@ from starlette.requests import Request
 from deployments.errors import ServeError, missing_model
 from deployments.host.idle_cores import IdleCores
 from deployments.ingress.apis.anthropic.routes import AnthropicRoutes
+from deployments.ingress.apis.cohere.routes import CohereRoutes
 from deployments.ingress.apis.documentation.routes import DocumentationRoutes
 from deployments.ingress.apis.huggingface.routes import HuggingFaceRoutes
 from deployments.ingress.apis.management.routes import ManagementRoutes
@@ -47,6 +48,7 @@ APIS: tuple[Callable[[ApiContext], ApiRoutes], ...] = (
     ResponsesRoutes,  # before `DELETE /models/{id}`, which would match its paths
     ManagementRoutes,
     RerankRoutes,
+    CohereRoutes,
     TextEmbeddingsRoutes,
     OpenAIRoutes,
     ModelListRoutes,

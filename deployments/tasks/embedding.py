@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,24 @@ from deployments.tasks.base import (
 from deployments.tasks.inputs import Inputs, Many, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import normalize
 
+# What the texts are, as clients of Cohere, Voyage and NVIDIA name it.
+InputType: TypeAlias = Literal[
+    "search_query", "query", "search_document", "document", "passage",
+    "classification", "clustering",
+]  # fmt: skip
+_QUERY, _DOCUMENT = ("search_query", "query"), ("search_document", "document", "passage", "corpus")
+# Names, in lower case, of prompts of checkpoints. The first that a model has is used, as by
+# `encode_query` and `encode_document` of sentence-transformers.
+_PROMPTS: Mapping[InputType, tuple[str, ...]] = {
+    "search_query": _QUERY,
+    "query": _QUERY,
+    "search_document": _DOCUMENT,
+    "document": _DOCUMENT,
+    "passage": _DOCUMENT,
+    "classification": ("classification",),
+    "clustering": ("clustering",),
+}
+
 
 class SimilarityParameters(TruncatingParameters):
     prompt_name: str | None = None
@@ -32,6 +50,8 @@ class SimilarityParameters(TruncatingParameters):
 class EmbeddingParameters(SimilarityParameters):
     normalize: bool | None = None
     dimensions: int | None = Field(None, ge=1)
+    # Selects a prompt of the model, if it has one for this type and `prompt_name` names none.
+    input_type: InputType | None = None
     # Ignored, because these routes return floats only. Clients that cannot read base64 send it.
     encoding_format: str | None = None
 
@@ -74,7 +94,7 @@ class FeatureExtraction(Task):
         if normalize is None and not (is_shortened and manifest.normalize):
             normalize = manifest.normalize
         return TaskInput(
-            texts=add_prompt(texts, params.prompt_name, manifest),
+            texts=add_prompt(texts, _select_prompt(params, manifest), manifest),
             fields=fields,
             options=EmbeddingOptions(normalize, dimensions),
             truncation=params.choose_truncation(manifest),
@@ -179,6 +199,13 @@ def parse_prompted(
         options=None,
         truncation=params.choose_truncation(manifest),
     )
+
+
+def _select_prompt(params: EmbeddingParameters, manifest: ArtifactManifest) -> str | None:
+    if params.prompt_name is not None or params.input_type is None:
+        return params.prompt_name
+    names = {name.lower(): name for name in manifest.prompts}
+    return next((names[each] for each in _PROMPTS[params.input_type] if each in names), None)
 
 
 def add_prompt(

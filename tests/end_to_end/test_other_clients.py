@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.client_environment import run_client, run_old_hub
@@ -32,8 +33,8 @@ def infinity(cluster: Cluster, call: str, **body: Any) -> Any:
     return run_client("infinity.py", cluster.url, call, json.dumps(body))
 
 
-def cohere(cluster: Cluster, **arguments: Any) -> Any:
-    return run_client("cohere_rerank.py", cluster.url, json.dumps(arguments))
+def cohere(cluster: Cluster, method: str, client: str = "ClientV2", **arguments: Any) -> Any:
+    return run_client("cohere_client.py", cluster.url, client, method, json.dumps(arguments))
 
 
 def test_old_hub_client_embeds_and_compares(cluster: Cluster) -> None:
@@ -147,7 +148,7 @@ def test_infinity_client_raises_errors(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize("model", [EMBEDDER, RANKER])
 def test_cohere_client_ranks(cluster: Cluster, model: str) -> None:
-    response = cohere(cluster, model=model, query=QUERY, documents=ANIMALS, top_n=2)
+    response = cohere(cluster, "rerank", model=model, query=QUERY, documents=ANIMALS, top_n=2)
     scores = [result["relevance_score"] for result in response["results"]]
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
@@ -156,12 +157,29 @@ def test_cohere_client_ranks(cluster: Cluster, model: str) -> None:
 
 
 def test_cohere_client_raises_errors(cluster: Cluster) -> None:
-    missing = cohere(cluster, model="nobody/nothing", query=QUERY, documents=ANIMALS)
+    missing = cohere(cluster, "rerank", model="nobody/nothing", query=QUERY, documents=ANIMALS)
     assert (missing["raised"], missing["status"]) == ("NotFoundError", 404)
     assert "nobody/nothing does not exist" in missing["message"]
-    wrong = cohere(cluster, model=EMBEDDER, query=QUERY, documents=[])
+    wrong = cohere(cluster, "rerank", model=EMBEDDER, query=QUERY, documents=[])
     assert (wrong["raised"], wrong["status"]) == ("BadRequestError", 400)
     assert "documents" in wrong["message"]
+
+
+@pytest.mark.parametrize("client", ["Client", "ClientV2"])
+def test_cohere_client_embeds(cluster: Cluster, client: str) -> None:
+    """The client sends at most 96 texts per request, and merges the answers."""
+    texts = [f"{text} {i}" for i in range(50) for text in ANIMALS]
+    types = ["float", "ubinary"]
+    body = {"model": EMBEDDER, "texts": texts, "input_type": "search_document"}
+    vectors = cohere(cluster, "embed", client, embedding_types=types, **body)["embeddings"]
+    signs = np.unpackbits(np.array(vectors["ubinary"], np.uint8), axis=1)
+    floats = np.array(vectors["float_"], np.float32)
+    assert floats.shape == (150, 384)
+    assert (signs == (floats > 0)).all()
+    if client == "Client":
+        plain = cohere(cluster, "embed", client, **body)
+        assert plain["response_type"] == "embeddings_floats"
+        assert np.allclose(plain["embeddings"], floats, atol=1e-4)
 
 
 def test_langchain_embeds_documents_and_queries(cluster: Cluster) -> None:

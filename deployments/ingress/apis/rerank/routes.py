@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from deployments.artifacts.types import TaskName
-from deployments.errors import InvalidField, ServeError
+from deployments.errors import InvalidField
 from deployments.ingress.apis.rerank.schemas import (
     ClassifyBody,
     ClassifyResponse,
@@ -28,8 +28,8 @@ from deployments.ingress.apis.rerank.schemas import (
     build_ranked_document,
     document_text,
 )
+from deployments.ingress.apis.shared.cohere_error import cohere_error
 from deployments.ingress.apis.shared.context import ApiContext
-from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
@@ -46,7 +46,6 @@ from deployments.ingress.http.api import (
 )
 from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response, read_json_object
-from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
@@ -62,15 +61,7 @@ VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
 TEI_PATHS = ("/rerank",)
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
 ANIMALS = ["A dog barks.", "A cat purrs."]
-
-
-def rerank_error(error: ServeError) -> Response:
-    """Build the error response. Cohere's clients read `message`, other clients `error`."""
-    body = {"message": error.message, "error": build_openai_error(error)}
-    return json_response(body, status=error.status, headers=retry_headers(error))
-
-
-RERANK_ERROR_FORMAT = ErrorFormat("Rerank", rerank_error)
+RERANK_ERROR_FORMAT = ErrorFormat("Rerank", cohere_error)
 
 
 class RerankRoutes:

@@ -108,6 +108,8 @@ def test_similarity_compares_vectors_of_the_default_length(measure: str, similar
         ({"dimensions": True}, InvalidField, "parameters.dimensions"),
         ({"normalize": "yes"}, InvalidField, "parameters.normalize"),
         ({"prompt_name": "poem"}, InvalidField, "parameters.prompt_name"),
+        ({"prompt_name": ""}, InvalidField, "parameters.prompt_name"),
+        ({"input_type": "image"}, InvalidField, "parameters.input_type"),
         ({"top_k": 1}, UnknownParameter, "parameters.top_k"),
     ],
 )
@@ -125,6 +127,11 @@ def test_invalid_parameter_is_rejected_with_its_path(
         ({}, "the query: a"),
         ({"prompt_name": None}, "the query: a"),
         ({"prompt_name": "passage"}, "the text: a"),
+        ({"input_type": "query"}, "the query: a"),
+        ({"input_type": "search_document"}, "the text: a"),
+        ({"input_type": "document"}, "the text: a"),
+        ({"input_type": "clustering"}, "the query: a"),
+        ({"input_type": "document", "prompt_name": "query"}, "the query: a"),
     ],
 )
 def test_texts_start_with_the_selected_or_default_prompt(
@@ -133,8 +140,19 @@ def test_texts_start_with_the_selected_or_default_prompt(
     assert FeatureExtraction().parse("a", parameters, PROMPTED).texts == (text,)
 
 
-def test_texts_are_unchanged_for_a_model_without_prompts() -> None:
-    assert FeatureExtraction().parse(["a", "b"], {}, MANIFEST).texts == ("a", "b")
+@pytest.mark.parametrize("parameters", [{}, {"input_type": "search_query"}])
+def test_texts_are_unchanged_for_a_model_without_prompts(parameters: dict[str, Any]) -> None:
+    assert FeatureExtraction().parse(["a", "b"], parameters, MANIFEST).texts == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("input_type", "text"),
+    [("search_query", "s: a"), ("query", "s: a"), ("clustering", "c: a"), ("passage", "d: a")],
+)
+def test_most_specific_prompt_of_a_type_is_selected(input_type: str, text: str) -> None:
+    prompts = {"query": "q: ", "search_query": "s: ", "Clustering": "c: ", "document": "d: "}
+    manifest = MANIFEST.model_copy(update={"prompts": prompts})
+    assert FeatureExtraction().parse("a", {"input_type": input_type}, manifest).texts == (text,)
 
 
 ROWS = [[3.0, 4, 12, 0]]
