@@ -209,8 +209,8 @@ def measure_throughput(address: ServerAddress, target: Target) -> Mapping[str, A
         for connections in _CONNECTIONS[call.model]:
             plan = LoadPlan(
                 connections=connections,
-                seconds=target.choose(5.0, 0.3),
-                warm_up_s=target.choose(1.5, 0.2),
+                seconds=target.choose(5.0, 1.0),
+                warm_up_s=target.choose(1.5, 0.5),
             )
             load = asyncio.run(run_load(address, Workload(requests), plan))
             reasons += [
