@@ -32,7 +32,7 @@
     ├── StoreNotWritable            503  the disk of the store is full or read-only
     ├── PlanUnusable                503  the file of the plan is damaged or cannot be accessed
     ├── ArtifactError               503  a sealed model that must not be used
-    │   ├── ArtifactMissing, ManifestInvalid, ManifestTooNew
+    │   ├── ArtifactMissing, LatestInvalid, ManifestInvalid, ManifestTooNew
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
     └── DeadlineExceeded            504
 
