@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-gpu", action="store_true", help="build no candidates that only a GPU can compare"
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--all", action="store_true", help="build a real model for every task")
+    which.add_argument("--all", action="store_true", help="build those of further tasks too")
     which.add_argument(
         "--variants",
         action="store_true",

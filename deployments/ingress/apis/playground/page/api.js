@@ -73,9 +73,9 @@ export async function get(path, signal) {
   return (await request(path, { signal })).value;
 }
 
-const MAX_STORED = 100; // listed models besides those of the configuration
+const MAX_STORED = 100; // listed models besides those of the first page
 
-/** The models of the configuration, then those of the store if the key may list them. */
+/** The first page of models, then further ones of the store if the key may list them. */
 export async function listModels() {
   const [{ data }, stored] = await Promise.all([
     get("/v1/models"),

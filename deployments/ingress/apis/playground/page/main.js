@@ -124,7 +124,7 @@ function noModels() {
       "section",
       { class: "card empty" },
       el("h1", { tabindex: "-1" }, "No model yet"),
-      el("p", {}, "Build one with ", el("code", {}, "hundredfold build BAAI/bge-small-en-v1.5"), " and add it to serve_config.yaml."),
+      el("p", {}, "Build one with ", el("code", {}, "hundredfold build BAAI/bge-small-en-v1.5"), ", then load this page again."),
     ),
   };
 }
