@@ -1,6 +1,6 @@
 """`hundredfold models alias|promote|...|rm|gc`: changes of a store, without a server.
 
-Running servers apply them within 1 s.
+Running servers apply them within 2 s.
 """
 
 from __future__ import annotations
