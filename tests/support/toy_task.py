@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead
@@ -18,6 +18,10 @@ class RoundingParameters(TextParameters):
     digits: int | None = None
 
 
+class RoundingOptions(NamedTuple):
+    digits: int | None
+
+
 class VectorLength(Task):
     """Task that returns the norm of the embedding of each text."""
 
@@ -27,6 +31,7 @@ class VectorLength(Task):
         one_or_many(NonEmptyText), "a string or a list of strings"
     )
     parameters: ClassVar[type[TextParameters]] = RoundingParameters
+    options_type: ClassVar = RoundingOptions
     response_type: ClassVar[Any] = list[float]
     example: ClassVar[Mapping[str, Any]] = {"inputs": "A cat."}
 
@@ -35,8 +40,11 @@ class VectorLength(Task):
     ) -> TaskInput:
         params = parse_parameters(RoundingParameters, parameters)
         texts, fields, _ = as_list(self.inputs.read(inputs))
-        return TaskInput(texts, fields, params.digits, params.choose_truncation(manifest))
+        options = RoundingOptions(params.digits)
+        return TaskInput(texts, fields, options, params.choose_truncation(manifest))
 
-    def decode(self, context: DecodeContext, options: int | None) -> list[float]:
+    def decode(self, context: DecodeContext, options: RoundingOptions) -> list[float]:
         lengths = [float((row**2).sum() ** 0.5) for row in context.rows]
-        return [round(length, options) for length in lengths] if options is not None else lengths
+        if options.digits is None:
+            return lengths
+        return [round(length, options.digits) for length in lengths]

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from deployments.artifacts.types import Device
+from deployments.messages import BatchKey, Call, CallBatch, ModelRef, Truncation
 from deployments.tasks import TASKS
-from tests.support.artifacts import EMBEDDER
+from deployments.transports.channel import codec
+from tests.support.artifacts import EMBEDDER, tiny_manifest
 from tests.support.in_process import InProcess
 from tests.support.toy_task import NAME, VectorLength
 
@@ -48,3 +51,11 @@ async def test_new_task_is_listed_with_its_model(tiny_store: Path) -> None:
         assert NAME in [task["task"] for task in metadata["tasks"]]
         unknown = await client.post(f"/pipeline/no-task/{EMBEDDER}", json={"inputs": "a"})
         assert f"`{NAME}`" in unknown.text
+
+
+def test_options_of_a_new_task_travel_over_channels() -> None:
+    parsed = VectorLength().parse("a", {"digits": 3}, tiny_manifest())
+    call = Call(parsed.texts, parsed.fields, parsed.options, Truncation.REFUSE, deadline_s=1.0)
+    key = BatchKey(ModelRef(EMBEDDER, "0123456789ab"), NAME, Device.CPU, long=False)
+    decoded = codec.decode_call_batch(codec.encode_call_batch(CallBatch(key, (call,)), 0.0), 0.0)
+    assert decoded.calls == (call,)
