@@ -17,7 +17,13 @@ from deployments.batching.batch_policy import collate
 from deployments.engines import ENGINES, EncoderEngine, open_engine
 from deployments.errors import EngineFailed
 from deployments.messages import TokenizedItem
-from tests.integration.engines.conftest import SETTINGS, ContractEngine, Written, spec_of
+from tests.integration.engines.conftest import (
+    KINDS,
+    SETTINGS,
+    ContractEngine,
+    Written,
+    spec_of,
+)
 from tests.support.artifacts import WIDTH
 from tests.support.engine_programs import (
     MASK_TOKEN,
@@ -49,6 +55,11 @@ def test_engine_needs_its_packages_only(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(ENGINES, "lost", replace(TOY, packages=("no_such",)))
     assert ContractEngine("toy", write_onnx).missing_package is None
     assert ContractEngine("lost", write_onnx).missing_package == "no_such"
+
+
+def test_every_encoder_engine_is_checked() -> None:
+    encoders = {name for name, kind in ENGINES.items() if kind.open_encoder is not None}
+    assert {kind.engine for kind in KINDS.values()} == encoders
 
 
 def check(engine: EncoderEngine, head: ModelHead, items: Sequence[TokenizedItem]) -> None:
