@@ -49,7 +49,8 @@ KNOW_RAY = {
 }
 # The only imports between folders of APIs. text2text-generation extends the parameters and
 # responses of text-generation, and the paths of the Hugging Face API serve both tasks. Other chat
-# dialects translate their bodies into those of OpenAI's chat.
+# dialects translate their bodies into those of OpenAI's chat. The model lists take the forms of
+# OpenAI and Anthropic.
 APIS_THAT_IMPORT_APIS = {
     "anthropic": {"openai"},
     "huggingface": {"text2text", "text_generation"},
