@@ -1,1 +1,1 @@
-"""The model of a request: registry, permissions, trials of versions."""
+"""The model of a request: its resolution, permissions, trials of versions."""
