@@ -26,7 +26,7 @@ from deployments.artifacts.store import (
     set_latest,
 )
 from deployments.artifacts.types import TaskName
-from deployments.ingress.apis.model_report import STAGES_NAME
+from deployments.ingress.apis.playground.model_report import STAGES_NAME
 from tests.support.all_models import ALL_MODELS, QA_MODEL, seal_all_models
 from tests.support.artifacts import CLASSIFIER, seal
 from tests.support.decoder_artifacts import seal_tiny_decoder

@@ -25,7 +25,7 @@ from deployments.artifacts.types import TaskName
 from deployments.builds.estimates import BuildStatus
 from deployments.builds.record import ENDS
 from deployments.errors import ArtifactMissing, UnknownModel
-from deployments.ingress.apis.model_status import (
+from deployments.ingress.apis.huggingface.model_status import (
     ModelStatus,
     describe_served,
     describe_unserved,

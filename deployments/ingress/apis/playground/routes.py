@@ -14,7 +14,7 @@ from typing import ClassVar
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from deployments.ingress.apis.model_report import build_model_report
+from deployments.ingress.apis.playground.model_report import build_model_report
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.page_files import PageFiles, build_policy
 from deployments.ingress.http.api import Access, Operation
