@@ -22,13 +22,8 @@ class MarkTexts(NamedTuple):
     close: str
 
 
-THINK = MarkTexts("<think>", "</think>")  # of Qwen3, DeepSeek-R1, SmolLM3 and most others
-KNOWN_MARKS = (
-    THINK,
-    MarkTexts("[THINK]", "[/THINK]"),  # of Magistral
-    MarkTexts("<seed:think>", "</seed:think>"),  # of Seed-OSS
-    MarkTexts("<|START_THINKING|>", "<|END_THINKING|>"),  # of Command A Reasoning
-)
+THINK = MarkTexts("<think>", "</think>")  # of Qwen3, DeepSeek-R1 and most others
+KNOWN_MARKS = (THINK, MarkTexts("[THINK]", "[/THINK]"))  # the latter of Magistral
 
 
 class ReasoningMarks(NamedTuple):
