@@ -173,7 +173,7 @@ def test_cohere_client_embeds(cluster: Cluster, client: str) -> None:
     body = {"model": EMBEDDER, "texts": texts, "input_type": "search_document"}
     vectors = cohere(cluster, "embed", client, embedding_types=types, **body)["embeddings"]
     signs = np.unpackbits(np.array(vectors["ubinary"], np.uint8), axis=1)
-    floats = np.array(vectors["float_"], np.float32)
+    floats = np.array(vectors["float"], np.float32)
     assert floats.shape == (150, 384)
     assert (signs == (floats > 0)).all()
     if client == "Client":
