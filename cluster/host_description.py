@@ -150,7 +150,7 @@ def _find_http_hosts(document: Any) -> tuple[str, ...]:
 
 
 def _is_python_optimized() -> bool:
-    """Return False if pyenv has compiled this Python as it does unless told otherwise.
+    """Return False if pyenv has compiled this Python with its default options.
 
     Others optimize, and not all of them, such as Debian, record it in CONFIG_ARGS.
     """
