@@ -94,8 +94,8 @@ class BatchScheduler:
     def measure_load(self, backlog: int = 0) -> Load:
         """Return the share of engine threads in use, and the predicted time of all waiting items.
 
-        The share is the mean since the previous call of `load`. `backlog` is the number of tokens,
-        of any model, that wait outside this scheduler.
+        The share is the mean since the previous call. `backlog` is the number of tokens, of any
+        model, that wait outside this scheduler.
         """
         queued_s = self._queue.cost + self._token_rate.predict_s(backlog)
         return Load(self._meter.take(), queued_s)

@@ -57,7 +57,7 @@ class IngressReplica:
     ) -> None:
         """Raise ArtifactError if a version that `args` requests cannot be used.
 
-        Raises BadSetting if the key file, or `plan.json` of the store, is invalid.
+        Raises BadSetting if the key file is invalid, PlanUnusable if `plan.json` of the store is.
         """
         clients = runtime.clients
         monitor = ClusterMonitor(args.encoders, runtime.read_status, args.generators)

@@ -206,9 +206,9 @@ def find_garbage(
 ) -> Garbage:
     """Find everything removable, except the versions in `keep`: `id@version` or `id@alias`.
 
-    Raises BadSetting if the plan is unreadable or invalid, or if an item of `keep` names no
-    version. Raises UnknownModel if an item of `keep` names an unknown alias, StoreNotWritable if
-    the store cannot be read.
+    Raises PlanUnusable if the plan is unreadable or invalid. Raises BadSetting if an item of `keep`
+    names no version, UnknownModel if it names an unknown alias, StoreNotWritable if the store
+    cannot be read.
     """
     now_s, building = time.time(), building_directory(store)
     items: list[GarbageItem] = []
@@ -241,8 +241,8 @@ def remove(garbage: Garbage) -> tuple[GarbageItem, ...]:
     """Remove the items that are still garbage and return the removed ones.
 
     Search the store again first, because an alias may have moved since the first search. Raises
-    BadSetting if the plan is unreadable or invalid, StoreNotWritable if the store cannot be read or
-    changed.
+    PlanUnusable if the plan is unreadable or invalid, StoreNotWritable if the store cannot be read
+    or changed.
     """
     store = garbage.store
     again = find_garbage(store, garbage.keep, garbage.configured)

@@ -55,7 +55,7 @@ class ModelRegistry:
         """Read the plan and the configured models. If `verify`, check the digests of these models.
 
         Raises ArtifactError for an unusable model whose version the configuration names, and
-        BadSetting for a plan that is unreadable or invalid.
+        PlanUnusable for a plan that is unreadable or invalid.
         """
         self._store = store
         self._clock = clock
@@ -132,7 +132,7 @@ class ModelRegistry:
         self._accepted.add(ref)
 
     def refuse(self, model: RegisteredModel, reason: str) -> None:
-        """Refuse a version by `changes.refuse`. Blocks. Raises BadSetting if that fails."""
+        """Refuse a version by `changes.refuse`. Blocks. Raises PlanUnusable if that fails."""
         changes.refuse(self._store, model.ref, Refusal(reason=reason, sealed_ns=model.sealed_ns))
 
     def avoid(self, model: RegisteredModel, reason: str) -> None:

@@ -32,8 +32,8 @@ class PinnedModels:
     def __init__(self, args: AppArgs, serves: Callable[[RegisteredModel], bool]) -> None:
         """Read the list of pinned models, without those for which `serves` returns False.
 
-        Raises ArtifactError if the configuration names a version that is not usable, and BadSetting
-        for an invalid plan.
+        Raises ArtifactError if the configuration names a version that is not usable, and
+        PlanUnusable for an invalid plan.
         """
         self._registry = ModelRegistry(args.store_path(), args.models, verify=False)
         self._serves = serves
