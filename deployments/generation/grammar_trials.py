@@ -116,9 +116,10 @@ class GrammarTrials:
 
     def close(self) -> None:
         """End the server and its children."""
-        self._is_closed = True
-        if self._process is not None:
-            self._discard(self._process)
+        with self._lock:  # wait for a server that starts
+            self._is_closed, server = True, self._process
+        if server is not None:
+            self._discard(server)
 
     def _get_process(self) -> _TrialProcess:
         with self._lock:
