@@ -118,8 +118,8 @@ class ModelEvictor(Generic[T]):
 
     async def evict_all(self) -> None:
         """Evict all models, and wait until all are closed."""
-        for ref in list(self._entries):
-            await self.evict(ref)
+        while self._entries:  # others may evict models meanwhile
+            await self.evict(next(iter(self._entries)))
         await asyncio.gather(*(entry.closing for entry in self._closing.values()))
 
     async def evict(self, ref: ModelRef) -> None:
