@@ -160,7 +160,7 @@ class TextEmbeddingsRoutes:
     async def embed_sparse(self, request: Request) -> Response:
         """Return the nonzero weights of each text. A model that is not SPLADE is a WrongTask."""
         body = await self._read_body(request, PromptedBody)
-        self._require_splade_model(select_model_id(request, body.model))
+        self._require_splade_model(read_model_name(request, body.model))
         response = await self._infer_prompted(request, body, TaskName.SPARSE_EMBEDDINGS)
         # Use a thread: encoding a million values takes tenths of a second.
         content = await asyncio.to_thread(encode_sparse_vectors, response.result.value)
@@ -202,7 +202,7 @@ class TextEmbeddingsRoutes:
         body = await self._read_body(request, TokenizeBody)
         inference_request = InferenceRequest(
             inputs=body.inputs,
-            model_id=select_model_id(request, body.model),
+            model_id=read_model_name(request, body.model),
             parameters={"prompt_name": body.prompt_name},
             options=read_options(body.options, request.headers),
         )
@@ -219,7 +219,7 @@ class TextEmbeddingsRoutes:
         body = await self._read_body(request, DecodeBody)
         inference_request = InferenceRequest(
             inputs=build_token_id_inputs(body.ids, path="ids"),
-            model_id=select_model_id(request, body.model),
+            model_id=read_model_name(request, body.model),
             options=read_options(body.options, request.headers),
         )
         skip = body.skip_special_tokens is not False
@@ -264,7 +264,7 @@ class TextEmbeddingsRoutes:
         return await self._pipeline.infer(
             InferenceRequest(
                 inputs=inputs,
-                model_id=select_model_id(request, body.model),
+                model_id=read_model_name(request, body.model),
                 task=task,
                 parameters=parameters,
                 options=read_options(body.options, request.headers),
@@ -291,14 +291,6 @@ class TextEmbeddingsRoutes:
                 f"no served model does `{TaskName.SPARSE_EMBEDDINGS}`, which needs a SPLADE model. "
                 "Use `/embed` for dense vectors"
             )
-
-
-def select_model_id(request: Request, named: str | None) -> str | None:
-    """Return the model id in the path, else `named`, which is the `model` of the body.
-
-    Return None if neither names a model. `model_in_body` ignores placeholders and URLs in `named`.
-    """
-    return read_model_name(request, named)
 
 
 def _post(
