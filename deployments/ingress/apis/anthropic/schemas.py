@@ -9,7 +9,7 @@ from pydantic import BaseModel, Discriminator, Field, Tag
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from deployments.ingress.apis.openai.schemas import Probability, reject_other_types
+from deployments.ingress.apis.openai.schemas import Probability, read_type, reject_other_types
 from deployments.ingress.apis.shared.generation_answers import StreamableBody
 from deployments.ingress.http.api import LENIENT
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
@@ -87,19 +87,14 @@ _TAGS = {
 }
 
 
-def _select_block(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    # Blocks of other types are validated as TextBlock, so that the error names `type`.
-    return _TAGS.get(kind, _TEXT) if isinstance(kind, str) else _TEXT
-
-
+# Blocks of other types are validated as TextBlock, so that the error names `type`.
 _AnyBlock = Annotated[
     Annotated[TextBlock, Tag(_TEXT)]
     | Annotated[ThinkingBlock, Tag(_TAGS["thinking"])]
     | Annotated[RedactedThinkingBlock, Tag(_TAGS["redacted_thinking"])]
     | Annotated[ToolUseBlock, Tag(_TAGS["tool_use"])]
     | Annotated[ToolResultBlock, Tag(_TAGS["tool_result"])],
-    Discriminator(_select_block),
+    Discriminator(lambda value: _TAGS.get(str(read_type(value)), _TEXT)),
 ]
 
 

@@ -54,6 +54,11 @@ def reject_other_types(
     return BeforeValidator(check)
 
 
+def read_type(value: Any) -> Any:
+    """Return the key `type` of a part of a union, as JSON or already validated; else None."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+
+
 class StreamOptions(BaseModel):
     model_config = LENIENT
 
@@ -154,15 +159,10 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-def _select_part(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _REFUSAL if kind == "refusal" else _TEXT
-
-
 # Parts of other types are validated as TextPart, so that the error names `type`.
 ContentPart = Annotated[
     Annotated[TextPart, Tag(_TEXT)] | Annotated[RefusalPart, Tag(_REFUSAL)],
-    Discriminator(_select_part),
+    Discriminator(lambda value: _REFUSAL if read_type(value) == "refusal" else _TEXT),
 ]
 Content = Annotated[
     Annotated[str, Tag(_TEXT)] | Annotated[Many[ContentPart], Tag(_PARTS)],

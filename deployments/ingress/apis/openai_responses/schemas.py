@@ -24,6 +24,7 @@ from deployments.ingress.apis.openai.schemas import (
     FunctionName,
     GenerationBody,
     RefusalPart,
+    read_type,
     reject_other_types,
 )
 from deployments.ingress.http.api import LENIENT, build_schema
@@ -36,10 +37,6 @@ PART_ADVICE = "models read only texts: send `input_text`"
 TOOL_ADVICE = "this server runs no tools: offer a tool of the type `function`"
 REFERENCE_ADVICE = "this server stores no items: send the item itself"
 NOT_STORED = "because this server stores no responses"
-
-
-def _type_of(value: Any) -> Any:
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 class InputTextPart(BaseModel):
@@ -55,7 +52,7 @@ class InputTextPart(BaseModel):
 # Parts of other types are validated as InputTextPart, so that the error names `type`.
 InputPart = Annotated[
     Annotated[InputTextPart, Tag(_TEXT)] | Annotated[RefusalPart, Tag(_REFUSAL)],
-    Discriminator(lambda value: _REFUSAL if _type_of(value) == "refusal" else _TEXT),
+    Discriminator(lambda value: _REFUSAL if read_type(value) == "refusal" else _TEXT),
 ]
 
 
@@ -133,7 +130,7 @@ InputItem = Annotated[
     | Annotated[FunctionCallItem, Tag("<call>")]
     | Annotated[FunctionOutputItem, Tag("<output>")]
     | Annotated[ReasoningInputItem, Tag("<reasoning>")],
-    Discriminator(lambda value: _ITEM_TAGS.get(str(_type_of(value)), "<message>")),
+    Discriminator(lambda value: _ITEM_TAGS.get(str(read_type(value)), "<message>")),
 ]
 
 
