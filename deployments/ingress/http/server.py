@@ -10,6 +10,7 @@ into HTTP/1.1, whose chunked bodies may have trailers, and the trailers back.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, cast
 
@@ -97,7 +98,7 @@ class JoiningProtocol(HttpToolsProtocol):
         """
 
         async def call(scope: Scope, receive: Receive, send: Send) -> None:
-            is_grpc = scope["type"] == "http" and _is_grpc(scope)
+            is_grpc = scope["type"] == "http" and _is_grpc(scope["headers"])
             await app(scope, receive, self._end_message(send) if is_grpc else send)
 
         return call
@@ -110,8 +111,7 @@ class JoiningProtocol(HttpToolsProtocol):
             if message["type"] == "http.response.start":
                 # Bodies in other formats, such as those of Ray Serve itself, get no status.
                 headers = dict(message["headers"])
-                is_grpc = headers.get(b"content-type", b"").startswith(GRPC_TYPE.encode())
-                has_status = not is_grpc or STATUS_HEADER.encode() in headers
+                has_status = not _is_grpc(headers.items()) or STATUS_HEADER.encode() in headers
             elif not has_status and not message.get("more_body", False):
                 cast(JoiningTransport, self.transport).add_trailers(OK_TRAILER)
             await send(message)
@@ -119,8 +119,8 @@ class JoiningProtocol(HttpToolsProtocol):
         return call
 
 
-def _is_grpc(scope: Scope) -> bool:
-    for name, value in scope["headers"]:
+def _is_grpc(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    for name, value in headers:
         if name == b"content-type":
-            return bool(value.startswith(GRPC_TYPE.encode()))
+            return value.startswith(GRPC_TYPE.encode())
     return False
