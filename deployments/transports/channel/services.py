@@ -23,7 +23,7 @@ from deployments.transports.channel.server import Reply, Service, StreamHandler,
 # queues of the replicas.
 TOKENIZER_WINDOW = 64_000_000
 ENCODER_WINDOW = 16_000_000
-TOKEN_BYTES = 4
+TOKEN_BYTES = 4  # of a token id in `TokenizedBatch.ids`
 # Calls prefer replicas that have the model. Another replica loads the model when all replicas with
 # the model have more load than the least loaded replica plus this cost (characters or tokens).
 # Loading a model takes about as long as work of this cost.

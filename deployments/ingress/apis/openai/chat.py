@@ -171,9 +171,8 @@ class ChatStreamChoice:
         self._reasoning_blanks = ""  # white space that may end the reasoning, not sent yet
         self._aligned = AlignedTokens()
         self._tokens: deque[Token] = deque()  # tokens not sent yet
-        self._token_start = (
-            0  # of the first of them in the unsent text; negative if it began before
-        )
+        # Start of the first of them in the unsent text; negative if it began before.
+        self._token_start = 0
 
     def open(self) -> Iterator[ChatChunkChoice]:
         # As in OpenAI's streams, a message that is only a call has no content.
