@@ -93,5 +93,5 @@ class DocumentationRoutes:
 
     @cached_property
     def _document(self) -> bytes:
-        served = [model.ref.id for model in self._pipeline.permitted.open_models()]
-        return orjson.dumps(openapi_document((self, *self._apis), served))
+        configured = tuple(self._pipeline.permitted.configured)
+        return orjson.dumps(openapi_document((self, *self._apis), configured))

@@ -155,6 +155,15 @@ def version_in(path: str) -> str:
     return tiny_manifest(found[0]).version if found else ""
 
 
+async def test_examples_name_all_configured_models_even_before_they_are_built(
+    tmp_path: Path,
+) -> None:
+    async with InProcess(tmp_path, models=(EMBEDDER, DECODER)).client() as http:
+        document = await document_of(http)
+    (parameter,) = document["paths"]["/models/{id}"]["get"]["parameters"]
+    assert list(parameter["examples"]) == [EMBEDDER, DECODER]
+
+
 async def test_errors_fit_their_schemas(all_models_store: Path) -> None:
     async with all_models_server(all_models_store).client() as http:
         document = await document_of(http)
