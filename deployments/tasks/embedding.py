@@ -30,8 +30,8 @@ InputType: TypeAlias = Literal[
     "classification", "clustering",
 ]  # fmt: skip
 _QUERY, _DOCUMENT = ("search_query", "query"), ("search_document", "document", "passage", "corpus")
-# Names, in lower case, of prompts of checkpoints. The first that a model has is used, as by
-# `encode_query` and `encode_document` of sentence-transformers.
+# What checkpoints call the prompt of such texts, in lower case. Of several the first is selected.
+# sentence-transformers' `encode_query` and `encode_document` search for such names too.
 _PROMPTS: Mapping[InputType, tuple[str, ...]] = {
     "search_query": _QUERY,
     "query": _QUERY,

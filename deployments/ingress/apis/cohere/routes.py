@@ -66,15 +66,13 @@ class CohereRoutes:
 
     async def embed(self, request: Request) -> Response:
         """Return the embeddings by type; on version 1 a list if the request names no types."""
-        limits = self._pipeline.settings.limits
-        body = parse_body(CohereEmbedBody, await read_json_object(request, limits))
+        raw = await read_json_object(request, self._pipeline.settings.limits)
         for name in ("images", "inputs"):
-            if getattr(body, name) is not None:
+            if raw.get(name) is not None:
                 raise InvalidField(
                     f"`{name}` is not supported: models here embed `texts`", field=name
                 )
-        if body.texts is None:
-            raise InvalidField("`texts` is required", field="texts")
+        body = parse_body(CohereEmbedBody, raw)
         with rename_error_fields(EMBED_FIELDS):
             response = await self._pipeline.infer(
                 InferenceRequest(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
@@ -12,6 +11,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from deployments.artifacts.types import TruncationSide
+from deployments.ingress.apis.shared.base64_vectors import encode_base64
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.embedding import InputType
@@ -35,9 +35,7 @@ class CohereEmbedBody(BaseModel):
 
     model_config = LENIENT
 
-    texts: Many[NonEmptyText] | None = None
-    images: Any = None  # refused, like `inputs`
-    inputs: Any = None
+    texts: Many[NonEmptyText]
     model: str | None = None
     options: RawOptions = None
     input_type: InputType | None = None
@@ -85,10 +83,6 @@ def encode_embeddings(
     return {name: _ENCODERS[name](rows) for name in types}
 
 
-def _encode_base64(rows: NDArray[np.float32]) -> list[str]:
-    return [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in rows]
-
-
 def _encode_ubinary(rows: NDArray[np.float32]) -> NDArray[np.uint8]:
     return np.packbits(rows > 0, axis=1)
 
@@ -99,7 +93,7 @@ def _encode_binary(rows: NDArray[np.float32]) -> NDArray[np.int8]:
 
 _ENCODERS: Mapping[EmbeddingType, Callable[[NDArray[np.float32]], Any]] = {
     "float": lambda rows: rows,
-    "base64": _encode_base64,
+    "base64": encode_base64,
     "binary": _encode_binary,
     "ubinary": _encode_ubinary,
 }

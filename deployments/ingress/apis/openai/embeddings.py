@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, WithJsonSchema
 
+from deployments.ingress.apis.shared.base64_vectors import encode_base64
 from deployments.ingress.apis.shared.token_usage import Usage
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_fields import RawOptions
@@ -59,13 +59,8 @@ class EmbeddingsResponse(BaseModel):
 
 def build_embedding_objects(rows: NDArray[np.float32], encoding: str) -> list[dict[str, Any]]:
     """Build one object per row of `rows` [texts, dimensions]."""
+    embeddings = rows if encoding == "float" else encode_base64(rows)
     return [
-        {
-            "object": "embedding",
-            "index": i,
-            "embedding": row
-            if encoding == "float"
-            else base64.b64encode(row.astype("<f4").tobytes()).decode(),
-        }
-        for i, row in enumerate(rows)
+        {"object": "embedding", "index": i, "embedding": embedding}
+        for i, embedding in enumerate(embeddings)
     ]

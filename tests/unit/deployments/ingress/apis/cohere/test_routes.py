@@ -112,7 +112,7 @@ async def test_parameters_become_those_of_the_task(
         ({"texts": "night"}, "texts"),
         ({"texts": ["night", ""]}, "texts[1]"),
         ({"texts": ["night"] * 4}, "texts"),
-        ({"images": ["data:image/png;base64,AA=="]}, "images"),
+        ({"images": ["data:image/png;base64,AA=="], "input_type": "image"}, "images"),
         ({"inputs": [{"content": []}]}, "inputs"),
         ({"input_type": "image"}, "input_type"),
         ({"embedding_types": ["float", "int8"]}, "embedding_types[1]"),
