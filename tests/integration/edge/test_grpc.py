@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -350,15 +349,21 @@ def test_calls_of_a_client_are_limited_over_all_its_connections(tiny_store: Path
 
 
 def test_connections_of_a_client_are_limited(tiny_store: Path) -> None:
+    """Each connection answers before the next opens: HAProxy's threads accept in any order."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
     with run_server(InProcess(tiny_store), EdgeSettings(ClientLimits(connections=2))) as server:
-        address = ("127.0.0.1", server.edge.grpc_port)
         with ExitStack() as opened:
-            for _ in range(2):
-                opened.enter_context(socket.create_connection(address, 20))
-            # The reset may come before `connect` returns.
-            with suppress(ConnectionResetError), socket.create_connection(address, 20) as third:
-                assert third.recv(1) == b"", "HAProxy closes it"
-        wait_for(lambda: server.call("ServerLive") != b"", 20)
+            *accepted, refused = [
+                opened.enter_context(grpc.insecure_channel(server.address, options))
+                for _ in range(3)
+            ]
+            for channel in accepted:
+                assert call(channel, "ServerLive")
+            with pytest.raises(grpc.RpcError) as error:
+                call(refused, "ServerLive")
+            assert error.value.code() is grpc.StatusCode.UNAVAILABLE
+        # HAProxy counts a closed connection until it has read its end.
+        assert server.call("ServerLive", wait_for_ready=True)
 
 
 def test_port_stays_open_while_haproxy_is_replaced(grpc_server: GrpcServer) -> None:
