@@ -150,7 +150,7 @@ DECODER_GPU_NF4_BNB = replace(
 # The candidates that were fastest on the hosts measured so far. Such a build takes a minute.
 QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16),
-    decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16),
+    decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16, DECODER_FP16_TORCH),
     keep=1,
 )
 # All candidates except those of the special recipes below. Such a build takes minutes.

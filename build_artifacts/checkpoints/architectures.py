@@ -34,7 +34,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 }
 
 # Model types whose layers all have the sliding window. Their configs have no `layer_types`.
-WINDOW_IN_ALL_LAYERS = ("mistral", "phi3")
+WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2")
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
 # Errors that transformers raises for an unknown config or for values of wrong types.

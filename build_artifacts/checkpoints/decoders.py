@@ -30,15 +30,21 @@ from deployments.artifacts.manifest import (
 )
 from deployments.artifacts.types import TaskName
 
-# Architectures that onnxruntime-genai's model builder exports with a plain KV cache, and GPT-2,
-# which `decoders/graphs/` exports. The builder also exports models with image inputs or recurrent
-# layers, but the server does not support them.
-SUPPORTED = (
+# Architectures that onnxruntime-genai's model builder exports with a plain KV cache. The builder
+# also exports models with image inputs or recurrent layers, but the server does not support them.
+_MODEL_BUILDER = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
-    "GPT2LMHeadModel",
 )  # fmt: skip
+# Architectures that `decoders/graphs/` exports.
+GRAPH_BUILDERS = (
+    "GPT2LMHeadModel", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM", "SeedOssForCausalLM",
+    "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "CohereForCausalLM",
+    "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "GlmForCausalLM",
+    "Glm4ForCausalLM",
+)  # fmt: skip
+SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
 _TURN_ENDS = (
     "<|im_end|>",

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
-from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, is_supported_family
+from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, find_graph_family
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
 from build_artifacts.decoders.rope_check import check_head_size, check_rope
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
@@ -51,7 +52,7 @@ def export_decoder(
     if recipe.engine == "transformers":
         export_checkpoint(weights, metadata, recipe, into)
         return
-    if is_supported_family(weights):
+    if find_graph_family(load_config(weights)) is not None:
         _export_with_graph_builder(weights, metadata, recipe, into)
         return
     with TemporaryDirectory(dir=into) as temporary:
@@ -73,7 +74,7 @@ def _export_with_graph_builder(
         raise UnsupportedModel(
             f"`{recipe.name}`: graphs of this model family compute in fp32; ONNX Runtime's "
             "attention on a GPU computes in fp16 only",
-            hint="GPT-2 runs on a GPU through torch, encoder-decoder models run on the CPU only",
+            hint="decoders run on a GPU through torch, encoder-decoder models run on the CPU only",
         )
     if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(
@@ -90,6 +91,7 @@ def _export_with_graph_builder(
         _check_shape(
             metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary)
         )
+        check_head_size(written.decoder, written.head_dim)
         _save_graph(written.decoder, into / GRAPH_NAME, _WEIGHT_BITS[recipe.precision])
         if written.encoder is not None:
             _save_graph(written.encoder, into / ENCODER_NAME, _WEIGHT_BITS[recipe.precision])

@@ -7,22 +7,18 @@ gate are too short to reveal such an error, which appears at the end of a long c
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.decoders.reference_rope import ReferenceRope, RopeTables
 from build_artifacts.errors import UnsupportedModel
 
 if TYPE_CHECKING:
     import onnx
-
-# Cosines and sines per position and channel pair, [P, D/2] each.
-_RopeTables = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 # Maximum absolute difference. Measured up to position 131,071 with fifteen configs of eleven
 # architectures: fp32 tables equal those of transformers bit for bit, and fp16 tables differ by up
@@ -69,7 +65,7 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
     import onnx
 
     model = onnx.load(graph, load_external_data=False)
-    reference = _ReferenceRope(weights)
+    reference = ReferenceRope(weights)
     positions = _sample_positions(metadata.max_tokens)
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
     checked = set()
@@ -93,42 +89,6 @@ def check_rope(graph: Path, weights: Path, metadata: CheckpointMetadata) -> None
             )
 
 
-class _ReferenceRope:
-    """RoPE of a checkpoint, computed by the RoPE module of transformers, which has no weights."""
-
-    def __init__(self, weights: Path) -> None:
-        import torch
-        from transformers import AutoConfig, AutoModelForCausalLM
-
-        config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
-        with torch.device("meta"):  # meta device: only the type of the module is needed
-            base = AutoModelForCausalLM.from_config(config, trust_remote_code=False).base_model
-        self._config: TransformersConfig = base.config
-        self._module: Any = type(base.rotary_emb)(config=base.config)  # transformers is not typed
-        self._by_kind = "layer_type" in signature(self._module.forward).parameters
-
-    def kind(self, layer: int) -> str | None:
-        """Return the layer type that selects RoPE parameters; None when all layers share them."""
-        return str(self._config.layer_types[layer]) if self._by_kind else None
-
-    def rope_type(self, kind: str | None) -> str:
-        """Return the `rope_type` in the config for a layer type; "default" if it states none."""
-        said: Mapping[str, Any] = getattr(self._config, "rope_parameters", None) or {}
-        own = said if kind is None else said.get(kind) or {}
-        return str(own.get("rope_type", "default"))
-
-    def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> _RopeTables:
-        """Return cosines and sines at `positions` [P], each [P, half of the rotated width]."""
-        import torch
-
-        how = {} if kind is None else {"layer_type": kind}
-        with torch.inference_mode():
-            tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
-        # transformers repeats the values for the second half of a head.
-        cosines, sines = (table[0, :, : table.shape[-1] // 2].numpy() for table in tables)
-        return cosines, sines
-
-
 def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
     """Yield the attention layers that use RoPE."""
     attentions = (node for node in model.graph.node if node.op_type == "GroupQueryAttention")
@@ -140,7 +100,7 @@ def _find_rope_layers(model: onnx.ModelProto) -> Iterator[_RopeLayer]:
 
 def _read_tables(
     initializers: Mapping[str, onnx.TensorProto], layer: _RopeLayer, directory: Path
-) -> _RopeTables | None:
+) -> RopeTables | None:
     """Return the tables of a layer; None when the graph computes them."""
     from onnx import numpy_helper
 
@@ -161,7 +121,7 @@ def _sample_positions(max_tokens: int) -> NDArray[np.int64]:
     return np.unique(every[every <= last])
 
 
-def _are_close(actual: _RopeTables, expected: _RopeTables, positions: NDArray[np.int64]) -> bool:
+def _are_close(actual: RopeTables, expected: RopeTables, positions: NDArray[np.int64]) -> bool:
     """Return whether the tables equal `expected` at `positions` [P], within the tolerance."""
     allowed = _TOLERANCE + positions[:, None] * _ANGLE_ROUNDING
     for table, reference in zip(actual, expected, strict=True):

@@ -23,7 +23,12 @@ class MarkTexts(NamedTuple):
 
 
 THINK = MarkTexts("<think>", "</think>")  # of Qwen3, DeepSeek-R1 and most others
-KNOWN_MARKS = (THINK, MarkTexts("[THINK]", "[/THINK]"))  # the latter of Magistral
+KNOWN_MARKS = (
+    THINK,
+    MarkTexts("[THINK]", "[/THINK]"),  # of Magistral
+    MarkTexts("<seed:think>", "</seed:think>"),  # of Seed-OSS
+    MarkTexts("<|START_THINKING|>", "<|END_THINKING|>"),  # of Command A
+)
 
 
 class ReasoningMarks(NamedTuple):

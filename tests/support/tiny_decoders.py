@@ -52,6 +52,22 @@ def tiny_llama(directory: Path, *, inner: int = INNER) -> Path:
     return directory
 
 
+def tiny_nemotron(directory: Path, rope_type: str) -> Path:
+    """Write a Nemotron with the tokenizer of `tiny_llama`. Return `directory`."""
+    import torch
+    from transformers import LlamaConfig, NemotronConfig, NemotronForCausalLM
+
+    llama = LlamaConfig.from_pretrained(tiny_llama(directory)).to_dict()
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+             "num_attention_heads", "num_key_value_heads", "max_position_embeddings",
+             "bos_token_id", "eos_token_id")  # fmt: skip
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, "partial_rotary_factor": 1.0}
+    torch.manual_seed(0)
+    config = NemotronConfig(**{name: llama[name] for name in names}, rope_parameters=rope)
+    NemotronForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
 def tiny_gpt2(directory: Path) -> Path:
     """Write a GPT-2 with a byte tokenizer and without a chat template. Return `directory`."""
     import torch

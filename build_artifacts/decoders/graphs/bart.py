@@ -182,7 +182,7 @@ class _BartDecoder(_BartStack):
             modules = [f"{attn}.{part}_proj" for part in "qkv"]
             joined = graph.linear(value, modules, label=f"{attn}.qkv_proj")
             return graph.linear(
-                self._self_inputs.attend(layer, joined, self.shape), [f"{attn}.out_proj"]
+                self._self_inputs.attend(layer, [joined], self.shape), [f"{attn}.out_proj"]
             )
 
         def cross_attention(value: Value) -> Value:

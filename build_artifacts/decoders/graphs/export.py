@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.architectures import load_config
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_object
+from build_artifacts.checkpoints.architectures import TransformersConfig, load_config
 from build_artifacts.checkpoints.decoders import iterate_token_ids
 from build_artifacts.checkpoints.encoder_decoders import load_generation_settings
 from build_artifacts.decoders.graphs.bart import (
@@ -20,15 +19,43 @@ from build_artifacts.decoders.graphs.bart import (
 )
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
+from build_artifacts.decoders.graphs.rope_decoder import (
+    COHERE,
+    COHERE2,
+    EXAONE4,
+    GLM,
+    GLM4,
+    GPT_NEOX,
+    LLAMA,
+    OLMO2,
+    QWEN3,
+    SMOLLM3,
+    STABLELM,
+    STARCODER2,
+)
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.errors import UnsupportedModel
 
 DECODER_NAME = "decoder.onnx"
 ENCODER_NAME = "encoder.onnx"
 
-# Graph family by `model_type` of config.json.
-GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
+# Graph families by `model_type` of config.json.
+DECODERS: Mapping[str, GraphFamily] = {
     "gpt2": build_gpt2,
+    "gpt_neox": GPT_NEOX,
+    "smollm3": SMOLLM3,
+    "seed_oss": LLAMA,
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "exaone4": EXAONE4,
+    "cohere": COHERE,
+    "cohere2": COHERE2,
+    "stablelm": STABLELM,
+    "starcoder2": STARCODER2,
+    "glm": GLM,
+    "glm4": GLM4,
+}
+ENCODER_DECODERS: Mapping[str, GraphFamily] = {
     "bart": BART,
     "plbart": BART,
     "mbart": MBART,
@@ -39,6 +66,16 @@ GRAPH_FAMILIES: Mapping[str, GraphFamily] = {
     "t5": build_t5,
     "mt5": build_t5,
 }
+_FAMILIES: Mapping[str, GraphFamily] = {**DECODERS, **ENCODER_DECODERS}
+# Families for which onnxruntime-genai's model builder computes other tables than transformers if
+# RoPE has one of SCALED_ROPE.
+SCALED_DECODERS: Mapping[str, GraphFamily] = {
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": QWEN3,
+}
+SCALED_ROPE = ("linear", "dynamic", "yarn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +101,13 @@ class ExportedModel:
     eos_token_ids: tuple[int, ...]
 
 
-def is_supported_family(checkpoint: Path) -> bool:
-    return _model_type(checkpoint) in GRAPH_FAMILIES
+def find_graph_family(config: TransformersConfig) -> GraphFamily | None:
+    """Return the builder of the graphs; None if the model builder exports the model, or nothing."""
+    family = _FAMILIES.get(config.model_type)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if family is None and rope.get("rope_type") in SCALED_ROPE:
+        return SCALED_DECODERS.get(config.model_type)
+    return family
 
 
 def export_model(checkpoint: Path, into: Path) -> ExportedModel:
@@ -74,14 +116,14 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
     `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel if no
     builder supports the model type or its config, or if a tensor is missing.
     """
-    model_type = _model_type(checkpoint)
-    if model_type not in GRAPH_FAMILIES:
-        raise UnsupportedModel(
-            f"no graph builder supports the model type `{model_type or 'none'}`",
-            hint=f"supported: {', '.join(GRAPH_FAMILIES)}",
-        )
     config = load_config(checkpoint)
-    graphs = GRAPH_FAMILIES[model_type](config, checkpoint)
+    family = find_graph_family(config)
+    if family is None:
+        raise UnsupportedModel(
+            f"no graph builder supports the model type `{config.model_type}`",
+            hint=f"supported: {', '.join(_FAMILIES)}",
+        )
+    graphs = family(config, checkpoint)
     decoder, encoder = into / DECODER_NAME, None
     graphs.decoder.save(decoder)
     if graphs.encoder is not None:
@@ -92,12 +134,8 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
         decoder=decoder,
         encoder=encoder,
         layers=graphs.layers,
-        kv_heads=graphs.shape.heads,
+        kv_heads=graphs.shape.kv_heads,
         head_dim=graphs.shape.size,
         vocabulary=graphs.vocabulary,
         eos_token_ids=tuple(iterate_token_ids(generation.eos_token_id)),
     )
-
-
-def _model_type(checkpoint: Path) -> str:
-    return str(read_object(checkpoint / CONFIG_NAME).get("model_type", ""))

@@ -55,7 +55,7 @@ def _layer(
     name, epsilon = f"h.{layer}", config.layer_norm_epsilon
     normed = graph.layer_norm(hidden, f"{name}.ln_1", epsilon)
     joined = graph.linear(normed, [f"{name}.attn.c_attn"], stored="columns")
-    attended = inputs.attend(layer, joined, _heads(config, layer))
+    attended = inputs.attend(layer, [joined], _heads(config, layer))
     projected = graph.linear(attended, [f"{name}.attn.c_proj"], stored="columns")
     hidden = graph.op("Add", hidden, projected)
     normed = graph.layer_norm(hidden, f"{name}.ln_2", epsilon)

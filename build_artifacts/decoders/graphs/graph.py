@@ -146,9 +146,16 @@ class GraphWriter:
         return self.op("MatMul", value, columns, name="head"), vocabulary
 
     def layer_norm(self, value: Value, module: str, epsilon: float) -> Value:
-        """Apply the checkpoint's layer norm over the last axis."""
-        parts = [self.stored(f"{module}.{part}") for part in ("weight", "bias")]
+        """Apply the checkpoint's layer norm over the last axis. Its bias is optional."""
+        weight, bias = f"{module}.weight", f"{module}.bias"
+        parts = [
+            self.stored(name) for name in (weight, bias) if name == weight or name in self.weights
+        ]
         return self.op("LayerNormalization", value, *parts, axis=-1, epsilon=epsilon)
+
+    def rms_norm(self, value: Value, scale: Value, epsilon: float) -> Value:
+        """Divide by the RMS over the last axis, and multiply by `scale`."""
+        return self.op("SimplifiedLayerNormalization", value, scale, axis=-1, epsilon=epsilon)
 
     def activation(self, value: Value, name: str) -> Value:
         """Apply the activation `name` of config.json. Raises UnsupportedModel if it is unknown."""

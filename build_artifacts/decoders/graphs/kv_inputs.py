@@ -86,11 +86,13 @@ _SIZE_STEP = 8
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """Attention heads of one layer, with equal numbers of query heads and KV heads."""
+    """Attention heads of one layer."""
 
     heads: int
     size: int  # values per head
     scale: float | None = None  # factor of the scores; None: 1 / sqrt(size)
+    # KV heads, which several query heads share. None: each query head has its own.
+    shared_heads: int | None = None
 
     def __post_init__(self) -> None:
         if self.size % _SIZE_STEP:
@@ -101,6 +103,10 @@ class HeadShape:
             )
 
     @property
+    def kv_heads(self) -> int:
+        return self.heads if self.shared_heads is None else self.shared_heads
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of ONNX Runtime's attention operators."""
         scale = {} if self.scale is None else {"scale": self.scale}
@@ -109,7 +115,16 @@ class HeadShape:
     @property
     def grouped(self) -> dict[str, Any]:
         """Attributes of GroupQueryAttention."""
-        return {"kv_num_heads": self.heads, **self.attributes}
+        return {"kv_num_heads": self.kv_heads, **self.attributes}
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """RoPE of one layer, for the first channels of each head."""
+
+    cosines: Value  # [positions, rotated channels / 2]
+    sines: Value
+    interleaved: bool  # True: neighboring channels form a pair. False: one channel of each half.
 
 
 class SelfAttentionInputs:
@@ -139,19 +154,35 @@ class SelfAttentionInputs:
         return arange(self._graph, self._width)
 
     def attend(
-        self, layer: int, joined: Value, shape: HeadShape, bias: Value | None = None
+        self,
+        layer: int,
+        parts: Sequence[Value],
+        shape: HeadShape,
+        *,
+        bias: Value | None = None,
+        rotation: Rotation | None = None,
+        window: int | None = None,
     ) -> Value:
         """Append T tokens to the cache and attend causally.
 
-        `joined` is the packed query, key and value, [B, T, 3 x heads x size]. `bias` is added to
-        the scores, [B, heads, T, M]. Returns [B, T, heads x size].
+        `parts` are query, key and value, [B, T, heads x size] each, or one value that packs them.
+        `bias` is added to the scores, [B, heads, T, M]. A token attends to `window` tokens
+        including itself. Returns [B, T, heads x size].
         """
-        graph, size = self._graph, ("B", shape.heads, "M", shape.size)
+        graph, size = self._graph, ("B", shape.kv_heads, "M", shape.size)
         past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
-        biased = [] if bias is None else [None, None, None, bias]
-        inputs = [joined, None, None, *past, self._lengths, self._total, *biased]
+        query, key, value = parts if len(parts) > 1 else (parts[0], None, None)
+        tables, attributes = [None, None], shape.grouped
+        if rotation is not None:
+            tables = [rotation.cosines, rotation.sines]
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.interleaved)}
+        if window is not None:
+            attributes["local_window_size"] = window
+        inputs = [query, key, value, *past, self._lengths, self._total, *tables]
+        if bias is not None:
+            inputs += [None, bias]
         attended, *present = graph.multi_output_op(
-            "GroupQueryAttention", 3, *inputs, name=f"self_attention.{layer}", **shape.grouped
+            "GroupQueryAttention", 3, *inputs, name=f"self_attention.{layer}", **attributes
         )
         for part, value in zip(KV_NAMES, present, strict=True):
             graph.output(value, f"present.{layer}.{part}", *size)

@@ -55,10 +55,7 @@ class _T5Stack:
         return self._norm_by(hidden, self.graph.stored(f"{module}.weight"))
 
     def _norm_by(self, hidden: Value, scale: Value) -> Value:
-        epsilon = self._config.layer_norm_epsilon
-        return self.graph.op(
-            "SimplifiedLayerNormalization", hidden, scale, axis=-1, epsilon=epsilon
-        )
+        return self.graph.rms_norm(hidden, scale, self._config.layer_norm_epsilon)
 
     def _feed_forward(self, layer: str, hidden: Value) -> Value:
         graph, config, dense = self.graph, self._config, f"{layer}.DenseReluDense"
@@ -174,7 +171,7 @@ class _T5Decoder(_T5Stack):
         attn, cross = f"{name}.{_SELF}", f"{name}.{_CROSS}"
         normed = self._norm(hidden, f"{name}.layer.0.layer_norm")
         joined = graph.linear(normed, [f"{attn}.{part}" for part in "qkv"], label=f"{attn}.qkv")
-        attended = self._self_inputs.attend(layer, joined, self.shape, bias)
+        attended = self._self_inputs.attend(layer, [joined], self.shape, bias=bias)
         hidden = graph.op("Add", hidden, graph.linear(attended, [f"{attn}.o"]))
         normed = self._norm(hidden, f"{name}.layer.1.layer_norm")
         query = graph.linear(normed, [f"{cross}.q"])

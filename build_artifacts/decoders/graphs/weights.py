@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,41 +15,90 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
 
 Side = Literal["encoder", "decoder"]
+# Pairs of a part of a name in a checkpoint and its replacement.
+Renames = Sequence[tuple[str, str]]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FusedModule:
+    """A linear layer of a checkpoint that computes the outputs of several, of equal sizes."""
+
+    name: str
+    parts: tuple[str, ...]
+    # The parts alternate along the outputs, `groups` times. With one group, they follow each other.
+    groups: int = 1
+
+
+class _StoredTensor(NamedTuple):
+    """A tensor of a checkpoint, or a part of one."""
+
+    file: Any
+    name: str  # in the file
+    fused: FusedModule | None = None
+    part: int = 0  # index in `fused.parts`
+
+    def shape(self) -> tuple[int, ...]:
+        rows, *columns = self.file.get_slice(self.name).get_shape()
+        return (rows if self.fused is None else rows // len(self.fused.parts), *columns)
+
+    def read(self) -> NDArray[np.generic]:
+        tensor: NDArray[np.generic] = self.file.get_tensor(self.name)
+        if self.fused is None:
+            return tensor
+        groups = tensor.reshape(self.fused.groups, len(self.fused.parts), -1, *tensor.shape[1:])
+        return groups[:, self.part].reshape(-1, *tensor.shape[1:])
 
 
 class CheckpointWeights:
     """Tensors by name, as fp32.
 
     In a checkpoint of a model with a task head, the names start with `base`, such as "model.". This
-    class removes that prefix.
+    class removes that prefix. It applies `renames`, and makes the parts of `fused` modules readable
+    under their own names.
     """
 
-    def __init__(self, checkpoint: Path, base: str = "") -> None:
+    def __init__(
+        self,
+        checkpoint: Path,
+        base: str = "",
+        *,
+        renames: Renames = (),
+        fused: Sequence[FusedModule] = (),
+    ) -> None:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
-        self._files: dict[str, Any] = {}  # open file, by tensor name without `base`
-        self._stored: dict[str, str] = {}  # tensor name in the file, by name without `base`
+        self._tensors: dict[str, _StoredTensor] = {}
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - the file object is no mapping
                 name = stored.removeprefix(base)
-                self._files[name], self._stored[name] = file, stored
+                for old, new in renames:
+                    name = name.replace(old, new)
+                self._add(name, _StoredTensor(file, stored), fused)
+
+    def _add(self, name: str, tensor: _StoredTensor, fused: Sequence[FusedModule]) -> None:
+        whole = next((each for each in fused if f".{each.name}." in name), None)
+        if whole is None:
+            self._tensors[name] = tensor
+            return
+        for index, part in enumerate(whole.parts):
+            own = tensor._replace(fused=whole, part=index)
+            self._tensors[name.replace(f".{whole.name}.", f".{part}.")] = own
 
     def __contains__(self, name: str) -> bool:
-        return name in self._stored
+        return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the tensor. Raises UnsupportedModel when it is missing."""
-        return tuple(self._file(name).get_slice(self._stored[name]).get_shape())
+        return self._find(name).shape()
 
     def read(self, name: str) -> FloatArray:
         """Return a copy of the tensor. Raises UnsupportedModel when it is missing."""
-        tensor: NDArray[np.generic] = self._file(name).get_tensor(self._stored[name])
-        return tensor.astype(np.float32, copy=False)
+        return self._find(name).read().astype(np.float32, copy=False)
 
     def first(self, names: Sequence[str]) -> str:
         """Return the first of `names` that the checkpoint has, or `names[0]` if it has none.
@@ -57,13 +107,13 @@ class CheckpointWeights:
         """
         return next((name for name in names if name in self), names[0])
 
-    def _file(self, name: str) -> Any:
-        if name not in self._files:
+    def _find(self, name: str) -> _StoredTensor:
+        if name not in self._tensors:
             raise UnsupportedModel(
                 f"the checkpoint has no tensor `{name}`",
                 hint="download the checkpoint again, or correct the architecture in config.json",
             )
-        return self._files[name]
+        return self._tensors[name]
 
 
 def embedding_names(side: Side) -> list[str]:

@@ -6,12 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import transformers
 
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.architectures import parse_task_class
-from build_artifacts.checkpoints.decoders import find_decoder_settings, read_chat_templates
+from build_artifacts.checkpoints.decoders import (
+    GRAPH_BUILDERS,
+    find_decoder_settings,
+    read_chat_templates,
+)
 from build_artifacts.checkpoints.encoder_decoders import SUPPORTED
-from build_artifacts.decoders.graphs.export import GRAPH_FAMILIES
+from build_artifacts.decoders.graphs.export import DECODERS, ENCODER_DECODERS
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import decoder
 from build_artifacts.families.base import BuildBudget, BuildContext
@@ -387,4 +392,6 @@ def test_unsupported_encoder_decoder_is_rejected_by_name(directory: Path) -> Non
 
 
 def test_supported_types_match_graph_builders() -> None:
-    assert set(SUPPORTED) == set(GRAPH_FAMILIES) - {"gpt2"}, "GPT-2 has no encoder"
+    assert set(SUPPORTED) == set(ENCODER_DECODERS)
+    classes = (getattr(transformers, name).config_class for name in GRAPH_BUILDERS)
+    assert {kind.model_type for kind in classes} == set(DECODERS)

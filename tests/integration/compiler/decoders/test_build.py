@@ -51,6 +51,7 @@ from tests.support.tiny_decoders import (
     make_t5,
     tiny_gpt2,
     tiny_llama,
+    tiny_nemotron,
     tiny_writer,
 )
 
@@ -250,10 +251,7 @@ def test_unused_gate_limit_is_rejected(source: Path, tmp_path: Path, limit: str)
 
 
 def test_unsupported_rope_type_is_rejected_by_name(tmp_path: Path) -> None:
-    source = tiny_llama(tmp_path / "llama")
-    config = json.loads((source / "config.json").read_bytes())
-    config["rope_parameters"] |= {"rope_type": "linear", "factor": 4.0}
-    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    source = tiny_nemotron(tmp_path / "nemotron", "linear")
     output = io.StringIO()
     request = request_of(source, tmp_path / "store", DECODER_INT8, gate=LENIENT)
     with pytest.raises(UnsupportedModel, match="rope type is `linear`"):

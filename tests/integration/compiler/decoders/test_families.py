@@ -5,6 +5,7 @@ Texts are longer than sliding windows, so that a graph without the window differ
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +13,32 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from numpy.linalg import norm
+from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.architectures import WINDOW_IN_ALL_LAYERS
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import SUPPORTED
 from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.export import export_decoder
+from build_artifacts.decoders.graphs.export import SCALED_ROPE
+from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache, quantize_kv_cache
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
+from build_artifacts.decoders.per_token_int8 import quantize_per_token
+from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.presets import DECODER_FP16
 from build_artifacts.recipes import DECODER_FP32, DecoderRecipe
+from build_artifacts.types import FloatArray
 from deployments.artifacts.manifest import EngineOptions, ModelSource
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx.decoder import OnnxDecoder
 from tests.support.decoder_artifacts import write_byte_tokenizer
 from tests.support.tiny_encoders import write_json
+
+IntArray = NDArray[np.int64]
 
 TOKENS, WINDOW = 96, 32
 # The hidden size is a square number. Gemma scales embeddings by the square root of this size. The
@@ -48,6 +59,20 @@ OWN: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {"original_max_position_embeddings": 128, "sliding_window": WINDOW},
     "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "Ernie4_5ForCausalLM": {"head_dim": 16},
+    "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "rotary_pct": 0.5},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},
+    "Olmo3ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "Exaone4ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "CohereForCausalLM": {"logit_scale": 0.25},
+    "Cohere2ForCausalLM": {"logit_scale": 0.25, "sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "StableLmForCausalLM": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "Starcoder2ForCausalLM": {"sliding_window": WINDOW},
+    "GlmForCausalLM": {"head_dim": 64, "attention_bias": True},
+    "Glm4ForCausalLM": {"head_dim": 64, "attention_bias": True},
 }  # fmt: skip
 BUILT = [
     name for name in SUPPORTED if name != "GPT2LMHeadModel"
@@ -57,37 +82,92 @@ BUILT = [
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", BUILT)
 def test_exported_family_matches_transformers(architecture: str, tmp_path: Path) -> None:
-    model = write_model(architecture, tmp_path / "checkpoint")
+    check_export(tmp_path, architecture, OWN.get(architecture, {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
+        ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+        ("SmolLM3ForCausalLM", {"tie_word_embeddings": False, "attention_bias": True}),
+    ],
+)
+def test_exported_variant_matches_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    check_export(tmp_path, architecture, OWN[architecture] | changes)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "field"),
+    [
+        ("CohereForCausalLM", "use_qk_norm"),
+        ("StableLmForCausalLM", "qk_layernorm"),
+        ("StableLmForCausalLM", "use_parallel_residual"),
+    ],
+)
+def test_unsupported_variant_is_rejected_by_name(
+    architecture: str, field: str, tmp_path: Path
+) -> None:
+    write_model(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: True})
+    with pytest.raises(UnsupportedModel, match=f"`{field}` of the architecture"):
+        export_graph(tmp_path, DECODER_FP32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rope_type", SCALED_ROPE)
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
+def test_scaled_rope_matches_transformers(
+    architecture: str, rope_type: str, tmp_path: Path
+) -> None:
+    scaled = {"original_max_position_embeddings": WINDOW} if rope_type == "yarn" else {}
+    rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, **scaled}
+    own = OWN.get(architecture, {})
+    check_export(tmp_path, architecture, own | {"rope_parameters": rope})
+
+
+def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> None:
+    """Check the logits of an exported tiny model with the config values `own`."""
+    model = write_model(architecture, directory / "checkpoint", own)
+    spec = export_graph(directory, DECODER_FP32)
+    ids, expected = compute_logits(model)
+    np.testing.assert_allclose(
+        run_graph(spec, ids), expected, atol=1e-4 * expected.std(), rtol=1e-3
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["Cohere2ForCausalLM", "GPTNeoXForCausalLM"])
+def test_int8_graph_and_kv_cache_stay_close(architecture: str, tmp_path: Path) -> None:
+    """RoPE rotates neighboring channels of one layer of Cohere2, and half of those of GPT-NeoX."""
+    model = write_model(architecture, tmp_path / "checkpoint", OWN[architecture])
     spec = export_graph(tmp_path, DECODER_FP32)
-    ids = np.random.default_rng(0).integers(8, spec.vocabulary, TOKENS)
-    with torch.inference_mode():
-        expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
-    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)
-    try:
-        read = engine.prefill(1, ids[:-1].tolist(), 0, all_logits=True).copy()
-        step = engine.decode(ids[[-1, -1]], np.array([0, TOKENS - 1]))[1]
-    finally:
-        engine.close()
-    tolerance = 1e-4 * expected.std()
-    np.testing.assert_allclose(read, expected[:-1], atol=tolerance, rtol=1e-3)
-    np.testing.assert_allclose(step, expected[-1], atol=tolerance, rtol=1e-3)
+    random = np.random.default_rng(1)
+    texts = [random.integers(8, spec.vocabulary, TOKENS).tolist() for _ in range(4)]
+    calibration = CalibrationTexts(texts, spec.generation_config)
+    into = tmp_path / "int8" / GRAPH_NAME
+    into.parent.mkdir()
+    quantize_per_token(spec.path, into, calibration)
+    quantize_kv_cache(into, calibration)
+    assert has_int8_kv_cache(into)
+    ids, expected = compute_logits(model)
+    found = run_graph(replace(spec, path=into, precision="int8", kv_cache_dtype="int8"), ids)
+    cosines = (found * expected).sum(axis=1) / (norm(found, axis=1) * norm(expected, axis=1))
+    assert cosines.mean() > 0.99
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
 def test_gpu_graph_with_qk_norms_runs_without_a_gpu(architecture: str, tmp_path: Path) -> None:
     """The gate of a host without a GPU runs the GPU graph on the CPU provider."""
-    model = write_model(architecture, tmp_path / "checkpoint")
+    model = write_model(architecture, tmp_path / "checkpoint", OWN[architecture])
     spec = export_graph(tmp_path, DECODER_FP16)
-    ids = np.random.default_rng(0).integers(8, spec.vocabulary, TOKENS)
-    with torch.inference_mode():
-        expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
-    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)
-    try:
-        read = engine.prefill(1, ids.tolist(), 0, all_logits=True).copy()
-    finally:
-        engine.close()
-    np.testing.assert_allclose(read, expected, atol=0.05 * expected.std(), rtol=0.05)
+    ids, expected = compute_logits(model)
+    np.testing.assert_allclose(
+        run_graph(spec, ids), expected, atol=0.05 * expected.std(), rtol=0.05
+    )
 
 
 def test_every_sliding_window_has_known_layers() -> None:
@@ -97,6 +177,28 @@ def test_every_sliding_window_has_known_layers() -> None:
         if hasattr(config_class, "sliding_window"):
             is_uniform = config_class.model_type in WINDOW_IN_ALL_LAYERS
             assert is_uniform != hasattr(config_class, "layer_types"), architecture
+
+
+def compute_logits(model: Any) -> tuple[IntArray, FloatArray]:
+    """Return random token ids, and their logits by transformers, [TOKENS, vocabulary]."""
+    ids = np.random.default_rng(0).integers(8, model.config.vocab_size, TOKENS)
+    with torch.inference_mode():
+        return ids, model(torch.from_numpy(ids)[None]).logits[0].numpy()
+
+
+def run_graph(spec: DecoderSpec, ids: IntArray) -> FloatArray:
+    """Return the logits of a prefill of all tokens but one, and of a decode step."""
+    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)
+    try:
+        read = engine.prefill(1, ids[:-1].tolist(), 0, all_logits=True).copy()
+        step = engine.decode(ids[[-1, -1]], np.array([0, len(ids) - 1]))[1:]
+        return np.concatenate([read, step])
+    finally:
+        engine.close()
+
+
+def check_logits(found: FloatArray, expected: FloatArray, tolerance: float) -> None:
+    np.testing.assert_allclose(found, expected, atol=tolerance * expected.std(), rtol=tolerance)
 
 
 def export_graph(directory: Path, recipe: DecoderRecipe) -> DecoderSpec:
@@ -117,18 +219,20 @@ def export_graph(directory: Path, recipe: DecoderRecipe) -> DecoderSpec:
     )
 
 
-def write_model(architecture: str, directory: Path) -> Any:
-    """Write a tiny model with random weights to `directory`."""
+def write_model(architecture: str, directory: Path, own: dict[str, Any]) -> Any:
+    """Write a tiny model with random weights and the config values `own` to `directory`."""
     directory.mkdir()
     tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
     kind = getattr(transformers, architecture)
-    config = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | OWN.get(architecture, {})
+    config = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | own
     torch.manual_seed(0)
     model = kind(kind.config_class(**config)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
                 parameter.normal_(std=0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
     model.save_pretrained(directory)
     return model

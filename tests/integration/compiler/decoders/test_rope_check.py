@@ -27,10 +27,9 @@ from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.rope_check import check_head_size, check_rope
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
-from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.types import TaskName
-from tests.support.tiny_decoders import tiny_llama
-from tests.support.tiny_encoders import write_json
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.tiny_decoders import tiny_nemotron
 
 POSITIONS, HEAD = 131_072, 32
 SIZES = {
@@ -197,20 +196,12 @@ def test_head_size_that_the_attention_cannot_rotate_is_rejected(tmp_path: Path) 
 
 @pytest.mark.slow
 def test_model_builder_graph_with_ignored_rope_type_is_rejected(tmp_path: Path) -> None:
-    source = tiny_llama(tmp_path / "llama")
-    config = LlamaConfig.from_pretrained(source)
-    metadata = CheckpointMetadata(
-        tasks=(TaskName.TEXT_GENERATION,),
-        architecture="LlamaForCausalLM",
-        max_tokens=config.max_position_embeddings,
-        output_width=config.vocab_size,
-        generation_config=GenerationConfig(layers=2, kv_heads=2, head_dim=16, eos_token_ids=(2,)),
-    )
-    (tmp_path / "plain").mkdir()
-    export_decoder(source, metadata, DECODER_FP32, tmp_path / "plain")
+    export_nemotron(tmp_path / "plain", "default")
+    with pytest.raises(UnsupportedModel, match=r"`NemotronForCausalLM` .* type is `linear`"):
+        export_nemotron(tmp_path / "linear", "linear")
 
-    linear = {"rope_parameters": DEFAULT | {"rope_type": "linear", "factor": 4.0}}
-    write_json(source / "config.json", config.to_dict() | linear)
-    (tmp_path / "linear").mkdir()
-    with pytest.raises(UnsupportedModel, match=r"`LlamaForCausalLM` .* type is `linear`"):
-        export_decoder(source, metadata, DECODER_FP32, tmp_path / "linear")
+
+def export_nemotron(directory: Path, rope_type: str) -> None:
+    source, graph = tiny_nemotron(directory / "source", rope_type), directory / "graph"
+    graph.mkdir()
+    export_decoder(source, read_checkpoint_metadata(source), DECODER_FP32, graph)

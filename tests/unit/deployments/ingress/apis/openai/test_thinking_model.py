@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from deployments.generation.reasoning import THINK
+from deployments.generation.reasoning import KNOWN_MARKS, THINK
 from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
 from tests.support.decoder_artifacts import CHATML, seal_tiny_decoder
 from tests.unit.deployments.ingress.apis.openai.test_with_a_model import client
@@ -21,9 +21,9 @@ INDENTED = "tiny/indented"
 THINKER = "tiny/thinker"
 # The same model as HYBRID with a template that names no mark.
 PLAIN = "tiny/plain"
-# As Magistral: other marks.
-BRACKETS = "tiny/brackets"
-MODELS = (HYBRID, INDENTED, THINKER, PLAIN, BRACKETS)
+# As Magistral, Seed-OSS and Command A: other marks.
+OTHERS = {f"tiny/others{number}": marks for number, marks in enumerate(KNOWN_MARKS[1:])}
+MODELS = (HYBRID, INDENTED, THINKER, PLAIN, *OTHERS)
 OPEN, CLOSE = THINK
 REASONING, CONTENT = "Hm.", "Yes!"
 ENABLED = f"{{% if enable_thinking is false %}}{{{{ '{OPEN}\n\n{CLOSE}\n\n' }}}}{{% endif %}}"
@@ -48,13 +48,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         template=CHATML + f"{{{{ '{OPEN}\n' }}}}",
         added_tokens=THINK,
     )
-    seal_tiny_decoder(
-        store,
-        BRACKETS,
-        says=f"[THINK]{REASONING}[/THINK] {CONTENT}",
-        template="{{ '[THINK]' if messages is undefined }}" + CHATML,
-        added_tokens=("[THINK]", "[/THINK]"),
-    )
+    for model, marks in OTHERS.items():
+        seal_tiny_decoder(
+            store,
+            model,
+            says=f"{marks.open}{REASONING}{marks.close} {CONTENT}",
+            template=f"{{{{ '{marks.open}' if messages is undefined }}}}" + CHATML,
+            added_tokens=marks,
+        )
     return store
 
 
@@ -68,7 +69,8 @@ async def ask(store: Path, model: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("model", "reasoning_tokens"), [(HYBRID, 6), (INDENTED, 7), (THINKER, 5), (BRACKETS, 6)]
+    ("model", "reasoning_tokens"),
+    [(HYBRID, 6), (INDENTED, 7), (THINKER, 5), *((model, 6) for model in OTHERS)],
 )
 async def test_reasoning_is_separated_from_the_content(
     model: str, reasoning_tokens: int, store: Path

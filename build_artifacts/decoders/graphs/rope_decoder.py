@@ -1,0 +1,304 @@
+"""Graph builder for decoders with RoPE, in the variants that `RopeDecoder` describes.
+
+Modules have the names of Llama's in transformers; the checkpoint's names are translated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from build_artifacts.checkpoints.architectures import (
+    TransformersConfig,
+    read_max_positions,
+    read_windows,
+)
+from build_artifacts.decoders.graphs.graph import GraphWriter
+from build_artifacts.decoders.graphs.kv_inputs import (
+    HeadShape,
+    ModelGraphs,
+    Rotation,
+    SelfAttentionInputs,
+)
+from build_artifacts.decoders.graphs.operators import Value
+from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
+from build_artifacts.decoders.reference_rope import ReferenceRope
+from build_artifacts.errors import UnsupportedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerNorms:
+    """Norms of a layer: modules before and after its attention and its MLP, None without a norm."""
+
+    before_attention: str | None = "input_layernorm"
+    after_attention: str | None = None
+    before_mlp: str | None = "post_attention_layernorm"
+    after_mlp: str | None = None
+
+
+POST_NORMS = LayerNorms(
+    before_attention=None,
+    after_attention="post_attention_layernorm",
+    before_mlp=None,
+    after_mlp="post_feedforward_layernorm",
+)
+SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
+
+ConfigFlag = Callable[[TransformersConfig], bool]
+RotatesLayer = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
+
+
+def _never(_: TransformersConfig) -> bool:
+    return False
+
+
+def _rotates_all(_: TransformersConfig, __: int) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeDecoder:
+    """Variant of the architecture. A call builds the graph of a checkpoint."""
+
+    norm: Literal["rms", "layer"] = "rms"  # kind of all norms
+    epsilon: str = "rms_norm_eps"  # config field with the epsilon of all norms
+    norms: LayerNorms = field(default_factory=LayerNorms)
+    # Norms of queries and keys before RoPE, over all heads or over each of them.
+    query_norm: Literal["all heads", "each head"] | None = None
+    # Whether attention and MLP read the input of the layer, instead of one the result of the other.
+    parallel: ConfigFlag = _never
+    gated: bool = True  # whether the MLP multiplies by a gate
+    rotates: RotatesLayer = _rotates_all
+    interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
+    scales_logits: bool = False  # whether the config has a factor of the logits
+    base: str = "model."
+    renames: Renames = ()
+    fused: Callable[[TransformersConfig], FusedModule] | None = None
+    unsupported: tuple[str, ...] = ()  # config fields that must be false
+
+    def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+        """Build the graph of a checkpoint.
+
+        Raises UnsupportedModel for an unsupported activation, head size or option of the variant,
+        or a missing tensor.
+        """
+        for name in self.unsupported:
+            if getattr(config, name):
+                raise UnsupportedModel(
+                    f"`{name}` of the architecture `{config.model_type}` is not supported",
+                    hint="use a model of this architecture without it",
+                )
+        fused = [] if self.fused is None else [self.fused(config)]
+        weights = CheckpointWeights(checkpoint, self.base, renames=self.renames, fused=fused)
+        return _DecoderBuilder(self, config, weights, ReferenceRope(checkpoint)).build()
+
+
+class _DecoderBuilder:
+    """Builder of the graph of one checkpoint."""
+
+    def __init__(
+        self,
+        variant: RopeDecoder,
+        config: TransformersConfig,
+        weights: CheckpointWeights,
+        rope: ReferenceRope,
+    ) -> None:
+        self._variant, self._config, self._rope = variant, config, rope
+        self._graph = GraphWriter("decoder", weights)
+        self._inputs = SelfAttentionInputs(self._graph)
+        self._windows = read_windows(config)
+        self._rotations: dict[str | None, Rotation] = {}  # by kind of layer
+        self._is_parallel = variant.parallel(config)
+        heads = config.num_attention_heads
+        self._shape = HeadShape(
+            heads,
+            getattr(config, "head_dim", None) or config.hidden_size // heads,
+            shared_heads=getattr(config, "num_key_value_heads", None) or heads,
+        )
+
+    def build(self) -> ModelGraphs:
+        graph, config = self._graph, self._config
+        hidden = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
+        for layer in range(config.num_hidden_layers):
+            hidden = self._layer(layer, hidden)
+        states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
+        heads = ["lm_head.weight", "embed_tokens.weight"]
+        logits, vocabulary = graph.head(
+            states, heads[::-1] if config.tie_word_embeddings else heads
+        )
+        if self._variant.scales_logits:
+            logits = graph.op("Mul", logits, graph.constant(float(config.logit_scale)))
+        graph.output(logits, "logits", "B", "L", vocabulary)
+        return ModelGraphs(
+            decoder=graph,
+            layers=config.num_hidden_layers,
+            shape=self._shape,
+            vocabulary=vocabulary,
+        )
+
+    def _layer(self, number: int, hidden: Value) -> Value:
+        graph, norms, layer = self._graph, self._variant.norms, f"layers.{number}"
+        source = self._optional_norm(hidden, layer, norms.before_attention)
+        attended = self._attention(number, source)
+        attended = self._optional_norm(attended, layer, norms.after_attention)
+        summed = graph.op("Add", hidden, attended)
+        if not self._is_parallel:
+            source = self._optional_norm(summed, layer, norms.before_mlp)
+        elif norms.before_mlp != norms.before_attention:
+            source = self._optional_norm(hidden, layer, norms.before_mlp)
+        computed = self._optional_norm(self._mlp(f"{layer}.mlp", source), layer, norms.after_mlp)
+        return graph.op("Add", summed, computed)
+
+    def _attention(self, number: int, hidden: Value) -> Value:
+        graph, variant, name = self._graph, self._variant, f"layers.{number}.self_attn"
+        modules = [f"{name}.{part}_proj" for part in "qkv"]
+        if variant.query_norm is None:
+            parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
+        else:
+            query, key, value = (graph.linear(hidden, [module]) for module in modules)
+            parts = [
+                self._norm_heads(query, f"{name}.q_norm", self._shape.heads),
+                self._norm_heads(key, f"{name}.k_norm", self._shape.kv_heads),
+                value,
+            ]
+        attended = self._inputs.attend(
+            number,
+            parts,
+            self._shape,
+            rotation=self._rotation(number),
+            window=self._windows[number],
+        )
+        return graph.linear(attended, [f"{name}.o_proj"])
+
+    def _norm_heads(self, value: Value, module: str, heads: int) -> Value:
+        """Norm queries or keys, [B, T, heads x size]."""
+        if self._variant.query_norm == "all heads":
+            return self._norm(value, module)
+        graph = self._graph
+        apart = graph.op("Reshape", value, graph.constant([0, 0, heads, self._shape.size]))
+        return graph.op("Reshape", self._norm(apart, module), graph.constant([0, 0, -1]))
+
+    def _rotation(self, number: int) -> Rotation | None:
+        """Return the RoPE of a layer. Layers of one kind share tables."""
+        if not self._variant.rotates(self._config, number):
+            return None
+        kind = self._rope.kind(number)
+        if kind not in self._rotations:
+            positions = read_max_positions(self._config)
+            assert positions is not None, "bug: a config without a maximum of positions"
+            cosines, sines = self._rope.compute_tables(kind, np.arange(positions))
+            self._rotations[kind] = Rotation(
+                self._graph.tensor(f"rope.{kind}.cosines", cosines),
+                self._graph.tensor(f"rope.{kind}.sines", sines),
+                self._variant.interleaved,
+            )
+        return self._rotations[kind]
+
+    def _mlp(self, name: str, hidden: Value) -> Value:
+        graph, activation = self._graph, self._config.hidden_act
+        if not self._variant.gated:
+            inner = graph.activation(graph.linear(hidden, [f"{name}.up_proj"]), activation)
+        else:
+            gate = graph.activation(graph.linear(hidden, [f"{name}.gate_proj"]), activation)
+            inner = graph.op("Mul", gate, graph.linear(hidden, [f"{name}.up_proj"]))
+        return graph.linear(inner, [f"{name}.down_proj"])
+
+    def _optional_norm(self, value: Value, layer: str, module: str | None) -> Value:
+        return value if module is None else self._norm(value, f"{layer}.{module}")
+
+    def _norm(self, value: Value, module: str) -> Value:
+        epsilon = getattr(self._config, self._variant.epsilon)
+        if self._variant.norm == "layer":
+            return self._graph.layer_norm(value, module, epsilon)
+        return self._graph.rms_norm(value, self._graph.stored(f"{module}.weight"), epsilon)
+
+
+def _has_parallel_layers(config: TransformersConfig) -> bool:
+    return bool(config.use_parallel_residual)
+
+
+def _always(_: TransformersConfig) -> bool:
+    return True
+
+
+def _has_window(config: TransformersConfig, layer: int) -> bool:
+    return read_windows(config)[layer] is not None
+
+
+def _has_rope(config: TransformersConfig, layer: int) -> bool:
+    return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
+
+
+def _rotates_windows(config: TransformersConfig, layer: int) -> bool:
+    return config.sliding_window is None or _has_window(config, layer)
+
+
+def _neox_heads(config: TransformersConfig) -> FusedModule:
+    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    return FusedModule("attention.query_key_value", parts, groups=config.num_attention_heads)
+
+
+def _glm_gate(_: TransformersConfig) -> FusedModule:
+    return FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
+
+
+LLAMA = RopeDecoder()
+QWEN3 = RopeDecoder(query_norm="each head")
+SMOLLM3 = RopeDecoder(rotates=_has_rope)
+OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
+EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", rotates=_rotates_windows)
+COHERE = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    norms=SHARED_NORM,
+    parallel=_always,
+    interleaved=True,
+    scales_logits=True,
+    unsupported=("use_qk_norm",),
+)
+COHERE2 = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    norms=SHARED_NORM,
+    parallel=_always,
+    rotates=_has_window,
+    interleaved=True,
+    scales_logits=True,
+)
+STABLELM = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    unsupported=("qk_layernorm", "use_parallel_residual"),
+)
+STARCODER2 = RopeDecoder(
+    norm="layer",
+    epsilon="norm_epsilon",
+    gated=False,
+    renames=(("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
+)
+GPT_NEOX = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    parallel=_has_parallel_layers,
+    gated=False,
+    base="gpt_neox.",
+    renames=(
+        ("embed_in", "embed_tokens"),
+        ("embed_out", "lm_head"),
+        ("final_layer_norm", "norm"),
+        ("attention.dense", "self_attn.o_proj"),
+        ("mlp.dense_h_to_4h", "mlp.up_proj"),
+        ("mlp.dense_4h_to_h", "mlp.down_proj"),
+    ),
+    fused=_neox_heads,
+)
+GLM = RopeDecoder(interleaved=True, fused=_glm_gate)
+GLM4 = RopeDecoder(
+    norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+    interleaved=True,
+    fused=_glm_gate,
+)

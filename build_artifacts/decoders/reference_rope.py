@@ -1,0 +1,62 @@
+"""RoPE tables of a checkpoint, computed by transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.types import FloatArray
+
+# Cosines and sines per position and channel pair, [P, D/2] each.
+RopeTables = tuple[FloatArray, FloatArray]
+
+
+class ReferenceRope:
+    """RoPE of a checkpoint, computed by the RoPE module of transformers, which has no weights."""
+
+    def __init__(self, weights: Path) -> None:
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
+        with torch.device("meta"):  # meta device: only the type of the module is needed
+            base = AutoModelForCausalLM.from_config(config, trust_remote_code=False).base_model
+        self._config: TransformersConfig = base.config
+        self._module: Any = type(base.rotary_emb)(config=base.config)  # transformers is not typed
+        self._by_kind = "layer_type" in signature(self._module.forward).parameters
+
+    def kind(self, layer: int) -> str | None:
+        """Return the layer type that selects RoPE parameters; None when all layers share them."""
+        return str(self._config.layer_types[layer]) if self._by_kind else None
+
+    def rope_type(self, kind: str | None) -> str:
+        """Return the `rope_type` in the config for a layer type; "default" if it states none."""
+        said: Mapping[str, Any] = getattr(self._config, "rope_parameters", None) or {}
+        own = said if kind is None else said.get(kind) or {}
+        return str(own.get("rope_type", "default"))
+
+    def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> RopeTables:
+        """Return cosines and sines at `positions` [P], each [P, half of the rotated width]."""
+        import torch
+
+        how = {} if kind is None else {"layer_type": kind}
+        with torch.inference_mode():
+            tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
+        cosines, sines = (_drop_repeats(table[0].numpy()) for table in tables)
+        return cosines, sines
+
+
+def _drop_repeats(table: FloatArray) -> FloatArray:
+    """Return one value per pair of channels: [P, D] -> [P, D/2].
+
+    transformers repeats the values for the second half of a head, or for the next channel.
+    """
+    half = table.shape[-1] // 2
+    first = table[:, :half]
+    return first if np.array_equal(first, table[:, half:]) else table[:, ::2]
