@@ -42,7 +42,7 @@ GRAPH_BUILDERS = (
     "GPT2LMHeadModel", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM", "SeedOssForCausalLM",
     "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "CohereForCausalLM",
     "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "GlmForCausalLM",
-    "Glm4ForCausalLM",
+    "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM", "HeliumForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

@@ -152,7 +152,9 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
 
     `attention` is the implementation that the engine uses.
     """
-    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic":
+    rope = getattr(model.config, "rope_parameters", None) or {}
+    # With `alpha`, HunYuan's dynamic type has one table for all lengths.
+    if rope.get("rope_type") == "dynamic" and not rope.get("alpha"):
         raise UnsupportedModel(
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
             hint="use its ONNX graphs",

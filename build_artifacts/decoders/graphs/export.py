@@ -20,12 +20,15 @@ from build_artifacts.decoders.graphs.bart import (
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
 from build_artifacts.decoders.graphs.rope_decoder import (
+    ARCEE,
     COHERE,
     COHERE2,
     EXAONE4,
     GLM,
     GLM4,
     GPT_NEOX,
+    HELIUM,
+    HUNYUAN,
     LLAMA,
     OLMO2,
     QWEN3,
@@ -54,6 +57,9 @@ DECODERS: Mapping[str, GraphFamily] = {
     "starcoder2": STARCODER2,
     "glm": GLM,
     "glm4": GLM4,
+    "hunyuan_v1_dense": HUNYUAN,
+    "arcee": ARCEE,
+    "helium": HELIUM,
 }
 ENCODER_DECODERS: Mapping[str, GraphFamily] = {
     "bart": BART,

@@ -143,11 +143,22 @@ class SelfAttentionInputs:
         self._lengths = lengths_before_last(graph, self._sums)
         self._total = graph.op("Cast", self._width, to=INT32)
         self.tokens = read_length(graph, self.ids)
+        self._positions: Value | None = None
 
     def positions(self) -> Value:
         """Return the token positions within each slot, [B, T]."""
-        first = self._graph.op("Sub", self._sums, self.tokens)
-        return self._graph.op("Add", first, arange(self._graph, self.tokens))
+        if self._positions is None:
+            first = self._graph.op("Sub", self._sums, self.tokens)
+            self._positions = self._graph.op("Add", first, arange(self._graph, self.tokens))
+        return self._positions
+
+    def rotate(self, value: Value, rotation: Rotation) -> Value:
+        """Apply RoPE to all channels of queries or keys, [B, T, heads x size], before `attend`."""
+        inputs = [value, self.positions(), rotation.cosines, rotation.sines]
+        interleaved = int(rotation.interleaved)
+        return self._graph.op(
+            "RotaryEmbedding", *inputs, interleaved=interleaved, domain=ORT_DOMAIN
+        )
 
     def cache_positions(self) -> Value:
         """Return the cache positions 0 to M - 1, [M]."""

@@ -30,6 +30,11 @@ def _relu(op: Append, value: Value) -> Value:
     return op("Relu", value)
 
 
+def _squared_relu(op: Append, value: Value) -> Value:
+    positive = op("Relu", value)
+    return op("Mul", positive, positive)
+
+
 def _tanh(op: Append, value: Value) -> Value:
     return op("Tanh", value)
 
@@ -48,6 +53,7 @@ def _silu(op: Append, value: Value) -> Value:
 
 _ACTIVATIONS: Mapping[str, Callable[[Append, Value], Value]] = {
     "relu": _relu,
+    "relu2": _squared_relu,
     "tanh": _tanh,
     "gelu": _gelu,
     "gelu_new": _tanh_gelu,

@@ -67,8 +67,9 @@ class RopeDecoder:
     norm: Literal["rms", "layer"] = "rms"  # kind of all norms
     epsilon: str = "rms_norm_eps"  # config field with the epsilon of all norms
     norms: LayerNorms = field(default_factory=LayerNorms)
-    # Norms of queries and keys before RoPE, over all heads or over each of them.
+    # Norms of queries and keys, over all heads or over each of them.
     query_norm: Literal["all heads", "each head"] | None = None
+    rotates_first: bool = False  # whether RoPE comes before these norms, instead of after them
     # Whether attention and MLP read the input of the layer, instead of one the result of the other.
     parallel: ConfigFlag = _never
     gated: bool = True  # whether the MLP multiplies by a gate
@@ -156,21 +157,21 @@ class _DecoderBuilder:
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, name = self._graph, self._variant, f"layers.{number}.self_attn"
         modules = [f"{name}.{part}_proj" for part in "qkv"]
+        rotation = self._rotation(number)
         if variant.query_norm is None:
             parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
         else:
             query, key, value = (graph.linear(hidden, [module]) for module in modules)
+            if variant.rotates_first and rotation is not None:
+                query, key = (self._inputs.rotate(part, rotation) for part in (query, key))
+                rotation = None
             parts = [
                 self._norm_heads(query, f"{name}.q_norm", self._shape.heads),
                 self._norm_heads(key, f"{name}.k_norm", self._shape.kv_heads),
                 value,
             ]
         attended = self._inputs.attend(
-            number,
-            parts,
-            self._shape,
-            rotation=self._rotation(number),
-            window=self._windows[number],
+            number, parts, self._shape, rotation=rotation, window=self._windows[number]
         )
         return graph.linear(attended, [f"{name}.o_proj"])
 
@@ -249,6 +250,13 @@ def _glm_gate(_: TransformersConfig) -> FusedModule:
 LLAMA = RopeDecoder()
 QWEN3 = RopeDecoder(query_norm="each head")
 SMOLLM3 = RopeDecoder(rotates=_has_rope)
+ARCEE = RopeDecoder(gated=False)
+HELIUM = RopeDecoder(interleaved=True)
+HUNYUAN = RopeDecoder(
+    query_norm="each head",
+    rotates_first=True,
+    renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
+)
 OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
 EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", rotates=_rotates_windows)
 COHERE = RopeDecoder(

@@ -35,45 +35,11 @@ from deployments.artifacts.manifest import EngineOptions, ModelSource
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx.decoder import OnnxDecoder
-from tests.support.decoder_artifacts import write_byte_tokenizer
-from tests.support.tiny_encoders import write_json
+from tests.support.decoder_families import OWN, WINDOW, write_decoder
 
 IntArray = NDArray[np.int64]
 
-TOKENS, WINDOW = 96, 32
-# The hidden size is a square number. Gemma scales embeddings by the square root of this size. The
-# model builder would round a root that is no integer to two decimals.
-SIZES = {
-    "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "pad_token_id": 0,
-    "eos_token_id": 7,
-}  # fmt: skip
-# Config values of single architectures, in addition to SIZES.
-OWN: dict[str, dict[str, Any]] = {
-    "MistralForCausalLM": {"sliding_window": WINDOW},
-    "Qwen3ForCausalLM": {"head_dim": 32},
-    "GemmaForCausalLM": {"head_dim": 16},
-    "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW},
-    "Gemma3ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": [
-        "sliding_attention", "full_attention"]},
-    "Phi3ForCausalLM": {"original_max_position_embeddings": 128, "sliding_window": WINDOW},
-    "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
-    "Ernie4_5ForCausalLM": {"head_dim": 16},
-    "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "rotary_pct": 0.5},
-    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
-    "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},
-    "Olmo3ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
-        "sliding_attention", "full_attention"]},
-    "Exaone4ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
-        "sliding_attention", "full_attention"]},
-    "CohereForCausalLM": {"logit_scale": 0.25},
-    "Cohere2ForCausalLM": {"logit_scale": 0.25, "sliding_window": WINDOW, "layer_types": [
-        "sliding_attention", "full_attention"]},
-    "StableLmForCausalLM": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
-    "Starcoder2ForCausalLM": {"sliding_window": WINDOW},
-    "GlmForCausalLM": {"head_dim": 64, "attention_bias": True},
-    "Glm4ForCausalLM": {"head_dim": 64, "attention_bias": True},
-}  # fmt: skip
+TOKENS = 96
 BUILT = [
     name for name in SUPPORTED if name != "GPT2LMHeadModel"
 ]  # tests/integration/parity covers GPT-2
@@ -111,7 +77,7 @@ def test_exported_variant_matches_transformers(
 def test_unsupported_variant_is_rejected_by_name(
     architecture: str, field: str, tmp_path: Path
 ) -> None:
-    write_model(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: True})
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: True})
     with pytest.raises(UnsupportedModel, match=f"`{field}` of the architecture"):
         export_graph(tmp_path, DECODER_FP32)
 
@@ -130,7 +96,7 @@ def test_scaled_rope_matches_transformers(
 
 def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> None:
     """Check the logits of an exported tiny model with the config values `own`."""
-    model = write_model(architecture, directory / "checkpoint", own)
+    model = write_decoder(architecture, directory / "checkpoint", own)
     spec = export_graph(directory, DECODER_FP32)
     ids, expected = compute_logits(model)
     np.testing.assert_allclose(
@@ -142,7 +108,7 @@ def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> Non
 @pytest.mark.parametrize("architecture", ["Cohere2ForCausalLM", "GPTNeoXForCausalLM"])
 def test_int8_graph_and_kv_cache_stay_close(architecture: str, tmp_path: Path) -> None:
     """RoPE rotates neighboring channels of one layer of Cohere2, and half of those of GPT-NeoX."""
-    model = write_model(architecture, tmp_path / "checkpoint", OWN[architecture])
+    model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture])
     spec = export_graph(tmp_path, DECODER_FP32)
     random = np.random.default_rng(1)
     texts = [random.integers(8, spec.vocabulary, TOKENS).tolist() for _ in range(4)]
@@ -162,7 +128,7 @@ def test_int8_graph_and_kv_cache_stay_close(architecture: str, tmp_path: Path) -
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Gemma3ForCausalLM"])
 def test_gpu_graph_with_qk_norms_runs_without_a_gpu(architecture: str, tmp_path: Path) -> None:
     """The gate of a host without a GPU runs the GPU graph on the CPU provider."""
-    model = write_model(architecture, tmp_path / "checkpoint", OWN[architecture])
+    model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture])
     spec = export_graph(tmp_path, DECODER_FP16)
     ids, expected = compute_logits(model)
     np.testing.assert_allclose(
@@ -217,22 +183,3 @@ def export_graph(directory: Path, recipe: DecoderRecipe) -> DecoderSpec:
         vocabulary=metadata.output_width,
         max_tokens=metadata.max_tokens,
     )
-
-
-def write_model(architecture: str, directory: Path, own: dict[str, Any]) -> Any:
-    """Write a tiny model with random weights and the config values `own` to `directory`."""
-    directory.mkdir()
-    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
-    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    kind = getattr(transformers, architecture)
-    config = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | own
-    torch.manual_seed(0)
-    model = kind(kind.config_class(**config)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(std=0.1)
-            else:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-    model.save_pretrained(directory)
-    return model

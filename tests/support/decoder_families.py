@@ -1,0 +1,69 @@
+"""Tiny decoders of any architecture of transformers, with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.support.decoder_artifacts import write_byte_tokenizer
+from tests.support.tiny_encoders import write_json
+
+WINDOW = 32
+# The hidden size is a square number. Gemma scales embeddings by the square root of this size. The
+# model builder would round a root that is no integer to two decimals.
+SIZES = {
+    "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "pad_token_id": 0,
+    "eos_token_id": 7,
+}  # fmt: skip
+# Config values of single architectures, in addition to SIZES.
+OWN: dict[str, dict[str, Any]] = {
+    "MistralForCausalLM": {"sliding_window": WINDOW},
+    "Qwen3ForCausalLM": {"head_dim": 32},
+    "GemmaForCausalLM": {"head_dim": 16},
+    "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW},
+    "Gemma3ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "Phi3ForCausalLM": {"original_max_position_embeddings": 128, "sliding_window": WINDOW},
+    "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
+    "Ernie4_5ForCausalLM": {"head_dim": 16},
+    "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "rotary_pct": 0.5},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},
+    "Olmo3ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "Exaone4ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "CohereForCausalLM": {"logit_scale": 0.25},
+    "Cohere2ForCausalLM": {"logit_scale": 0.25, "sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "StableLmForCausalLM": {"use_qkv_bias": True, "partial_rotary_factor": 0.5},
+    "Starcoder2ForCausalLM": {"sliding_window": WINDOW},
+    "GlmForCausalLM": {"head_dim": 64, "attention_bias": True},
+    "Glm4ForCausalLM": {"head_dim": 64, "attention_bias": True},
+    "HunYuanDenseV1ForCausalLM": {"head_dim": 32, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
+    "HeliumForCausalLM": {"head_dim": 64},
+}  # fmt: skip
+
+
+def write_decoder(architecture: str, directory: Path, own: dict[str, Any]) -> Any:
+    """Write a tiny model with random weights and the config values `own` to `directory`."""
+    directory.mkdir()
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    kind = getattr(transformers, architecture)
+    config = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | own
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**config)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.1)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    model.save_pretrained(directory)
+    return model
