@@ -112,7 +112,7 @@ class _DecoderBuilder:
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
-        self._rotations: dict[str | None, Rotation] = {}  # by kind of layer
+        self._rope_by_kind: dict[str | None, Rotation] = {}  # by kind of layer
         self._is_parallel = variant.parallel(config)
         heads = config.num_attention_heads
         self._shape = HeadShape(
@@ -188,16 +188,16 @@ class _DecoderBuilder:
         if not self._variant.rotates(self._config, number):
             return None
         kind = self._rope.kind(number)
-        if kind not in self._rotations:
+        if kind not in self._rope_by_kind:
             positions = read_max_positions(self._config)
             assert positions is not None, "bug: a config without a maximum of positions"
             cosines, sines = self._rope.compute_tables(kind, np.arange(positions))
-            self._rotations[kind] = Rotation(
+            self._rope_by_kind[kind] = Rotation(
                 self._graph.tensor(f"rope.{kind}.cosines", cosines),
                 self._graph.tensor(f"rope.{kind}.sines", sines),
                 self._variant.interleaved,
             )
-        return self._rotations[kind]
+        return self._rope_by_kind[kind]
 
     def _mlp(self, name: str, hidden: Value) -> Value:
         graph, activation = self._graph, self._config.hidden_act
