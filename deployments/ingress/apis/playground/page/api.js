@@ -73,18 +73,11 @@ export async function get(path, signal) {
   return (await request(path, { signal })).value;
 }
 
-const MAX_STORED = 100; // listed models besides those of the first page
+const MAX_LISTED = 200;
 
-/** The first page of models, then further ones of the store if the key may list them. */
+/** The models of the configuration, then the first further ones of the store. */
 export async function listModels() {
-  const [{ data }, stored] = await Promise.all([
-    get("/v1/models"),
-    request("/v2/repository/index", { body: {} }).then(({ value }) => value, () => []),
-  ]);
-  const known = new Set(data.map((model) => model.id));
-  const others = stored.map((entry) => entry.name).filter((id) => !known.has(id));
-  const facts = others.slice(0, MAX_STORED).map((id) => get(`/models/${id}`).catch(() => null));
-  return [...data, ...(await Promise.all(facts)).filter(Boolean)];
+  return (await get(`/v1/models?limit=${MAX_LISTED}`)).data;
 }
 
 /** Milliseconds of each phase, from `server-timing` and the clock of the browser. */
