@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from deployments.config import default_store, expand_home
 
 IMPORT_PATH = "deployments.app:build_app"
 
@@ -54,6 +57,17 @@ def read_args(config: Any) -> Iterator[Mapping[str, Any]]:
     for application in find_applications(config):
         if application.is_hundredfold:
             yield read_mapping(application.raw, "args")
+
+
+def find_store(config: Any) -> Path:
+    """Return the store of the first application that names one, else the default store.
+
+    Raises BadSetting if its path begins with `~` and there is no home.
+    """
+    for args in read_args(config):
+        if isinstance(store := args.get("store"), str):
+            return expand_home(store)
+    return default_store()
 
 
 def read_mapping(owner: Any, key: str) -> Mapping[str, Any]:

@@ -15,14 +15,20 @@ from typing import Any
 
 import psutil
 
-from cluster.config_entries import find_applications, read_args, read_mapping, read_number
+from cluster.config_entries import (
+    find_applications,
+    find_store,
+    read_args,
+    read_mapping,
+    read_number,
+)
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.launcher.local_ports import DEFAULT_PORTS
 from cluster.linting.document import UnreadableConfig, read_document
 from cluster.ports import PORTS, describe_port_owner, is_port_free
 from cluster.processes import end_with_parent
 from deployments.artifacts.store import list_model_directories
-from deployments.config import CORES_PER_INGRESS, default_store, expand_home
+from deployments.config import CORES_PER_INGRESS
 from deployments.deployment_names import INGRESS
 from deployments.errors import BadSetting
 from deployments.host.gpus import find_visible, read_gpus, read_visible_gpus
@@ -158,13 +164,6 @@ def _is_python_optimized() -> bool:
     return "pyenv" not in sys.base_prefix or "--enable-optimizations" in options
 
 
-def _find_store(document: Any) -> Path:
-    for args in read_args(document):
-        if isinstance(store := args.get("store"), str):
-            return expand_home(store)
-    return default_store()
-
-
 def _has_gpu_memory_in_bytes(document: Any) -> bool:
     budgets = (args.get("gpu_memory") for args in read_args(document))
     return any(isinstance(budget, int | float) and budget > 1 for budget in budgets)
@@ -172,7 +171,7 @@ def _has_gpu_memory_in_bytes(document: Any) -> bool:
 
 def _describe_store(named: Path | None, document: Any) -> StoreDescription:
     try:
-        path = named or _find_store(document)
+        path = named or find_store(document)
     except BadSetting as error:
         return StoreDescription(path=error.message, models=0, is_writable=False, free_bytes=0)
     nearest = next(

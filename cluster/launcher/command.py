@@ -22,10 +22,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
-from cluster.access import find_key_file, key_file_environment
-from cluster.config_entries import read_args, read_mapping
+from cluster.access import key_file_environment
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.diagnosis import MIN_OPEN_FILES, RAISE_OPEN_FILES
 from cluster.edge.certificate import CertificateFiles, UnusableCertificate
@@ -35,7 +33,6 @@ from cluster.edge.supervisor import Edge, EdgeSettings
 from cluster.gpu_support import gpu_environment, read_gpu_support
 from cluster.launcher.launched_config import (
     DEFAULT_LIMITS,
-    LOOPBACK_BY_WILDCARD,
     LaunchedConfig,
     ServeOptions,
     move_behind_edge,
@@ -50,6 +47,7 @@ from cluster.launcher.local_ports import DEFAULT_PORTS, ClientPorts, LocalPorts,
 from cluster.launcher.new_session import leads_own_session, run_in_new_session
 from cluster.launcher.ray_host import RayHost
 from cluster.launcher.ray_sessions import remove_ended_sessions
+from cluster.launcher.startup_messages import startup_messages
 from cluster.ports import format_address, open_listener
 from cluster.processes import ChildProcesses, kill_previous_run, private_directory
 from cluster.progress import (
@@ -271,7 +269,8 @@ def serve_at_edge(
             remove_ended_sessions(find_ray_directory())
         host.start()
         host.wait_until_ready(edge)
-        progress.report(build_startup_message(served.find_url(), served.last, settings.grpc_port))
+        for line in startup_messages(served.find_url(), served.last, settings.grpc_port):
+            progress.report(line)
         notify_systemd("READY=1")
         while True:
             host.wait()
@@ -377,20 +376,3 @@ def lock_run_directory(run_dir: Path) -> Iterator[None]:
             os.ftruncate(lock.fileno(), 0)
             os.write(lock.fileno(), str(os.getpid()).encode())
         yield
-
-
-def build_startup_message(url: str, config: dict[str, Any], grpc_port: int | None = None) -> str:
-    """Build the line that shows the URL, the port of gRPC and an example request.
-
-    If the config names no models, the example request lists the models of the store.
-    """
-    key = "" if find_key_file(config) is None else ' -H "Authorization: Bearer $KEY"'
-    body = '{"inputs": "Hello world"}'
-    models = [model["id"] for args in read_args(config) for model in args.get("models") or ()]
-    example = f"/{models[0]} -d '{body}'" if models else ""
-    # The certificate names the host as clients call it, not its address.
-    insecure = " --insecure" if url.startswith("https:") else ""
-    is_open = read_mapping(config, "http_options").get("host") in LOOPBACK_BY_WILDCARD
-    where = f"{url} and all other addresses of this host" if is_open else url
-    where += "" if grpc_port is None else f", gRPC on port {grpc_port}"
-    return f"serving on {where} - try: curl{insecure}{key} {url}/models{example}"

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from cluster.config_entries import IMPORT_PATH
 from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
@@ -26,7 +25,6 @@ from cluster.launcher.command import (
     StopSignal,
     add_arguments,
     build_environment,
-    build_startup_message,
     list_stop_signals,
     lock_run_directory,
     run,
@@ -40,44 +38,9 @@ from cluster.ports import find_free_port
 from cluster.progress import StartError, StartupProgress, UnusableConfig
 
 
-def config(**args: Any) -> dict[str, Any]:
-    other = {"import_path": "shop:app", "args": {"models": [{"id": "shop/model"}]}}
-    return {"applications": [other, {"import_path": IMPORT_PATH, "args": args}]}
-
-
 @pytest.fixture(autouse=True)
 def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HUNDREDFOLD_KEYS", raising=False)
-
-
-def test_startup_message_has_a_request_to_the_first_model() -> None:
-    message = build_startup_message("http://here", config(models=[{"id": "org/one"}]))
-    assert message.startswith("serving on http://here - try: curl http://here/models/org/one -d ")
-
-
-def test_startup_message_names_the_port_of_grpc() -> None:
-    message = build_startup_message("http://here", config(), 8001)
-    assert message == "serving on http://here, gRPC on port 8001 - try: curl http://here/models"
-
-
-@pytest.mark.parametrize("args", [{}, {"models": []}, {"models": None}])
-def test_startup_message_without_models_lists_those_of_the_store(args: dict[str, Any]) -> None:
-    message = build_startup_message("http://here", config(**args))
-    assert message == "serving on http://here - try: curl http://here/models"
-
-
-def test_startup_message_of_https_has_a_request_that_works() -> None:
-    """The certificate does not name the loopback address."""
-    message = build_startup_message("https://127.0.0.1:8000", config())
-    assert message.endswith("try: curl --insecure https://127.0.0.1:8000/models")
-
-
-def test_startup_message_tells_that_other_hosts_can_connect() -> None:
-    opened = {**config(), "http_options": {"host": "0.0.0.0"}}
-    message = build_startup_message("http://127.0.0.1", opened)
-    assert message.startswith(
-        "serving on http://127.0.0.1 and all other addresses of this host - try: curl http://127"
-    )
 
 
 @pytest.mark.parametrize(
