@@ -6,7 +6,7 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -268,15 +268,7 @@ COHERE = RopeDecoder(
     scales_logits=True,
     unsupported=("use_qk_norm",),
 )
-COHERE2 = RopeDecoder(
-    norm="layer",
-    epsilon="layer_norm_eps",
-    norms=SHARED_NORM,
-    parallel=_always,
-    rotates=_has_window,
-    interleaved=True,
-    scales_logits=True,
-)
+COHERE2 = replace(COHERE, rotates=_has_window, unsupported=())
 STABLELM = RopeDecoder(
     norm="layer",
     epsilon="layer_norm_eps",
