@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
@@ -52,7 +51,7 @@ def export_decoder(
     if recipe.engine == "transformers":
         export_checkpoint(weights, metadata, recipe, into)
         return
-    if find_graph_family(load_config(weights)) is not None:
+    if find_graph_family(weights) is not None:
         _export_with_graph_builder(weights, metadata, recipe, into)
         return
     with TemporaryDirectory(dir=into) as temporary:

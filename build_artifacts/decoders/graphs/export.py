@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.architectures import TransformersConfig, load_config
+from build_artifacts.checkpoints.architectures import load_config
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Json, read_object
 from build_artifacts.checkpoints.decoders import iterate_token_ids
 from build_artifacts.checkpoints.encoder_decoders import load_generation_settings
 from build_artifacts.decoders.graphs.bart import (
@@ -107,13 +108,19 @@ class ExportedModel:
     eos_token_ids: tuple[int, ...]
 
 
-def find_graph_family(config: TransformersConfig) -> GraphFamily | None:
+def find_graph_family(checkpoint: Path) -> GraphFamily | None:
     """Return the builder of the graphs; None if the model builder exports the model, or nothing."""
-    family = _FAMILIES.get(config.model_type)
-    rope = getattr(config, "rope_parameters", None) or {}
-    if family is None and rope.get("rope_type") in SCALED_ROPE:
-        return SCALED_DECODERS.get(config.model_type)
+    config = read_object(checkpoint / CONFIG_NAME)
+    family = _FAMILIES.get(str(config.get("model_type")))
+    if family is None and _read_rope_type(config) in SCALED_ROPE:
+        return SCALED_DECODERS.get(str(config.get("model_type")))
     return family
+
+
+def _read_rope_type(config: Mapping[str, Json]) -> Json:
+    """Return the type of RoPE. Before transformers 5, configs had other names for it."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    return rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
 
 
 def export_model(checkpoint: Path, into: Path) -> ExportedModel:
@@ -122,13 +129,14 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
     `checkpoint` is a directory with config.json and safetensors. Raises UnsupportedModel if no
     builder supports the model type or its config, or if a tensor is missing.
     """
-    config = load_config(checkpoint)
-    family = find_graph_family(config)
+    family = find_graph_family(checkpoint)
     if family is None:
+        model_type = read_object(checkpoint / CONFIG_NAME).get("model_type")
         raise UnsupportedModel(
-            f"no graph builder supports the model type `{config.model_type}`",
+            f"no graph builder supports the model type `{model_type or 'none'}`",
             hint=f"supported: {', '.join(_FAMILIES)}",
         )
+    config = load_config(checkpoint)
     graphs = family(config, checkpoint)
     decoder, encoder = into / DECODER_NAME, None
     graphs.decoder.save(decoder)
