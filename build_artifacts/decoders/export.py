@@ -90,7 +90,6 @@ def _export_with_graph_builder(
         _check_shape(
             metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary)
         )
-        check_head_size(written.decoder, written.head_dim)
         _save_graph(written.decoder, into / GRAPH_NAME, _WEIGHT_BITS[recipe.precision])
         if written.encoder is not None:
             _save_graph(written.encoder, into / ENCODER_NAME, _WEIGHT_BITS[recipe.precision])

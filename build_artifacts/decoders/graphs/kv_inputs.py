@@ -82,6 +82,7 @@ GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
 _SIZE_STEP = 8
+_ROTATION_STEP = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,12 @@ class Rotation:
 
     cosines: Value  # [positions, rotated channels / 2]
     sines: Value
+    channels: int  # number of rotated channels
     interleaved: bool  # True: neighboring channels form a pair. False: one channel of each half.
+
+    def fits_attention(self, shape: HeadShape) -> bool:
+        """Return whether GroupQueryAttention can rotate heads of this shape itself."""
+        return shape.size % _ROTATION_STEP == 0 and self.channels % _ROTATION_STEP == 0
 
 
 class SelfAttentionInputs:
@@ -152,12 +158,16 @@ class SelfAttentionInputs:
             self._positions = self._graph.op("Add", first, arange(self._graph, self.tokens))
         return self._positions
 
-    def rotate(self, value: Value, rotation: Rotation) -> Value:
-        """Apply RoPE to all channels of queries or keys, [B, T, heads x size], before `attend`."""
+    def rotate(self, value: Value, rotation: Rotation, heads: int) -> Value:
+        """Apply RoPE to queries or keys, [B, T, heads x size], before `attend`."""
         inputs = [value, self.positions(), rotation.cosines, rotation.sines]
-        interleaved = int(rotation.interleaved)
         return self._graph.op(
-            "RotaryEmbedding", *inputs, interleaved=interleaved, domain=ORT_DOMAIN
+            "RotaryEmbedding",
+            *inputs,
+            domain=ORT_DOMAIN,
+            num_heads=heads,
+            rotary_embedding_dim=rotation.channels,
+            interleaved=int(rotation.interleaved),
         )
 
     def cache_positions(self) -> Value:

@@ -155,25 +155,35 @@ class _DecoderBuilder:
         return graph.op("Add", summed, computed)
 
     def _attention(self, number: int, hidden: Value) -> Value:
-        graph, variant, name = self._graph, self._variant, f"layers.{number}.self_attn"
+        graph, variant, shape = self._graph, self._variant, self._shape
+        name, rotation = f"layers.{number}.self_attn", self._rotation(number)
         modules = [f"{name}.{part}_proj" for part in "qkv"]
-        rotation = self._rotation(number)
-        if variant.query_norm is None:
+        before, within = None, rotation  # what rotates before the attention, and within it
+        if rotation and (variant.rotates_first or not rotation.fits_attention(shape)):
+            before, within = rotation, None
+        if variant.query_norm is None and before is None:
             parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
         else:
             query, key, value = (graph.linear(hidden, [module]) for module in modules)
-            if variant.rotates_first and rotation is not None:
-                query, key = (self._inputs.rotate(part, rotation) for part in (query, key))
-                rotation = None
             parts = [
-                self._norm_heads(query, f"{name}.q_norm", self._shape.heads),
-                self._norm_heads(key, f"{name}.k_norm", self._shape.kv_heads),
+                self._prepare(query, f"{name}.q_norm", shape.heads, before),
+                self._prepare(key, f"{name}.k_norm", shape.kv_heads, before),
                 value,
             ]
         attended = self._inputs.attend(
-            number, parts, self._shape, rotation=rotation, window=self._windows[number]
+            number, parts, shape, rotation=within, window=self._windows[number]
         )
         return graph.linear(attended, [f"{name}.o_proj"])
+
+    def _prepare(self, value: Value, norm: str, heads: int, rotation: Rotation | None) -> Value:
+        """Norm and rotate queries or keys, [B, T, heads x size], as far as the variant has it."""
+        if rotation is not None and self._variant.rotates_first:
+            value = self._inputs.rotate(value, rotation, heads)
+        if self._variant.query_norm is not None:
+            value = self._norm_heads(value, norm, heads)
+        if rotation is not None and not self._variant.rotates_first:
+            value = self._inputs.rotate(value, rotation, heads)
+        return value
 
     def _norm_heads(self, value: Value, module: str, heads: int) -> Value:
         """Norm queries or keys, [B, T, heads x size]."""
@@ -195,7 +205,8 @@ class _DecoderBuilder:
             self._rope_by_kind[kind] = Rotation(
                 self._graph.tensor(f"rope.{kind}.cosines", cosines),
                 self._graph.tensor(f"rope.{kind}.sines", sines),
-                self._variant.interleaved,
+                channels=2 * cosines.shape[1],
+                interleaved=self._variant.interleaved,
             )
         return self._rope_by_kind[kind]
 

@@ -56,6 +56,9 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
     ("architecture", "changes"),
     [
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
+        # 20 of 80 channels rotate, as in pythia-2.8b.
+        ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}),
+        ("HeliumForCausalLM", {"hidden_size": 160, "head_dim": 40}),
         ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
         ("SmolLM3ForCausalLM", {"tie_word_embeddings": False, "attention_bias": True}),
     ],
