@@ -53,6 +53,8 @@ def with_gpu_attention(recipe: BuildRecipe, attention: Attention) -> BuildRecipe
             "torch",
             hint="use `--search full`",
         )
+    if recipe.keep == 1:  # such a search keeps the first candidate, others the fastest ones
+        decoders = tuple(sorted(decoders, key=lambda each: each.run.attention != attention))
     return replace(recipe, decoders=decoders)
 
 

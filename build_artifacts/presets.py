@@ -147,7 +147,8 @@ DECODER_GPU_NF4_BNB = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
 )
 
-# The candidates that were fastest on the hosts measured so far. Such a build takes a minute.
+# The candidates that were fastest on the hosts measured so far, and DECODER_FP16_TORCH for decoders
+# without an ONNX graph in FP16. Such a build takes a minute.
 QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16),
     decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16, DECODER_FP16_TORCH),

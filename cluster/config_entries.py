@@ -59,15 +59,13 @@ def read_args(config: Any) -> Iterator[Mapping[str, Any]]:
             yield read_mapping(application.raw, "args")
 
 
-def find_store(config: Any) -> Path:
-    """Return the store of the first application that names one, else the default store.
+def find_store(args: Mapping[str, Any]) -> Path:
+    """Return the store that `args` of an application name, else the default store.
 
     Raises BadSetting if its path begins with `~` and there is no home.
     """
-    for args in read_args(config):
-        if isinstance(store := args.get("store"), str):
-            return expand_home(store)
-    return default_store()
+    store = args.get("store")
+    return expand_home(store) if isinstance(store, str) else default_store()
 
 
 def read_mapping(owner: Any, key: str) -> Mapping[str, Any]:

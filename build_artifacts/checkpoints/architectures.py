@@ -38,7 +38,7 @@ WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2")
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
 # Errors that transformers raises for an unknown config or for values of wrong types.
-_CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, OSError)
+_CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, OSError)
 
 
 def load_config(weights: Path) -> TransformersConfig:
@@ -97,8 +97,17 @@ def read_max_positions(config: TransformersConfig) -> int | None:
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     if positions and skipped:
         positions -= skipped(config)
-    limits = (positions, _read_rope_limit(config))
+    limits = (_extend_by_yarn(positions, config), _read_rope_limit(config))
     return min((limit for limit in limits if limit), default=None)
+
+
+def _extend_by_yarn(positions: int | None, config: TransformersConfig) -> int | None:
+    """Return the context with YaRN, which many configs do not include in their maximum."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings")
+    if not positions or not original or rope.get("rope_type") != "yarn":
+        return positions
+    return max(positions, int(rope["factor"] * original))
 
 
 def _read_rope_limit(config: TransformersConfig) -> int | None:

@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.builder import run_builder
 from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
-from build_artifacts.decoders.graphs.export import ENCODER_NAME, export_model, find_graph_family
+from build_artifacts.decoders.graphs.export import export_model, find_graph_family
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
 from build_artifacts.decoders.rope_check import check_head_size, check_rope
 from build_artifacts.decoders.torch_export import export_checkpoint, export_program
 from build_artifacts.decoders.window_check import check_windows
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.types import Device
 
@@ -73,7 +74,8 @@ def _export_with_graph_builder(
         raise UnsupportedModel(
             f"`{recipe.name}`: graphs of this model family compute in fp32; ONNX Runtime's "
             "attention on a GPU computes in fp16 only",
-            hint="decoders run on a GPU through torch, encoder-decoder models run on the CPU only",
+            hint="decoders without sliding windows run on a GPU through torch; encoder-decoder "
+            "models run on the CPU only",
         )
     if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(
@@ -90,18 +92,18 @@ def _export_with_graph_builder(
         _check_shape(
             metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary)
         )
-        _save_graph(written.decoder, into / GRAPH_NAME, _WEIGHT_BITS[recipe.precision])
+        _store_graph(written.decoder, into, _WEIGHT_BITS[recipe.precision])
         if written.encoder is not None:
-            _save_graph(written.encoder, into / ENCODER_NAME, _WEIGHT_BITS[recipe.precision])
+            _store_graph(written.encoder, into, _WEIGHT_BITS[recipe.precision])
 
 
-def _save_graph(graph: Path, into: Path, bits: Bits | None) -> None:
+def _store_graph(graph: Path, directory: Path, bits: Bits | None) -> None:
+    """Move `graph` and its weights to `directory`, or write a quantized copy there."""
     if bits is not None:
-        quantize_blocks(graph, into, bits)
+        quantize_blocks(graph, directory / graph.name, bits)
         return
-    import onnx_ir as ir
-
-    ir.save(ir.load(graph), into, external_data=f"{into.name}.data")
+    for path in list_files(graph):
+        path.rename(directory / path.name)
 
 
 def _run_model_builder(weights: Path, recipe: DecoderRecipe, into: Path) -> None:

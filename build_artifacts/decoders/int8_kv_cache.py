@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,6 +91,9 @@ _KNOWN_ATTRIBUTES = {
     *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size"),
     *("do_rotary", "rotary_interleaved"),
 }
+# Operators of a norm of the keys of each head.
+_BETWEEN_ROPE_AND_ATTENTION = ("Reshape", "SimplifiedLayerNormalization", "LayerNormalization")
+_ROPE_COSINES = 2  # input index of RotaryEmbedding
 _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
 # Names of graph values with the token counts of a prefill of one slot: the cached tokens, [1], and
@@ -114,7 +117,11 @@ def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
     answers = {value.name for value in model.graph.output}
     if not nodes or not all(_is_supported(node, tables, answers) for node in nodes):
         return
-    scales = collect_scales(calibration.observe_kv_cache(graph), _create_scales(nodes, tables))
+    ropes = [_find_rope(node, model.graph) for node in nodes]
+    if any(rope is not None and rope.is_hidden for rope in ropes):
+        return
+    created = _create_scales(nodes, ropes, tables)
+    scales = collect_scales(calibration.observe_kv_cache(graph), created)
     writer = _Int8KvCacheWriter(model, tables)
     for layer, node in enumerate(nodes):
         writer.replace(node, f"kv_cache/{layer}", [scales[name] for name in node.output[1:]])
@@ -141,19 +148,51 @@ def _is_supported(node: onnx.NodeProto, tables: Mapping[str, Any], answers: Set[
 
 
 def _create_scales(
-    nodes: Sequence[onnx.NodeProto], tables: Mapping[str, onnx.TensorProto]
+    nodes: Sequence[onnx.NodeProto],
+    ropes: Sequence[_AppliedRope | None],
+    tables: Mapping[str, onnx.TensorProto],
 ) -> Mapping[str, ChannelScales]:
     """Create empty scales for the cache outputs of all nodes, by name."""
     scales: dict[str, ChannelScales] = {}
-    for node in nodes:
+    for node, rope in zip(nodes, ropes, strict=True):
         _, keys, values = node.output
-        interleaved = bool(read_int_attribute(node, "rotary_interleaved"))
-        scales[keys] = ChannelScales(_count_rotated_pairs(node, tables), interleaved=interleaved)
+        if rope is None:
+            scales[keys] = ChannelScales()
+        else:
+            pairs = tables[rope.cosines].dims[-1]
+            scales[keys] = ChannelScales(pairs, interleaved=rope.interleaved)
         scales[values] = ChannelScales()
     return scales
 
 
+class _AppliedRope(NamedTuple):
+    """RoPE of the keys of one layer."""
+
+    cosines: str  # name of the table
+    interleaved: bool
+    is_hidden: bool = (
+        False  # whether a norm follows, so that the cached pairs do not keep their norm
+    )
+
+
+def _find_rope(node: onnx.NodeProto, graph: onnx.GraphProto) -> _AppliedRope | None:
+    """Return the RoPE that an attention node applies, or a node before it. None without RoPE."""
+    if read_int_attribute(node, "do_rotary"):
+        is_interleaved = bool(read_int_attribute(node, "rotary_interleaved"))
+        return _AppliedRope(node.input[_COSINES], is_interleaved)
+    producers = {name: each for each in graph.node for name in each.output}
+    producer = producers.get(node.input[_KEY])
+    is_hidden = False
+    while producer is not None and producer.op_type in _BETWEEN_ROPE_AND_ATTENTION:
+        producer, is_hidden = producers.get(producer.input[0]), True
+    if producer is None or producer.op_type != "RotaryEmbedding":
+        return None
+    is_interleaved = bool(read_int_attribute(producer, "interleaved"))
+    return _AppliedRope(producer.input[_ROPE_COSINES], is_interleaved, is_hidden)
+
+
 def _count_rotated_pairs(node: onnx.NodeProto, tables: Mapping[str, onnx.TensorProto]) -> int:
+    """Return the pairs of channels to which the attention node itself applies RoPE."""
     return tables[node.input[_COSINES]].dims[-1] if read_int_attribute(node, "do_rotary") else 0
 
 

@@ -21,10 +21,13 @@ def startup_messages(
     The example is a request to the first model that is built. Without one, it lists the models of
     the store.
     """
-    store = find_store(config)
-    models = [model for args in read_args(config) for model in args.get("models") or ()]
-    built = [model["id"] for model in models if _is_built(store, model)]
-    if missing := [f"`{model['id']}`" for model in models if model["id"] not in built]:
+    models = {
+        model["id"]: _is_built(find_store(args), model)
+        for args in read_args(config)
+        for model in args.get("models") or ()
+    }
+    built = [name for name, is_built in models.items() if is_built]
+    if missing := [f"`{name}`" for name, is_built in models.items() if not is_built]:
         yield f"not built, so their requests fail: {', '.join(missing)}"
     key = "" if find_key_file(config) is None else ' -H "Authorization: Bearer $KEY"'
     body = '{"inputs": "Hello world"}'

@@ -38,9 +38,9 @@ from build_artifacts.decoders.graphs.rope_decoder import (
     STARCODER2,
 )
 from build_artifacts.decoders.graphs.t5 import build_t5
+from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.errors import UnsupportedModel
 
-DECODER_NAME = "decoder.onnx"
 ENCODER_NAME = "encoder.onnx"
 
 # Graph families by `model_type` of config.json.
@@ -74,8 +74,8 @@ ENCODER_DECODERS: Mapping[str, GraphFamily] = {
     "mt5": build_t5,
 }
 _FAMILIES: Mapping[str, GraphFamily] = {**DECODERS, **ENCODER_DECODERS}
-# Families for which onnxruntime-genai's model builder computes other tables than transformers if
-# RoPE has one of SCALED_ROPE.
+# Families for which onnxruntime-genai's model builder computes other tables than transformers, or
+# none, if RoPE has one of SCALED_ROPE.
 SCALED_DECODERS: Mapping[str, GraphFamily] = {
     "llama": LLAMA,
     "mistral": LLAMA,
@@ -109,7 +109,7 @@ class ExportedModel:
 
 
 def find_graph_family(checkpoint: Path) -> GraphFamily | None:
-    """Return the builder of the graphs; None if the model builder exports the model, or nothing."""
+    """Return the builder of the graphs. Other models are left to onnxruntime-genai's: None."""
     config = read_object(checkpoint / CONFIG_NAME)
     family = _FAMILIES.get(str(config.get("model_type")))
     if family is None and _read_rope_type(config) in SCALED_ROPE:
@@ -118,8 +118,8 @@ def find_graph_family(checkpoint: Path) -> GraphFamily | None:
 
 
 def _read_rope_type(config: Mapping[str, Json]) -> Json:
-    """Return the type of RoPE. Before transformers 5, configs had other names for it."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    """Return the type of RoPE. As in transformers, the older field `rope_scaling` decides."""
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
     return rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
 
 
@@ -138,7 +138,7 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
         )
     config = load_config(checkpoint)
     graphs = family(config, checkpoint)
-    decoder, encoder = into / DECODER_NAME, None
+    decoder, encoder = into / GRAPH_NAME, None
     graphs.decoder.save(decoder)
     if graphs.encoder is not None:
         encoder = into / ENCODER_NAME

@@ -203,7 +203,7 @@ class _FusedLinear:
 
     @property
     def has_bias(self) -> bool:
-        return f"{self.modules[0]}.bias" in self.weights
+        return any(f"{module}.bias" in self.weights for module in self.modules)
 
     def columns(self) -> FloatArray:
         read = [self.weights.read(f"{module}.weight") for module in self.modules]

@@ -81,8 +81,9 @@ GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 # Attention score of padding. The softmax maps this score to zero. Sums with this score stay finite.
 MASKED_SCORE = -1e30
 _TO_THE_END = 2**62
-_SIZE_STEP = 8
-_ROTATION_STEP = 16
+# GroupQueryAttention requires heads of a multiple of _SIZE_STEP channels. It applies RoPE only to a
+# multiple of _ROPE_STEP channels, in heads of a multiple of _ROPE_STEP channels.
+_SIZE_STEP, _ROPE_STEP = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +121,17 @@ class HeadShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Rotation:
+class LayerRope:
     """RoPE of one layer, for the first channels of each head."""
 
     cosines: Value  # [positions, rotated channels / 2]
     sines: Value
-    channels: int  # number of rotated channels
+    channels: int  # number of channels with RoPE
     interleaved: bool  # True: neighboring channels form a pair. False: one channel of each half.
 
     def fits_attention(self, shape: HeadShape) -> bool:
-        """Return whether GroupQueryAttention can rotate heads of this shape itself."""
-        return shape.size % _ROTATION_STEP == 0 and self.channels % _ROTATION_STEP == 0
+        """Return whether GroupQueryAttention can apply RoPE itself: it limits both sizes."""
+        return shape.size % _ROPE_STEP == 0 and self.channels % _ROPE_STEP == 0
 
 
 class SelfAttentionInputs:
@@ -158,16 +159,16 @@ class SelfAttentionInputs:
             self._positions = self._graph.op("Add", first, arange(self._graph, self.tokens))
         return self._positions
 
-    def rotate(self, value: Value, rotation: Rotation, heads: int) -> Value:
+    def apply_rope(self, value: Value, rope: LayerRope, heads: int) -> Value:
         """Apply RoPE to queries or keys, [B, T, heads x size], before `attend`."""
-        inputs = [value, self.positions(), rotation.cosines, rotation.sines]
+        inputs = [value, self.positions(), rope.cosines, rope.sines]
         return self._graph.op(
             "RotaryEmbedding",
             *inputs,
             domain=ORT_DOMAIN,
             num_heads=heads,
-            rotary_embedding_dim=rotation.channels,
-            interleaved=int(rotation.interleaved),
+            rotary_embedding_dim=rope.channels,
+            interleaved=int(rope.interleaved),
         )
 
     def cache_positions(self) -> Value:
@@ -181,7 +182,7 @@ class SelfAttentionInputs:
         shape: HeadShape,
         *,
         bias: Value | None = None,
-        rotation: Rotation | None = None,
+        rope: LayerRope | None = None,
         window: int | None = None,
     ) -> Value:
         """Append T tokens to the cache and attend causally.
@@ -194,9 +195,9 @@ class SelfAttentionInputs:
         past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
         query, key, value = parts if len(parts) > 1 else (parts[0], None, None)
         tables, attributes = [None, None], shape.grouped
-        if rotation is not None:
-            tables = [rotation.cosines, rotation.sines]
-            attributes |= {"do_rotary": 1, "rotary_interleaved": int(rotation.interleaved)}
+        if rope is not None:
+            tables = [rope.cosines, rope.sines]
+            attributes |= {"do_rotary": 1, "rotary_interleaved": int(rope.interleaved)}
         if window is not None:
             attributes["local_window_size"] = window
         inputs = [query, key, value, *past, self._lengths, self._total, *tables]

@@ -6,7 +6,7 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,8 +20,8 @@ from build_artifacts.checkpoints.architectures import (
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
     HeadShape,
+    LayerRope,
     ModelGraphs,
-    Rotation,
     SelfAttentionInputs,
 )
 from build_artifacts.decoders.graphs.operators import Value
@@ -49,14 +49,14 @@ POST_NORMS = LayerNorms(
 SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
 
 ConfigFlag = Callable[[TransformersConfig], bool]
-RotatesLayer = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
+LayerFlag = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
 
 
 def _never(_: TransformersConfig) -> bool:
     return False
 
 
-def _rotates_all(_: TransformersConfig, __: int) -> bool:
+def _everywhere(_: TransformersConfig, __: int) -> bool:
     return True
 
 
@@ -66,14 +66,15 @@ class RopeDecoder:
 
     norm: Literal["rms", "layer"] = "rms"  # kind of all norms
     epsilon: str = "rms_norm_eps"  # config field with the epsilon of all norms
-    norms: LayerNorms = field(default_factory=LayerNorms)
+    norms: LayerNorms = LayerNorms()
     # Norms of queries and keys, over all heads or over each of them.
     query_norm: Literal["all heads", "each head"] | None = None
-    rotates_first: bool = False  # whether RoPE comes before these norms, instead of after them
-    # Whether attention and MLP read the input of the layer, instead of one the result of the other.
+    rope_before_norm: bool = False  # whether RoPE comes before these norms, instead of after them
+    # Whether attention and MLP both read the input of the layer. Otherwise the MLP reads the result
+    # of the attention.
     parallel: ConfigFlag = _never
     gated: bool = True  # whether the MLP multiplies by a gate
-    rotates: RotatesLayer = _rotates_all
+    has_rope: LayerFlag = _everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
     scales_logits: bool = False  # whether the config has a factor of the logits
     base: str = "model."
@@ -112,7 +113,7 @@ class _DecoderBuilder:
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
-        self._rope_by_kind: dict[str | None, Rotation] = {}  # by kind of layer
+        self._rope_by_kind: dict[str | None, LayerRope] = {}  # by kind of layer
         self._is_parallel = variant.parallel(config)
         heads = config.num_attention_heads
         self._shape = HeadShape(
@@ -156,33 +157,36 @@ class _DecoderBuilder:
 
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, shape = self._graph, self._variant, self._shape
-        name, rotation = f"layers.{number}.self_attn", self._rotation(number)
+        name, rope = f"layers.{number}.self_attn", self._layer_rope(number)
         modules = [f"{name}.{part}_proj" for part in "qkv"]
-        before, within = None, rotation  # what rotates before the attention, and within it
-        if rotation and (variant.rotates_first or not rotation.fits_attention(shape)):
-            before, within = rotation, None
-        if variant.query_norm is None and before is None:
+        outside, inside = None, rope  # what precedes the attention node, and what it applies itself
+        if rope and (variant.rope_before_norm or not rope.fits_attention(shape)):
+            outside, inside = rope, None
+        if variant.query_norm is None and outside is None:
             parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
         else:
             query, key, value = (graph.linear(hidden, [module]) for module in modules)
             parts = [
-                self._prepare(query, f"{name}.q_norm", shape.heads, before),
-                self._prepare(key, f"{name}.k_norm", shape.kv_heads, before),
+                self._norm_and_rope(query, f"{name}.q_norm", shape.heads, outside),
+                self._norm_and_rope(key, f"{name}.k_norm", shape.kv_heads, outside),
                 value,
             ]
         attended = self._inputs.attend(
-            number, parts, shape, rotation=within, window=self._windows[number]
+            number, parts, shape, rope=inside, window=self._windows[number]
         )
         return graph.linear(attended, [f"{name}.o_proj"])
 
-    def _prepare(self, value: Value, norm: str, heads: int, rotation: Rotation | None) -> Value:
-        """Norm and rotate queries or keys, [B, T, heads x size], as far as the variant has it."""
-        if rotation is not None and self._variant.rotates_first:
-            value = self._inputs.rotate(value, rotation, heads)
+    def _norm_and_rope(self, value: Value, norm: str, heads: int, rope: LayerRope | None) -> Value:
+        """Apply the norm of the variant, if any, and `rope` to queries or keys.
+
+        The shape is [B, T, heads x size].
+        """
+        if rope is not None and self._variant.rope_before_norm:
+            value = self._inputs.apply_rope(value, rope, heads)
         if self._variant.query_norm is not None:
             value = self._norm_heads(value, norm, heads)
-        if rotation is not None and not self._variant.rotates_first:
-            value = self._inputs.rotate(value, rotation, heads)
+        if rope is not None and not self._variant.rope_before_norm:
+            value = self._inputs.apply_rope(value, rope, heads)
         return value
 
     def _norm_heads(self, value: Value, module: str, heads: int) -> Value:
@@ -193,16 +197,16 @@ class _DecoderBuilder:
         apart = graph.op("Reshape", value, graph.constant([0, 0, heads, self._shape.size]))
         return graph.op("Reshape", self._norm(apart, module), graph.constant([0, 0, -1]))
 
-    def _rotation(self, number: int) -> Rotation | None:
+    def _layer_rope(self, number: int) -> LayerRope | None:
         """Return the RoPE of a layer. Layers of one kind share tables."""
-        if not self._variant.rotates(self._config, number):
+        if not self._variant.has_rope(self._config, number):
             return None
         kind = self._rope.kind(number)
         if kind not in self._rope_by_kind:
             positions = read_max_positions(self._config)
             assert positions is not None, "bug: a config without a maximum of positions"
             cosines, sines = self._rope.compute_tables(kind, np.arange(positions))
-            self._rope_by_kind[kind] = Rotation(
+            self._rope_by_kind[kind] = LayerRope(
                 self._graph.tensor(f"rope.{kind}.cosines", cosines),
                 self._graph.tensor(f"rope.{kind}.sines", sines),
                 channels=2 * cosines.shape[1],
@@ -241,11 +245,11 @@ def _has_window(config: TransformersConfig, layer: int) -> bool:
     return read_windows(config)[layer] is not None
 
 
-def _has_rope(config: TransformersConfig, layer: int) -> bool:
+def _is_listed(config: TransformersConfig, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
 
 
-def _rotates_windows(config: TransformersConfig, layer: int) -> bool:
+def _has_window_if_any(config: TransformersConfig, layer: int) -> bool:
     return config.sliding_window is None or _has_window(config, layer)
 
 
@@ -260,16 +264,16 @@ def _glm_gate(_: TransformersConfig) -> FusedModule:
 
 LLAMA = RopeDecoder()
 QWEN3 = RopeDecoder(query_norm="each head")
-SMOLLM3 = RopeDecoder(rotates=_has_rope)
+SMOLLM3 = RopeDecoder(has_rope=_is_listed)
 ARCEE = RopeDecoder(gated=False)
 HELIUM = RopeDecoder(interleaved=True)
 HUNYUAN = RopeDecoder(
     query_norm="each head",
-    rotates_first=True,
+    rope_before_norm=True,
     renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
 )
 OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
-EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", rotates=_rotates_windows)
+EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
 COHERE = RopeDecoder(
     norm="layer",
     epsilon="layer_norm_eps",
@@ -279,7 +283,7 @@ COHERE = RopeDecoder(
     scales_logits=True,
     unsupported=("use_qk_norm",),
 )
-COHERE2 = replace(COHERE, rotates=_has_window, unsupported=())
+COHERE2 = replace(COHERE, has_rope=_has_window, unsupported=())
 STABLELM = RopeDecoder(
     norm="layer",
     epsilon="layer_norm_eps",

@@ -85,6 +85,13 @@ class CheckpointWeights:
         if whole is None:
             self._tensors[name] = tensor
             return
+        rows = tensor.shape()[0]
+        if rows % (len(whole.parts) * whole.groups):
+            raise UnsupportedModel(
+                f"the tensor `{tensor.name}` has {rows} rows, not a multiple of "
+                f"{len(whole.parts) * whole.groups}",
+                hint="download the checkpoint again, or correct the sizes in config.json",
+            )
         for index, part in enumerate(whole.parts):
             own = tensor._replace(fused=whole, part=index)
             self._tensors[name.replace(f".{whole.name}.", f".{part}.")] = own

@@ -21,6 +21,7 @@ from build_artifacts.families import decoder as decoder_family
 from build_artifacts.gpu_placement import with_gpu_attention, with_gpu_placement
 from build_artifacts.pipeline import BuildResult, build
 from build_artifacts.presets import (
+    DECODER_FP16,
     DECODER_FP16_TRANSFORMERS,
     DECODER_GPU_INT8_BNB,
     DECODER_GPU_NF4_BNB,
@@ -195,8 +196,10 @@ def test_attention_replaces_that_of_torch_recipes(monkeypatch: pytest.MonkeyPatc
     assert for_gpu["gpu-fp16-compiled-eager"].run.compile
     assert "gpu-fp16-torch" not in for_gpu
     assert for_gpu["gpu-fp16"].run.attention == "sdpa"  # the ONNX graph contains its attention
+    assert with_gpu_attention(QUICK, "eager").decoders[0].name == "gpu-fp16-torch-eager"
+    without_torch = replace(QUICK, decoders=(DECODER_INT8, DECODER_FP16))
     with pytest.raises(BuildError, match="`--attention eager` changes nothing"):
-        with_gpu_attention(QUICK, "eager")
+        with_gpu_attention(without_torch, "eager")
     with pytest.raises(BuildError, match="needs the package `flash_attn`"):
         with_gpu_attention(FULL, "flash")
     flash_attention.install(monkeypatch)

@@ -38,6 +38,14 @@ def test_graphs_that_compute_in_fp32_are_not_built_for_a_gpu(
         ({"model_type": "llama", "rope_parameters": {"rope_type": "llama3"}}, None),
         ({"model_type": "llama", "rope_parameters": {"rope_type": "yarn"}}, LLAMA),
         ({"model_type": "qwen3", "rope_scaling": {"type": "yarn"}}, QWEN3),
+        (
+            {
+                "model_type": "qwen3",
+                "rope_parameters": {"rope_type": "default"},
+                "rope_scaling": {"rope_type": "yarn"},
+            },
+            QWEN3,
+        ),
         ({"model_type": "gemma", "rope_scaling": {"type": "linear"}}, None),
         ({"model_type": "smollm3"}, SMOLLM3),
         ({}, None),

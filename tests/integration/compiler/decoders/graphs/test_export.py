@@ -100,7 +100,7 @@ def test_half_precision_checkpoint_exports(
 
 def test_export_writes_only_graphs_and_weights(exported: ExportModel) -> None:
     directory = exported("bart").written.decoder.parent
-    graphs = ("decoder.onnx", "encoder.onnx")
+    graphs = ("model.onnx", "encoder.onnx")
     expected = {*graphs, *(f"{name}.data" for name in graphs)}
     assert {path.name for path in directory.iterdir()} == expected
     for name in graphs:
