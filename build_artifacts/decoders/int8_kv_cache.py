@@ -118,7 +118,7 @@ def quantize_kv_cache(graph: Path, calibration: CalibrationTexts) -> None:
     if not nodes or not all(_is_supported(node, tables, answers) for node in nodes):
         return
     ropes = [_find_rope(node, model.graph) for node in nodes]
-    if any(rope is not None and rope.is_hidden for rope in ropes):
+    if any(rope and (rope.is_hidden or rope.cosines not in tables) for rope in ropes):
         return
     created = _create_scales(nodes, ropes, tables)
     scales = collect_scales(calibration.observe_kv_cache(graph), created)
@@ -170,9 +170,7 @@ class _AppliedRope(NamedTuple):
 
     cosines: str  # name of the table
     interleaved: bool
-    is_hidden: bool = (
-        False  # whether a norm follows, so that the cached pairs do not keep their norm
-    )
+    is_hidden: bool = False  # whether a norm follows, so that cached pairs change their size
 
 
 def _find_rope(node: onnx.NodeProto, graph: onnx.GraphProto) -> _AppliedRope | None:
