@@ -28,7 +28,7 @@ def startup_messages(
     }
     built = [name for name, is_built in models.items() if is_built]
     if missing := [f"`{name}`" for name, is_built in models.items() if not is_built]:
-        yield f"not built, so their requests fail: {', '.join(missing)}"
+        yield f"not built yet: {', '.join(missing)}"
     key = "" if find_key_file(config) is None else ' -H "Authorization: Bearer $KEY"'
     body = '{"inputs": "Hello world"}'
     example = f"/{built[0]} -d '{body}'" if built else ""

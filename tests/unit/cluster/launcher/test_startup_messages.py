@@ -47,7 +47,7 @@ def test_models_that_are_not_built_are_named(store: Path) -> None:
         {"id": "org/other", "version": None},
     ]
     missing, serving = startup_messages("http://here", config(store, models=models[::3]))
-    assert missing == "not built, so their requests fail: `org/none`, `org/other`"
+    assert missing == "not built yet: `org/none`, `org/other`"
     assert serving == "serving on http://here - try: curl http://here/models"
     _, serving = startup_messages("http://here", config(store, models=models[:3]))
     assert "/models/org/one -d" in serving
