@@ -104,10 +104,10 @@ def read_max_positions(config: TransformersConfig) -> int | None:
 def _extend_by_yarn(positions: int | None, config: TransformersConfig) -> int | None:
     """Return the context with YaRN, which many configs do not include in their maximum."""
     rope = getattr(config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings")
-    if not positions or not original or rope.get("rope_type") != "yarn":
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    if not (positions and original and factor) or rope.get("rope_type") != "yarn":
         return positions
-    return max(positions, int(rope["factor"] * original))
+    return max(positions, int(factor * original))
 
 
 def _read_rope_limit(config: TransformersConfig) -> int | None:

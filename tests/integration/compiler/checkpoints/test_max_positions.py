@@ -16,6 +16,7 @@ from build_artifacts.checkpoints.architectures import read_max_positions
         ({"rope_type": "default"}, 64),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 48}, 192),
         ({"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 16}, 64),
+        ({"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 16}, 64),
     ],
 )
 def test_yarn_extends_the_context(rope: dict[str, Any], tokens: int) -> None:
