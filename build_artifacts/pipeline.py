@@ -12,7 +12,7 @@ from pathlib import Path
 from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
 from build_artifacts.families import find_family

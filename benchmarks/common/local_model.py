@@ -43,7 +43,7 @@ def open_torch(
 
     checkpoint = resolve(source or find_source(manifest), scratch, HuggingFaceHub())
     metadata = read_metadata(checkpoint, manifest.tasks)
-    model = load_model(checkpoint.weights, head=manifest.head, dtype="float32")
+    model = load_model(checkpoint.weights, head=metadata.loaded_head, dtype="float32")
     return TorchReferenceEngine(model, metadata, threads)
 
 

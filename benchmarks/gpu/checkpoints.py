@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks.gpu.cases import Bench, MissingRequirement
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.progress import BuildProgress
 from build_artifacts.workspaces.step_runner import StepRunner
 from build_artifacts.workspaces.workspace import Workspace

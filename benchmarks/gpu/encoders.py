@@ -96,7 +96,7 @@ def _build(
     else:
         from build_artifacts.checkpoints.models import load_model
 
-        model = load_model(weights, head=metadata.head, dtype="float32")
+        model = load_model(weights, head=metadata.loaded_head, dtype="float32")
         (root / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
         prepared = PreparedModel(weights, metadata, root, None)
     return _EncoderModel(prepared, CandidateGraphs(steps, prepared))

@@ -67,7 +67,7 @@ class Materials:
         from build_artifacts.steps.export import export
 
         metadata = read_metadata(self._checkpoint, self.model.manifest.tasks)
-        model = load_model(self.checkpoint, head=metadata.head, dtype="float32")
+        model = load_model(self.checkpoint, head=metadata.loaded_head, dtype="float32")
         directory = self._directory("float")
         return export(model, metadata, ExportRecipe(dtype="float32"), directory / "model.onnx")
 

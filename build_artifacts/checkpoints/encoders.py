@@ -15,21 +15,29 @@ from build_artifacts.checkpoints.encoder_decoders import SUPPORTED as ENCODER_DE
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead
 
+# Base classes of decoders with a head, in transformers' `modeling_layers`.
+_GENERIC_CLASSES: Mapping[ModelHead, str] = {
+    ModelHead.LABELS: "GenericForSequenceClassification",
+    ModelHead.TOKENS: "GenericForTokenClassification",
+    ModelHead.SPAN: "GenericForQuestionAnswering",
+}
 _USE_ENCODER = "use an encoder of text, such as BERT, XLM-RoBERTa or ModernBERT"
 
 
 def check_encoder(config: TransformersConfig, head: ModelHead, *, pooled: bool) -> None:
     """Raise UnsupportedModel, with the reason, for a model that cannot be built as an encoder.
 
-    `pooled` states whether the checkpoint configures pooling of token vectors. A decoder with
-    pooling is accepted as an encoder if its config does not set `is_decoder`.
+    `pooled` states whether the checkpoint configures the use of a decoder's output: a pooling of
+    its token vectors, or a score from its logits. Such a decoder, or one whose class has a head for
+    labels or spans, is accepted as an encoder if its config does not set `is_decoder`.
     """
     architecture = read_architecture(config)
     find_reason = _UNSUPPORTED.get(config.model_type)
     if find_reason is not None and (reason := find_reason(config)) is not None:
         why, hint = reason
         raise UnsupportedModel(f"`{config.model_type}` cannot be exported: {why}", hint=hint)
-    if not (_is_encoder(config, head) or (pooled and not _generates_only(config, head))):
+    reads_whole_text = pooled or _has_output_head(config, head)
+    if not (_is_encoder(config, head) or (reads_whole_text and not _generates_only(config, head))):
         kind = "encoder-decoders" if _has_decoder(config, head) else "decoders"
         raise UnsupportedModel(
             f"`{architecture}` cannot be built as an encoder: `{config.model_type}` models are "
@@ -72,6 +80,21 @@ def _is_encoder(config: TransformersConfig, head: ModelHead) -> bool:
     # can be configured as decoders. A model in both tables is an encoder here.
     masked = config.model_type in known.MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return masked or config.model_type not in known.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+
+def _has_output_head(config: TransformersConfig, head: ModelHead) -> bool:
+    """Return whether the class in config.json is that of a decoder with labels or spans.
+
+    The classes of transformers' other decoders, such as GPT-2, may read their token vectors in
+    other ways than `wrap_for_export` does.
+    """
+    import transformers
+
+    model_class = getattr(transformers, read_architecture(config), type)
+    generic = _GENERIC_CLASSES.get(head)
+    return generic is not None and issubclass(
+        model_class, getattr(transformers.modeling_layers, generic)
+    )
 
 
 def _generates_only(config: TransformersConfig, head: ModelHead) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.checkpoints.projection import build_projection
+from build_artifacts.checkpoints.rerankers import LogitScore
 from build_artifacts.checkpoints.sentences import Pooling
 from build_artifacts.checkpoints.splade import SpladePooling
 from deployments.artifacts.types import ModelHead
@@ -33,6 +34,13 @@ def wrap_for_export(
     size] in the model's dtype.
     """
     rows = copy.copy(model)
+    if metadata.logit_score is not None:
+        rows._modules = _keep_logits(model, metadata.logit_score)
+        rows.__class__ = _export_class(type(model), _score_answer)
+        return rows
+    if _classifies_last_token(model):
+        rows.__class__ = _last_token_class(type(model))
+        return rows
     answer = _OUTPUT_FUNCTIONS.get(metadata.head)
     if metadata.splade is not None:
         answer = _weigh_vocabulary(metadata.splade)
@@ -61,6 +69,49 @@ def input_names(model: TorchModel, metadata: CheckpointMetadata) -> tuple[str, .
     if metadata.head is ModelHead.MASKS:
         names.append(MASK_POSITIONS)
     return tuple(names)
+
+
+def _keep_logits(model: TorchModel, score: LogitScore) -> dict[str, Any]:
+    """Return the modules of a decoder, with an output layer for the tokens of `score` only."""
+    import torch
+
+    head = model.get_output_embeddings()
+    tokens = list(score.tokens)
+    kept = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
+    kept.weight = torch.nn.Parameter(head.weight[tokens].detach())
+    if head.bias is not None:
+        kept.bias = torch.nn.Parameter(head.bias[tokens].detach())
+    return {name: kept if part is head else part for name, part in model._modules.items()}
+
+
+def _score_answer(out: Any, mask: Any) -> Any:
+    logits = _take(out.logits, mask.sum(1) - 1).float()
+    return logits[:, :1] - logits[:, 1:] if logits.shape[-1] == 2 else logits
+
+
+def _classifies_last_token(model: TorchModel) -> bool:
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    return isinstance(model, GenericForSequenceClassification)
+
+
+def _last_token_class(base: type) -> type:
+    """Create a subclass of the decoder `base` whose forward classifies the last token of each text.
+
+    As in transformers, tokens with the id of the padding do not count, even if the mask has them.
+    The forward of `base` refuses batches if the config states no such id, and applies its head to
+    all tokens.
+    """
+    import torch
+
+    def forward(self: Any, input_ids: Any, attention_mask: Any) -> Any:
+        padding = self.config.get_text_config().pad_token_id
+        counts = attention_mask if padding is None else attention_mask * (input_ids != padding)
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        out = self.base_model(input_ids=input_ids, attention_mask=attention_mask)
+        return self.score(_take(out.last_hidden_state, (positions * counts).amax(1))).float()
+
+    return type(base.__name__, (base,), {"forward": forward})
 
 
 def _reads_token_types(model: TorchModel) -> bool:
@@ -140,9 +191,12 @@ def _first(out: Any, _mask: Any) -> Any:
 
 
 def _last(out: Any, mask: Any) -> Any:
-    hidden = out.last_hidden_state
-    last = (mask.sum(1) - 1)[:, None, None].expand(-1, 1, hidden.shape[-1])
-    return hidden.gather(1, last)[:, 0].float()
+    return _take(out.last_hidden_state, mask.sum(1) - 1).float()
+
+
+def _take(hidden: Any, positions: Any) -> Any:
+    """Return the vector at one position of each text: [B, T, W] and [B] become [B, W]."""
+    return hidden.gather(1, positions[:, None, None].expand(-1, 1, hidden.shape[-1]))[:, 0]
 
 
 def _logits(out: Any, _mask: Any) -> Any:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
     load_config,
-    parse_task_class,
     read_architecture,
     read_max_positions,
 )
@@ -22,7 +19,6 @@ from build_artifacts.checkpoints.checkpoint import (
     Json,
     check_modules,
     corrupt_file,
-    is_splade_model,
     read_field,
     read_object,
 )
@@ -39,7 +35,13 @@ from build_artifacts.checkpoints.encoder_decoders import (
     read_vocabulary_size,
 )
 from build_artifacts.checkpoints.encoders import check_encoder
+from build_artifacts.checkpoints.pair_templates import read_pair_template
 from build_artifacts.checkpoints.projection import DenseLayer
+from build_artifacts.checkpoints.rerankers import (
+    LogitScore,
+    is_logit_reranker,
+    read_logit_score,
+)
 from build_artifacts.checkpoints.sentences import (
     Pooling,
     Similarity,
@@ -48,18 +50,16 @@ from build_artifacts.checkpoints.sentences import (
     is_cross_encoder,
     read_embedding_config,
     read_max_seq_length,
+    read_transformer_config,
 )
 from build_artifacts.checkpoints.splade import SpladePooling, read_sparse_config
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead, TaskName, TruncationSide
-from deployments.tasks import find_head, list_task_names
-from deployments.tasks.zero_shot import has_entailment_label
+from deployments.artifacts.pair_template import PairTemplate
+from deployments.artifacts.types import ModelHead, TruncationSide
+from deployments.tasks import find_head
 
-EMBEDDING_TASKS = (TaskName.FEATURE_EXTRACTION, TaskName.SENTENCE_SIMILARITY)
-# Tasks of a model whose output is one score per text.
-LABEL_TASKS = (TaskName.TEXT_CLASSIFICATION, TaskName.TEXT_RANKING)
 # Default mask tokens of transformers' tokenizer classes. Old checkpoints, such as
 # bert-base-uncased, do not state the token in their files.
 _MASK_TOKENS = ("[MASK]", "<mask>")
@@ -83,6 +83,7 @@ class CheckpointMetadata:
     problem_type: ProblemType | None = None
     pooling: Pooling | None = None
     splade: SpladePooling | None = None  # head SPARSE only
+    logit_score: LogitScore | None = None  # of a decoder that ranks texts, head LABELS only
     projection: tuple[DenseLayer, ...] = ()  # layers to apply to the pooled vectors
     token_width: int | None = None  # values per token vector; None: `output_width`
     normalize: bool = False
@@ -90,6 +91,7 @@ class CheckpointMetadata:
     similarity: Similarity = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
     default_prompt: str | None = None
+    pair_template: PairTemplate | None = None  # None: the tokenizer joins pairs
     mask_token: int | None = None  # token id, head MASKS only
     has_token_types: bool = True  # False: the model gets no `token_type_ids`
     generation_config: GenerationConfig | None = None  # head NEXT_TOKEN only
@@ -99,91 +101,17 @@ class CheckpointMetadata:
         return find_head(self.tasks[0])
 
     @property
+    def loaded_head(self) -> ModelHead:
+        """The head of the class that loads the weights: a logit score reads those of a decoder."""
+        return self.head if self.logit_score is None else ModelHead.NEXT_TOKEN
+
+    @property
     def required_generation_config(self) -> GenerationConfig:
         """`generation_config`, which every model with the head NEXT_TOKEN has."""
         assert self.generation_config is not None, (
             "bug: NEXT_TOKEN metadata has no generation_config"
         )
         return self.generation_config
-
-
-def select_tasks(
-    checkpoint: Checkpoint, adapter: Adapter | None, requested: str | None
-) -> tuple[str, ...]:
-    """Return the tasks to build: `requested` or the task that the files state, then related tasks.
-
-    Zero-shot classification is built as text classification, because the graphs are equal. The
-    server offers both tasks for every classifier with an entailment label. Raises UnsupportedModel
-    if the files state no task, or if the adapter or the labels do not fit `requested`.
-    """
-    task = requested or (adapter.task if adapter else None) or _detect_task(checkpoint)
-    if task == TaskName.ZERO_SHOT_CLASSIFICATION:
-        _check_entailment(_read_label_names(checkpoint, adapter))
-        task = TaskName.TEXT_CLASSIFICATION
-    head = find_head(task)
-    if adapter is not None and head is not find_head(adapter.task):
-        raise UnsupportedModel(
-            f"the adapter was trained for {adapter.task}, not for {task}", hint="omit `--task`"
-        )
-    if head is ModelHead.VECTOR:
-        return EMBEDDING_TASKS if task in EMBEDDING_TASKS else (task, *EMBEDDING_TASKS)
-    if task in TEXT2TEXT_TASKS:
-        return (task, *(other for other in TEXT2TEXT_TASKS if other != task))
-    if head is not ModelHead.LABELS:
-        return (task,)
-    return _select_label_tasks(task, len(_read_label_names(checkpoint, adapter)))
-
-
-def _select_label_tasks(task: str, labels: int) -> tuple[str, ...]:
-    """Return `task` and, for a model with a single score, the other tasks of LABEL_TASKS.
-
-    Raises UnsupportedModel for ranking with several labels.
-    """
-    if labels == 1:
-        return (task, *(other for other in LABEL_TASKS if other != task))
-    if task == TaskName.TEXT_RANKING:
-        raise UnsupportedModel(
-            f"ranking requires a model with 1 score; this model has {labels} labels",
-            hint="omit `--task`",
-        )
-    return (task,)
-
-
-def _check_entailment(labels: Sequence[str]) -> None:
-    if not has_entailment_label(labels):
-        shown = ", ".join(f"`{label}`" for label in labels[:3]) + (", …" if len(labels) > 3 else "")
-        raise UnsupportedModel(
-            f"zero-shot classification requires an entailment label; the labels are {shown}",
-            hint="omit `--task`, or rename the label that means entailment in `id2label` of "
-            "config.json",
-        )
-
-
-def _read_label_names(checkpoint: Checkpoint, adapter: Adapter | None) -> tuple[str, ...]:
-    if adapter is not None and adapter.labels:
-        return adapter.labels
-    config = checkpoint.weights / CONFIG_NAME
-    if named := read_field(config, "id2label", dict):
-        return tuple(str(label) for label in named.values())
-    count = read_field(config, "num_labels", int) or 2  # transformers' default
-    return tuple(f"LABEL_{i}" for i in range(count))
-
-
-def _detect_task(checkpoint: Checkpoint) -> TaskName:
-    if is_cross_encoder(checkpoint):
-        ranks = len(_read_label_names(checkpoint, None)) == 1
-        return TaskName.TEXT_RANKING if ranks else TaskName.TEXT_CLASSIFICATION
-    if (checkpoint.directory / MODULES_NAME).is_file():
-        is_sparse = is_splade_model(checkpoint.directory)
-        return TaskName.SPARSE_EMBEDDINGS if is_sparse else TaskName.FEATURE_EXTRACTION
-    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
-    architecture = str((architectures or [""])[0])
-    if (task := parse_task_class(architecture)) is not None:
-        return task
-    raise UnsupportedModel(
-        f"no task matches the architecture `{architecture or 'none'}`",
-        hint=f"pass `--task`, one of: {', '.join(list_task_names())}",
-    )
 
 
 def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> CheckpointMetadata:
@@ -196,32 +124,63 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
         # Check before load_config, which may fail for unsupported modules without naming them.
         check_modules(checkpoint.directory, sparse=head is ModelHead.SPARSE)
     config = load_config(checkpoint.weights)
+    logit_score = read_logit_score(checkpoint) if is_logit_reranker(checkpoint, tasks[0]) else None
     pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
-    check_encoder(config, head, pooled=pooled)
+    check_encoder(config, head, pooled=pooled or logit_score is not None)
     if head is ModelHead.VECTOR:
         return _embedding_metadata(checkpoint, config, tasks)
     if head is ModelHead.SPARSE:
         return _sparse_metadata(checkpoint, config, tasks)
-    common = CheckpointMetadata(
-        tasks=tasks,
-        architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config),
-        truncation_side=_read_truncation_side(checkpoint.weights),
-        output_width=config.num_labels,
-        has_token_types=has_token_types(checkpoint.weights),
-    )
+    if head is ModelHead.LABELS:
+        return _label_metadata(checkpoint, config, tasks, logit_score)
+    common = _common_metadata(checkpoint, config, tasks)
     if head is ModelHead.SPAN:
         return replace(common, output_width=2)
     if head is ModelHead.MASKS:
         mask_token = _read_mask_token(checkpoint.weights)
         return replace(common, output_width=config.vocab_size, mask_token=mask_token)
-    if head is ModelHead.LABELS and is_cross_encoder(checkpoint):
-        check_arguments(checkpoint.weights)
-        check_no_default_prompt(checkpoint)
+    return replace(common, labels=read_labels(checkpoint.weights, config))
+
+
+def _common_metadata(
+    checkpoint: Checkpoint,
+    config: TransformersConfig,
+    tasks: tuple[str, ...],
+    *,
+    tokenizer_limit: Json = None,
+) -> CheckpointMetadata:
+    """Read what models of all heads without pooling have."""
+    return CheckpointMetadata(
+        tasks=tasks,
+        architecture=read_architecture(config),
+        max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=tokenizer_limit),
+        truncation_side=_read_truncation_side(checkpoint.weights),
+        output_width=config.num_labels,
+        has_token_types=has_token_types(checkpoint.weights),
+    )
+
+
+def _label_metadata(
+    checkpoint: Checkpoint,
+    config: TransformersConfig,
+    tasks: tuple[str, ...],
+    logit_score: LogitScore | None,
+) -> CheckpointMetadata:
+    weights, scores_logits = checkpoint.weights, logit_score is not None
+    pair_template = stated_limit = None
+    if scores_logits or is_cross_encoder(checkpoint):
+        check_arguments(weights)
+        stated_limit = read_transformer_config(weights).get("max_seq_length")
+        pair_template = read_pair_template(checkpoint, config, required=scores_logits)
+        if pair_template is None:
+            check_no_default_prompt(checkpoint)
     return replace(
-        common,
-        labels=read_labels(checkpoint.weights, config),
-        problem_type=_read_problem_type(config) if head is ModelHead.LABELS else None,
+        _common_metadata(checkpoint, config, tasks, tokenizer_limit=stated_limit),
+        output_width=1 if scores_logits else config.num_labels,
+        labels=("LABEL_0",) if scores_logits else read_labels(weights, config),
+        problem_type="single_label" if scores_logits else _read_problem_type(config),
+        logit_score=logit_score,
+        pair_template=pair_template,
     )
 
 

@@ -24,9 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @store_command
 def run(arguments: argparse.Namespace) -> int:
-    from build_artifacts.checkpoints.metadata import select_tasks
     from build_artifacts.checkpoints.models import load_model
+    from build_artifacts.checkpoints.tasks import select_tasks
     from build_artifacts.compaction.find import find
+    from build_artifacts.families import read_metadata
     from build_artifacts.progress import BuildProgress
     from build_artifacts.sources.hub import HuggingFaceHub
     from build_artifacts.steps.convert_weights import unpack_weights
@@ -36,10 +37,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     with BuildProgress.on_stderr() as progress, open_temporary_workspace(arguments.store) as files:
         checkpoint = resolve(arguments.source, files.directory("sources"), HuggingFaceHub())
-        head = find_head(select_tasks(checkpoint, None, None)[0])
-        if head is ModelHead.NEXT_TOKEN:
+        tasks = select_tasks(checkpoint, None, None)
+        if find_head(tasks[0]) is ModelHead.NEXT_TOKEN:
             raise encoders_only_error("compact", "the compiler compacts no generative models")
         checkpoint = unpack_weights(StepRunner(files, progress), checkpoint)
+        head = read_metadata(checkpoint, tasks).loaded_head
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:
         return print_json(compaction.model_dump(mode="json"))

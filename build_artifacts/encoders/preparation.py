@@ -74,7 +74,7 @@ class PreparedModel:
 
     def model(self, dtype: Dtype) -> TorchModel:
         """Load the compacted torch model. Raises UnsupportedModel if it cannot be loaded."""
-        model = load_model(self.weights, head=self.metadata.head, dtype=dtype)
+        model = load_model(self.weights, head=self.metadata.loaded_head, dtype=dtype)
         return model if self.compaction.is_empty else compact(model, self.compaction)
 
 
@@ -95,6 +95,7 @@ def load_examples(
         similarity=metadata.similarity,
         default_dimensions=metadata.default_dimensions,
         normalize=metadata.normalize,
+        pair_template=metadata.pair_template,
         mask_token=metadata.mask_token,
     )
     return load_evaluation(path, metadata.tasks[0], model, sampling)
@@ -151,7 +152,7 @@ def prepare(
     changes them. Raises UnsupportedModel if the model cannot be loaded, it requires other inputs, a
     token id has no vector in the model, or an output is not finite.
     """
-    model = load_model(weights, head=metadata.head, dtype="float32")
+    model = load_model(weights, head=metadata.loaded_head, dtype="float32")
     reference = TorchReferenceEngine(model, metadata)
     items = tokenize_probes(weights, metadata)
     tokenizer = open_tokenizer(weights)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.artifacts.types import ModelHead
 from deployments.messages import Call, Text, TextPair, TokenizedItem, Truncation
 from deployments.tasks import TASKS
@@ -37,7 +38,9 @@ def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[Toke
     is_nli = metadata.head is ModelHead.LABELS and has_entailment_label(metadata.labels)
     texts = PAIRS if paired or is_nli else PROBES
     if metadata.head is not ModelHead.MASKS:
-        return tokenize_texts(directory, metadata.max_tokens, texts)
+        return tokenize_texts(
+            directory, metadata.max_tokens, texts, pair_template=metadata.pair_template
+        )
     items = tokenize_texts(directory, min(metadata.max_tokens, MASKED_PROBE_TOKENS), texts)
     per_probe = MASKED_REFERENCE_BYTES // (4 * metadata.output_width * len(items))
     special = _special_ids(directory)
@@ -48,7 +51,11 @@ def tokenize_probes(directory: Path, metadata: CheckpointMetadata) -> tuple[Toke
 
 
 def tokenize_texts(
-    directory: Path, max_tokens: int, texts: Sequence[Text]
+    directory: Path,
+    max_tokens: int,
+    texts: Sequence[Text],
+    *,
+    pair_template: PairTemplate | None = None,
 ) -> tuple[TokenizedItem, ...]:
     """Tokenize texts or pairs with the tokenizer.json in `directory`; truncate to `max_tokens`."""
     call = Call(
@@ -58,7 +65,8 @@ def tokenize_texts(
         truncation=Truncation.KEEP_START,
         deadline_s=float("inf"),
     )
-    (tokenized,) = CachingTokenizer(directory, max_tokens).tokenize([call])
+    tokenizer = CachingTokenizer(directory, max_tokens, pair_template=pair_template)
+    (tokenized,) = tokenizer.tokenize([call])
     if isinstance(tokenized, BaseException):
         raise tokenized
     return tuple(tokenized.items)

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.metadata import ProblemType
 from build_artifacts.checkpoints.sentences import Similarity
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.artifacts.types import TruncationSide
 from deployments.errors import BadSetting, EngineFailed, ServeError
 from deployments.messages import Call, Text, TokenizedItem, Truncation
@@ -41,6 +42,7 @@ class EvaluatedModel:
     similarity: Similarity = "cosine"  # measure for two embedding vectors
     default_dimensions: int | None = None  # length to which the model truncates them; None: not
     normalize: bool = False  # the model normalizes them before
+    pair_template: PairTemplate | None = None
     mask_token: int | None = None
 
 
@@ -141,7 +143,10 @@ def tokenize_texts(model: EvaluatedModel, texts: Sequence[Text]) -> list[Tokeniz
         truncation=Truncation.remove(model.truncation_side),
         deadline_s=float("inf"),
     )
-    (tokenized,) = CachingTokenizer(model.directory, model.max_tokens).tokenize([call])
+    tokenizer = CachingTokenizer(
+        model.directory, model.max_tokens, pair_template=model.pair_template
+    )
+    (tokenized,) = tokenizer.tokenize([call])
     if isinstance(tokenized, ServeError):
         raise tokenized
     return tokenized.items

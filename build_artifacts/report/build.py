@@ -148,6 +148,7 @@ def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -
         similarity=manifest.similarity,
         default_dimensions=manifest.default_dimensions,
         normalize=manifest.normalize,
+        pair_template=manifest.pair_template,
         mask_token=manifest.mask_token,
     )
     return load_evaluation(request.evaluation, manifest.tasks[0], model, request.sampling)

@@ -221,7 +221,7 @@ class RebuiltStages:
         size = sum_weight_bytes(original)
 
         def load_original() -> TorchModel:
-            return load_model(original, head=metadata.head, dtype="float32")
+            return load_model(original, head=metadata.loaded_head, dtype="float32")
 
         yield self._torch_stage(
             BASELINE, "the original in fp32, eager", size, load_original, scores

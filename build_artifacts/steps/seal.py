@@ -78,6 +78,7 @@ def write_artifact(contents: ArtifactContents, into: Path) -> None:
         similarity=metadata.similarity,
         prompts=dict(metadata.prompts),
         default_prompt=metadata.default_prompt,
+        pair_template=metadata.pair_template,
         mask_token=metadata.mask_token,
         generation_config=metadata.generation_config,
         pruned=contents.pruned,

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.migration import PREVIOUS, SCHEMA, upgrade
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.artifacts.store import VERSION, check_file, check_no_extra_files, name_artifact
 from deployments.artifacts.types import (
     Attention,
@@ -203,6 +204,8 @@ class ArtifactManifest(FrozenModel):
     similarity: Literal["cosine", "dot"] = "cosine"  # how two vectors of the model are compared
     prompts: dict[str, str] = Field(default_factory=dict)
     default_prompt: str | None = None
+    # Text of a pair, for decoders that rank texts; None: the tokenizer joins the segments.
+    pair_template: PairTemplate | None = None
     mask_token: int | None = None  # id of the mask token, for the MASKS head
     generation_config: GenerationConfig | None = None  # None: not generative
     pruned: str | None = None  # what the build removed, as text

@@ -82,15 +82,15 @@ class ChatTemplate:
         except Exception as exc:  # deep nesting also raises errors of the Python compiler
             raise _invalid_messages(exc) from exc
 
-    def render(self, chat: Chat) -> str:
-        """Render the prompt of the next answer.
+    def render(self, chat: Chat, *, add_generation_prompt: bool = True) -> str:
+        """Render the prompt of the next answer, or the messages without the start of an answer.
 
         Raises InvalidField with the error of the template, InputTooLong beyond MAX_CHARACTERS.
         """
         self._environment.start_counting()
         pieces: list[str] = []
         length = 0
-        for piece in self._pieces(chat):
+        for piece in self._pieces(chat, add_generation_prompt=add_generation_prompt):
             length += len(piece)
             if length > MAX_CHARACTERS:
                 raise InputTooLong(
@@ -117,14 +117,14 @@ class ChatTemplate:
         except (InvalidField, InputTooLong):
             return False
 
-    def _pieces(self, chat: Chat) -> Iterator[str]:
+    def _pieces(self, chat: Chat, *, add_generation_prompt: bool) -> Iterator[str]:
         try:
             yield from self._template.generate(
                 {**dict(chat.variables), **self._special_tokens},
                 messages=list(chat.messages),
                 tools=list(chat.tools) or None,
                 documents=None,
-                add_generation_prompt=True,
+                add_generation_prompt=add_generation_prompt,
             )
         except Exception as exc:  # expressions of a template can raise any exception
             raise _invalid_messages(exc) from exc

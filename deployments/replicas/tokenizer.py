@@ -207,8 +207,14 @@ class TokenizerReplica:
 
     def _load(self, model: RegisteredModel) -> CachingTokenizer:
         """Open the tokenizer of a model. Blocks."""
-        model.manifest.verify(model.directory, (TOKENIZER_NAME,))
-        return CachingTokenizer(model.directory, model.manifest.max_tokens, self._cache)
+        manifest = model.manifest
+        manifest.verify(model.directory, (TOKENIZER_NAME,))
+        return CachingTokenizer(
+            model.directory,
+            manifest.max_tokens,
+            self._cache,
+            pair_template=manifest.pair_template,
+        )
 
     async def _inspect(
         self,

@@ -12,6 +12,8 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
+from deployments.errors import InvalidField
+from deployments.messages import Text
 from deployments.tasks.base import (
     DecodeContext,
     Task,
@@ -34,6 +36,8 @@ TEXTS_PATH = "inputs.texts"
 class RankingParameters(TruncatingParameters):
     raw_scores: bool | None = None
     return_text: bool | None = None
+    # For rerankers that read one: what makes a text relevant, in words.
+    instruction: str | None = None
 
 
 class RankingOptions(NamedTuple):
@@ -57,7 +61,8 @@ class RankedText(TypedDict):
 class TextRanking(Task):
     """Task that returns every text with its score, best first.
 
-    A cross-encoder reads query and text as a pair and returns one logit. An embedding model reads
+    A cross-encoder reads query and text as a pair and returns one logit. If it is a decoder, it may
+    also read an instruction. An embedding model reads
     query and text separately, and the score is the similarity of their vectors.
     """
 
@@ -92,8 +97,10 @@ class TextRanking(Task):
         options = RankingOptions(bool(params.raw_scores), texts if params.return_text else None)
         truncation = params.choose_truncation(manifest)
         if manifest.head is ModelHead.LABELS:
-            pairs = tuple((value.query, text) for text in texts)
+            pairs = _pair(value.query, texts, params.instruction, manifest)
             return TaskInput(pairs, fields, options, truncation, many=TEXTS_PATH)
+        if params.instruction is not None:
+            raise _reads_no_instruction()
         query = add_prompt((value.query,), _find_prompt(QUERY_PROMPTS, manifest), manifest)
         documents = add_prompt(texts, _find_prompt(DOCUMENT_PROMPTS, manifest), manifest)
         return TaskInput(
@@ -115,6 +122,25 @@ class TextRanking(Task):
             return _rank_texts(similarities, similarities, options.texts)
         logits = np.array(context.rows)[:, 0]
         return _rank_texts(logits, logits if options.raw_scores else sigmoid(logits), options.texts)
+
+
+def _pair(
+    query: str, texts: Sequence[str], instruction: str | None, manifest: ArtifactManifest
+) -> tuple[Text, ...]:
+    """Return a text for each pair; without an instruction, the tokenizer joins the pairs."""
+    if instruction is None:
+        return tuple((query, text) for text in texts)
+    template = manifest.pair_template
+    if template is None or template.instruction is None:
+        raise _reads_no_instruction()
+    return tuple(template.join(query, text, instruction) for text in texts)
+
+
+def _reads_no_instruction() -> InvalidField:
+    return InvalidField(
+        "`parameters.instruction` is set, and the model reads no instruction; omit it",
+        field="parameters.instruction",
+    )
 
 
 def _rank_texts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import ModelHead, TaskName
+from deployments.errors import InvalidField
 from deployments.messages import Text
 from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import (
@@ -80,9 +81,12 @@ class TextClassification(Task):
         """Parse `inputs`: a text, a pair of texts, or a list of these."""
         params = parse_parameters(ClassificationParameters, parameters)
         given, fields, _ = as_list(self.inputs.read(inputs))
+        texts = tuple(map(_text, given))
+        if manifest.pair_template is not None:
+            _require_pairs(texts, fields)
         function = params.function_to_apply or select_score_function(manifest)
         return TaskInput(
-            texts=tuple(map(_text, given)),
+            texts=texts,
             fields=fields,
             options=ClassificationOptions(params.top_k or len(manifest.labels), function),
             truncation=params.choose_truncation(manifest),
@@ -112,6 +116,16 @@ def _text(item: str | TextAndPair) -> Text:
     if isinstance(item, str):
         return item
     return item.text if item.text_pair is None else (item.text, item.text_pair)
+
+
+def _require_pairs(texts: Sequence[Text], fields: Sequence[str]) -> None:
+    for text, field in zip(texts, fields, strict=True):
+        if isinstance(text, str):
+            raise InvalidField(
+                f"`{field}` must be an object with `text` and `text_pair`: the model reads a query "
+                "and a document",
+                field=field,
+            )
 
 
 def select_score_function(manifest: ArtifactManifest) -> ScoreFunction:

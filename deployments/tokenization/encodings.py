@@ -90,12 +90,16 @@ def build_item(encoding: Encoding, *, pair: bool) -> TokenizedItem:
     return TokenizedItem(ids, types.index(1) if 1 in types else len(ids))
 
 
-def truncate_item(encoding: Encoding, max_tokens: int, side: Truncation) -> TokenizedItem:
+def truncate_item(
+    encoding: Encoding, max_tokens: int, side: Truncation, end_tokens: int = 0
+) -> TokenizedItem:
     """Truncate a text or pair to `max_tokens`, special tokens included.
 
-    `side` selects whether each segment keeps its start or its end.
+    `side` selects whether each segment keeps its start or its end. The last `end_tokens` are kept
+    in any case, as special tokens are.
     """
     segments = np.array([-1 if i is None else i for i in encoding.sequence_ids])
+    segments[len(segments) - end_tokens :] = -1
     positions = [np.flatnonzero(segments == segment) for segment in (0, 1)]
     available = max_tokens - (len(segments) - sum(map(len, positions)))
     counts = longest_first(len(positions[0]), len(positions[1]), available)

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.errors import EmptyInput, InputTooLong, ServeError
 from deployments.messages import (
     Call,
@@ -43,9 +44,20 @@ class TokenizedTexts:
 class CachingTokenizer:
     """The tokenizer of one model. Not thread-safe, except for its `inspector`."""
 
-    def __init__(self, directory: Path, max_tokens: int, cache: TokenCache | None = None) -> None:
-        """Open the tokenizer. Several tokenizers may share one `cache`; None: no cache."""
+    def __init__(
+        self,
+        directory: Path,
+        max_tokens: int,
+        cache: TokenCache | None = None,
+        *,
+        pair_template: PairTemplate | None = None,
+    ) -> None:
+        """Open the tokenizer. Several tokenizers may share one `cache`; None: no cache.
+
+        With a `pair_template`, all texts are pairs that it joins, or texts that it has joined.
+        """
         self.max_tokens = max_tokens
+        self._pair_template = pair_template
         self._directory = directory
         self._name = str(directory)  # key of this tokenizer in the cache
         self._plain = open_tokenizer(directory)
@@ -69,8 +81,8 @@ class CachingTokenizer:
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokenize every text of every call, special tokens included.
 
-        The tokenizer's template joins the texts of a pair. All calls without windowing share one
-        call of the library.
+        The tokenizer joins the texts of a pair, unless there is a `pair_template`. All calls
+        without windowing share one call of the library.
 
         The outcome of a call is InputTooLong in three cases:
         - a text exceeds the limit, and the call requests neither truncation nor a stride
@@ -100,9 +112,10 @@ class CachingTokenizer:
         name, cache = self._name, self._cache
         items: list[TokenizedItem | None] = [cache.get(name, text) for text in texts]
         missing = [i for i, item in enumerate(items) if item is None]
-        encodings = self._plain.encode_batch_fast([texts[i] for i in missing]) if missing else []
-        for i, encoding in zip(missing, encodings, strict=True):
-            item = build_item(encoding, pair=_is_pair(texts[i]))
+        inputs = [self._join(texts[i]) for i in missing]
+        encodings = self._plain.encode_batch_fast(inputs) if missing else []
+        for i, text, encoding in zip(missing, inputs, encodings, strict=True):
+            item = build_item(encoding, pair=_is_pair(text))
             cache.put(name, texts[i], item)
             items[i] = item
         return [item for item in items if item is not None]
@@ -118,10 +131,16 @@ class CachingTokenizer:
                     f"{self.max_tokens}. Shorten it or request truncation.",
                     field=call.fields[i],
                 )
-            (whole,) = self._plain.encode_batch_fast([call.texts[i]])
-            items[i] = truncate_item(whole, self.max_tokens, call.truncation)
+            (whole,) = self._plain.encode_batch_fast([self._join(call.texts[i])])
+            end_tokens = 0 if self._pair_template is None else self._pair_template.end_tokens
+            items[i] = truncate_item(whole, self.max_tokens, call.truncation, end_tokens)
             truncated += 1
         return TokenizedTexts(items, truncated)
+
+    def _join(self, text: Text) -> Text:
+        if self._pair_template is None or isinstance(text, str):
+            return text
+        return self._pair_template.join(*text)
 
     def _split_into_windows(self, call: Call, windowing: Windowing) -> TokenizedTexts:
         if self._windowing is None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.families import read_metadata
 from deployments.artifacts.manifest import ModelSource
 

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from build_artifacts.accuracy_gate import AccuracyGate
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
 from build_artifacts.encoders.preparation import PreparedModel, prepare
 from build_artifacts.families import read_metadata

@@ -16,8 +16,9 @@ import pytest
 
 from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import CheckpointMetadata, select_tasks
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import load_model
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.encoders.probes import tokenize_texts
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import UnsupportedModel
@@ -85,6 +86,9 @@ CASES = (
     ArchitectureCase(
         "qwen3", ModelHead.VECTOR, EMBED, pooling="lasttoken"
     ),  # a decoder used for embeddings
+    ArchitectureCase("qwen3", ModelHead.LABELS, CLASSIFY, labels=THREE, layers=2),
+    ArchitectureCase("qwen3", ModelHead.TOKENS, TAG, labels=THREE),
+    ArchitectureCase("qwen3", ModelHead.SPAN, ANSWER),
     ArchitectureCase("big_bird", ModelHead.LABELS, CLASSIFY, labels=THREE, sdpa=False),
 )
 

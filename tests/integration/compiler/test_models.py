@@ -7,8 +7,8 @@ import pytest
 
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import LOADERS, load_model
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.steps.merge import merge

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.decoders.gate_inputs import load_gate_inputs
 from build_artifacts.errors import UnsafeSource
 from build_artifacts.families import read_metadata

@@ -135,7 +135,7 @@ class RerankRoutes:
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
         texts = [document_text(document) for document in body.documents]
-        parameters = body.model_dump(include={"raw_scores"}, exclude_none=True)
+        parameters = body.model_dump(include={"raw_scores", "instruction"}, exclude_none=True)
         with rename_error_fields(DOCUMENTS_FIELDS):
             response = await self._rank(request, body, texts, parameters)
         returned_texts = texts if body.return_documents else None

@@ -46,6 +46,7 @@ class DocumentsBody(BaseModel):
     top_n: Annotated[int, Field(ge=1)] | None = None  # default: all
     return_documents: bool | None = None
     raw_scores: bool | None = None
+    instruction: str | None = None  # for rerankers that read one
     # Ignored: documents are truncated only to the maximum length of the model.
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 

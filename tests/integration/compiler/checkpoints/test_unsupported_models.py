@@ -12,8 +12,8 @@ import transformers
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import load_model
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.decoders.reference import write_reference
 from build_artifacts.encoders.preparation import prepare
 from build_artifacts.errors import UnsupportedModel
@@ -49,8 +49,8 @@ def refuse(
     ("model_type", "architecture", "task", "reason", "hint"),
     [
         ("bart", "BartForSequenceClassification", None, ENCODER_DECODERS, USE_ENCODER),
-        ("llama", "LlamaForSequenceClassification", None, DECODERS, USE_ENCODER),
-        ("qwen3", "Qwen3ForSequenceClassification", None, DECODERS, USE_ENCODER),
+        ("gpt2", "GPT2ForSequenceClassification", None, DECODERS, USE_ENCODER),
+        ("llama", "LlamaForSequenceClassification", "token-classification", DECODERS, USE_ENCODER),
         ("llama", "LlamaModel", None, DECODERS, ADD_POOLING),
         ("llama", "LlamaForCausalLM", "text-classification", DECODERS, GENERATE),
         (

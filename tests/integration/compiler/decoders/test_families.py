@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from build_artifacts.checkpoints.architectures import WINDOW_IN_ALL_LAYERS
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import SUPPORTED
-from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.graphs.export import SCALED_ROPE

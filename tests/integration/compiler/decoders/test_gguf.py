@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.decoders import read_chat_templates
-from build_artifacts.checkpoints.metadata import select_tasks
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub

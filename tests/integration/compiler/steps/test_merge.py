@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_templates
-from build_artifacts.checkpoints.metadata import select_tasks
 from build_artifacts.checkpoints.models import LOADERS, load_model
+from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.steps.merge import merge

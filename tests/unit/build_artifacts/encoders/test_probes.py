@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from build_artifacts.checkpoints.metadata import EMBEDDING_TASKS, CheckpointMetadata
+from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.checkpoints.tasks import EMBEDDING_TASKS
 from build_artifacts.encoders import probes
 from build_artifacts.encoders.probes import MASKED_PROBE_TOKENS, PAIRS, PROBES, tokenize_probes
 from deployments.artifacts.types import TaskName

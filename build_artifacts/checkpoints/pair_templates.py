@@ -1,0 +1,213 @@
+"""The text in which a decoder reads a query and a document, found by rendering its chat template.
+
+As in sentence-transformers, the messages have the roles `query` and `document`, and the prompt of
+the model, its instruction, is a system message before them. The server renders no chat templates
+for pairs: the fixed parts around the contents suffice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tokenizers import Tokenizer
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.checkpoint import Checkpoint, Json
+from build_artifacts.checkpoints.decoders import read_chat_templates, special_tokens
+from build_artifacts.checkpoints.sentences import read_prompts, read_transformer_config
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
+from deployments.artifacts.pair_template import PairTemplate
+from deployments.errors import ServeError
+from deployments.generation.chat_template import ChatTemplate
+from deployments.messages import Chat
+from deployments.tokenization.encodings import open_tokenizer
+
+# Texts that no template contains, for the parts of a pair.
+_INSTRUCTION, _QUERY, _DOCUMENT = "Instruction7f3a", "Query7f3a", "Document7f3a"
+# Other parts, to check what the first ones gave: other lengths, lines, and white space around them.
+_OTHER = (" Judge:\nis it {{ useful }}?", "\n two  words?\n", " A line.\n\n<b>Another</b> one \t")
+# Two contents that end in different tokens, as sentence-transformers chooses them.
+_FILLERS = ("0", "1 2 3 4")
+# Settings of sentence-transformers for its tokenizer, beside the variables of the template.
+_TOKENIZER_SETTINGS = {"padding", "truncation", "max_length", "return_tensors", "restore_suffix"}
+# The text of the Qwen3 rerankers, for those whose chat template does not render it. Source: their
+# model cards, such as https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
+_QWEN3 = PairTemplate(
+    start="<|im_start|>system\nJudge whether the Document meets the requirements based on the "
+    'Query and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: ",
+    instruction="Given a web search query, retrieve relevant passages that answer the query",
+    before_first="\n<Query>: ",
+    before_second="\n<Document>: ",
+    end="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
+
+
+def read_pair_template(
+    checkpoint: Checkpoint, config: TransformersConfig, *, required: bool
+) -> PairTemplate | None:
+    """Return the text of a pair, or None if the chat template does not render both roles.
+
+    The tokenizer then joins the segments. If the text is `required`, raises UnsupportedModel
+    instead, except for Qwen3. Raises UnsupportedModel for a template that changes the contents, or
+    whose text does not begin with the special tokens that the tokenizer would add.
+    """
+    renderers = _open_renderers(checkpoint)
+    template = next(filter(None, (each.find_template() for each in renderers)), None)
+    if template is None and required:
+        if config.model_type != "qwen3":
+            raise UnsupportedModel(
+                "the chat template does not render the roles `query` and `document`, so the text "
+                "in which the model reads them is unknown",
+                hint=f"add a {CHAT_TEMPLATE_NAME} that renders both",
+            )
+        template = _QWEN3
+    if template is None:
+        return None
+    tokenizer = open_tokenizer(checkpoint.weights)
+    template = _omit_added_tokens(template, tokenizer)
+    return template.model_copy(update={"end_tokens": _count_end_tokens(template, tokenizer)})
+
+
+class _Renderer(NamedTuple):
+    """The chat template of a checkpoint as sentence-transformers calls it."""
+
+    template: ChatTemplate
+    variables: tuple[tuple[str, Json], ...]
+    has_generation_prompt: bool
+    is_structured: bool  # contents are lists of objects with a type, not strings
+    default_prompt: str | None
+
+    def render(self, instruction: str | None, query: str, document: str) -> str:
+        """Render a pair. Raises ServeError with the error of the template."""
+        roles = {"system": instruction, "query": query, "document": document}
+        messages = tuple(
+            {"role": role, "content": self._wrap(text)}
+            for role, text in roles.items()
+            if text is not None
+        )
+        chat = Chat(messages, variables=self.variables)
+        return self.template.render(chat, add_generation_prompt=self.has_generation_prompt)
+
+    def _wrap(self, text: str) -> Json:
+        return [{"type": "text", "text": text}] if self.is_structured else text
+
+    def find_template(self) -> PairTemplate | None:
+        """Return the fixed parts of the text, without `end_tokens`; None if a role is missing.
+
+        Raises UnsupportedModel if the text is not made of fixed parts and the contents.
+        """
+        try:
+            text = self.render(self.default_prompt, _QUERY, _DOCUMENT)
+            instructed = self.render(_INSTRUCTION, _QUERY, _DOCUMENT)
+            if _QUERY not in text or _DOCUMENT not in text:
+                return None
+            for template in _split(text, instructed):
+                if self._is_right(template):
+                    return template
+        except ServeError:
+            return None
+        raise UnsupportedModel(
+            "the chat template changes the query or the document, or repeats them, which is not "
+            "supported",
+            hint=f"use a {CHAT_TEMPLATE_NAME} that writes first the query and then the document, "
+            "both as they are",
+        )
+
+    def _is_right(self, template: PairTemplate) -> bool:
+        instruction, query, document = _OTHER
+        if template.instruction is None:
+            return self.render(self.default_prompt, *_OTHER[1:]) == template.join(*_OTHER[1:])
+        return self.render(instruction, query, document) == template.join(
+            query, document, instruction
+        )
+
+
+def _open_renderers(checkpoint: Checkpoint) -> list[_Renderer]:
+    """Return the ways in which the template may be called; none without a valid template."""
+    source = read_chat_templates(checkpoint.weights).get(CHAT_TEMPLATE_NAME)
+    config = read_transformer_config(checkpoint.weights)
+    modalities = config.get("modality_config")
+    if source is None or (modalities is not None and "message" not in modalities):
+        return []
+    try:
+        template = ChatTemplate(source, special_tokens(checkpoint.weights))
+    except ServeError:
+        return []
+    variables = dict((config.get("processing_kwargs") or {}).get("chat_template") or {})
+    has_generation_prompt = bool(variables.pop("add_generation_prompt", False))
+    prompts, name = read_prompts(checkpoint)
+    stated = ((modalities or {}).get("message") or {}).get("format")
+    return [
+        _Renderer(
+            template=template,
+            variables=tuple((k, v) for k, v in variables.items() if k not in _TOKENIZER_SETTINGS),
+            has_generation_prompt=has_generation_prompt,
+            is_structured=is_structured,
+            default_prompt=prompts.get(name or "") or None,
+        )
+        for is_structured in (False, True)
+        if stated not in ("flat", "structured") or is_structured == (stated == "structured")
+    ]
+
+
+def _split(text: str, instructed: str) -> Iterator[PairTemplate]:
+    """Yield the templates that may have made `text`, the best first.
+
+    `instructed` is the same pair after _INSTRUCTION in place of the default instruction. A template
+    for which requests can choose the instruction is better than one with a fixed instruction.
+    """
+    for strips in (False, True):
+        if instructed.count(_INSTRUCTION) == 1:
+            start, rest = instructed.split(_INSTRUCTION)
+            default = text.removeprefix(start).removesuffix(rest)
+            if start + default + rest == text and _QUERY in rest:
+                yield from _split_pair(start, default, rest, strips=strips)
+        yield from _split_pair("", None, text, strips=strips)
+
+
+def _split_pair(
+    start: str, instruction: str | None, rest: str, *, strips: bool
+) -> Iterator[PairTemplate]:
+    before_first, _, rest = rest.partition(_QUERY)
+    before_second, found, end = rest.partition(_DOCUMENT)
+    if found:
+        yield PairTemplate(
+            start=start,
+            instruction=instruction,
+            before_first=before_first,
+            before_second=before_second,
+            end=end,
+            strips=strips,
+        )
+
+
+def _omit_added_tokens(template: PairTemplate, tokenizer: Tokenizer) -> PairTemplate:
+    """Remove from the start of the text what the tokenizer adds to every text, such as `<s>`.
+
+    Raises UnsupportedModel if the tokenizer adds other tokens.
+    """
+    text = template.join(*_FILLERS)
+    due = tokenizer.encode(text, add_special_tokens=False).ids
+    own = tokenizer.encode(text).ids
+    if own == due:
+        return template
+    added = "".join(tokenizer.id_to_token(each) or "" for each in own[: len(own) - len(due)])
+    first = "start" if template.start else "before_first"
+    shorter = getattr(template, first).removeprefix(added)
+    template = template.model_copy(update={first: shorter})
+    if tokenizer.encode(template.join(*_FILLERS)).ids != due:
+        raise UnsupportedModel(
+            "the tokenizer adds special tokens that the chat template of pairs does not have",
+            hint="save the tokenizer without a post-processor that adds them",
+        )
+    return template
+
+
+def _count_end_tokens(template: PairTemplate, tokenizer: Tokenizer) -> int:
+    """Return how many last tokens do not depend on the contents."""
+    first, second = (tokenizer.encode(template.join(each, each)).ids[::-1] for each in _FILLERS)
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (left, right) in pairs if left != right), 0)

@@ -1,0 +1,86 @@
+"""Decoders that rank texts: the score of a text is how likely the decoder answers "yes".
+
+sentence-transformers 5.4 describes such a model by the modules Transformer and LogitScore, and by a
+chat template that renders the roles `query` and `document`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    MODULES_NAME,
+    Checkpoint,
+    corrupt_file,
+    read_field,
+    read_modules,
+)
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.manifest import TOKENIZER_NAME
+from deployments.artifacts.types import TaskName
+
+LOGIT_SCORE = "LogitScore"
+# Answers of a checkpoint without the module LogitScore, as in sentence-transformers.
+_TRUE_ANSWER, _FALSE_ANSWER = "yes", "no"
+
+
+@dataclass(frozen=True, slots=True)
+class LogitScore:
+    """Ids of the tokens whose logits after the last token of a text make its score."""
+
+    true_token: int
+    false_token: int | None  # the score is the difference of both logits; None: the first alone
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (
+            (self.true_token,) if self.false_token is None else (self.true_token, self.false_token)
+        )
+
+
+def is_logit_reranker(checkpoint: Checkpoint, task: str) -> bool:
+    """Return whether `task` is ranking, and the checkpoint a decoder that generates text."""
+    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
+    model_class = str((architectures or [""])[0])
+    return task == TaskName.TEXT_RANKING and (
+        parse_task_class(model_class) is TaskName.TEXT_GENERATION
+    )
+
+
+def read_logit_score(checkpoint: Checkpoint) -> LogitScore:
+    """Read the module LogitScore or, without modules, find the tokens `yes` and `no`.
+
+    Raises UnsupportedModel for other modules, a damaged config, or a tokenizer without the tokens.
+    """
+    modules = read_modules(checkpoint.directory)
+    names = [module.class_name for module in modules]
+    if names not in ([], ["Transformer"], ["Transformer", LOGIT_SCORE]):
+        raise UnsupportedModel(
+            f"`{MODULES_NAME}` has the modules {', '.join(names)}, which are not those of a "
+            "reranker",
+            hint=f"supported: Transformer, {LOGIT_SCORE}",
+        )
+    if LOGIT_SCORE not in names:
+        return _find_answers(checkpoint)
+    config = checkpoint.module(modules[1].path) / CONFIG_NAME
+    true_token = read_field(config, "true_token_id", int)
+    if true_token is None:
+        raise corrupt_file(config, "no `true_token_id`")
+    return LogitScore(true_token, read_field(config, "false_token_id", int))
+
+
+def _find_answers(checkpoint: Checkpoint) -> LogitScore:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(checkpoint.weights / TOKENIZER_NAME))
+    true_token, false_token = map(tokenizer.token_to_id, (_TRUE_ANSWER, _FALSE_ANSWER))
+    if true_token is None or false_token is None:
+        raise UnsupportedModel(
+            f"the tokenizer has no tokens `{_TRUE_ANSWER}` and `{_FALSE_ANSWER}`, whose logits "
+            "would make the score of a text",
+            hint=f"add the module {LOGIT_SCORE} of sentence-transformers with the ids of the "
+            "tokens that the model answers",
+        )
+    return LogitScore(true_token, false_token)
