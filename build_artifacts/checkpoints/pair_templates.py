@@ -13,9 +13,10 @@ from typing import NamedTuple
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.checkpoints.checkpoint import Checkpoint, Json
+from build_artifacts.checkpoints.checkpoint import Checkpoint, Json, read_modules
 from build_artifacts.checkpoints.decoders import read_chat_templates, special_tokens
-from build_artifacts.checkpoints.sentences import read_prompts, read_transformer_config
+from build_artifacts.checkpoints.qwen3_reranker import QWEN3_RERANKER
+from build_artifacts.checkpoints.sentences import read_path, read_prompts, read_transformer_config
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
 from deployments.artifacts.pair_template import PairTemplate
@@ -27,43 +28,38 @@ from deployments.tokenization.encodings import open_tokenizer
 # Texts that no template contains, for the parts of a pair.
 _INSTRUCTION, _QUERY, _DOCUMENT = "Instruction7f3a", "Query7f3a", "Document7f3a"
 # Other parts, to check what the first ones gave: other lengths, lines, and white space around them.
-_OTHER = (" Judge:\nis it {{ useful }}?", "\n two  words?\n", " A line.\n\n<b>Another</b> one \t")
+_OTHER = (" Rate:\nis it {{ useful }}?", "\n two  words?\n", " A line.\n\n<b>Another</b> one \t")
 # Two contents that end in different tokens, as sentence-transformers chooses them.
 _FILLERS = ("0", "1 2 3 4")
 # Settings of sentence-transformers for its tokenizer, beside the variables of the template.
 _TOKENIZER_SETTINGS = {"padding", "truncation", "max_length", "return_tensors", "restore_suffix"}
-# The text of the Qwen3 rerankers, for those whose chat template does not render it. Source: their
-# model cards, such as https://huggingface.co/Qwen/Qwen3-Reranker-0.6B
-_QWEN3 = PairTemplate(
-    start="<|im_start|>system\nJudge whether the Document meets the requirements based on the "
-    'Query and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
-    "<|im_start|>user\n<Instruct>: ",
-    instruction="Given a web search query, retrieve relevant passages that answer the query",
-    before_first="\n<Query>: ",
-    before_second="\n<Document>: ",
-    end="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
-)
 
 
 def read_pair_template(
     checkpoint: Checkpoint, config: TransformersConfig, *, required: bool
 ) -> PairTemplate | None:
-    """Return the text of a pair, or None if the chat template does not render both roles.
+    """Return the text of a pair; None if the tokenizer joins the segments.
 
-    The tokenizer then joins the segments. If the text is `required`, raises UnsupportedModel
-    instead, except for Qwen3. Raises UnsupportedModel for a template that changes the contents, or
-    whose text does not begin with the special tokens that the tokenizer would add.
+    The chat template renders it if the config of the module Transformer states messages. Without
+    modules, it does if it renders both roles. If `required`, such a checkpoint must have a text,
+    and Qwen3 always has one. Raises UnsupportedModel without such a text, for a template that
+    changes the contents, or whose text does not begin with the special tokens that the tokenizer
+    would add.
     """
+    modalities = read_path(read_transformer_config(checkpoint.weights), "modality_config")
+    has_modules = bool(read_modules(checkpoint.directory))
+    if "message" not in modalities if modalities else has_modules:
+        return None
     renderers = _open_renderers(checkpoint)
     template = next(filter(None, (each.find_template() for each in renderers)), None)
-    if template is None and required:
-        if config.model_type != "qwen3":
-            raise UnsupportedModel(
-                "the chat template does not render the roles `query` and `document`, so the text "
-                "in which the model reads them is unknown",
-                hint=f"add a {CHAT_TEMPLATE_NAME} that renders both",
-            )
-        template = _QWEN3
+    if template is None and config.model_type == "qwen3" and required and not modalities:
+        template = QWEN3_RERANKER
+    if template is None and (modalities or required):
+        raise UnsupportedModel(
+            "the chat template does not render the roles `query` and `document`, so the text in "
+            "which the model reads them is unknown",
+            hint=f"add a {CHAT_TEMPLATE_NAME} that renders both",
+        )
     if template is None:
         return None
     tokenizer = open_tokenizer(checkpoint.weights)
@@ -129,17 +125,16 @@ def _open_renderers(checkpoint: Checkpoint) -> list[_Renderer]:
     """Return the ways in which the template may be called; none without a valid template."""
     source = read_chat_templates(checkpoint.weights).get(CHAT_TEMPLATE_NAME)
     config = read_transformer_config(checkpoint.weights)
-    modalities = config.get("modality_config")
-    if source is None or (modalities is not None and "message" not in modalities):
+    if source is None:
         return []
     try:
         template = ChatTemplate(source, special_tokens(checkpoint.weights))
     except ServeError:
         return []
-    variables = dict((config.get("processing_kwargs") or {}).get("chat_template") or {})
+    variables = read_path(config, "processing_kwargs.chat_template") or {}
     has_generation_prompt = bool(variables.pop("add_generation_prompt", False))
     prompts, name = read_prompts(checkpoint)
-    stated = ((modalities or {}).get("message") or {}).get("format")
+    stated = (read_path(config, "modality_config.message") or {}).get("format")
     return [
         _Renderer(
             template=template,

@@ -128,7 +128,7 @@ def check_arguments(weights: Path) -> None:
     """Raise UnsupportedModel for arguments of the Transformer module that change the outputs."""
     config = read_transformer_config(weights)
     for key in _ARGUMENTS:
-        arguments = _read_path(config, key)
+        arguments = read_path(config, key)
         if changing := sorted(set(arguments or {}) - _ARGUMENTS_WITHOUT_EFFECT):
             raise UnsupportedModel(
                 f"the Transformer module has `{changing[0]}` in its `{key}`, which the build does "
@@ -142,7 +142,7 @@ def read_transformer_config(weights: Path) -> dict[str, Json]:
     return next(filter(None, configs), {})
 
 
-def _read_path(config: Mapping[str, Json], path: str) -> dict[str, Json] | None:
+def read_path(config: Mapping[str, Json], path: str) -> dict[str, Json] | None:
     """Return the object at the dotted `path`, or None. Raises UnsupportedModel for other values."""
     value: Json = config
     for name in path.split("."):
@@ -166,7 +166,7 @@ def _check_token_outputs(config: Mapping[str, Json], *, masked_lm: bool) -> None
     task, output = "feature-extraction", "last_hidden_state"
     if masked_lm:
         task, output = "fill-mask", "logits"
-    text = _read_path(config, "modality_config.text") or {}
+    text = read_path(config, "modality_config.text") or {}
     stated = {
         "transformer_task": (config.get("transformer_task"), task),
         "module_output_name": (config.get("module_output_name"), "token_embeddings"),
@@ -175,7 +175,7 @@ def _check_token_outputs(config: Mapping[str, Json], *, masked_lm: bool) -> None
             text.get("method_output_name"),
             output,
         ),
-        "modality_config.message": (_read_path(config, "modality_config.message"), None),
+        "modality_config.message": (read_path(config, "modality_config.message"), None),
     }
     for name, (value, supported) in stated.items():
         if value not in (None, supported, [supported]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 from cluster.config_entries import IMPORT_PATH
 from cluster.launcher.startup_messages import startup_messages
 from deployments.artifacts.store import LATEST_NAME, model_directory
+from deployments.artifacts.types import TaskName
+from deployments.tasks import TASKS
+from tests.support.artifacts import seal_tiny
 
 VERSION = "0123456789ab"
 
@@ -37,6 +41,13 @@ def config(store: Path, **args: Any) -> dict[str, Any]:
 def test_example_is_a_request_to_the_first_model(store: Path) -> None:
     (line,) = startup_messages("http://here", config(store, models=[{"id": "org/one"}]))
     assert line.startswith("serving on http://here - try: curl http://here/models/org/one -d ")
+
+
+def test_example_fits_the_task_of_the_model(tmp_path: Path) -> None:
+    seal_tiny(tmp_path, "org/ranker", labels=("SCORE",), tasks=(TaskName.TEXT_RANKING,))
+    (line,) = startup_messages("http://here", config(tmp_path, models=[{"id": "org/ranker"}]))
+    body = line.partition(" -d ")[2].strip("'")
+    assert json.loads(body) == TASKS[TaskName.TEXT_RANKING].example
 
 
 def test_models_that_are_not_built_are_named(store: Path) -> None:

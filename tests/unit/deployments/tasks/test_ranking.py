@@ -7,6 +7,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Truncation
@@ -18,6 +19,12 @@ TASK = TextRanking()
 CROSS_ENCODER = tiny_manifest(labels=("SCORE",))
 EMBEDDER = tiny_manifest()
 SEARCH = {"query": "what?", "texts": ["this", "that", "those"]}
+# A decoder that reads an instruction, and one that reads a fixed text.
+PARTS = {"before_first": " Q: ", "before_second": " D: ", "end": ""}
+RERANKER, FIXED = (
+    CROSS_ENCODER.model_copy(update={"pair_template": PairTemplate(**PARTS, **instruction)})
+    for instruction in ({"instruction": "find"}, {})
+)
 PLAIN = RankingOptions(raw_scores=False, texts=None)
 
 
@@ -54,6 +61,20 @@ def test_cross_encoder_items_are_pairs() -> None:
     parsed = TASK.parse(SEARCH, {}, CROSS_ENCODER)
     assert parsed.texts == (("what?", "this"), ("what?", "that"), ("what?", "those"))
     assert parsed.fields == ("inputs.texts[0]", "inputs.texts[1]", "inputs.texts[2]")
+
+
+def test_instruction_is_part_of_the_text() -> None:
+    parsed = TASK.parse(SEARCH, {"instruction": "prove"}, RERANKER)
+    assert parsed.texts[:2] == ("prove Q: what? D: this", "prove Q: what? D: that")
+    assert parsed.fields[0] == "inputs.texts[0]"
+    assert TASK.parse(SEARCH, {"instruction": None}, RERANKER).texts[0] == ("what?", "this")
+
+
+@pytest.mark.parametrize("model", [FIXED, CROSS_ENCODER, EMBEDDER])
+def test_instruction_is_refused_by_models_that_read_none(model: ArtifactManifest) -> None:
+    with pytest.raises(InvalidField, match="reads no instruction") as caught:
+        TASK.parse(SEARCH, {"instruction": "prove"}, model)
+    assert caught.value.field == "parameters.instruction"
 
 
 def test_embedder_items_are_separate_texts() -> None:

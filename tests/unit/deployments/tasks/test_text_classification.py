@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.replicas.encoder import INLINE_DECODE_S
 from deployments.tasks.base import DecodeContext
@@ -161,3 +162,13 @@ def test_many_labels_are_predicted_to_take_long() -> None:
         )
 
     assert predict_s(1, 28) < predict_s(1_024, 1) < INLINE_DECODE_S < predict_s(1_024, 28)
+
+
+def test_model_with_a_text_for_pairs_classifies_only_pairs() -> None:
+    template = PairTemplate(before_first="Q: ", before_second=" D: ", end="")
+    model = tiny_manifest(labels=("SCORE",)).model_copy(update={"pair_template": template})
+    pair = {"text": "what?", "text_pair": "this"}
+    assert TextClassification().parse(pair, {}, model).texts == (("what?", "this"),)
+    with pytest.raises(InvalidField, match="a query and a document") as caught:
+        TextClassification().parse([pair, "what?"], {}, model)
+    assert caught.value.field == "inputs[1]"

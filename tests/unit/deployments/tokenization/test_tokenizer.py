@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, processors
 
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.errors import EmptyInput, InputTooLong
 from deployments.messages import Call, Text, Truncation, Windowing
 from deployments.tokenization.tokenizer import (
@@ -227,3 +228,27 @@ def test_cached_pair_counts_the_bytes_of_both_segments() -> None:
     cache, cached_item = TokenCache(10_000), item(0, length=5)
     cache.put("a", ("good", "film"), cached_item)
     assert cache.bytes == 4 * len("goodfilm") + cached_item.ids.nbytes + ENTRY_OVERHEAD_BYTES
+
+
+@pytest.mark.parametrize(
+    ("truncation", "expected"),
+    [
+        (Truncation.KEEP_START, "[CLS] the good : film film is it [SEP]"),
+        (Truncation.KEEP_END, "[CLS] film film film film film is it [SEP]"),
+    ],
+)
+def test_pairs_are_joined_by_the_template_whose_end_is_kept(
+    truncation: Truncation, expected: str, directory: Path
+) -> None:
+    template = PairTemplate(before_first="the ", before_second=": ", end=" is it", end_tokens=3)
+    tokenizer = CachingTokenizer(directory, 9, TokenCache(10_000), pair_template=template)
+    pair = ("good", "film " * 9)
+    for _ in range(2):  # the second call finds the whole text in the cache
+        calls = [call(("good", "film"), pair, template.join(*pair), truncation=truncation)]
+        (encoded,) = tokenizer.tokenize(calls)
+        assert isinstance(encoded, TokenizedTexts)
+        short, *long = (read_tokens(directory, item.ids) for item in encoded.items)
+        assert short == "[CLS] the good : film is it [SEP]"
+        assert long == [expected] * 2
+        assert encoded.truncated == 2
+    assert tokenizer.lookups == (6, 3)

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.artifacts.types import TaskName
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import Overloaded
-from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
+from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal, seal_tiny
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
 
@@ -78,6 +80,40 @@ async def test_default_ranker_prefers_a_cross_encoder(store: Path) -> None:
         alone = (await http.post("/rerank", json=body)).json()
     assert best == named == filler == on_hugging_face
     assert alone == cosines != best
+
+
+@pytest.mark.parametrize("body", [{"texts": TEXTS}, {"documents": TEXTS}], ids=["TEI", "Cohere"])
+async def test_instruction_reaches_the_model_that_reads_one(
+    body: dict[str, Any], tmp_path: Path
+) -> None:
+    """Two models with equal weights: one has the instruction that the other gets in the request."""
+    for name, instruction in (("tiny/lovely", "lovely"), ("tiny/bad", "bad")):
+        directory = seal_tiny(tmp_path, name, labels=("SCORE",), tasks=(TaskName.TEXT_RANKING,))
+        template = PairTemplate(
+            instruction=instruction, before_first=" ", before_second=" ", end=""
+        )
+        manifest = ArtifactManifest.read(directory)
+        seal(directory, manifest.model_copy(update={"pair_template": template}))
+    async with InProcess(tmp_path, models=("tiny/lovely", "tiny/bad")).client() as http:
+
+        async def rank(model: str, **instruction: str) -> Any:
+            sent = {**body, "query": QUERY, "model": model, **instruction}
+            answer = (await http.post("/rerank", json=sent)).json()
+            return answer["results"] if "documents" in body else answer
+
+        assert await rank("tiny/bad", instruction="lovely") == await rank("tiny/lovely")
+        assert await rank("tiny/bad") != await rank("tiny/lovely")
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [{"texts": TEXTS}, {"documents": TEXTS}], ids=["TEI", "Cohere"])
+async def test_instruction_is_refused_by_a_model_that_reads_none(
+    path: str, body: dict[str, Any], store: Path
+) -> None:
+    async with ranking(store).client() as http:
+        response = await http.post(path, json={**body, "query": QUERY, "instruction": "prove"})
+    assert response.status_code in (400, 422)
+    assert "`instruction` is set, and the model reads no instruction" in response.text
 
 
 @pytest.mark.parametrize("path", PATHS)
