@@ -134,7 +134,10 @@ class LocalModel:
         return values
 
     def _open_tokenizer(self) -> CachingTokenizer:
-        return CachingTokenizer(self.directory, self.manifest.max_tokens)
+        manifest = self.manifest
+        return CachingTokenizer(
+            self.directory, manifest.max_tokens, pair_template=manifest.pair_template
+        )
 
     def _parse(self, inputs: str | list[str]) -> TaskInput:
         try:

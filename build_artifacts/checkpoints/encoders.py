@@ -90,11 +90,11 @@ def _has_output_head(config: TransformersConfig, head: ModelHead) -> bool:
     """
     import transformers
 
-    model_class = getattr(transformers, read_architecture(config), type)
+    model_class = getattr(transformers, read_architecture(config), None)
     generic = _GENERIC_CLASSES.get(head)
-    return generic is not None and issubclass(
-        model_class, getattr(transformers.modeling_layers, generic)
-    )
+    if generic is None or not isinstance(model_class, type):
+        return False
+    return issubclass(model_class, getattr(transformers.modeling_layers, generic))
 
 
 def _generates_only(config: TransformersConfig, head: ModelHead) -> bool:

@@ -14,6 +14,7 @@ from build_artifacts.checkpoints.projection import build_projection
 from build_artifacts.checkpoints.rerankers import LogitScore
 from build_artifacts.checkpoints.sentences import Pooling
 from build_artifacts.checkpoints.splade import SpladePooling
+from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import ModelHead
 from deployments.engines.graph_io import MASK_POSITIONS
 
@@ -77,6 +78,17 @@ def _keep_logits(model: TorchModel, score: LogitScore) -> dict[str, Any]:
 
     head = model.get_output_embeddings()
     tokens = list(score.tokens)
+    if max(tokens) >= len(head.weight):
+        raise UnsupportedModel(
+            f"the score reads the logit of token {max(tokens)}; the model has {len(head.weight)}",
+            hint="correct the token ids of the module LogitScore",
+        )
+    if all(part is not head for part in model._modules.values()):
+        raise UnsupportedModel(
+            f"the output layer of `{type(model).__name__}` is part of another layer, which is not "
+            "supported for ranking",
+            hint="use a decoder whose logits are those of one layer, such as Qwen3",
+        )
     kept = torch.nn.Linear(head.in_features, len(tokens), bias=head.bias is not None)
     kept.weight = torch.nn.Parameter(head.weight[tokens].detach())
     if head.bias is not None:

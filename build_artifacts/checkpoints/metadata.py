@@ -46,6 +46,7 @@ from build_artifacts.checkpoints.sentences import (
     Pooling,
     Similarity,
     check_arguments,
+    check_lowercasing,
     check_no_default_prompt,
     is_cross_encoder,
     read_embedding_config,
@@ -57,7 +58,7 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import TOKENIZER_NAME
 from deployments.artifacts.pair_template import PairTemplate
-from deployments.artifacts.types import ModelHead, TruncationSide
+from deployments.artifacts.types import ModelHead, TaskName, TruncationSide
 from deployments.tasks import find_head
 
 # Default mask tokens of transformers' tokenizer classes. Old checkpoints, such as
@@ -168,14 +169,22 @@ def _label_metadata(
 ) -> CheckpointMetadata:
     weights, scores_logits = checkpoint.weights, logit_score is not None
     pair_template = stated_limit = None
-    if scores_logits or is_cross_encoder(checkpoint):
+    if is_cross_encoder(checkpoint) or tasks[0] == TaskName.TEXT_RANKING:
         check_arguments(weights)
+        check_lowercasing(weights)
         stated_limit = read_transformer_config(weights).get("max_seq_length")
         pair_template = read_pair_template(checkpoint, config, required=scores_logits)
         if pair_template is None:
             check_no_default_prompt(checkpoint)
+    common = _common_metadata(checkpoint, config, tasks, tokenizer_limit=stated_limit)
+    if pair_template is not None and pair_template.end_tokens >= common.max_tokens:
+        raise UnsupportedModel(
+            f"the text of a pair ends with {pair_template.end_tokens} fixed tokens; the model "
+            f"reads {common.max_tokens}",
+            hint="correct `max_seq_length` of the module Transformer, or the chat template",
+        )
     return replace(
-        _common_metadata(checkpoint, config, tasks, tokenizer_limit=stated_limit),
+        common,
         output_width=1 if scores_logits else config.num_labels,
         labels=("LABEL_0",) if scores_logits else read_labels(weights, config),
         problem_type="single_label" if scores_logits else _read_problem_type(config),

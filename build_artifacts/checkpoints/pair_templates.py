@@ -7,7 +7,7 @@ for pairs: the fixed parts around the contents suffice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -27,12 +27,33 @@ from deployments.tokenization.encodings import open_tokenizer
 
 # Texts that no template contains, for the parts of a pair.
 _INSTRUCTION, _QUERY, _DOCUMENT = "Instruction7f3a", "Query7f3a", "Document7f3a"
-# Other parts, to check what the first ones gave: other lengths, lines, and white space around them.
-_OTHER = (" Rate:\nis it {{ useful }}?", "\n two  words?\n", " A line.\n\n<b>Another</b> one \t")
+# Other parts, to check what the first ones gave: other lengths, several lines, white space around
+# them, and marks that some templates remove.
+_OTHER = (
+    " Rate:\nis it {{ useful }}?",
+    "\n two  words?\n",
+    " A line.\n\n<b>Another</b> one <|im_end|> <think>\nno</think>" + 2_000 * "\nlong " + "\t",
+)
 # Two contents that end in different tokens, as sentence-transformers chooses them.
 _FILLERS = ("0", "1 2 3 4")
-# Settings of sentence-transformers for its tokenizer, beside the variables of the template.
-_TOKENIZER_SETTINGS = {"padding", "truncation", "max_length", "return_tensors", "restore_suffix"}
+# Settings of sentence-transformers beside the variables of the template, with the values that have
+# no effect here; None: any value.
+_SETTINGS: Mapping[str, Json] = {
+    "padding": None,
+    "return_tensors": None,
+    "restore_suffix": True,
+    "truncation": True,
+}
+# Settings that select another template, more inputs or another limit.
+_UNSUPPORTED_SETTINGS = (
+    "chat_template",
+    "continue_final_message",
+    "documents",
+    "max_length",
+    "tools",
+)
+# Function of chat templates that would write the date of the build.
+_CLOCK = "strftime_now"
 
 
 def read_pair_template(
@@ -50,8 +71,14 @@ def read_pair_template(
     has_modules = bool(read_modules(checkpoint.directory))
     if "message" not in modalities if modalities else has_modules:
         return None
-    renderers = _open_renderers(checkpoint)
+    source = read_chat_templates(checkpoint.weights).get(CHAT_TEMPLATE_NAME)
+    renderers = _open_renderers(checkpoint, source)
     template = next(filter(None, (each.find_template() for each in renderers)), None)
+    if template is not None and _CLOCK in (source or ""):
+        raise UnsupportedModel(
+            f"the chat template writes the date (`{_CLOCK}`) into the text of a pair",
+            hint=f"use a {CHAT_TEMPLATE_NAME} with a fixed text",
+        )
     if template is None and config.model_type == "qwen3" and required and not modalities:
         template = QWEN3_RERANKER
     if template is None and (modalities or required):
@@ -97,14 +124,20 @@ class _Renderer(NamedTuple):
         """
         try:
             text = self.render(self.default_prompt, _QUERY, _DOCUMENT)
+        except ServeError:
+            return None
+        if _QUERY not in text or _DOCUMENT not in text:
+            return None
+        try:
             instructed = self.render(_INSTRUCTION, _QUERY, _DOCUMENT)
-            if _QUERY not in text or _DOCUMENT not in text:
-                return None
+        except ServeError:  # the template takes no system message
+            instructed = text
+        try:
             for template in _split(text, instructed):
                 if self._is_right(template):
                     return template
         except ServeError:
-            return None
+            pass
         raise UnsupportedModel(
             "the chat template changes the query or the document, or repeats them, which is not "
             "supported",
@@ -121,9 +154,8 @@ class _Renderer(NamedTuple):
         )
 
 
-def _open_renderers(checkpoint: Checkpoint) -> list[_Renderer]:
+def _open_renderers(checkpoint: Checkpoint, source: str | None) -> list[_Renderer]:
     """Return the ways in which the template may be called; none without a valid template."""
-    source = read_chat_templates(checkpoint.weights).get(CHAT_TEMPLATE_NAME)
     config = read_transformer_config(checkpoint.weights)
     if source is None:
         return []
@@ -131,14 +163,14 @@ def _open_renderers(checkpoint: Checkpoint) -> list[_Renderer]:
         template = ChatTemplate(source, special_tokens(checkpoint.weights))
     except ServeError:
         return []
-    variables = read_path(config, "processing_kwargs.chat_template") or {}
+    variables = _read_variables(config)
     has_generation_prompt = bool(variables.pop("add_generation_prompt", False))
     prompts, name = read_prompts(checkpoint)
     stated = (read_path(config, "modality_config.message") or {}).get("format")
     return [
         _Renderer(
             template=template,
-            variables=tuple((k, v) for k, v in variables.items() if k not in _TOKENIZER_SETTINGS),
+            variables=tuple(variables.items()),
             has_generation_prompt=has_generation_prompt,
             is_structured=is_structured,
             default_prompt=prompts.get(name or "") or None,
@@ -146,6 +178,20 @@ def _open_renderers(checkpoint: Checkpoint) -> list[_Renderer]:
         for is_structured in (False, True)
         if stated not in ("flat", "structured") or is_structured == (stated == "structured")
     ]
+
+
+def _read_variables(config: Mapping[str, Json]) -> dict[str, Json]:
+    """Return the variables of the template. Raises UnsupportedModel for other settings there."""
+    stated = read_path(config, "processing_kwargs.chat_template") or {}
+    for name, value in stated.items():
+        neutral = _SETTINGS.get(name, value)
+        if name in _UNSUPPORTED_SETTINGS or neutral not in (None, value):
+            raise UnsupportedModel(
+                f"`processing_kwargs.chat_template` of the Transformer module sets `{name}`, which "
+                "the build does not pass on",
+                hint="remove it, and state its effect in tokenizer_config.json or the template",
+            )
+    return {name: value for name, value in stated.items() if name not in _SETTINGS}
 
 
 def _split(text: str, instructed: str) -> Iterator[PairTemplate]:

@@ -7,6 +7,7 @@ chat template that renders the roles `query` and `document`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import parse_task_class
 from build_artifacts.checkpoints.checkpoint import (
@@ -65,10 +66,23 @@ def read_logit_score(checkpoint: Checkpoint) -> LogitScore:
     if LOGIT_SCORE not in names:
         return _find_answers(checkpoint)
     config = checkpoint.module(modules[1].path) / CONFIG_NAME
-    true_token = read_field(config, "true_token_id", int)
+    source = read_field(config, "module_input_name", str)
+    if source not in (None, "causal_logits"):
+        raise UnsupportedModel(
+            f"the module {LOGIT_SCORE} reads `{source}`",
+            hint="use a model whose score is that of its logits, `causal_logits`",
+        )
+    true_token = _read_token(config, "true_token_id")
     if true_token is None:
         raise corrupt_file(config, "no `true_token_id`")
-    return LogitScore(true_token, read_field(config, "false_token_id", int))
+    return LogitScore(true_token, _read_token(config, "false_token_id"))
+
+
+def _read_token(config: Path, name: str) -> int | None:
+    value = read_field(config, name, int)
+    if value is not None and (isinstance(value, bool) or value < 0):
+        raise corrupt_file(config, f"`{name}` is {value}")
+    return value
 
 
 def _find_answers(checkpoint: Checkpoint) -> LogitScore:

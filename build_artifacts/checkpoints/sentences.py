@@ -119,8 +119,7 @@ def read_max_seq_length(weights: Path, *, masked_lm: bool = False) -> Json:
     config = read_transformer_config(weights)
     check_arguments(weights)
     _check_token_outputs(config, masked_lm=masked_lm)
-    if config.get("do_lower_case"):
-        _check_lowercases(weights)
+    check_lowercasing(weights)
     return config.get("max_seq_length")
 
 
@@ -296,9 +295,12 @@ def is_lowercasing(tokenizer: Tokenizer) -> bool:
     return normalizer is not None and normalizer.normalize_str("A") == "a"
 
 
-def _check_lowercases(weights: Path) -> None:
+def check_lowercasing(weights: Path) -> None:
+    """Raise UnsupportedModel if texts must be lowercased but the tokenizer does not lowercase."""
     from tokenizers import Tokenizer
 
+    if not read_transformer_config(weights).get("do_lower_case"):
+        return
     if not is_lowercasing(Tokenizer.from_file(str(weights / TOKENIZER_NAME))):
         raise UnsupportedModel(
             "sentence-transformers lowercases the text before tokenization (`do_lower_case`)",

@@ -50,7 +50,7 @@ def select_tasks(
         return (task, *(other for other in TEXT2TEXT_TASKS if other != task))
     if head is not ModelHead.LABELS:
         return (task,)
-    if is_logit_reranker(checkpoint, task):
+    if adapter is None and is_logit_reranker(checkpoint, task):
         return _select_label_tasks(task, 1)
     return _select_label_tasks(task, len(_read_label_names(checkpoint, adapter)))
 

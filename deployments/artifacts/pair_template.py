@@ -23,7 +23,7 @@ class PairTemplate(FrozenModel):
     strips: bool = False  # whether white space around the instruction and both segments is removed
 
     def join(self, first: str, second: str, instruction: str | None = None) -> str:
-        """Return the text of a pair; None selects the default instruction."""
+        """Return the text of a pair; None or an empty text selects the default instruction."""
         parts = [first, second, instruction or self.instruction or ""]
         if self.strips:
             parts = [part.strip() for part in parts]

@@ -48,12 +48,12 @@ def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
 
 
 def longest_segment(text: Text) -> int:
-    """Count the characters of a text, or of the longer segment of a pair."""
+    """Count the characters of a text, or of the longest part of a pair."""
     return len(text) if isinstance(text, str) else max(map(len, text))
 
 
 def truncate_text(text: Text, side: slice) -> Text:
-    return text[side] if isinstance(text, str) else (text[0][side], text[1][side])
+    return text[side] if isinstance(text, str) else tuple(part[side] for part in text)
 
 
 def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:

@@ -19,12 +19,13 @@ from deployments.messages.shared import ModelRef, Truncation
 
 TokenIds = NDArray[np.int32]  # [T], one item, special tokens included
 TextPair = tuple[str, str]  # two segments of one item, such as a query and a document
-Text = str | TextPair  # one item
+# One item: a text, a pair, or a pair and an instruction for a model that reads one.
+Text = str | tuple[str, ...]
 
 
 def count_characters(text: Text) -> int:
-    """Count the characters of a text, or of both segments of a pair."""
-    return len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+    """Count the characters of a text, or of all parts of a pair."""
+    return len(text) if isinstance(text, str) else sum(map(len, text))
 
 
 class TokenizedItem(NamedTuple):

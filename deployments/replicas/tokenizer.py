@@ -139,6 +139,7 @@ class TokenizerReplica:
     async def _tokenize_batch(
         self, batch: CallBatch, tokenizer: CachingTokenizer
     ) -> TokenizedBatch:
+        batch = batch._replace(calls=tuple(map(tokenizer.join_pairs, batch.calls)))
         mergers = [CallMerger(call) for call in batch.calls]
         waiting = _count_characters(batch.calls)
         # Only a call that is alone in its batch can be refused. A batch of several calls has only

@@ -62,8 +62,8 @@ class TextRanking(Task):
     """Task that returns every text with its score, best first.
 
     A cross-encoder reads query and text as a pair and returns one logit. If it is a decoder, it may
-    also read an instruction. An embedding model reads
-    query and text separately, and the score is the similarity of their vectors.
+    also read an instruction. An embedding model reads query and text separately, and the score is
+    the similarity of their vectors.
     """
 
     name: ClassVar = TaskName.TEXT_RANKING
@@ -127,13 +127,12 @@ class TextRanking(Task):
 def _pair(
     query: str, texts: Sequence[str], instruction: str | None, manifest: ArtifactManifest
 ) -> tuple[Text, ...]:
-    """Return a text for each pair; without an instruction, the tokenizer joins the pairs."""
     if instruction is None:
         return tuple((query, text) for text in texts)
     template = manifest.pair_template
     if template is None or template.instruction is None:
         raise _reads_no_instruction()
-    return tuple(template.join(query, text, instruction) for text in texts)
+    return tuple((query, text, instruction) for text in texts)
 
 
 def _reads_no_instruction() -> InvalidField:

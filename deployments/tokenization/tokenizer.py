@@ -137,6 +137,12 @@ class CachingTokenizer:
             truncated += 1
         return TokenizedTexts(items, truncated)
 
+    def join_pairs(self, call: Call) -> Call:
+        """Return the call with the texts that the tokenizer reads, so that they can be counted."""
+        if self._pair_template is None:
+            return call
+        return call._replace(texts=tuple(map(self._join, call.texts)))
+
     def _join(self, text: Text) -> Text:
         if self._pair_template is None or isinstance(text, str):
             return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import load_model
@@ -66,7 +68,7 @@ def write_decoder(
     return directory
 
 
-def write_reranker(directory: Path, model_type: str = "qwen3", **score: int | None) -> Path:
+def write_reranker(directory: Path, model_type: str = "qwen3", **score: Any) -> Path:
     """Write a decoder with the modules of sentence-transformers that rank texts."""
     architecture = {"qwen3": "Qwen3ForCausalLM", "gemma2": "Gemma2ForCausalLM"}[model_type]
     write_decoder(directory, architecture, model_type)
@@ -157,13 +159,51 @@ def test_reranker_is_built_for_both_devices(tmp_path: Path, progress: BuildProgr
     ("score", "reason"),
     [
         ({"false_token_id": NO}, "no `true_token_id`"),
+        ({"true_token_id": -1}, "`true_token_id` is -1"),
+        ({"true_token_id": YES, "false_token_id": True}, "`false_token_id` is True"),
+        ({"true_token_id": YES, "module_input_name": "logits"}, "reads `logits`"),
         ({}, "the tokenizer has no tokens `yes` and `no`"),
     ],
 )
-def test_unusable_score_is_refused(score: dict[str, int], reason: str, tmp_path: Path) -> None:
+def test_unusable_score_is_refused(score: dict[str, Any], reason: str, tmp_path: Path) -> None:
     write_reranker(tmp_path, **score)
     with pytest.raises(UnsupportedModel, match=reason):
         read(tmp_path, TaskName.TEXT_RANKING)
+
+
+def test_score_of_an_unknown_token_is_refused(tmp_path: Path) -> None:
+    write_reranker(tmp_path, true_token_id=1_000_000)
+    with pytest.raises(UnsupportedModel, match="reads the logit of token 1000000"):
+        run(tmp_path, read(tmp_path), 1)
+
+
+def test_end_of_the_text_must_fit(tmp_path: Path) -> None:
+    write_reranker(tmp_path, **LOGIT_SCORE)
+    settings = json.loads((tmp_path / "sentence_bert_config.json").read_bytes())
+    write_json(tmp_path / "sentence_bert_config.json", {**settings, "max_seq_length": 1})
+    with pytest.raises(UnsupportedModel, match="ends with 1 fixed tokens; the model reads 1"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize("task", [None, TaskName.TEXT_RANKING])
+def test_label_decoder_reads_its_template_if_it_is_to_rank(
+    task: TaskName | None, tmp_path: Path
+) -> None:
+    """A reward model has one label, and its chat template is for conversations."""
+    write_decoder(tmp_path, "Qwen3ForSequenceClassification", num_labels=1)
+    (tmp_path / "chat_template.jinja").write_text(PAIR, encoding="utf-8")
+    metadata = read(tmp_path, task)
+    assert TaskName.TEXT_RANKING in metadata.tasks
+    assert (metadata.pair_template is not None) == (task is TaskName.TEXT_RANKING)
+    assert metadata.logit_score is None
+
+
+def test_labels_of_an_adapter_replace_the_logits(tmp_path: Path) -> None:
+    directory = write_decoder(tmp_path / "base", "Qwen3ForCausalLM")
+    adapter = Adapter(tmp_path, "0" * 64, TaskName.TEXT_CLASSIFICATION, ("a", "b", "c"))
+    checkpoint = Checkpoint(directory, ModelSource(ref="here", revision="1"), "local/model")
+    with pytest.raises(UnsupportedModel, match="ranking requires a model with 1 score"):
+        select_tasks(checkpoint, adapter, TaskName.TEXT_RANKING)
 
 
 def test_decoder_ranks_only_by_request(tmp_path: Path) -> None:

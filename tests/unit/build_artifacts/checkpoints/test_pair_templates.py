@@ -35,6 +35,9 @@ PARTS = PairTemplate(
 MESSAGES = {"modality_config": {"message": {"method": "forward"}}}
 
 
+PAIR = "<|im_start|>query\nwhat?<|im_end|>\n<|im_start|>document\nthis<|im_end|>\n"
+
+
 def write_checkpoint(
     directory: Path,
     template: str | None,
@@ -66,28 +69,50 @@ def test_default_prompt_is_the_default_instruction(tmp_path: Path) -> None:
     assert template == PARTS.model_copy(update={"instruction": "find laws"})
 
 
-@pytest.mark.parametrize("prompts", [{}, {"prompts": {"p": "be fair"}, "default_prompt_name": "p"}])
-def test_messages_in_turn_have_no_place_for_an_instruction(
-    prompts: dict[str, Any], tmp_path: Path
-) -> None:
-    system = "<|im_start|>system\nbe fair<|im_end|>\n" if prompts else ""
+def test_messages_in_turn_have_no_place_for_an_instruction(tmp_path: Path) -> None:
+    template = read(write_checkpoint(tmp_path, CHATML))
+    assert template is not None
+    assert (template.start, template.instruction, template.end_tokens) == ("", None, 2)
+    assert template.join("what?", "this") == PAIR
+
+
+def test_default_prompt_makes_a_place_for_an_instruction(tmp_path: Path) -> None:
+    prompts = {"prompts": {"p": "be fair"}, "default_prompt_name": "p"}
     template = read(write_checkpoint(tmp_path, CHATML, prompts=prompts))
     assert template is not None
-    if prompts:
-        assert (template.start, template.instruction) == ("<|im_start|>system\n", "be fair")
-    assert template.join("what?", "this") == (
-        f"{system}<|im_start|>query\nwhat?<|im_end|>\n<|im_start|>document\nthis<|im_end|>\n"
+    system = "<|im_start|>system\nbe {}<|im_end|>\n"
+    assert template.join("what?", "this") == system.format("fair") + PAIR
+    assert template.join("what?", "this", "be kind") == system.format("kind") + PAIR
+
+
+def test_template_may_refuse_system_messages(tmp_path: Path) -> None:
+    refusing = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        + CHATML
     )
-    assert template.end_tokens == 2
+    template = read(write_checkpoint(tmp_path, refusing))
+    assert template is not None
+    assert template.instruction is None
+    assert template.join("what?", "this") == PAIR
 
 
 def test_variables_of_the_template_come_from_the_module(tmp_path: Path) -> None:
-    variables = {"add_generation_prompt": True, "style": "short", "max_length": 8}
+    variables = {"add_generation_prompt": True, "style": "short", "padding": "max_length"}
     settings = {"processing_kwargs": {"chat_template": variables}}
     template = read(write_checkpoint(tmp_path, "{{ style }} " + CHATML, settings=settings))
     assert template is not None
     assert template.join("a", "b").startswith("short <|im_start|>query\na<|im_end|>")
     assert template.end.endswith("<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_length", 8), ("truncation", False), ("restore_suffix", False), ("tools", [])],
+)
+def test_settings_of_the_tokenizer_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    settings = {"processing_kwargs": {"chat_template": {name: value}}}
+    with pytest.raises(UnsupportedModel, match=f"sets `{name}`"):
+        read(write_checkpoint(tmp_path, FULL, settings=settings))
 
 
 @pytest.mark.parametrize("stated", [{}, {"modality_config": {"message": {"format": "structured"}}}])
@@ -152,8 +177,13 @@ def test_template_without_both_roles_is_refused_only_if_it_is_required(
 
 @pytest.mark.parametrize(
     "change",
-    [("Q: ", f"{QUERY} Q: "), (DOCUMENT, DOCUMENT.replace(".content", ".content[:20]"))],
-    ids=["repeated", "cut"],
+    [
+        ("Q: ", f"{QUERY} Q: "),
+        (DOCUMENT, DOCUMENT.replace(".content", ".content[:9999]")),
+        (DOCUMENT, DOCUMENT.replace(".content", ".content | replace('<|im_end|>', '')")),
+        (DOCUMENT, DOCUMENT.replace(".content", ".content.split('</think>')[-1]")),
+    ],
+    ids=["repeated", "cut", "without an end of turn", "without reasoning"],
 )
 def test_template_that_changes_the_contents_is_refused(
     change: tuple[str, str], tmp_path: Path
@@ -178,6 +208,12 @@ def test_module_with_messages_needs_a_template(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path, None, settings=MESSAGES)
     with pytest.raises(UnsupportedModel, match="does not render the roles"):
         read(checkpoint, required=False)
+
+
+def test_template_with_a_clock_is_refused(tmp_path: Path) -> None:
+    dated = "{{ strftime_now('%d %b %Y') }} " + FULL
+    with pytest.raises(UnsupportedModel, match="writes the date"):
+        read(write_checkpoint(tmp_path, dated))
 
 
 def test_qwen3_has_the_text_of_its_model_card(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_cross_encoder_items_are_pairs() -> None:
     assert parsed.fields == ("inputs.texts[0]", "inputs.texts[1]", "inputs.texts[2]")
 
 
-def test_instruction_is_part_of_the_text() -> None:
+def test_instruction_is_part_of_each_pair() -> None:
     parsed = TASK.parse(SEARCH, {"instruction": "prove"}, RERANKER)
-    assert parsed.texts[:2] == ("prove Q: what? D: this", "prove Q: what? D: that")
+    assert parsed.texts[:2] == (("what?", "this", "prove"), ("what?", "that", "prove"))
     assert parsed.fields[0] == "inputs.texts[0]"
     assert TASK.parse(SEARCH, {"instruction": None}, RERANKER).texts[0] == ("what?", "this")
 

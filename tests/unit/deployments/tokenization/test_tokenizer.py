@@ -252,3 +252,17 @@ def test_pairs_are_joined_by_the_template_whose_end_is_kept(
         assert long == [expected] * 2
         assert encoded.truncated == 2
     assert tokenizer.lookups == (6, 3)
+
+
+def test_joined_pairs_have_their_instruction_and_equal_tokens(directory: Path) -> None:
+    template = PairTemplate(instruction="the", before_first=" ", before_second=": ", end=" it")
+    tokenizer = CachingTokenizer(directory, 9, pair_template=template)
+    sent = call(("good", "film"), ("good", "film", "bad"))
+    joined = tokenizer.join_pairs(sent)
+    assert joined.texts == ("the good: film it", "bad good: film it")
+    before, after = (tokenizer.tokenize([each])[0] for each in (sent, joined))
+    assert isinstance(before, TokenizedTexts)
+    assert isinstance(after, TokenizedTexts)
+    for left, right in zip(before.items, after.items, strict=True):
+        assert left.ids.tolist() == right.ids.tolist()
+    assert CachingTokenizer(directory, 9).join_pairs(sent) is sent

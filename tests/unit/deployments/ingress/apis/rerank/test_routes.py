@@ -105,6 +105,28 @@ async def test_instruction_reaches_the_model_that_reads_one(
         assert await rank("tiny/bad") != await rank("tiny/lovely")
 
 
+async def test_instruction_counts_once_per_text_and_is_no_part_of_a_cut(tmp_path: Path) -> None:
+    """The server reads the instruction with each text, so that a small body can be much work."""
+    directory = seal_tiny(tmp_path, RANKER, labels=("SCORE",), tasks=(TaskName.TEXT_RANKING,))
+    template = PairTemplate(
+        instruction="bad", before_first=" ", before_second=" ", end=" river", end_tokens=2
+    )
+    manifest = ArtifactManifest.read(directory)
+    seal(directory, manifest.model_copy(update={"pair_template": template}))
+    limits = IngressUserConfig(limits=LimitSettings(item_chars=500, request_chars=1_000))
+    async with InProcess(tmp_path, models=(RANKER,), settings=limits).client() as http:
+
+        async def rank(instruction: str, *texts: str) -> Any:
+            body = {"query": QUERY, "texts": texts, "instruction": instruction}
+            return (await http.post("/rerank", json=body)).json()
+
+        refused = await rank("lovely " * 60, "night", "food", "river")
+        assert "`texts` makes 1301 characters in total; the maximum is 1000" in refused["error"]
+        assert len(await rank("lovely " * 60, "night", "food")) == 2
+        cut, whole = await rank("lovely", "good " * 200), await rank("lovely", "good " * 80)
+        assert cut[0]["score"] == whole[0]["score"], "the end of the text is kept"
+
+
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("body", [{"texts": TEXTS}, {"documents": TEXTS}], ids=["TEI", "Cohere"])
 async def test_instruction_is_refused_by_a_model_that_reads_none(
