@@ -84,6 +84,9 @@ class SmoothedInt8:
     # "operators": ONNX Runtime's MatMulIntegerToFloat. "pairs": QuantizeLinear, DequantizeLinear
     # and MatMul, which OpenVINO requires and which take ONNX Runtime 4 to 9 % longer.
     layout: Literal["operators", "pairs"] = "operators"
+    # Ranges of the neurons of gated layers, whose products of two activations have heavy tails:
+    # constants, or the range of each token, which the layout "pairs" cannot express.
+    gated_ranges: Literal["constant", "token"] = "constant"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from build_artifacts.recipes import (
     ExportRecipe,
     GraphRewrites,
     Quantization,
+    SmoothedInt8,
     StaticInt8,
     TorchProgramRecipe,
     compute_digest,
@@ -156,6 +157,8 @@ class CandidateGraphs:
         key = f"int8-{_short_digest(recipe.source, recipe.rewrites, scheme, excluded_nodes)}"
         details = [f"{recipe.name}: {type(scheme).__name__}"]
         details += [f"calibrated by {scheme.calibration}"] if isinstance(scheme, StaticInt8) else []
+        if isinstance(scheme, SmoothedInt8) and scheme.gated_ranges == "token":
+            details.append("a range per token in gated layers")
         details += [f"{len(excluded_nodes)} MatMuls excluded"] if excluded_nodes else []
         detail = ", ".join(details)
         return self._steps.run_cached(key, "quantize", detail, work) / _GRAPH_NAME
@@ -202,8 +205,13 @@ def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> Engin
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
-    """Return a copy of the recipe for each of its `other_calibrations`."""
+    """Return a copy of the recipe for each of its `other_calibrations`.
+
+    Smoothed int8 has one: the range of each token for the neurons of gated layers.
+    """
     scheme = recipe.quantization
+    if isinstance(scheme, SmoothedInt8) and scheme.layout == "operators":
+        return [replace(recipe, quantization=replace(scheme, gated_ranges="token"))]
     if not isinstance(scheme, StaticInt8):
         return []
     return [

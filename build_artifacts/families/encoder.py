@@ -123,19 +123,32 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
         Further attempts exclude more and more MatMuls from the quantization scheme, if it supports
-        exclusions. If the export of the unchanged recipe fails, there are no further attempts.
+        exclusions; with smoothed int8, from its other calibration if that changes the graph. If the
+        export of the unchanged recipe fails, there are no further attempts.
         """
         first = _build_attempt(recipe)
         yield first
         if first.key not in self._exported:
             return
         for other in with_other_calibrations(recipe):
+            if isinstance(other.quantization, SmoothedInt8):
+                if not self._has_other_graph(recipe, other):
+                    continue
+                recipe = other
             yield _build_attempt(other)
         if isinstance(recipe.quantization, DynamicInt8 | StaticInt8 | SmoothedInt8):
             ranked = self._graphs.sensitive_nodes(recipe)
             for count in _EXCLUDED_COUNTS:
                 if count <= len(ranked) * _MAX_EXCLUDED_SHARE:
                     yield _build_attempt(recipe, tuple(ranked[:count]))
+
+    def _has_other_graph(self, recipe: CandidateRecipe, other: CandidateRecipe) -> bool:
+        try:
+            graphs = [self._graphs.graph(each) for each in (recipe, other)]
+        except UnsupportedModel:
+            return False
+        first, second = ([*map(file_sha256, list_files(graph))] for graph in graphs)
+        return first != second
 
     def export(self, attempt: Attempt[CandidateRecipe]) -> GraphSpec:
         recipe = attempt.recipe

@@ -69,6 +69,10 @@ class ActivationSmoother:
             )
         )
 
+    def is_gated(self, source: ir.Value, readers: Sequence[Product]) -> bool:
+        """Return whether `source` is the output of a gated layer."""
+        return self._find_gated(source, readers) is not None
+
     def smooth(self, source: ir.Value, readers: Sequence[Product], seen: Observed) -> ByteRange:
         """Smooth `source` by changes of its producer and readers; return the resulting range."""
         if is_attention_output(source):

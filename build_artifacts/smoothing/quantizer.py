@@ -11,6 +11,8 @@ activations without outliers:
 - The linear half of a gated layer absorbs the division in the columns of its product.
 - The range of rectified neurons may end below their largest outputs. A neuron then returns at most
   the end of the range, and copies of it with a smaller bias return the excess.
+- Neurons of gated layers may instead get the range of each token, which is more accurate and
+  slower. It does not depend on other tokens either.
 - Outputs of attention need no change, because they are means of value vectors and therefore stay
   within the range of these vectors.
 
@@ -33,7 +35,7 @@ from build_artifacts.smoothing.products import (
     fold_transposes,
     group_by_source,
 )
-from build_artifacts.smoothing.ranges import ByteRange
+from build_artifacts.smoothing.ranges import ByteRange, TokenRange
 from build_artifacts.smoothing.writing import ProductWriter, quantize_word_table
 from deployments.engines.graph_io import MASK_POSITIONS
 
@@ -68,10 +70,13 @@ def quantize_smoothed(
         and smoother.can_smooth(source, readers)
     }
     observed = observe(graph, [str(source.name) for source in static], feeds)
-    ranges: dict[ir.Value, ByteRange] = {
+    gated = {source for source, readers in static.items() if smoother.is_gated(source, readers)}
+    ranges: dict[ir.Value, ByteRange | TokenRange] = {
         source: smoother.smooth(source, readers, observed[str(source.name)])
         for source, readers in static.items()
     }
+    if scheme.gated_ranges == "token":
+        ranges |= dict.fromkeys(gated, TokenRange())
     smoother.equalize_widths()
     writer, floating = ProductWriter(editor, scheme), find_wide_heads(model, products)
     for product in products:

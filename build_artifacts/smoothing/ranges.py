@@ -57,6 +57,16 @@ class ByteRange(NamedTuple):
         return rounded
 
 
+class TokenRange(NamedTuple):
+    """Range of each token, from its largest magnitude down to the negative of that.
+
+    A byte stores a value x of a token as round(127 x / largest) + 128.
+    """
+
+    step: np.float32 = np.float32(1 / _MAX_INT8)
+    zero: np.uint8 = np.uint8(128)
+
+
 class Int8Weights(NamedTuple):
     """Weights [K, N] as integers, with one scale per column [N], or per row [K] for `axis` 1."""
 

@@ -9,7 +9,12 @@ import numpy as np
 from build_artifacts.recipes import SmoothedInt8
 from build_artifacts.smoothing.graph_edits import GraphEditor
 from build_artifacts.smoothing.products import Product, array
-from build_artifacts.smoothing.ranges import MAX_INT8_WITHOUT_OVERFLOW, ByteRange, Int8Weights
+from build_artifacts.smoothing.ranges import (
+    MAX_INT8_WITHOUT_OVERFLOW,
+    ByteRange,
+    Int8Weights,
+    TokenRange,
+)
 from deployments.host.machine import read_cpu_info
 
 if TYPE_CHECKING:
@@ -30,13 +35,17 @@ class ProductWriter:
         # Quantized activations by name. All readers of an activation share its quantized value.
         self._quantized: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
         self._restored: dict[str, ir.Value] = {}
+        # The same with ranges of tokens, and the factors of the tokens.
+        self._rows: dict[str, tuple[ir.Value, ir.Value, ir.Value, ir.Value]] = {}
 
-    def write(self, product: Product, byte_range: ByteRange | None) -> None:
+    def write(self, product: Product, byte_range: ByteRange | TokenRange | None) -> None:
         """Replace the MatMul and its Add. Without `byte_range`, the replacement is float."""
         place = product.output.producer()
         assert place is not None, "bug: a product without a node"
         if byte_range is None:
             output = self._write_float(product, place)
+        elif isinstance(byte_range, TokenRange):
+            output = self._write_rows(product, byte_range, place)
         elif self._scheme.layout == "operators":
             output = self._write_operator(product, byte_range, place)
         else:
@@ -61,6 +70,38 @@ class ProductWriter:
             add(f"{name}_bias", product.bias),
         ]
         return self._editor.insert_before(place, "MatMulIntegerToFloat", inputs, f"{name}_static")
+
+    def _write_rows(self, product: Product, token_range: TokenRange, place: ir.Node) -> ir.Value:
+        """Write x = largest * (x / largest), where the integers hold x / largest."""
+        name, add = product.name, self._editor.add_constant
+        source = _read_source(product)
+        assert source.name, "bug: a value without a name"
+        if source.name not in self._rows:
+            self._rows[source.name] = self._quantize_rows(source, token_range, product.node)
+        values, step, zero, largest = self._rows[source.name]
+        weights = Int8Weights.of(product.weights)
+        integers, scales = (
+            add(f"{name}_int8", weights.values),
+            add(f"{name}_scales", weights.scales),
+        )
+        inputs = [values, integers, step, scales, zero]
+        output = self._editor.insert_before(place, "MatMulIntegerToFloat", inputs, f"{name}_shares")
+        output = self._editor.insert_before(place, "Mul", [output, largest], f"{name}_rows")
+        return self._add_bias(product, output, place)
+
+    def _quantize_rows(
+        self, source: ir.Value, token_range: TokenRange, place: ir.Node
+    ) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
+        """Return the bytes of an activation [.., K], step, zero and largest magnitudes [.., 1]."""
+        name, insert, add = source.name, self._editor.insert_before, self._editor.add_constant
+        axis = add(f"{name}_axis", np.array([-1], np.int64))
+        step, zero = add(f"{name}_step", token_range.step), add(f"{name}_zero", token_range.zero)
+        sizes = insert(place, "Abs", [source], f"{name}_sizes")
+        largest = insert(place, "ReduceMax", [sizes, axis], f"{name}_largest", keepdims=1)
+        # A token of zeros gives NaN here and any integers below, which its factor of 0 makes 0.
+        shares = insert(place, "Div", [source, largest], f"{name}_shares")
+        values = insert(place, "QuantizeLinear", [shares, step, zero], f"{name}_int8")
+        return values, step, zero, largest
 
     def _write_pairs(self, product: Product, byte_range: ByteRange, place: ir.Node) -> ir.Value:
         quantized = self._quantize(_read_source(product), byte_range, product.node)
@@ -98,10 +139,13 @@ class ProductWriter:
         assert written is not None, "bug: a node without an output"
         # Accuracy fallbacks identify MatMuls by their names in the float graph.
         written.name, matmul.name = name, f"{name}_replaced"
-        if product.bias.any():
-            bias = self._editor.add_constant(f"{name}_bias", product.bias)
-            output = self._editor.insert_before(place, "Add", [output, bias], f"{name}_sum")
-        return output
+        return self._add_bias(product, output, place)
+
+    def _add_bias(self, product: Product, output: ir.Value, place: ir.Node) -> ir.Value:
+        if not product.bias.any():
+            return output
+        bias = self._editor.add_constant(f"{product.name}_bias", product.bias)
+        return self._editor.insert_before(place, "Add", [output, bias], f"{product.name}_sum")
 
     def _quantize(
         self, source: ir.Value, byte_range: ByteRange, place: ir.Node

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from build_artifacts.presets import CPU_INT8, CPU_INT8_DYNAMIC, OPENVINO_INT8
-from build_artifacts.recipes import CPU_FP32, SmoothedInt8
+from build_artifacts.recipes import CPU_FP32, BuildRecipe, SmoothedInt8
 from build_artifacts.steps.quantize import quantize
 from deployments.artifacts.manifest import Gate
 from deployments.artifacts.types import ModelHead
@@ -202,3 +202,36 @@ def test_excluded_nodes_read_float_activations(
     outputs = prepared_build.answers(CPU_INT8, graph)
     unbatched = prepared_build.answers(CPU_INT8, graph, batch_items=1)
     assert cosines(outputs, unbatched).min() > 0.9999
+
+
+GATED = CASES[6]
+TOKEN_RANGES = replace(CPU_INT8, quantization=SmoothedInt8(gated_ranges="token"))
+
+
+def test_gated_layers_may_have_the_range_of_each_token(tmp_path: Path) -> None:
+    build = prepare_case(GATED, tmp_path)
+    graph = build.graphs.graph(TOKEN_RANGES)
+    counts = op_counts(graph)
+    assert counts["MatMulIntegerToFloat"] == GATED.static
+    assert counts["ReduceMax"] == 2  # one per layer
+    expected = build.answers(CPU_FP32, build.graphs.graph(CPU_FP32), batch_items=1)
+    unbatched = build.answers(CPU_INT8, graph, batch_items=1)
+    assert cosines(unbatched, build.answers(CPU_INT8, graph, batch_items=64)).min() > 0.99999
+    assert cosines(unbatched, expected).mean() > 0.99
+
+
+@pytest.mark.parametrize(("case", "has_other"), [(GATED, True), (CASES[2], False)], ids=str)
+def test_range_of_each_token_is_the_first_fallback_of_gated_layers(
+    case: SmoothingCase, has_other: bool, tmp_path: Path
+) -> None:
+    build = prepare_case(case, tmp_path)
+    runner = RecordingRunner(tmp_path / "gate")
+    recipe = BuildRecipe(candidates=(CPU_INT8,))
+    encoder_build = build.encoder_build(runner, recipe)
+    attempts = encoder_build.attempts(CPU_INT8)
+    first = next(attempts)
+    encoder_build.export(first)
+    second = next(attempts)
+    assert first.recipe == CPU_INT8
+    assert second.recipe == (TOKEN_RANGES if has_other else CPU_INT8)
+    assert bool(second.excluded_nodes) is not has_other
