@@ -88,6 +88,10 @@ class SmoothedInt8:
     # constants, or the range of each token, which the layout "pairs" cannot express.
     gated_ranges: Literal["constant", "token"] = "constant"
 
+    def __post_init__(self) -> None:
+        if (self.layout, self.gated_ranges) == ("pairs", "token"):
+            raise ValueError("the layout `pairs` has no ranges per token")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchProgramRecipe:

@@ -7,7 +7,8 @@ for pairs: the fixed parts around the contents suffice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import NamedTuple
 
 from tokenizers import Tokenizer
@@ -38,22 +39,20 @@ _OTHER = (
 _FILLERS = ("0", "1 2 3 4")
 # Settings of sentence-transformers beside the variables of the template, with the values that have
 # no effect here; None: any value.
-_SETTINGS: Mapping[str, Json] = {
+_SETTINGS: Mapping[str, Sequence[Json] | None] = {
     "padding": None,
     "return_tensors": None,
-    "restore_suffix": True,
-    "truncation": True,
+    "restore_suffix": (True,),
+    "truncation": (True, "longest_first", None),
+    # These select another template, more inputs or another limit.
+    "chat_template": (None,),
+    "continue_final_message": (False, None),
+    "documents": (None,),
+    "max_length": (None,),
+    "tools": (None,),
 }
-# Settings that select another template, more inputs or another limit.
-_UNSUPPORTED_SETTINGS = (
-    "chat_template",
-    "continue_final_message",
-    "documents",
-    "max_length",
-    "tools",
-)
-# Function of chat templates that would write the date of the build.
-_CLOCK = "strftime_now"
+# What templates get as the date, which would be that of the build.
+_DATE = "Date7f3a"
 
 
 def read_pair_template(
@@ -68,17 +67,13 @@ def read_pair_template(
     would add.
     """
     modalities = read_path(read_transformer_config(checkpoint.weights), "modality_config")
-    has_modules = bool(read_modules(checkpoint.directory))
-    if "message" not in modalities if modalities else has_modules:
+    # Modules without modalities are from older versions of sentence-transformers, and read texts.
+    has_messages = "message" in modalities if modalities else not read_modules(checkpoint.directory)
+    if not has_messages:
         return None
     source = read_chat_templates(checkpoint.weights).get(CHAT_TEMPLATE_NAME)
     renderers = _open_renderers(checkpoint, source)
     template = next(filter(None, (each.find_template() for each in renderers)), None)
-    if template is not None and _CLOCK in (source or ""):
-        raise UnsupportedModel(
-            f"the chat template writes the date (`{_CLOCK}`) into the text of a pair",
-            hint=f"use a {CHAT_TEMPLATE_NAME} with a fixed text",
-        )
     if template is None and config.model_type == "qwen3" and required and not modalities:
         template = QWEN3_RERANKER
     if template is None and (modalities or required):
@@ -111,7 +106,8 @@ class _Renderer(NamedTuple):
             for role, text in roles.items()
             if text is not None
         )
-        chat = Chat(messages, variables=self.variables)
+        clock = ("strftime_now", lambda _format: _DATE)
+        chat = Chat(messages, variables=(*self.variables, clock))
         return self.template.render(chat, add_generation_prompt=self.has_generation_prompt)
 
     def _wrap(self, text: str) -> Json:
@@ -120,7 +116,8 @@ class _Renderer(NamedTuple):
     def find_template(self) -> PairTemplate | None:
         """Return the fixed parts of the text, without `end_tokens`; None if a role is missing.
 
-        Raises UnsupportedModel if the text is not made of fixed parts and the contents.
+        Raises UnsupportedModel if the text is not made of fixed parts and the contents, or has the
+        date.
         """
         try:
             text = self.render(self.default_prompt, _QUERY, _DOCUMENT)
@@ -128,6 +125,11 @@ class _Renderer(NamedTuple):
             return None
         if _QUERY not in text or _DOCUMENT not in text:
             return None
+        if _DATE in text:
+            raise UnsupportedModel(
+                "the chat template writes the date into the text of a pair",
+                hint=f"use a {CHAT_TEMPLATE_NAME} with a fixed text",
+            )
         try:
             instructed = self.render(_INSTRUCTION, _QUERY, _DOCUMENT)
         except ServeError:  # the template takes no system message
@@ -184,8 +186,8 @@ def _read_variables(config: Mapping[str, Json]) -> dict[str, Json]:
     """Return the variables of the template. Raises UnsupportedModel for other settings there."""
     stated = read_path(config, "processing_kwargs.chat_template") or {}
     for name, value in stated.items():
-        neutral = _SETTINGS.get(name, value)
-        if name in _UNSUPPORTED_SETTINGS or neutral not in (None, value):
+        neutral = _SETTINGS.get(name)
+        if neutral is not None and value not in neutral:
             raise UnsupportedModel(
                 f"`processing_kwargs.chat_template` of the Transformer module sets `{name}`, which "
                 "the build does not pass on",
@@ -200,21 +202,19 @@ def _split(text: str, instructed: str) -> Iterator[PairTemplate]:
     `instructed` is the same pair after _INSTRUCTION in place of the default instruction. A template
     for which requests can choose the instruction is better than one with a fixed instruction.
     """
-    for strips in (False, True):
-        if instructed.count(_INSTRUCTION) == 1:
-            start, rest = instructed.split(_INSTRUCTION)
-            default = text.removeprefix(start).removesuffix(rest)
-            if start + default + rest == text and _QUERY in rest:
-                yield from _split_pair(start, default, rest, strips=strips)
-        yield from _split_pair("", None, text, strips=strips)
+    if instructed.count(_INSTRUCTION) == 1:
+        start, rest = instructed.split(_INSTRUCTION)
+        default = text.removeprefix(start).removesuffix(rest)
+        if start + default + rest == text and _QUERY in rest:
+            yield from _split_pair(rest, start=start, instruction=default)
+    yield from _split_pair(text, start="", instruction=None)
 
 
-def _split_pair(
-    start: str, instruction: str | None, rest: str, *, strips: bool
-) -> Iterator[PairTemplate]:
+def _split_pair(rest: str, *, start: str, instruction: str | None) -> Iterator[PairTemplate]:
+    """Yield the ways to remove white space from the contents. `rest` is the text from the query."""
     before_first, _, rest = rest.partition(_QUERY)
     before_second, found, end = rest.partition(_DOCUMENT)
-    if found:
+    for strips, strips_instruction in product((False, True), repeat=2) if found else ():
         yield PairTemplate(
             start=start,
             instruction=instruction,
@@ -222,6 +222,7 @@ def _split_pair(
             before_second=before_second,
             end=end,
             strips=strips,
+            strips_instruction=strips_instruction,
         )
 
 

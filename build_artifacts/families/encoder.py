@@ -42,6 +42,7 @@ from build_artifacts.recipes import (
     StaticInt8,
     compute_digest,
 )
+from build_artifacts.smoothing.quantizer import has_gated_layers
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from build_artifacts.workspaces.workspace import repeat_when_resumed
 from deployments.artifacts.manifest import REFERENCE_NAME, TOKENIZER_NAME, Candidate, Gate
@@ -123,8 +124,8 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         """Yield the recipe, then the recipe with each of its `other_calibrations`.
 
         Further attempts exclude more and more MatMuls from the quantization scheme, if it supports
-        exclusions; with smoothed int8, from its other calibration if that changes the graph. If the
-        export of the unchanged recipe fails, there are no further attempts.
+        exclusions; with smoothed int8, from its other calibration if the model has gated layers. If
+        the export of the unchanged recipe fails, there are no further attempts.
         """
         first = _build_attempt(recipe)
         yield first
@@ -132,7 +133,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             return
         for other in with_other_calibrations(recipe):
             if isinstance(other.quantization, SmoothedInt8):
-                if not self._has_other_graph(recipe, other):
+                if not has_gated_layers(self._graphs.float_graph(recipe)):
                     continue
                 recipe = other
             yield _build_attempt(other)
@@ -141,14 +142,6 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             for count in _EXCLUDED_COUNTS:
                 if count <= len(ranked) * _MAX_EXCLUDED_SHARE:
                     yield _build_attempt(recipe, tuple(ranked[:count]))
-
-    def _has_other_graph(self, recipe: CandidateRecipe, other: CandidateRecipe) -> bool:
-        try:
-            graphs = [self._graphs.graph(each) for each in (recipe, other)]
-        except UnsupportedModel:
-            return False
-        first, second = ([*map(file_sha256, list_files(graph))] for graph in graphs)
-        return first != second
 
     def export(self, attempt: Attempt[CandidateRecipe]) -> GraphSpec:
         recipe = attempt.recipe
@@ -321,9 +314,11 @@ def _build_attempt(
     recipe: CandidateRecipe, excluded_nodes: tuple[str, ...] = ()
 ) -> Attempt[CandidateRecipe]:
     excluded = f", {len(excluded_nodes)} MatMuls excluded" if excluded_nodes else ""
+    scheme = recipe.quantization
+    has_token_ranges = isinstance(scheme, SmoothedInt8) and scheme.gated_ranges == "token"
     return Attempt(
         recipe=recipe,
-        label=f"{recipe.name}{excluded}",
+        label=f"{recipe.name}{', ranges per token' if has_token_ranges else ''}{excluded}",
         key=compute_digest((recipe, excluded_nodes))[:12],
         excluded_nodes=excluded_nodes,
     )

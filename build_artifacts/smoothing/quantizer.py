@@ -87,3 +87,14 @@ def quantize_smoothed(
     RemoveUnusedNodesPass()(model)
     save_graph(model, into)
     return floating
+
+
+def has_gated_layers(graph: Path) -> bool:
+    """Return whether the float `graph` has layers to which `gated_ranges` of a scheme applies."""
+    import onnx_ir as ir
+
+    model = ir.load(graph)
+    products = find_products(model)
+    smoother = ActivationSmoother(GraphEditor(model), products)
+    by_source = group_by_source(products).items()
+    return any(smoother.is_gated(source, readers) for source, readers in by_source)

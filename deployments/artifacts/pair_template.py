@@ -20,13 +20,21 @@ class PairTemplate(FrozenModel):
     before_second: str
     end: str
     end_tokens: int = Field(default=0, ge=0)  # tokens at the end that truncation keeps
-    strips: bool = False  # whether white space around the instruction and both segments is removed
+    # Whether the template removes white space around the segments, and around the instruction.
+    strips: bool = False
+    strips_instruction: bool = False
+
+    @property
+    def characters(self) -> int:
+        """Characters that the text of every pair has, the default instruction included."""
+        return len(self.join("", ""))
 
     def join(self, first: str, second: str, instruction: str | None = None) -> str:
         """Return the text of a pair; None or an empty text selects the default instruction."""
-        parts = [first, second, instruction or self.instruction or ""]
+        instruction = instruction or self.instruction or ""
         if self.strips:
-            parts = [part.strip() for part in parts]
-        first, second, instruction = parts
+            first, second = first.strip(), second.strip()
+        if self.strips_instruction:
+            instruction = instruction.strip()
         before = self.start + instruction + self.before_first
         return before + first + self.before_second + second + self.end

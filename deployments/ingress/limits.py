@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import LimitSettings
 from deployments.errors import InputTooLong, TooManyItems
 from deployments.messages import Chat, Prompt, Text, Truncation, count_characters
@@ -33,18 +34,31 @@ def limit_text_length(parsed: TaskInput, item_chars: int) -> TaskInput:
         return parsed
     shifts_offsets = parsed.windowing is not None and parsed.truncation is Truncation.KEEP_END
     if parsed.truncation is Truncation.REFUSE or shifts_offsets:
-        lengths = [longest_segment(text) for text in parsed.texts]
-        i = next(i for i, length in enumerate(lengths) if length > item_chars)
+        i = next(i for i, text in enumerate(parsed.texts) if longest_segment(text) > item_chars)
+        field, length = _find_longest_part(parsed, i)
         remedy = "let it be cut at its end" if shifts_offsets else "request truncation"
         raise InputTooLong(
-            f"`{parsed.fields[i]}` has {lengths[i]} characters; the maximum is {item_chars}. "
+            f"`{field}` has {length} characters; the maximum is {item_chars}. "
             f"Shorten it or {remedy}.",
-            field=parsed.fields[i],
+            field=field,
         )
     side = (
         slice(-item_chars, None) if parsed.truncation is Truncation.KEEP_END else slice(item_chars)
     )
-    return replace(parsed, texts=tuple(truncate_text(text, side) for text in parsed.texts))
+    cut: dict[str, str] = {}  # all pairs share one copy of a long query
+
+    def shorten(part: str) -> str:
+        if len(part) <= item_chars:
+            return part
+        if part not in cut:
+            cut[part] = part[side]
+        return cut[part]
+
+    texts = (
+        shorten(text) if isinstance(text, str) else tuple(map(shorten, text))
+        for text in parsed.texts
+    )
+    return replace(parsed, texts=tuple(texts))
 
 
 def longest_segment(text: Text) -> int:
@@ -52,8 +66,21 @@ def longest_segment(text: Text) -> int:
     return len(text) if isinstance(text, str) else max(map(len, text))
 
 
-def truncate_text(text: Text, side: slice) -> Text:
-    return text[side] if isinstance(text, str) else tuple(part[side] for part in text)
+def _find_longest_part(parsed: TaskInput, index: int) -> tuple[str, int]:
+    """Return the path and the characters of a text, or of the longest part of a pair."""
+    text, field = parsed.texts[index], parsed.fields[index]
+    if isinstance(text, str):
+        return field, len(text)
+    part = max(range(len(text)), key=lambda i: len(text[i]))
+    shared = parsed.part_fields[part] if parsed.part_fields else None
+    return shared or field, len(text[part])
+
+
+def count_tokenized(parsed: TaskInput, manifest: ArtifactManifest) -> int:
+    """Count the characters that the tokenizer reads. With a pair template they are more."""
+    template = manifest.pair_template
+    own = 0 if template is None else len(parsed.texts) * template.characters
+    return own + sum(map(count_characters, parsed.texts))
 
 
 def check_total_length(parsed: TaskInput, request_chars: int) -> TaskInput:

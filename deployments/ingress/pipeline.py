@@ -21,7 +21,7 @@ from deployments.ingress.devices.device_forecasts import RequestWork
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.generation_executor import GenerationExecutor, GenerationPlan
 from deployments.ingress.generation_stream import GenerationStream
-from deployments.ingress.limits import check_count
+from deployments.ingress.limits import check_count, count_tokenized
 from deployments.ingress.models.resolver import ModelSelection, RequestResolver, resolve_task
 from deployments.ingress.models.version_trials import VersionTrials
 from deployments.ingress.request_log import (
@@ -49,7 +49,6 @@ from deployments.messages import (
     CallResult,
     DecodeRequest,
     TokenizeRequest,
-    count_characters,
 )
 from deployments.records import RecorderGroup, RequestRecorder
 from deployments.registry import RegisteredModel
@@ -282,7 +281,7 @@ class RequestPipeline:
         request = await self._replace_token_ids(request, model, context, deadline_s)
         inputs, shortened = self._parse(request, task, model)
         context.items = len(inputs.texts)
-        characters = sum(map(count_characters, inputs.texts))
+        characters = count_tokenized(inputs, model.manifest)
         work = RequestWork.of_texts(model, characters, len(inputs.texts))
         choice = self.devices.choose(request.options, work)
         return ResolvedRequest(

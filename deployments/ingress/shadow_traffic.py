@@ -18,6 +18,7 @@ import numpy as np
 from deployments.deadlines import deadline_after
 from deployments.errors import ServeError
 from deployments.ingress.generation_executor import REPEAT_TIMEOUT_S, GenerationPlan
+from deployments.ingress.limits import count_tokenized
 from deployments.ingress.models.resolver import require_task
 from deployments.ingress.requests import InferenceRequest, ResolvedRequest
 from deployments.messages import (
@@ -25,7 +26,6 @@ from deployments.messages import (
     Completion,
     ModelRef,
     Started,
-    count_characters,
     join_reasoning_and_text,
 )
 from deployments.registry import ModelRegistry, RegisteredModel
@@ -98,7 +98,7 @@ class ShadowTraffic:
                 request,
                 model=model,
                 inputs=inputs,
-                characters=sum(map(count_characters, inputs.texts)),
+                characters=count_tokenized(inputs, model.manifest),
                 shortened=shortened,
                 options=options,
                 deadline_s=deadline_s,

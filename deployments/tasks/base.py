@@ -48,6 +48,8 @@ class TaskInput:
     many: str = "inputs"  # request path for the error about too many items
     # Path of a list whose items are paired with each item of `many`: each pair is a text.
     paired_with: str | None = None
+    # Paths of the parts that all pairs share, by index; None: `fields` names the part.
+    part_fields: tuple[str | None, ...] = ()
     extra: int = 0  # texts outside of `many`, such as a sentence that is compared with all items
 
 

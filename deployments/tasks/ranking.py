@@ -98,7 +98,14 @@ class TextRanking(Task):
         truncation = params.choose_truncation(manifest)
         if manifest.head is ModelHead.LABELS:
             pairs = _pair(value.query, texts, params.instruction, manifest)
-            return TaskInput(pairs, fields, options, truncation, many=TEXTS_PATH)
+            return TaskInput(
+                texts=pairs,
+                fields=fields,
+                options=options,
+                truncation=truncation,
+                many=TEXTS_PATH,
+                part_fields=("inputs.query", None, "parameters.instruction"),
+            )
         if params.instruction is not None:
             raise _reads_no_instruction()
         query = add_prompt((value.query,), _find_prompt(QUERY_PROMPTS, manifest), manifest)

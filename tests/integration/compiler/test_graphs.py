@@ -12,8 +12,19 @@ import pytest
 
 from build_artifacts.encoders.candidates import CandidateGraphs, with_other_calibrations
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.presets import CPU_INT8, CPU_INT8_STATIC, CPU_INT8_WEIGHTS
-from build_artifacts.recipes import CPU_FP32, DynamicInt8, StaticInt8, TorchProgramRecipe
+from build_artifacts.presets import (
+    CPU_INT8,
+    CPU_INT8_STATIC,
+    CPU_INT8_WEIGHTS,
+    OPENVINO_INT8,
+)
+from build_artifacts.recipes import (
+    CPU_FP32,
+    DynamicInt8,
+    SmoothedInt8,
+    StaticInt8,
+    TorchProgramRecipe,
+)
 from build_artifacts.steps.rewrite import REWRITES, Rewrite
 from deployments.tuning.parity import cosines
 from tests.support.prepared_build import (
@@ -72,10 +83,12 @@ def test_calibration_and_excluded_nodes_change_graph(prepared_build: PreparedBui
     assert op_counts(attempts[-1])["MatMulNBits"] == 2
 
 
-def test_other_calibrations_apply_to_static_int8_only() -> None:
+def test_other_calibrations_of_static_and_smoothed_int8() -> None:
     schemes = [other.quantization for other in with_other_calibrations(CPU_INT8_STATIC)]
     assert schemes == [StaticInt8(calibration="percentile"), StaticInt8(calibration="entropy")]
-    assert with_other_calibrations(CPU_INT8) == []
+    per_token = SmoothedInt8(gated_ranges="token")
+    assert [other.quantization for other in with_other_calibrations(CPU_INT8)] == [per_token]
+    assert with_other_calibrations(OPENVINO_INT8) == []
     assert with_other_calibrations(CPU_FP32) == []
 
 

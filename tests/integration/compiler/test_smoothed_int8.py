@@ -235,3 +235,9 @@ def test_range_of_each_token_is_the_first_fallback_of_gated_layers(
     assert first.recipe == CPU_INT8
     assert second.recipe == (TOKEN_RANGES if has_other else CPU_INT8)
     assert bool(second.excluded_nodes) is not has_other
+    assert (", ranges per token" in second.label) is has_other
+
+
+def test_pairs_have_no_ranges_of_tokens() -> None:
+    with pytest.raises(ValueError, match="no ranges per token"):
+        SmoothedInt8(layout="pairs", gated_ranges="token")

@@ -97,7 +97,10 @@ def test_template_may_refuse_system_messages(tmp_path: Path) -> None:
 
 
 def test_variables_of_the_template_come_from_the_module(tmp_path: Path) -> None:
-    variables = {"add_generation_prompt": True, "style": "short", "padding": "max_length"}
+    variables = {
+        "add_generation_prompt": True, "style": "short", "padding": "max_length", "tools": None,
+        "truncation": "longest_first",
+    }  # fmt: skip
     settings = {"processing_kwargs": {"chat_template": variables}}
     template = read(write_checkpoint(tmp_path, "{{ style }} " + CHATML, settings=settings))
     assert template is not None
@@ -107,7 +110,7 @@ def test_variables_of_the_template_come_from_the_module(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_length", 8), ("truncation", False), ("restore_suffix", False), ("tools", [])],
+    [("max_length", 8), ("truncation", False), ("restore_suffix", None), ("tools", [])],
 )
 def test_settings_of_the_tokenizer_are_refused(name: str, value: Any, tmp_path: Path) -> None:
     settings = {"processing_kwargs": {"chat_template": {name: value}}}
@@ -124,10 +127,22 @@ def test_contents_may_be_lists(stated: dict[str, Any], tmp_path: Path) -> None:
     assert read(write_checkpoint(tmp_path, listed, settings=stated)) == PARTS
 
 
-def test_template_that_strips_contents_is_recognized(tmp_path: Path) -> None:
-    stripped = FULL.replace(" }}", " | trim }}")
-    template = read(write_checkpoint(tmp_path, stripped))
-    assert template == PARTS.model_copy(update={"strips": True})
+@pytest.mark.parametrize(
+    ("trimmed", "strips"),
+    [
+        ((INSTRUCTION, QUERY, DOCUMENT), {"strips": True, "strips_instruction": True}),
+        ((QUERY, DOCUMENT), {"strips": True}),
+        ((INSTRUCTION,), {"strips_instruction": True}),
+    ],
+    ids=["all", "pair", "instruction"],
+)
+def test_template_that_strips_contents_is_recognized(
+    trimmed: tuple[str, ...], strips: dict[str, bool], tmp_path: Path
+) -> None:
+    template = FULL
+    for part in trimmed:
+        template = template.replace(part, part.replace(" }}", " | trim }}"))
+    assert read(write_checkpoint(tmp_path, template)) == PARTS.model_copy(update=strips)
 
 
 def test_special_tokens_that_the_tokenizer_adds_are_left_out_of_the_text(tmp_path: Path) -> None:
@@ -210,10 +225,14 @@ def test_module_with_messages_needs_a_template(tmp_path: Path) -> None:
         read(checkpoint, required=False)
 
 
-def test_template_with_a_clock_is_refused(tmp_path: Path) -> None:
-    dated = "{{ strftime_now('%d %b %Y') }} " + FULL
+def test_template_that_writes_the_date_is_refused(tmp_path: Path) -> None:
+    clock = "{{ date if date is defined else strftime_now('%d %b %Y') }} "
     with pytest.raises(UnsupportedModel, match="writes the date"):
-        read(write_checkpoint(tmp_path, dated))
+        read(write_checkpoint(tmp_path, clock + FULL))
+    settings = {"processing_kwargs": {"chat_template": {"date": "26 Jul 2024"}}}
+    template = read(write_checkpoint(tmp_path, clock + FULL, settings=settings))
+    assert template is not None
+    assert template.start == "26 Jul 2024 Task: "
 
 
 def test_qwen3_has_the_text_of_its_model_card(tmp_path: Path) -> None:

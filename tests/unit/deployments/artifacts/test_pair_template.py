@@ -25,10 +25,16 @@ def test_contents_stand_between_the_fixed_parts(instruction: str | None, text: s
 
 
 def test_white_space_around_contents_is_removed_if_the_template_does() -> None:
-    template = RERANKER.model_copy(update={"strips": True})
-    assert template.join(" what?", "this\n", "\tfind ") == "Task: find\nQ: what?\nD: this ="
+    pair = RERANKER.model_copy(update={"strips": True})
+    assert pair.join(" what?", "this\n", "\tfind ") == "Task: \tfind \nQ: what?\nD: this ="
+    instruction = RERANKER.model_copy(update={"strips_instruction": True})
+    assert instruction.join("what?", " this", "\tfind ") == "Task: find\nQ: what?\nD:  this ="
 
 
 def test_template_without_an_instruction() -> None:
     template = PairTemplate(before_first="Q: ", before_second=" D: ", end="")
     assert template.join("what?", "this") == "Q: what? D: this"
+
+
+def test_characters_are_those_of_a_pair_without_text() -> None:
+    assert RERANKER.characters == len("Task: find answers\nQ: \nD:  =")

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from deployments.artifacts.pair_template import PairTemplate
 from deployments.errors import InputTooLong
-from deployments.ingress.limits import check_total_length, limit_text_length
+from deployments.ingress.limits import check_total_length, count_tokenized, limit_text_length
 from deployments.messages import Text, Truncation
 from deployments.tasks import TaskInput
+from tests.support.artifacts import tiny_manifest
 
 
 def parsed(*texts: Text, truncation: Truncation = Truncation.REFUSE) -> TaskInput:
@@ -58,3 +62,36 @@ def test_total_length_error_names_the_list() -> None:
     with pytest.raises(InputTooLong, match="makes 17 characters") as raised:
         check_total_length(searched, 16)
     assert raised.value.field == "inputs.texts"
+
+
+@pytest.mark.parametrize(
+    ("query", "instruction", "field"),
+    [
+        ("q" * 9, "", "inputs.query"),
+        ("q", "i" * 9, "parameters.instruction"),
+        ("q", "", "texts[1]"),
+    ],
+)
+def test_error_names_the_long_part_of_a_pair(query: str, instruction: str, field: str) -> None:
+    pairs = ((query, "ab", instruction), (query, "a" * 8, instruction))
+    shared = ("inputs.query", None, "parameters.instruction")
+    sent = TaskInput(pairs, ("texts[0]", "texts[1]"), None, Truncation.REFUSE, part_fields=shared)
+    with pytest.raises(InputTooLong, match=f"`{re.escape(field)}` has [89] characters") as caught:
+        limit_text_length(sent, 7)
+    assert caught.value.field == field
+
+
+def test_pairs_share_the_copy_of_a_long_query() -> None:
+    query = "q" * 100
+    sent = TaskInput(((query, "a"), (query, "b")), ("", ""), None, Truncation.KEEP_START)
+    first, second = limit_text_length(sent, 7).texts
+    assert first == ("q" * 7, "a")
+    assert first[0] is second[0]
+
+
+def test_pair_template_counts_once_per_pair() -> None:
+    sent = TaskInput((("q", "a"), ("q", "b")), ("", ""), None, Truncation.REFUSE)
+    plain = tiny_manifest(labels=("SCORE",))
+    template = PairTemplate(before_first="Q: ", before_second=" D: ", end="")
+    assert count_tokenized(sent, plain) == 4
+    assert count_tokenized(sent, plain.model_copy(update={"pair_template": template})) == 18

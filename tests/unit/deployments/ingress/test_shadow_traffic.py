@@ -21,6 +21,7 @@ from deployments.messages import CallResult, Completion, FinishReason, ModelRef,
 from deployments.plan import changes
 from deployments.plan.plan import Shadow
 from deployments.tasks import TaskInput
+from tests.support.artifacts import tiny_manifest
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
 from tests.support.fakes import far_deadline, wait_until
 from tests.support.generation_harness import GenerationHarness, build_request, read_chunks
@@ -56,7 +57,8 @@ class Registry:
         return SHADOW
 
     def find(self, name: str) -> SimpleNamespace:
-        return SimpleNamespace(ref=ModelRef(*name.split("@")), tasks=(REQUEST.task,))
+        ref = ModelRef(*name.split("@"))
+        return SimpleNamespace(ref=ref, tasks=(REQUEST.task,), manifest=tiny_manifest(ref.id))
 
 
 class OnePrompt:
