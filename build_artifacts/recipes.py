@@ -84,8 +84,8 @@ class SmoothedInt8:
     # "operators": ONNX Runtime's MatMulIntegerToFloat. "pairs": QuantizeLinear, DequantizeLinear
     # and MatMul, which OpenVINO requires and which take ONNX Runtime 4 to 9 % longer.
     layout: Literal["operators", "pairs"] = "operators"
-    # Ranges of the neurons of gated layers, whose products of two activations have heavy tails:
-    # constants, or the range of each token, which the layout "pairs" cannot express.
+    # Ranges of the neurons of gated layers: constants, or the range of each token. Neurons of a few
+    # tokens are far larger than all others there. The layout "pairs" has constants only.
     gated_ranges: Literal["constant", "token"] = "constant"
 
     def __post_init__(self) -> None:

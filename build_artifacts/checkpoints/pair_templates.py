@@ -26,7 +26,7 @@ from deployments.generation.chat_template import ChatTemplate
 from deployments.messages import Chat
 from deployments.tokenization.encodings import open_tokenizer
 
-# Texts that no template contains, for the parts of a pair.
+# Stand-ins for the parts of a pair, which no template contains: they mark where the parts go.
 _INSTRUCTION, _QUERY, _DOCUMENT = "Instruction7f3a", "Query7f3a", "Document7f3a"
 # Other parts, to check what the first ones gave: other lengths, several lines, white space around
 # them, and marks that some templates remove.
@@ -35,7 +35,8 @@ _OTHER = (
     "\n two  words?\n",
     " A line.\n\n<b>Another</b> one <|im_end|> <think>\nno</think>" + 2_000 * "\nlong " + "\t",
 )
-# Two contents that end in different tokens, as sentence-transformers chooses them.
+# Two contents whose last tokens differ, to count the fixed tokens after them. sentence-transformers
+# takes the same.
 _FILLERS = ("0", "1 2 3 4")
 # Settings of sentence-transformers beside the variables of the template, with the values that have
 # no effect here; None: any value.
@@ -51,7 +52,7 @@ _SETTINGS: Mapping[str, Sequence[Json] | None] = {
     "max_length": (None,),
     "tools": (None,),
 }
-# What templates get as the date, which would be that of the build.
+# Stand-in for the date, to find templates that write it: their texts would keep the build's date.
 _DATE = "Date7f3a"
 
 

@@ -205,9 +205,10 @@ def _fit_buckets(recipe: CandidateRecipe, metadata: CheckpointMetadata) -> Engin
 
 
 def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
-    """Return a copy of the recipe for each of its `other_calibrations`.
+    """Return copies of the recipe that choose the ranges of activations in other ways.
 
-    Smoothed int8 has one: the range of each token for the neurons of gated layers.
+    Static int8 has its `other_calibrations`, smoothed int8 the range of each token for the neurons
+    of gated layers.
     """
     scheme = recipe.quantization
     if isinstance(scheme, SmoothedInt8) and scheme.layout == "operators":

@@ -80,10 +80,8 @@ class ProductWriter:
             self._rows[source.name] = self._quantize_rows(source, token_range, product.node)
         values, step, zero, largest = self._rows[source.name]
         weights = Int8Weights.of(product.weights)
-        integers, scales = (
-            add(f"{name}_int8", weights.values),
-            add(f"{name}_scales", weights.scales),
-        )
+        integers = add(f"{name}_int8", weights.values)
+        scales = add(f"{name}_scales", weights.scales)
         inputs = [values, integers, step, scales, zero]
         output = self._editor.insert_before(place, "MatMulIntegerToFloat", inputs, f"{name}_shares")
         output = self._editor.insert_before(place, "Mul", [output, largest], f"{name}_rows")
