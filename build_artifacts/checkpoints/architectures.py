@@ -34,7 +34,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 }
 
 # Model types whose layers all have the sliding window. Their configs have no `layer_types`.
-WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2")
+WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe")
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
 # Errors that transformers raises for an unknown config or for values of wrong types.
@@ -155,6 +155,11 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
         _count_padding_positions,
     ),
 }  # fmt: skip
+
+
+def has_experts(config: TransformersConfig) -> bool:
+    """Return whether layers of the model are mixtures of experts."""
+    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
 
 
 def read_windows(config: TransformersConfig) -> list[int | None]:

@@ -43,6 +43,9 @@ GRAPH_BUILDERS = (
     "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "CohereForCausalLM",
     "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "GlmForCausalLM",
     "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM", "HeliumForCausalLM",
+    "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
+    "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
+    "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

@@ -12,8 +12,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.decoders.block_weights import Bits
 from build_artifacts.decoders.builder import run_builder
-from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
+from build_artifacts.decoders.graphs.block_quantize import quantize_blocks
 from build_artifacts.decoders.graphs.export import export_model, find_graph_family
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME, WEIGHTS_NAME, slice_logits
 from build_artifacts.decoders.rope_check import check_head_size, check_rope
@@ -74,8 +75,8 @@ def _export_with_graph_builder(
         raise UnsupportedModel(
             f"`{recipe.name}`: graphs of this model family compute in fp32; ONNX Runtime's "
             "attention on a GPU computes in fp16 only",
-            hint="decoders without sliding windows run on a GPU through torch; encoder-decoder "
-            "models run on the CPU only",
+            hint="decoders without sliding windows and experts run on a GPU through torch; "
+            "encoder-decoder models run on the CPU only",
         )
     if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(

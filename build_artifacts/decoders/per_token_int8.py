@@ -15,7 +15,8 @@ attention computes it. This saves four small operators per MatMul.
 
     x [.., K] -> q = round(x / scale) -> (q . W) [.., N] . scale . column scales
 
-An embedding table from which the graph gathers rows becomes int8 with one scale per row.
+An embedding table from which the graph gathers rows becomes int8 with one scale per row. Experts
+become int8 in blocks, because ONNX Runtime has no other fast int8 operator for them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.decoders.block_weights import (
+    EXPERT_WEIGHTS,
+    EXPERTS,
+    QUANTIZED_EXPERTS,
+    expert_attributes,
+    has_whole_blocks,
+    quantize_experts,
+)
 from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.float_graph import FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
@@ -135,6 +144,8 @@ class _PerTokenRewriter:
                 self._transpose(node)
             elif node.op_type == "MatMul" and self._is_quantizable(node.input[1]):
                 self._quantize_matmul(node)
+            elif node.op_type == EXPERTS and self._has_quantizable_experts(node):
+                self._quantize_experts(node)
             elif _gathers_rows(node) and self._is_quantizable(node.input[0]):
                 self._quantize_gather(node)
             else:
@@ -153,7 +164,12 @@ class _PerTokenRewriter:
         table = self._tables.get(name)
         return table is not None and _is_large_matrix(table)
 
-    def _read_matrix(self, name: str) -> FloatArray:
+    def _has_quantizable_experts(self, node: onnx.NodeProto) -> bool:
+        return all(
+            has_whole_blocks(self._tables[node.input[index]].dims) for index in EXPERT_WEIGHTS
+        )
+
+    def _read_tensor(self, name: str) -> FloatArray:
         import onnx
 
         weights: FloatArray = onnx.numpy_helper.to_array(self._tables[name])
@@ -163,12 +179,12 @@ class _PerTokenRewriter:
         """Store a transposed embedding table as a tensor, because a tied head multiplies by it."""
         import onnx
 
-        transposed = self._read_matrix(node.input[0]).T.copy()
+        transposed = self._read_tensor(node.input[0]).T.copy()
         self._tables[node.output[0]] = onnx.numpy_helper.from_array(transposed, node.output[0])
 
     def _quantize_matmul(self, node: onnx.NodeProto) -> None:
         name = node.input[1]
-        weights = self._read_matrix(name)
+        weights = self._read_tensor(name)
         scales = _compute_scales(weights, axis=0)
         self._constant(f"{name}_int8", _round_to_int8(weights, scales))
         self._constant(f"{name}_scales", scales.ravel())
@@ -206,11 +222,26 @@ class _PerTokenRewriter:
         self._node("QuantizeLinear", [shares, _STEP, _SHIFT], f"{value}_int8")
         return _QuantizedRows(f"{value}_int8", _STEP, scales)
 
+    def _quantize_experts(self, node: onnx.NodeProto) -> None:
+        inputs = []
+        for index, name in enumerate(node.input):
+            if index not in EXPERT_WEIGHTS:
+                inputs.append(name)
+                continue
+            blocks = quantize_experts(self._read_tensor(name), 8)
+            for part, array in blocks._asdict().items():
+                inputs.append(f"{name}_{part}")
+                self._constant(inputs[-1], array)
+        self._node(
+            QUANTIZED_EXPERTS, inputs, node.output[0], domain=ORT_DOMAIN, **expert_attributes(8)
+        )
+        self._nodes[-1].attribute.extend(node.attribute)
+
     def _quantize_gather(self, node: onnx.NodeProto) -> None:
         import onnx
 
         name, output = node.input[0], node.output[0]
-        table = self._read_matrix(name)
+        table = self._read_tensor(name)
         scales = _compute_scales(table, axis=1)
         self._constant(f"{name}_words_int8", _round_to_int8(table, scales))
         self._constant(f"{name}_words_scales", scales)

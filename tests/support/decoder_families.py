@@ -19,6 +19,15 @@ SIZES = {
     "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": 1, "pad_token_id": 0,
     "eos_token_id": 7,
 }  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3}
+ROUTED_EXPERTS = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+    "routed_scaling_factor": 1.5,
+}  # fmt: skip
+GRANITE_EXPERTS = {
+    "num_local_experts": 8, "num_experts_per_tok": 3, "embedding_multiplier": 12.0,
+    "attention_multiplier": 0.1, "residual_multiplier": 0.25, "logits_scaling": 4.0,
+}  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": WINDOW},
@@ -47,6 +56,23 @@ OWN: dict[str, dict[str, Any]] = {
     "HunYuanDenseV1ForCausalLM": {"head_dim": 32, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
     "HeliumForCausalLM": {"head_dim": 64},
+    "MixtralForCausalLM": {"num_local_experts": 4, "sliding_window": WINDOW},
+    "Qwen2MoeForCausalLM": EXPERTS | {
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
+    "Qwen3MoeForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "norm_topk_prob": True},
+    "OlmoeForCausalLM": EXPERTS,
+    "FlexOlmoForCausalLM": EXPERTS,
+    "GraniteMoeForCausalLM": GRANITE_EXPERTS,
+    "GraniteMoeSharedForCausalLM": GRANITE_EXPERTS | {"shared_intermediate_size": 64},
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 64, "moe_layer_end_index": 1},
+    "Glm4MoeForCausalLM": ROUTED_EXPERTS | {"use_qk_norm": True, "partial_rotary_factor": 0.5},
+    "Dots1ForCausalLM": ROUTED_EXPERTS | {
+        "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+        "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
 }  # fmt: skip
 
 
@@ -65,5 +91,8 @@ def write_decoder(architecture: str, directory: Path, own: dict[str, Any]) -> An
                 parameter.normal_(std=0.1)
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):  # zero in a new model
+                buffer.normal_(std=0.1)
     model.save_pretrained(directory)
     return model

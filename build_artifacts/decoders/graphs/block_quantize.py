@@ -1,18 +1,30 @@
 """Blockwise quantization of weights to 4 or 8 bits, for the graphs of this package.
 
-MatMuls multiply the integer weights by activations rounded to int8. Large embedding tables take
-most of the file, so they are quantized too, but always to int8. The graph reads only single rows
-of these tables, so 4 bits would hardly save time.
+Large embedding tables take most of the file, so they are quantized too, but always to int8. The
+graph reads only single rows of these tables, so 4 bits would hardly save time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.decoders.block_weights import (
+    BLOCK_SIZE,
+    EXPERT_WEIGHTS,
+    EXPERTS,
+    INT8_ACCURACY_LEVEL,
+    QUANTIZED_EXPERTS,
+    Bits,
+    expert_attributes,
+    has_whole_blocks,
+    quantize_experts,
+    quantize_weight,
+)
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.graph_nodes import ORT_DOMAIN
 from build_artifacts.types import FloatArray
@@ -20,18 +32,7 @@ from build_artifacts.types import FloatArray
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-Bits = Literal[4, 8]
-
-BLOCK_SIZE = 32  # values of a weight column that share a scale
-_INT8_ACCURACY_LEVEL = 4  # ONNX Runtime's `accuracy_level` for int8 MatMuls
 MIN_QUANTIZED_TABLE = 1 << 20  # values; smaller tables, such as position tables, stay float
-
-
-class _QuantizedBlocks(NamedTuple):
-    """Weight [K, N], stored by column in ceil(K / 32) blocks."""
-
-    packed: NDArray[np.uint8]  # [N, blocks, bytes per block]
-    scales: FloatArray  # [N, blocks]
 
 
 def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
@@ -44,6 +45,9 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
 
     model = ir.load(graph)
     for node in list(model.graph):
+        if _has_quantizable_experts(node):
+            _replace_node(model.graph, node, _quantize_experts(node, bits))
+            continue
         weight = _find_constant(node)
         if weight is None:
             continue
@@ -55,6 +59,12 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
         if not value.uses():
             del model.graph.initializers[name]
     ir.save(model, into, external_data=f"{into.name}.data")
+
+
+def _has_quantizable_experts(node: ir.Node) -> bool:
+    return node.op_type == EXPERTS and all(
+        has_whole_blocks(node.inputs[index].shape) for index in EXPERT_WEIGHTS
+    )
 
 
 def _find_constant(node: ir.Node) -> Value | None:
@@ -75,13 +85,13 @@ def _is_large_table(node: ir.Node, table: Value) -> bool:
 
 def _quantize_matmul(node: ir.Node, weight: Value, bits: Bits) -> ir.Node:
     size, columns = weight.shape
-    blocks = _quantize_weight(weight.const_value.numpy(), bits)
+    blocks = quantize_weight(weight.const_value.numpy(), bits)
     attributes = {
         "K": int(size),
         "N": int(columns),
         "bits": bits,
         "block_size": BLOCK_SIZE,
-        "accuracy_level": _INT8_ACCURACY_LEVEL,
+        "accuracy_level": INT8_ACCURACY_LEVEL,
     }
     tensors = _add_tensors(node.graph, weight.name, blocks.packed, blocks.scales)
     return _create_node("MatMulNBits", [node.inputs[0], *tensors], attributes, node)
@@ -89,25 +99,23 @@ def _quantize_matmul(node: ir.Node, weight: Value, bits: Bits) -> ir.Node:
 
 def _quantize_gather(node: ir.Node, table: Value) -> ir.Node:
     rows, width = table.shape
-    blocks = _quantize_weight(table.const_value.numpy().T, 8)
+    blocks = quantize_weight(table.const_value.numpy().T, 8)
     packed = blocks.packed.reshape(rows, width)
     data, scales = _add_tensors(node.graph, table.name, packed, blocks.scales)
     attributes = {"bits": 8, "block_size": BLOCK_SIZE, "gather_axis": 0, "quantize_axis": 1}
     return _create_node("GatherBlockQuantized", [data, node.inputs[1], scales], attributes, node)
 
 
-def _quantize_weight(weight: FloatArray, bits: Bits) -> _QuantizedBlocks:
-    from onnxruntime.quantization.matmul_nbits_quantizer import (
-        DefaultWeightOnlyQuantConfig,
-        DefaultWeightOnlyQuantizer,
-    )
-
-    config = DefaultWeightOnlyQuantConfig(block_size=BLOCK_SIZE, is_symmetric=True, bits=bits)
-    # The nodes omit zero points, because the operators assume symmetric blocks by default.
-    packed, scales, _ = DefaultWeightOnlyQuantizer(config).qbits_block_quant(
-        np.ascontiguousarray(weight)
-    )
-    return _QuantizedBlocks(packed, scales.reshape(packed.shape[:2]))
+def _quantize_experts(node: ir.Node, bits: Bits) -> ir.Node:
+    inputs: list[Value | None] = []
+    for index, value in enumerate(node.inputs):
+        if index not in EXPERT_WEIGHTS:
+            inputs.append(value)
+            continue
+        blocks = quantize_experts(value.const_value.numpy(), bits)
+        inputs += _add_tensors(node.graph, value.name, *blocks)
+    attributes = dict(node.attributes) | expert_attributes(bits)
+    return _create_node(QUANTIZED_EXPERTS, inputs, attributes, node)
 
 
 def _add_tensors(
@@ -132,7 +140,7 @@ def _add_tensors(
 
 
 def _create_node(
-    op_type: str, inputs: list[Value], attributes: dict[str, int], old: ir.Node
+    op_type: str, inputs: Sequence[Value | None], attributes: Mapping[str, Any], old: ir.Node
 ) -> ir.Node:
     import onnx_ir as ir
 

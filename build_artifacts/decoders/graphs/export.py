@@ -20,19 +20,29 @@ from build_artifacts.decoders.graphs.bart import (
 )
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
-from build_artifacts.decoders.graphs.rope_decoder import (
+from build_artifacts.decoders.graphs.rope_variants import (
     ARCEE,
     COHERE,
     COHERE2,
+    DOTS,
+    ERNIE_MOE,
     EXAONE4,
+    FLEX_OLMO,
     GLM,
     GLM4,
+    GLM4_MOE,
     GPT_NEOX,
+    GRANITE_MOE,
     HELIUM,
     HUNYUAN,
+    HUNYUAN_MOE,
     LLAMA,
+    MIXTRAL,
     OLMO2,
+    OLMOE,
+    QWEN2_MOE,
     QWEN3,
+    QWEN3_MOE,
     SMOLLM3,
     STABLELM,
     STARCODER2,
@@ -61,6 +71,17 @@ DECODERS: Mapping[str, GraphFamily] = {
     "hunyuan_v1_dense": HUNYUAN,
     "arcee": ARCEE,
     "helium": HELIUM,
+    "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN2_MOE,
+    "qwen3_moe": QWEN3_MOE,
+    "olmoe": OLMOE,
+    "flex_olmo": FLEX_OLMO,
+    "granitemoe": GRANITE_MOE,
+    "granitemoeshared": GRANITE_MOE,
+    "ernie4_5_moe": ERNIE_MOE,
+    "glm4_moe": GLM4_MOE,
+    "dots1": DOTS,
+    "hunyuan_v1_moe": HUNYUAN_MOE,
 }
 ENCODER_DECODERS: Mapping[str, GraphFamily] = {
     "bart": BART,

@@ -6,7 +6,7 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +17,7 @@ from build_artifacts.checkpoints.architectures import (
     read_max_positions,
     read_windows,
 )
+from build_artifacts.decoders.graphs.experts import ExpertLayer, Routing
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
     HeadShape,
@@ -52,12 +53,29 @@ ConfigFlag = Callable[[TransformersConfig], bool]
 LayerFlag = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
 
 
-def _never(_: TransformersConfig) -> bool:
+ConfigFactor = Callable[[TransformersConfig], float]
+
+
+def never(_: TransformersConfig) -> bool:
     return False
+
+
+def always(_: TransformersConfig) -> bool:
+    return True
 
 
 def _everywhere(_: TransformersConfig, __: int) -> bool:
     return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factors:
+    """Factors that the config of a variant has, None without a factor."""
+
+    embeddings: ConfigFactor | None = None
+    scores: ConfigFactor | None = None  # of the attention; None: 1 / sqrt(head size)
+    layers: ConfigFactor | None = None  # of what attention and MLP add to their input
+    logits: ConfigFactor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,14 +87,16 @@ class RopeDecoder:
     norms: LayerNorms = LayerNorms()
     # Norms of queries and keys, over all heads or over each of them.
     query_norm: Literal["all heads", "each head"] | None = None
+    has_query_norm: ConfigFlag = always  # whether a model of the variant has these norms
     rope_before_norm: bool = False  # whether RoPE comes before these norms, instead of after them
     # Whether attention and MLP both read the input of the layer. Otherwise the MLP reads the result
     # of the attention.
-    parallel: ConfigFlag = _never
+    parallel: ConfigFlag = never
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = _everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
-    scales_logits: bool = False  # whether the config has a factor of the logits
+    factors: Factors = Factors()
+    routing: Routing | None = None  # of mixtures of experts; None: layers have an MLP each
     base: str = "model."
     renames: Renames = ()
     fused: Callable[[TransformersConfig], FusedModule] | None = None
@@ -115,16 +135,19 @@ class _DecoderBuilder:
         self._windows = read_windows(config)
         self._rope_by_kind: dict[str | None, LayerRope] = {}  # by kind of layer
         self._is_parallel = variant.parallel(config)
+        self._query_norm = variant.query_norm if variant.has_query_norm(config) else None
         heads = config.num_attention_heads
         self._shape = HeadShape(
             heads,
             getattr(config, "head_dim", None) or config.hidden_size // heads,
+            scale=None if variant.factors.scores is None else variant.factors.scores(config),
             shared_heads=getattr(config, "num_key_value_heads", None) or heads,
         )
 
     def build(self) -> ModelGraphs:
-        graph, config = self._graph, self._config
+        graph, config, factors = self._graph, self._config, self._variant.factors
         hidden = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
+        hidden = self._scale(hidden, factors.embeddings)
         for layer in range(config.num_hidden_layers):
             hidden = self._layer(layer, hidden)
         states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
@@ -132,8 +155,7 @@ class _DecoderBuilder:
         logits, vocabulary = graph.head(
             states, heads[::-1] if config.tie_word_embeddings else heads
         )
-        if self._variant.scales_logits:
-            logits = graph.op("Mul", logits, graph.constant(float(config.logit_scale)))
+        logits = self._scale(logits, factors.logits)
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(
             decoder=graph,
@@ -144,16 +166,18 @@ class _DecoderBuilder:
 
     def _layer(self, number: int, hidden: Value) -> Value:
         graph, norms, layer = self._graph, self._variant.norms, f"layers.{number}"
+        factor = self._variant.factors.layers
         source = self._optional_norm(hidden, layer, norms.before_attention)
         attended = self._attention(number, source)
         attended = self._optional_norm(attended, layer, norms.after_attention)
-        summed = graph.op("Add", hidden, attended)
+        summed = graph.op("Add", hidden, self._scale(attended, factor))
         if not self._is_parallel:
             source = self._optional_norm(summed, layer, norms.before_mlp)
         elif norms.before_mlp != norms.before_attention:
             source = self._optional_norm(hidden, layer, norms.before_mlp)
-        computed = self._optional_norm(self._mlp(f"{layer}.mlp", source), layer, norms.after_mlp)
-        return graph.op("Add", summed, computed)
+        computed = self._mlp_or_experts(number, source)
+        computed = self._optional_norm(computed, layer, norms.after_mlp)
+        return graph.op("Add", summed, self._scale(computed, factor))
 
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, shape = self._graph, self._variant, self._shape
@@ -162,7 +186,7 @@ class _DecoderBuilder:
         outside, inside = None, rope  # what precedes the attention node, and what it applies itself
         if rope and (variant.rope_before_norm or not rope.fits_attention(shape)):
             outside, inside = rope, None
-        if variant.query_norm is None and outside is None:
+        if self._query_norm is None and outside is None:
             parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
         else:
             query, key, value = (graph.linear(hidden, [module]) for module in modules)
@@ -183,7 +207,7 @@ class _DecoderBuilder:
         """
         if rope is not None and self._variant.rope_before_norm:
             value = self._inputs.apply_rope(value, rope, heads)
-        if self._variant.query_norm is not None:
+        if self._query_norm is not None:
             value = self._norm_heads(value, norm, heads)
         if rope is not None and not self._variant.rope_before_norm:
             value = self._inputs.apply_rope(value, rope, heads)
@@ -191,7 +215,7 @@ class _DecoderBuilder:
 
     def _norm_heads(self, value: Value, module: str, heads: int) -> Value:
         """Norm queries or keys, [B, T, heads x size]."""
-        if self._variant.query_norm == "all heads":
+        if self._query_norm == "all heads":
             return self._norm(value, module)
         graph = self._graph
         apart = graph.op("Reshape", value, graph.constant([0, 0, heads, self._shape.size]))
@@ -214,6 +238,21 @@ class _DecoderBuilder:
             )
         return self._rope_by_kind[kind]
 
+    def _mlp_or_experts(self, number: int, hidden: Value) -> Value:
+        """Apply the MLP of a layer, or its mixture of experts if the checkpoint has a router."""
+        graph, name, routing = self._graph, f"layers.{number}.mlp", self._variant.routing
+        if routing is None or f"{name}.gate.weight" not in graph.weights:
+            return self._mlp(name, hidden)
+        layer = ExpertLayer(graph, self._config, routing, name, number)
+        computed, shared = layer.apply(hidden), f"{name}.shared_expert"
+        if f"{shared}.up_proj.weight" not in graph.weights:
+            return computed
+        added = self._mlp(shared, hidden)
+        if f"{shared}_gate.weight" in graph.weights:
+            share = graph.op("Sigmoid", graph.linear(hidden, [f"{shared}_gate"]))
+            added = graph.op("Mul", added, share)
+        return graph.op("Add", computed, added)
+
     def _mlp(self, name: str, hidden: Value) -> Value:
         graph, activation = self._graph, self._config.hidden_act
         if not self._variant.gated:
@@ -223,6 +262,11 @@ class _DecoderBuilder:
             inner = graph.op("Mul", gate, graph.linear(hidden, [f"{name}.up_proj"]))
         return graph.linear(inner, [f"{name}.down_proj"])
 
+    def _scale(self, value: Value, factor: ConfigFactor | None) -> Value:
+        if factor is None:
+            return value
+        return self._graph.op("Mul", value, self._graph.constant(float(factor(self._config))))
+
     def _optional_norm(self, value: Value, layer: str, module: str | None) -> Value:
         return value if module is None else self._norm(value, f"{layer}.{module}")
 
@@ -231,89 +275,3 @@ class _DecoderBuilder:
         if self._variant.norm == "layer":
             return self._graph.layer_norm(value, module, epsilon)
         return self._graph.rms_norm(value, self._graph.stored(f"{module}.weight"), epsilon)
-
-
-def _has_parallel_layers(config: TransformersConfig) -> bool:
-    return bool(config.use_parallel_residual)
-
-
-def _always(_: TransformersConfig) -> bool:
-    return True
-
-
-def _has_window(config: TransformersConfig, layer: int) -> bool:
-    return read_windows(config)[layer] is not None
-
-
-def _is_listed(config: TransformersConfig, layer: int) -> bool:
-    return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
-
-
-def _has_window_if_any(config: TransformersConfig, layer: int) -> bool:
-    return config.sliding_window is None or _has_window(config, layer)
-
-
-def _neox_heads(config: TransformersConfig) -> FusedModule:
-    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    return FusedModule("attention.query_key_value", parts, groups=config.num_attention_heads)
-
-
-def _glm_gate(_: TransformersConfig) -> FusedModule:
-    return FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
-
-
-LLAMA = RopeDecoder()
-QWEN3 = RopeDecoder(query_norm="each head")
-SMOLLM3 = RopeDecoder(has_rope=_is_listed)
-ARCEE = RopeDecoder(gated=False)
-HELIUM = RopeDecoder(interleaved=True)
-HUNYUAN = RopeDecoder(
-    query_norm="each head",
-    rope_before_norm=True,
-    renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
-)
-OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
-EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
-COHERE = RopeDecoder(
-    norm="layer",
-    epsilon="layer_norm_eps",
-    norms=SHARED_NORM,
-    parallel=_always,
-    interleaved=True,
-    scales_logits=True,
-    unsupported=("use_qk_norm",),
-)
-COHERE2 = replace(COHERE, has_rope=_has_window, unsupported=())
-STABLELM = RopeDecoder(
-    norm="layer",
-    epsilon="layer_norm_eps",
-    unsupported=("qk_layernorm", "use_parallel_residual"),
-)
-STARCODER2 = RopeDecoder(
-    norm="layer",
-    epsilon="norm_epsilon",
-    gated=False,
-    renames=(("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
-)
-GPT_NEOX = RopeDecoder(
-    norm="layer",
-    epsilon="layer_norm_eps",
-    parallel=_has_parallel_layers,
-    gated=False,
-    base="gpt_neox.",
-    renames=(
-        ("embed_in", "embed_tokens"),
-        ("embed_out", "lm_head"),
-        ("final_layer_norm", "norm"),
-        ("attention.dense", "self_attn.o_proj"),
-        ("mlp.dense_h_to_4h", "mlp.up_proj"),
-        ("mlp.dense_4h_to_h", "mlp.down_proj"),
-    ),
-    fused=_neox_heads,
-)
-GLM = RopeDecoder(interleaved=True, fused=_glm_gate)
-GLM4 = RopeDecoder(
-    norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
-    interleaved=True,
-    fused=_glm_gate,
-)

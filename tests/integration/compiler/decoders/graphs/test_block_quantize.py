@@ -9,8 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
+from build_artifacts.decoders.block_weights import Bits
 from build_artifacts.decoders.graphs import block_quantize
-from build_artifacts.decoders.graphs.block_quantize import Bits, quantize_blocks
+from build_artifacts.decoders.graphs.block_quantize import quantize_blocks
 from build_artifacts.decoders.graphs.export import ExportedModel
 from tests.integration.compiler.decoders.graphs.conftest import ExportModel
 from tests.support.slot_driver import SlotDriver

@@ -1,0 +1,200 @@
+"""Mixtures of experts: the router of a layer, and the operator that applies its experts.
+
+Modules have the names of Qwen's in transformers: `gate` is the router, `experts` are the MLPs of
+which it selects a few per token, and `shared_expert` is an MLP for all tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.graph import GraphWriter
+from build_artifacts.decoders.graphs.operators import Value
+from build_artifacts.decoders.graphs.weights import CheckpointWeights
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.graph_nodes import ORT_DOMAIN
+from build_artifacts.types import FloatArray
+
+_NOT_SELECTED = -1e30  # router logit of an expert that is not selected
+_GATED_SILU = {
+    "activation_type": "swiglu",
+    "swiglu_fusion": 1,  # rows of gate and up projection alternate, as the CPU kernel requires
+    "activation_alpha": 1.0,
+    "activation_beta": 0.0,
+}
+
+
+def _always(_: TransformersConfig) -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How a router selects and weights experts."""
+
+    # Whether the weights of the selected experts are scaled to a sum of 1.
+    normalized: Callable[[TransformersConfig], bool] = _always
+    # Function of the logits, to whose results a stored bias is added for the selection, but not for
+    # the weights. None: softmax without a bias.
+    corrected: Literal["Softmax", "Sigmoid"] | None = None
+    factor: str | None = None  # config field with a factor of the experts' output
+
+
+class ExpertLayer(NamedTuple):
+    """Experts of one layer of a checkpoint."""
+
+    graph: GraphWriter
+    config: TransformersConfig
+    routing: Routing
+    name: str  # name of the module with router and experts
+    number: int  # index of the layer
+
+    def apply(self, hidden: Value) -> Value:
+        """Apply the selected experts to each token: [B, T, D] -> [B, T, D].
+
+        Raises UnsupportedModel for an unsupported activation or routing, or a missing tensor.
+        """
+        self._check()
+        graph, gate = self.graph, f"{self.name}.gate"
+        weights = _ExpertWeights(graph.weights, f"{self.name}.experts")
+        rows = graph.op("Reshape", hidden, graph.constant([-1, weights.outer_shape[1]]))
+        # The router is a Gemm, because quantizers replace MatMuls only: a small error of a logit
+        # would select another expert.
+        logits = graph.op("Gemm", rows, graph.stored(f"{gate}.weight"), name=gate, transB=1)
+        logits, factor = self._route(logits)
+        computed = graph.op(
+            "MoE",
+            rows,
+            logits,
+            graph.weight(f"{weights.name}.gate_up", weights.inner_shape, weights.read_inner),
+            None,
+            graph.weight(f"{weights.name}.down", weights.outer_shape, weights.read_outer),
+            name=weights.name,
+            domain=ORT_DOMAIN,
+            k=self._selected,
+            normalize_routing_weights=1,  # MoE computes wrong values without it, QMoE ignores it
+            **_GATED_SILU,
+        )
+        if factor is not None:
+            computed = graph.op("Mul", computed, factor)
+        return graph.op("Reshape", computed, graph.op("Shape", hidden))
+
+    @property
+    def _selected(self) -> int:
+        """Number of experts per token."""
+        selected: int | list[int] = self.config.num_experts_per_tok  # some configs list the layers
+        return selected if isinstance(selected, int) else selected[self.number]
+
+    def _route(self, logits: Value) -> tuple[Value, Value | None]:
+        """Return logits for the operator, [tokens, experts], and the factor of its output, if any.
+
+        The operator selects the experts with the largest logits. Their weights are the softmax of
+        these logits.
+        """
+        graph, routing = self.graph, self.routing
+        if routing.corrected is not None:
+            logits = self._correct(graph.op(routing.corrected, logits))
+        if not routing.normalized(self.config):
+            best = self._find_largest(graph.op("Softmax", logits))
+            return logits, graph.op("ReduceSum", best, graph.constant([-1]), keepdims=1)
+        if routing.factor is not None:
+            return logits, graph.constant(float(getattr(self.config, routing.factor)))
+        return logits, None
+
+    def _correct(self, scores: Value) -> Value:
+        """Select by corrected scores; return logits for the plain scores, [tokens, experts].
+
+        The softmax of logarithms is the scores divided by their sum.
+        """
+        graph = self.graph
+        bias = graph.stored(f"{self.name}.gate.e_score_correction_bias")
+        corrected = graph.op("Add", scores, bias)
+        best = self._find_largest(corrected)
+        least = graph.op("ReduceMin", best, graph.constant([-1]), keepdims=1)
+        is_selected = graph.op("GreaterOrEqual", corrected, least)
+        logits = graph.op("Log", scores)
+        return graph.op("Where", is_selected, logits, graph.constant(_NOT_SELECTED))
+
+    def _find_largest(self, scores: Value) -> Value:
+        """Return as many of the largest scores as experts are selected: [tokens, selected]."""
+        largest, _ = self.graph.multi_output_op(
+            "TopK", 2, scores, self.graph.constant([self._selected])
+        )
+        return largest
+
+    def _check(self) -> None:
+        config, model_type = self.config, self.config.model_type
+        if config.hidden_act not in ("silu", "swish"):
+            raise UnsupportedModel(
+                f"experts with the activation `{config.hidden_act}` are not supported",
+                hint="ONNX Runtime's operator for experts supports `silu`",
+            )
+        if getattr(config, "n_group", None) not in (None, 1):
+            raise UnsupportedModel(
+                f"`n_group` of the architecture `{model_type}` is {config.n_group}; the "
+                "selection of experts in groups is not supported",
+                hint="use a model of this architecture with one group",
+            )
+        if self.routing.corrected and not self.routing.normalized(config):
+            raise UnsupportedModel(
+                f"`norm_topk_prob` of the architecture `{model_type}` is false, which is not "
+                "supported together with a correction of the scores",
+                hint="use a model of this architecture with `norm_topk_prob`",
+            )
+
+
+class _ExpertWeights:
+    """Weights of the experts of one layer, as ONNX Runtime's operator stores them.
+
+    A checkpoint has a tensor per projection of an expert, or all experts in two tensors.
+    """
+
+    def __init__(self, weights: CheckpointWeights, name: str) -> None:
+        self.name = name
+        self._weights = weights
+        self._count = 0
+        while self._name("down_proj", self._count) in weights:
+            self._count += 1
+
+    @property
+    def inner_shape(self) -> tuple[int, int, int]:
+        """Shape of gate and up projections: experts, 2 x inner size, outer size."""
+        experts, outer, inner = self.outer_shape
+        return experts, 2 * inner, outer
+
+    @property
+    def outer_shape(self) -> tuple[int, int, int]:
+        """Shape of the down projections: experts, outer size, inner size."""
+        if not self._count:
+            experts, outer, inner = self._weights.shape(f"{self.name}.down_proj")
+            return experts, outer, inner
+        outer, inner = self._weights.shape(self._name("down_proj", 0))
+        return self._count, outer, inner
+
+    def read_inner(self) -> FloatArray:
+        """Return gate and up projections, whose rows alternate."""
+        experts, rows, outer = self.inner_shape
+        if not self._count:
+            halves = self._weights.read(f"{self.name}.gate_up_proj")
+            pairs = halves.reshape(experts, 2, rows // 2, outer).swapaxes(1, 2)
+            return pairs.reshape(experts, rows, outer)
+        joined = np.empty((experts, rows // 2, 2, outer), np.float32)
+        for index in range(experts):
+            for place, part in enumerate(("gate_proj", "up_proj")):
+                joined[index, :, place] = self._weights.read(self._name(part, index))
+        return joined.reshape(experts, rows, outer)
+
+    def read_outer(self) -> FloatArray:
+        if not self._count:
+            return self._weights.read(f"{self.name}.down_proj")
+        return np.stack(
+            [self._weights.read(self._name("down_proj", index)) for index in range(self._count)]
+        )
+
+    def _name(self, part: str, index: int) -> str:
+        return f"{self.name}.{index}.{part}.weight"

@@ -1,0 +1,160 @@
+"""Variants of decoders with RoPE, by model family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from build_artifacts.checkpoints.architectures import TransformersConfig, read_windows
+from build_artifacts.decoders.graphs.experts import Routing
+from build_artifacts.decoders.graphs.rope_decoder import (
+    POST_NORMS,
+    SHARED_NORM,
+    Factors,
+    LayerNorms,
+    RopeDecoder,
+    always,
+)
+from build_artifacts.decoders.graphs.weights import FusedModule
+
+
+def _normalizes_experts(config: TransformersConfig) -> bool:
+    return bool(config.norm_topk_prob)
+
+
+def _has_parallel_layers(config: TransformersConfig) -> bool:
+    return bool(config.use_parallel_residual)
+
+
+def _has_window(config: TransformersConfig, layer: int) -> bool:
+    return read_windows(config)[layer] is not None
+
+
+def _is_listed(config: TransformersConfig, layer: int) -> bool:
+    return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
+
+
+def _has_window_if_any(config: TransformersConfig, layer: int) -> bool:
+    return config.sliding_window is None or _has_window(config, layer)
+
+
+def _neox_heads(config: TransformersConfig) -> FusedModule:
+    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    return FusedModule("attention.query_key_value", parts, groups=config.num_attention_heads)
+
+
+def _glm_gate(_: TransformersConfig) -> FusedModule:
+    return FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
+
+
+def _shared_gate(_: TransformersConfig) -> FusedModule:
+    gate, up = "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"
+    return FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))
+
+
+def _has_query_norm(config: TransformersConfig) -> bool:
+    return bool(config.use_qk_norm)
+
+
+LLAMA = RopeDecoder()
+QWEN3 = RopeDecoder(query_norm="each head")
+SMOLLM3 = RopeDecoder(has_rope=_is_listed)
+ARCEE = RopeDecoder(gated=False)
+HELIUM = RopeDecoder(interleaved=True)
+HUNYUAN = RopeDecoder(
+    query_norm="each head",
+    rope_before_norm=True,
+    renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
+)
+OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
+EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
+COHERE = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    norms=SHARED_NORM,
+    parallel=always,
+    interleaved=True,
+    factors=Factors(logits=lambda config: config.logit_scale),
+    unsupported=("use_qk_norm",),
+)
+COHERE2 = replace(COHERE, has_rope=_has_window, unsupported=())
+STABLELM = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    unsupported=("qk_layernorm", "use_parallel_residual"),
+)
+STARCODER2 = RopeDecoder(
+    norm="layer",
+    epsilon="norm_epsilon",
+    gated=False,
+    renames=(("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
+)
+GPT_NEOX = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    parallel=_has_parallel_layers,
+    gated=False,
+    base="gpt_neox.",
+    renames=(
+        ("embed_in", "embed_tokens"),
+        ("embed_out", "lm_head"),
+        ("final_layer_norm", "norm"),
+        ("attention.dense", "self_attn.o_proj"),
+        ("mlp.dense_h_to_4h", "mlp.up_proj"),
+        ("mlp.dense_4h_to_h", "mlp.down_proj"),
+    ),
+    fused=_neox_heads,
+)
+GLM = RopeDecoder(interleaved=True, fused=_glm_gate)
+GLM4 = RopeDecoder(
+    norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
+    interleaved=True,
+    fused=_glm_gate,
+)
+
+SHARED_EXPERTS = ("shared_experts", "shared_expert")
+_PROBABILITIES = Routing(normalized=_normalizes_experts)
+_SIGMOIDS = Routing(
+    normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
+)
+MIXTRAL = RopeDecoder(
+    routing=Routing(),
+    renames=(
+        ("block_sparse_moe", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
+)
+QWEN2_MOE = RopeDecoder(routing=_PROBABILITIES)
+QWEN3_MOE = replace(QWEN3, routing=_PROBABILITIES)
+OLMOE = RopeDecoder(query_norm="all heads", routing=_PROBABILITIES, unsupported=("clip_qkv",))
+FLEX_OLMO = replace(OLMO2, routing=_PROBABILITIES)
+GRANITE_MOE = RopeDecoder(
+    routing=Routing(),
+    factors=Factors(
+        embeddings=lambda config: config.embedding_multiplier,
+        scores=lambda config: config.attention_multiplier,
+        layers=lambda config: config.residual_multiplier,
+        logits=lambda config: 1 / config.logits_scaling,
+    ),
+    renames=(
+        ("block_sparse_moe.input_linear.weight", "mlp.experts.gate_up_proj"),
+        ("block_sparse_moe.output_linear.weight", "mlp.experts.down_proj"),
+        ("block_sparse_moe.router.layer", "mlp.gate"),
+        ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),
+        ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
+    ),
+    fused=_shared_gate,
+)
+ERNIE_MOE = RopeDecoder(
+    interleaved=True,
+    routing=Routing(corrected="Softmax"),
+    renames=(SHARED_EXPERTS, ("moe_statics", "gate")),
+)
+DOTS = replace(QWEN3, routing=_SIGMOIDS, renames=(SHARED_EXPERTS,))
+GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
+HUNYUAN_MOE = replace(
+    HUNYUAN,
+    routing=Routing(),
+    renames=(*HUNYUAN.renames, ("shared_mlp", "shared_expert"), ("gate.wg", "gate")),
+)

@@ -1,0 +1,151 @@
+"""Decoders with mixtures of experts: forms of the weights, quantization, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from numpy.linalg import norm
+from safetensors.numpy import load_file, save_file
+
+from build_artifacts.decoders.torch_export import export_program
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.presets import DECODER_FP16, DECODER_INT4, DECODER_INT8_BLOCKS
+from build_artifacts.recipes import DECODER_FP32
+from build_artifacts.types import FloatArray
+from deployments.engines.decoder import DecoderSpec
+from tests.integration.compiler.decoders.test_families import (
+    check_export,
+    check_logits,
+    compute_logits,
+    export_graph,
+    quantize,
+    run_graph,
+)
+from tests.integration.compiler.decoders.test_torch_export import check, logits_of
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.decoder_families import OWN, write_decoder
+from tests.support.decoder_programs import PROGRAM, whole_spec
+
+
+def mean_cosine(found: FloatArray, expected: FloatArray) -> float:
+    norms = norm(found, axis=1) * norm(expected, axis=1)
+    return float(((found * expected).sum(axis=1) / norms).mean())
+
+
+def count_operators(spec: DecoderSpec) -> Counter[str]:
+    nodes = onnx.load(spec.path, load_external_data=False).graph.node
+    return Counter(node.op_type for node in nodes)
+
+
+@pytest.mark.slow
+def test_weights_of_all_experts_may_share_tensors(tmp_path: Path) -> None:
+    """transformers keeps them so in memory, and some checkpoints store them so."""
+    model = write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
+    path = tmp_path / "checkpoint" / "model.safetensors"
+    stored = {name: array for name, array in load_file(path).items() if ".experts." not in name}
+    joined = {n: t.numpy() for n, t in model.state_dict().items() if ".experts." in n}
+    assert len(joined) == 4
+    save_file(stored | joined, path)
+    ids, expected = compute_logits(model)
+    check_logits(run_graph(export_graph(tmp_path, DECODER_FP32), ids), expected, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoeShared", "Dots1"])
+def test_experts_are_quantized_and_routers_stay_float(family: str, tmp_path: Path) -> None:
+    model = write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family))
+    ids, expected = compute_logits(model)
+    graph = export_graph(tmp_path, DECODER_FP32)
+    float_experts = count_operators(graph)["MoE"]
+    assert float_experts == (1 if family in ("Qwen2Moe", "Dots1") else 2)
+    int8 = quantize(graph, tmp_path)
+    check_quantized(int8, float_experts)
+    assert mean_cosine(run_graph(int8, ids), expected) > 0.97
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", [DECODER_INT8_BLOCKS, DECODER_INT4])
+def test_experts_are_quantized_in_blocks(recipe: Any, tmp_path: Path) -> None:
+    model = write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
+    ids, expected = compute_logits(model)
+    spec = export_graph(tmp_path, recipe)
+    check_quantized(spec, 2)
+    least, most = (0.99, 1) if recipe is DECODER_INT8_BLOCKS else (0.8, 0.99)
+    assert least < mean_cosine(run_graph(spec, ids), expected) < most
+
+
+def check_quantized(spec: DecoderSpec, experts: int) -> None:
+    kinds = count_operators(spec)
+    assert kinds["QMoE"] == kinds["Gemm"] == experts
+    assert kinds["MoE"] == 0
+
+
+@pytest.mark.slow
+def test_experts_of_partial_blocks_stay_float(tmp_path: Path) -> None:
+    changed = own("Qwen3Moe") | {"moe_intermediate_size": 48}
+    model = write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", changed)
+    ids, expected = compute_logits(model)
+    graph = export_graph(tmp_path, DECODER_FP32)
+    for spec in (quantize(graph, tmp_path), export_again(tmp_path)):
+        kinds = count_operators(spec)
+        assert (kinds["MoE"], kinds["QMoE"], kinds["MatMul"]) == (2, 0, 0)
+        assert mean_cosine(run_graph(spec, ids), expected) > 0.98
+
+
+def export_again(directory: Path) -> DecoderSpec:
+    (directory / "graph").rename(directory / "float graph")
+    return export_graph(directory, DECODER_INT8_BLOCKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["Qwen2Moe", "Qwen3Moe", "Olmoe"])
+def test_probabilities_of_experts_are_scaled_or_not(family: str, tmp_path: Path) -> None:
+    other = not own(family).get("norm_topk_prob", False)
+    check_export(tmp_path, f"{family}ForCausalLM", own(family) | {"norm_topk_prob": other})
+
+
+@pytest.mark.slow
+def test_glm_may_have_no_query_norm(tmp_path: Path) -> None:
+    check_export(tmp_path, "Glm4MoeForCausalLM", own("Glm4Moe") | {"use_qk_norm": False})
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("Qwen3Moe", {"hidden_act": "gelu"}, "the activation `gelu`"),
+        ("Olmoe", {"clip_qkv": 8.0}, "`clip_qkv` of the architecture `olmoe`"),
+        ("Glm4Moe", {"n_group": 2, "topk_group": 1}, "`n_group` .* is 2"),
+        ("Glm4Moe", {"norm_topk_prob": False}, "`norm_topk_prob` .* is false"),
+    ],
+)
+def test_unsupported_experts_are_rejected_by_name(
+    family: str, changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family) | changes)
+    with pytest.raises(UnsupportedModel, match=reason):
+        export_graph(tmp_path, DECODER_FP32)
+
+
+def test_experts_have_no_gpu_graph_and_no_torch_program(tmp_path: Path) -> None:
+    source = tmp_path / "checkpoint"
+    write_decoder("Qwen3MoeForCausalLM", source, own("Qwen3Moe"))
+    with pytest.raises(UnsupportedModel, match="compute in fp32"):
+        export_graph(tmp_path, DECODER_FP16)
+    with pytest.raises(UnsupportedModel, match="mixtures of experts"):
+        export_program(source, read_checkpoint_metadata(source), PROGRAM, tmp_path / "p")
+
+
+@pytest.mark.slow
+def test_experts_run_in_transformers(tmp_path: Path) -> None:
+    """The way to a GPU for flash attention and bitsandbytes."""
+    write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
+    spec = whole_spec(tmp_path / "checkpoint", tmp_path / "whole")
+    check(spec, logits_of(tmp_path / "checkpoint"))
+
+
+def own(family: str) -> dict[str, Any]:
+    return OWN[f"{family}ForCausalLM"]
