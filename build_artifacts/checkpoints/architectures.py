@@ -35,6 +35,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 
 # Model types whose layers all have the sliding window. Their configs have no `layer_types`.
 WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe")
+MXFP4 = "mxfp4"  # name of the format in configs
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
 # Errors that transformers raises for an unknown config or for values of wrong types.
@@ -74,9 +75,19 @@ def parse_task_class(name: str) -> TaskName | None:
     return next((t for ending, t in _TASKS_BY_CLASS.items() if name.endswith(ending)), None)
 
 
+def has_mxfp4_weights(weights: Path) -> bool:
+    """Return whether the checkpoint has weights in MXFP4, as those of GPT-OSS."""
+    quantization = read_field(weights / CONFIG_NAME, "quantization_config", dict) or {}
+    return quantization.get("quant_method") == MXFP4
+
+
 def check_unquantized(config: TransformersConfig) -> None:
-    """Raise UnsupportedModel if the weights are quantized."""
-    if getattr(config, "quantization_config", None):
+    """Raise UnsupportedModel if the weights are quantized, except GPT-OSS's.
+
+    GPT-OSS has no other weights, and each value of MXFP4 is one of bf16, too.
+    """
+    quantization = getattr(config, "quantization_config", None)
+    if quantization and (config.model_type != "gpt_oss" or quantization["quant_method"] != MXFP4):
         raise UnsupportedModel(
             "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
             hint="build from the unquantized checkpoint",

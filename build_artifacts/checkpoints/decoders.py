@@ -46,6 +46,7 @@ GRAPH_BUILDERS = (
     "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
     "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
     "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM",
+    "GptOssForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from build_artifacts.checkpoints.architectures import has_mxfp4_weights
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
@@ -54,6 +55,8 @@ def load_model(
     import transformers
 
     how = {}
+    if has_mxfp4_weights(weights):
+        how = {"quantization_config": transformers.Mxfp4Config(dequantize=True)}
     if quantization is not None:  # without a device map, transformers would occupy GPU memory
         how = {"quantization_config": quantization, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])

@@ -55,8 +55,10 @@ class ReferenceRope:
 def _drop_repeats(table: FloatArray) -> FloatArray:
     """Return one value per pair of channels: [P, D] -> [P, D/2].
 
-    transformers repeats the values for the second half of a head, or for the next channel.
+    Most models repeat the values for the second half of a head, or for the next channel.
     """
     half = table.shape[-1] // 2
-    first = table[:, :half]
-    return first if np.array_equal(first, table[:, half:]) else table[:, ::2]
+    for once, again in ((table[:, :half], table[:, half:]), (table[:, ::2], table[:, 1::2])):
+        if np.array_equal(once, again):
+            return once
+    return table

@@ -70,6 +70,11 @@ OWN: dict[str, dict[str, Any]] = {
     "Dots1ForCausalLM": ROUTED_EXPERTS | {
         "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
         "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]},
+    "GptOssForCausalLM": {
+        "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32, "intermediate_size": 64,
+        "swiglu_limit": 1.5, "sliding_window": WINDOW, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": WINDOW}},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},

@@ -10,23 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.expert_weights import find_experts
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.operators import Value
-from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.graph_nodes import ORT_DOMAIN
-from build_artifacts.types import FloatArray
 
 _NOT_SELECTED = -1e30  # router logit of an expert that is not selected
-_GATED_SILU = {
-    "activation_type": "swiglu",
-    "swiglu_fusion": 1,  # rows of gate and up projection alternate, as the CPU kernel requires
-    "activation_alpha": 1.0,
-    "activation_beta": 0.0,
-}
 
 
 def _always(_: TransformersConfig) -> bool:
@@ -34,8 +25,8 @@ def _always(_: TransformersConfig) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Routing:
-    """How a router selects and weights experts."""
+class Experts:
+    """Mixture of experts of a family: the selection of experts, their form and their storage."""
 
     # Whether the weights of the selected experts are scaled to a sum of 1.
     normalized: Callable[[TransformersConfig], bool] = _always
@@ -43,6 +34,9 @@ class Routing:
     # the weights. None: softmax without a bias.
     corrected: Literal["Softmax", "Sigmoid"] | None = None
     factor: str | None = None  # config field with a factor of the experts' output
+    # Whether gate and up projection are clamped and the latter is raised by 1, as in GPT-OSS.
+    clamped: bool = False
+    transposed: bool = False  # whether tensors with the weights of all experts are [.., in, out]
 
 
 class ExpertLayer(NamedTuple):
@@ -50,7 +44,7 @@ class ExpertLayer(NamedTuple):
 
     graph: GraphWriter
     config: TransformersConfig
-    routing: Routing
+    experts: Experts
     name: str  # name of the module with router and experts
     number: int  # index of the layer
 
@@ -61,24 +55,29 @@ class ExpertLayer(NamedTuple):
         """
         self._check()
         graph, gate = self.graph, f"{self.name}.gate"
-        weights = _ExpertWeights(graph.weights, f"{self.name}.experts")
+        transposed = self.experts.transposed
+        weights = find_experts(graph.weights, f"{self.name}.experts", transposed=transposed)
         rows = graph.op("Reshape", hidden, graph.constant([-1, weights.outer_shape[1]]))
         # The router is a Gemm, because quantizers replace MatMuls only: a small error of a logit
         # would select another expert.
-        logits = graph.op("Gemm", rows, graph.stored(f"{gate}.weight"), name=gate, transB=1)
+        router = [graph.stored(f"{gate}.weight"), self._optional(f"{gate}.bias")]
+        logits = graph.op("Gemm", rows, *router, name=gate, transB=1)
         logits, factor = self._route(logits)
         computed = graph.op(
             "MoE",
             rows,
             logits,
             graph.weight(f"{weights.name}.gate_up", weights.inner_shape, weights.read_inner),
-            None,
+            self._optional(f"{weights.name}.gate_up_proj_bias"),
             graph.weight(f"{weights.name}.down", weights.outer_shape, weights.read_outer),
+            self._optional(f"{weights.name}.down_proj_bias"),
             name=weights.name,
             domain=ORT_DOMAIN,
             k=self._selected,
             normalize_routing_weights=1,  # MoE computes wrong values without it, QMoE ignores it
-            **_GATED_SILU,
+            activation_type="swiglu",
+            swiglu_fusion=1,  # rows of gate and up projection alternate
+            **self._activation,
         )
         if factor is not None:
             computed = graph.op("Mul", computed, factor)
@@ -90,20 +89,35 @@ class ExpertLayer(NamedTuple):
         selected: int | list[int] = self.config.num_experts_per_tok  # some configs list the layers
         return selected if isinstance(selected, int) else selected[self.number]
 
+    @property
+    def _activation(self) -> dict[str, float]:
+        """Attributes of silu(gate) x up, or of GPT-OSS's variant of it."""
+        if not self.experts.clamped:
+            return {"activation_alpha": 1.0, "activation_beta": 0.0}
+        return {
+            "activation_alpha": self.config.swiglu_alpha,
+            "activation_beta": 1.0,
+            "swiglu_limit": self.config.swiglu_limit,
+        }
+
+    def _optional(self, name: str) -> Value | None:
+        """Return a checkpoint tensor, if there is one."""
+        return self.graph.stored(name) if name in self.graph.weights else None
+
     def _route(self, logits: Value) -> tuple[Value, Value | None]:
         """Return logits for the operator, [tokens, experts], and the factor of its output, if any.
 
         The operator selects the experts with the largest logits. Their weights are the softmax of
         these logits.
         """
-        graph, routing = self.graph, self.routing
-        if routing.corrected is not None:
-            logits = self._correct(graph.op(routing.corrected, logits))
-        if not routing.normalized(self.config):
+        graph, experts = self.graph, self.experts
+        if experts.corrected is not None:
+            logits = self._correct(graph.op(experts.corrected, logits))
+        if not experts.normalized(self.config):
             best = self._find_largest(graph.op("Softmax", logits))
             return logits, graph.op("ReduceSum", best, graph.constant([-1]), keepdims=1)
-        if routing.factor is not None:
-            return logits, graph.constant(float(getattr(self.config, routing.factor)))
+        if experts.factor is not None:
+            return logits, graph.constant(float(getattr(self.config, experts.factor)))
         return logits, None
 
     def _correct(self, scores: Value) -> Value:
@@ -140,61 +154,9 @@ class ExpertLayer(NamedTuple):
                 "selection of experts in groups is not supported",
                 hint="use a model of this architecture with one group",
             )
-        if self.routing.corrected and not self.routing.normalized(config):
+        if self.experts.corrected and not self.experts.normalized(config):
             raise UnsupportedModel(
                 f"`norm_topk_prob` of the architecture `{model_type}` is false, which is not "
                 "supported together with a correction of the scores",
                 hint="use a model of this architecture with `norm_topk_prob`",
             )
-
-
-class _ExpertWeights:
-    """Weights of the experts of one layer, as ONNX Runtime's operator stores them.
-
-    A checkpoint has a tensor per projection of an expert, or all experts in two tensors.
-    """
-
-    def __init__(self, weights: CheckpointWeights, name: str) -> None:
-        self.name = name
-        self._weights = weights
-        self._count = 0
-        while self._name("down_proj", self._count) in weights:
-            self._count += 1
-
-    @property
-    def inner_shape(self) -> tuple[int, int, int]:
-        """Shape of gate and up projections: experts, 2 x inner size, outer size."""
-        experts, outer, inner = self.outer_shape
-        return experts, 2 * inner, outer
-
-    @property
-    def outer_shape(self) -> tuple[int, int, int]:
-        """Shape of the down projections: experts, outer size, inner size."""
-        if not self._count:
-            experts, outer, inner = self._weights.shape(f"{self.name}.down_proj")
-            return experts, outer, inner
-        outer, inner = self._weights.shape(self._name("down_proj", 0))
-        return self._count, outer, inner
-
-    def read_inner(self) -> FloatArray:
-        """Return gate and up projections, whose rows alternate."""
-        experts, rows, outer = self.inner_shape
-        if not self._count:
-            halves = self._weights.read(f"{self.name}.gate_up_proj")
-            pairs = halves.reshape(experts, 2, rows // 2, outer).swapaxes(1, 2)
-            return pairs.reshape(experts, rows, outer)
-        joined = np.empty((experts, rows // 2, 2, outer), np.float32)
-        for index in range(experts):
-            for place, part in enumerate(("gate_proj", "up_proj")):
-                joined[index, :, place] = self._weights.read(self._name(part, index))
-        return joined.reshape(experts, rows, outer)
-
-    def read_outer(self) -> FloatArray:
-        if not self._count:
-            return self._weights.read(f"{self.name}.down_proj")
-        return np.stack(
-            [self._weights.read(self._name("down_proj", index)) for index in range(self._count)]
-        )
-
-    def _name(self, part: str, index: int) -> str:
-        return f"{self.name}.{index}.{part}.weight"

@@ -32,6 +32,7 @@ from build_artifacts.decoders.graphs.rope_variants import (
     GLM4,
     GLM4_MOE,
     GPT_NEOX,
+    GPT_OSS,
     GRANITE_MOE,
     HELIUM,
     HUNYUAN,
@@ -82,6 +83,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "glm4_moe": GLM4_MOE,
     "dots1": DOTS,
     "hunyuan_v1_moe": HUNYUAN_MOE,
+    "gpt_oss": GPT_OSS,
 }
 ENCODER_DECODERS: Mapping[str, GraphFamily] = {
     "bart": BART,

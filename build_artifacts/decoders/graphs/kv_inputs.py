@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.graph import INT32, GraphWriter, create_node
@@ -134,6 +134,15 @@ class LayerRope:
         return shape.size % _ROPE_STEP == 0 and self.channels % _ROPE_STEP == 0
 
 
+class AttentionOptions(NamedTuple):
+    """What the causal self-attention of a layer computes besides softmax(q . k) . v."""
+
+    bias: Value | None = None  # [B, heads, T, M], added to the scores
+    rope: LayerRope | None = None
+    window: int | None = None  # a token attends to so many tokens, including itself
+    sinks: Value | None = None  # [heads], score of an additional token whose value is zero
+
+
 class SelfAttentionInputs:
     """Inputs of a decoder with causal self-attention, for B slots of T tokens each.
 
@@ -180,29 +189,26 @@ class SelfAttentionInputs:
         layer: int,
         parts: Sequence[Value],
         shape: HeadShape,
-        *,
-        bias: Value | None = None,
-        rope: LayerRope | None = None,
-        window: int | None = None,
+        options: AttentionOptions = AttentionOptions(),
     ) -> Value:
         """Append T tokens to the cache and attend causally.
 
         `parts` are query, key and value, [B, T, heads x size] each, or one value that packs them.
-        `bias` is added to the scores, [B, heads, T, M]. A token attends to `window` tokens
-        including itself. Returns [B, T, heads x size].
+        Returns [B, T, heads x size].
         """
         graph, size = self._graph, ("B", shape.kv_heads, "M", shape.size)
         past = [graph.input(f"past_key_values.{layer}.{part}", "FLOAT", *size) for part in KV_NAMES]
         query, key, value = parts if len(parts) > 1 else (parts[0], None, None)
         tables, attributes = [None, None], shape.grouped
-        if rope is not None:
+        if (rope := options.rope) is not None:
             tables = [rope.cosines, rope.sines]
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(rope.interleaved)}
-        if window is not None:
-            attributes["local_window_size"] = window
+        if options.window is not None:
+            attributes["local_window_size"] = options.window
         inputs = [query, key, value, *past, self._lengths, self._total, *tables]
-        if bias is not None:
-            inputs += [None, bias]
+        inputs += [None, options.bias, options.sinks]  # the first of them would be the positions
+        while inputs[-1] is None:
+            inputs.pop()
         attended, *present = graph.multi_output_op(
             "GroupQueryAttention", 3, *inputs, name=f"self_attention.{layer}", **attributes
         )

@@ -17,9 +17,10 @@ from build_artifacts.checkpoints.architectures import (
     read_max_positions,
     read_windows,
 )
-from build_artifacts.decoders.graphs.experts import ExpertLayer, Routing
+from build_artifacts.decoders.graphs.experts import ExpertLayer, Experts
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
+    AttentionOptions,
     HeadShape,
     LayerRope,
     ModelGraphs,
@@ -95,8 +96,9 @@ class RopeDecoder:
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = _everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
+    has_sinks: bool = False  # whether each head has a score for attention to no token
     factors: Factors = Factors()
-    routing: Routing | None = None  # of mixtures of experts; None: layers have an MLP each
+    experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
     renames: Renames = ()
     fused: Callable[[TransformersConfig], FusedModule] | None = None
@@ -195,9 +197,9 @@ class _DecoderBuilder:
                 self._norm_and_rope(key, f"{name}.k_norm", shape.kv_heads, outside),
                 value,
             ]
-        attended = self._inputs.attend(
-            number, parts, shape, rope=inside, window=self._windows[number]
-        )
+        sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
+        options = AttentionOptions(rope=inside, window=self._windows[number], sinks=sinks)
+        attended = self._inputs.attend(number, parts, shape, options)
         return graph.linear(attended, [f"{name}.o_proj"])
 
     def _norm_and_rope(self, value: Value, norm: str, heads: int, rope: LayerRope | None) -> Value:
@@ -240,10 +242,10 @@ class _DecoderBuilder:
 
     def _mlp_or_experts(self, number: int, hidden: Value) -> Value:
         """Apply the MLP of a layer, or its mixture of experts if the checkpoint has a router."""
-        graph, name, routing = self._graph, f"layers.{number}.mlp", self._variant.routing
-        if routing is None or f"{name}.gate.weight" not in graph.weights:
+        graph, name, experts = self._graph, f"layers.{number}.mlp", self._variant.experts
+        if experts is None or f"{name}.gate.weight" not in graph.weights:
             return self._mlp(name, hidden)
-        layer = ExpertLayer(graph, self._config, routing, name, number)
+        layer = ExpertLayer(graph, self._config, experts, name, number)
         computed, shared = layer.apply(hidden), f"{name}.shared_expert"
         if f"{shared}.up_proj.weight" not in graph.weights:
             return computed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from build_artifacts.checkpoints.architectures import TransformersConfig, read_windows
-from build_artifacts.decoders.graphs.experts import Routing
+from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.rope_decoder import (
     POST_NORMS,
     SHARED_NORM,
@@ -112,12 +112,12 @@ GLM4 = RopeDecoder(
 )
 
 SHARED_EXPERTS = ("shared_experts", "shared_expert")
-_PROBABILITIES = Routing(normalized=_normalizes_experts)
-_SIGMOIDS = Routing(
+_PROBABILITIES = Experts(normalized=_normalizes_experts)
+_SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
 )
 MIXTRAL = RopeDecoder(
-    routing=Routing(),
+    experts=Experts(),
     renames=(
         ("block_sparse_moe", "mlp"),
         (".w1.", ".gate_proj."),
@@ -125,12 +125,12 @@ MIXTRAL = RopeDecoder(
         (".w3.", ".up_proj."),
     ),
 )
-QWEN2_MOE = RopeDecoder(routing=_PROBABILITIES)
-QWEN3_MOE = replace(QWEN3, routing=_PROBABILITIES)
-OLMOE = RopeDecoder(query_norm="all heads", routing=_PROBABILITIES, unsupported=("clip_qkv",))
-FLEX_OLMO = replace(OLMO2, routing=_PROBABILITIES)
+QWEN2_MOE = RopeDecoder(experts=_PROBABILITIES)
+QWEN3_MOE = replace(QWEN3, experts=_PROBABILITIES)
+OLMOE = RopeDecoder(query_norm="all heads", experts=_PROBABILITIES, unsupported=("clip_qkv",))
+FLEX_OLMO = replace(OLMO2, experts=_PROBABILITIES)
 GRANITE_MOE = RopeDecoder(
-    routing=Routing(),
+    experts=Experts(),
     factors=Factors(
         embeddings=lambda config: config.embedding_multiplier,
         scores=lambda config: config.attention_multiplier,
@@ -148,13 +148,18 @@ GRANITE_MOE = RopeDecoder(
 )
 ERNIE_MOE = RopeDecoder(
     interleaved=True,
-    routing=Routing(corrected="Softmax"),
+    experts=Experts(corrected="Softmax"),
     renames=(SHARED_EXPERTS, ("moe_statics", "gate")),
 )
-DOTS = replace(QWEN3, routing=_SIGMOIDS, renames=(SHARED_EXPERTS,))
+DOTS = replace(QWEN3, experts=_SIGMOIDS, renames=(SHARED_EXPERTS,))
 GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
 HUNYUAN_MOE = replace(
     HUNYUAN,
-    routing=Routing(),
+    experts=Experts(),
     renames=(*HUNYUAN.renames, ("shared_mlp", "shared_expert"), ("gate.wg", "gate")),
+)
+GPT_OSS = RopeDecoder(
+    has_sinks=True,
+    experts=Experts(clamped=True, transposed=True),
+    renames=(("mlp.router", "mlp.gate"),),
 )

@@ -9,6 +9,7 @@ import numpy as np
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
+    AttentionOptions,
     CrossAttentionInputs,
     EncoderInputs,
     HeadShape,
@@ -171,7 +172,8 @@ class _T5Decoder(_T5Stack):
         attn, cross = f"{name}.{_SELF}", f"{name}.{_CROSS}"
         normed = self._norm(hidden, f"{name}.layer.0.layer_norm")
         joined = graph.linear(normed, [f"{attn}.{part}" for part in "qkv"], label=f"{attn}.qkv")
-        attended = self._self_inputs.attend(layer, [joined], self.shape, bias=bias)
+        options = AttentionOptions(bias=bias)
+        attended = self._self_inputs.attend(layer, [joined], self.shape, options)
         hidden = graph.op("Add", hidden, graph.linear(attended, [f"{attn}.o"]))
         normed = self._norm(hidden, f"{name}.layer.1.layer_norm")
         query = graph.linear(normed, [f"{cross}.q"])

@@ -105,7 +105,14 @@ class CheckpointWeights:
 
     def read(self, name: str) -> FloatArray:
         """Return a copy of the tensor. Raises UnsupportedModel when it is missing."""
-        return self._find(name).read().astype(np.float32, copy=False)
+        return self.read_stored(name).astype(np.float32, copy=False)
+
+    def read_stored(self, name: str) -> NDArray[np.generic]:
+        """Return a copy of the tensor with its own type.
+
+        Raises UnsupportedModel when it is missing.
+        """
+        return self._find(name).read()
 
     def first(self, names: Sequence[str]) -> str:
         """Return the first of `names` that the checkpoint has, or `names[0]` if it has none.
