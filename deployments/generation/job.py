@@ -18,7 +18,7 @@ from deployments.engines.decoder import Logits
 from deployments.generation.grammar import Constraint
 from deployments.generation.logits_rules import TokenConstraints
 from deployments.generation.prompt_lookup import PromptLookupDrafter
-from deployments.generation.reasoning import ReasoningSplitter
+from deployments.generation.reasoning import AnswerSplitter
 from deployments.generation.sampling import Sampler, log_probabilities
 from deployments.generation.stops import StopStrings
 from deployments.messages import (
@@ -210,7 +210,7 @@ class SamplingJob(Job):
         model: ModelContext,
         constraint: Constraint | None,
         deadline_s: float,
-        reasoning: ReasoningSplitter | None = None,
+        reasoning: AnswerSplitter | None = None,
     ) -> None:
         """Start an answer. With `reasoning`, `constraint` applies to the text after it."""
         super().__init__(prompt, options, model, deadline_s)
@@ -226,7 +226,7 @@ class SamplingJob(Job):
         self._reasoning = reasoning
         self._stops = StopStrings(options.stop, include_stop_string=options.include_stop_string)
         # The text of an answer omits special tokens and marks, so `_stops` cannot find them.
-        marks = () if reasoning is None else (reasoning.marks.open, reasoning.marks.close)
+        marks = () if reasoning is None else reasoning.mark_ids
         self._stop_tokens = model.find_stop_tokens(options.stop, marks)
         # With `prompt_logprobs`, the detokenizer receives the prompt tokens later, one by one.
         self._detokenizer = Detokenizer(model.tokenizer, () if options.prompt_logprobs else prefix)
@@ -287,12 +287,13 @@ class SamplingJob(Job):
         if len(self._tokens) == 1:
             self.times.first_token_s = time.perf_counter()
         is_end = token in self._model.eos_token_ids
-        scored = None if self._options.logprobs is None or self._is_thinking else logits
+        was_thinking = self._is_thinking
+        scored = None if self._options.logprobs is None or was_thinking else logits
         built = self._build_token(token, "" if is_end else self._decode(token), scored)
         tokens = self._split(built)
         # Forced tokens, end tokens and the reasoning are not part of the text that the grammar
         # describes.
-        is_reasoning = any(each.reasoning for each in tokens)
+        is_reasoning = was_thinking or any(each.reasoning for each in tokens)
         if self._constraint is not None and forced is None and not is_end and not is_reasoning:
             self._constraint.accept(token)
         stop = "" if is_early else self._stop_tokens.get(token, "")
@@ -325,7 +326,7 @@ class SamplingJob(Job):
         if self._reasoning is None:
             return [token]
         if token.id in self._model.eos_token_ids:
-            return [*self._reasoning.flush(), token]
+            return self._reasoning.finish(token)
         is_blank = not token.text.strip() and not self._detokenizer.is_within_character
         return self._reasoning.push(token, is_blank=is_blank)
 
@@ -335,8 +336,8 @@ class SamplingJob(Job):
         if self._constraint is None or self._is_thinking:
             return None
         allowed = self._constraint.compute_allowed()
-        if reasoning is not None and reasoning.may_open:
-            allowed[reasoning.marks.open] = True
+        if reasoning is not None:
+            allowed[list(reasoning.openers)] = True
         return allowed
 
     def _find_forbidden(self) -> list[int]:

@@ -30,8 +30,9 @@ from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.grammar_trials import TrialLimits
+from deployments.generation.harmony import HarmonySplitter, HarmonyTokens
 from deployments.generation.job import Demand, Job, ModelContext, SamplingJob
-from deployments.generation.reasoning import ReasoningMarks, ReasoningSplitter
+from deployments.generation.reasoning import AnswerSplitter, ReasoningMarks, ReasoningSplitter
 from deployments.messages import (
     BeamSearchParams,
     Chat,
@@ -222,6 +223,7 @@ class RequestPreparer:
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
         self._marks = ReasoningMarks.find_all(tokenizer, info.vocabulary)
+        self._harmony = HarmonyTokens.find(tokenizer, info.vocabulary)
         self._slots = info.slots
         # The context of a decoder-only model contains prompt and answer, so reserve one token for
         # the answer.
@@ -270,8 +272,9 @@ class RequestPreparer:
         if beams is not None:
             job = BeamSearchJob(ids, options, beams, self._model, call.deadline_s)
         else:
-            # A grammar may require white space at the start of the text.
-            reasoning = self._find_reasoning(call.prompt, ids, trims_text=constraint is None)
+            reasoning = self._find_reasoning(
+                call.prompt, ids, is_constrained=constraint is not None
+            )
             job = SamplingJob(ids, options, self._model, constraint, call.deadline_s, reasoning)
         job.client, job.priority = call.client, call.priority
         job.ignores_tools = self._prompts.ignores_tools(call.prompt)
@@ -286,21 +289,25 @@ class RequestPreparer:
             return len(self._prompts.tokenize(prompt))
 
     def _find_reasoning(
-        self, prompt: Prompt, ids: Sequence[int], *, trims_text: bool
-    ) -> ReasoningSplitter | None:
+        self, prompt: Prompt, ids: Sequence[int], *, is_constrained: bool
+    ) -> AnswerSplitter | None:
         """Return the splitter of an answer; None if it is all text.
 
         Answers to prompts without a chat template are, because the client chose their form.
         """
-        if not self._marks or not isinstance(prompt, Chat):
+        if not isinstance(prompt, Chat):
             return None
-        named = self._prompts.select_template(prompt).reasoning_marks
+        template, tokenizer = self._prompts.select_template(prompt), self._model.tokenizer
+        if self._harmony is not None and template.is_harmony:
+            return HarmonySplitter.after_prompt(
+                ids, self._harmony, tokenizer, is_constrained=is_constrained
+            )
+        named = template.reasoning_marks
         marks = next((each for each in self._marks if each.texts in named), None)
         if marks is None:
             return None
-        return ReasoningSplitter.after_prompt(
-            ids, marks, self._model.tokenizer, trims_text=trims_text
-        )
+        # A grammar may require white space at the start of the text.
+        return ReasoningSplitter.after_prompt(ids, marks, tokenizer, trims_text=not is_constrained)
 
     def _limit_beams(self, params: BeamSearchParams) -> BeamSearchParams | None:
         """Limit the beams to the KV slots. Return None if a single beam is left.

@@ -6,6 +6,7 @@ Tokens separate the reasoning from the text, so that a quoted mark of several to
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum, auto
 from typing import NamedTuple, Self
@@ -62,8 +63,56 @@ class _Phase(Enum):
     OVER = auto()  # the answer has begun
 
 
-class ReasoningSplitter:
-    """Splitter of the tokens of one answer into reasoning, then text. Later marks are text."""
+class AnswerSplitter(ABC):
+    """Splitter of the tokens of one answer into reasoning and text."""
+
+    def __init__(self) -> None:
+        self.token_count = 0  # tokens of the reasoning so far, with its marks
+
+    @property
+    @abstractmethod
+    def mark_ids(self) -> Sequence[int]:
+        """Tokens that the text of an answer omits."""
+
+    @property
+    @abstractmethod
+    def is_inside(self) -> bool:
+        """Whether the next token belongs to the reasoning, unless it ends the reasoning."""
+
+    @property
+    @abstractmethod
+    def openers(self) -> Sequence[int]:
+        """Tokens that would begin the reasoning if the next token is one of them."""
+
+    @abstractmethod
+    def is_closed_by(self, token: int) -> bool:
+        """Whether `token` ends the reasoning."""
+
+    @abstractmethod
+    def push(self, token: Token, *, is_blank: bool) -> list[Token]:
+        """Return the next tokens of the reasoning or the text, without the marks.
+
+        Tokens may be held back until it is known what they belong to. `is_blank`: `token` adds at
+        most white space, and no part of a character.
+        """
+
+    def finish(self, token: Token) -> list[Token]:
+        """Return the last tokens of an answer that the end token `token` ends."""
+        return [*self.flush(), token]
+
+    @abstractmethod
+    def flush(self) -> list[Token]:
+        """Return the tokens held back. At the end of an answer they are text."""
+
+    def _hide(self, token: Token, mark: str = "") -> Token:
+        """Return `token` as one of the reasoning, whose log-probabilities no client receives."""
+        self.token_count += 1
+        text = token.text.removesuffix(mark)
+        return Token(token.id, text, special=token.special, reasoning=True)
+
+
+class ReasoningSplitter(AnswerSplitter):
+    """Splitter by two marks: the text between them is the reasoning. Later marks are text."""
 
     def __init__(self, marks: ReasoningMarks, *, is_inside: bool, trims_text: bool) -> None:
         """Start inside the reasoning, or where it may begin.
@@ -71,8 +120,8 @@ class ReasoningSplitter:
         With `trims_text`, the white space around the reasoning belongs to the reasoning, otherwise
         to the text. Most models write an empty line after it, some a line end before it.
         """
+        super().__init__()
         self.marks = marks
-        self.token_count = 0  # tokens of the reasoning so far, with its marks
         self._phase = _Phase.INSIDE if is_inside else _Phase.BEFORE
         self._trims_text = trims_text
         self._held: list[Token] = []  # blank tokens of BEFORE
@@ -97,54 +146,45 @@ class ReasoningSplitter:
         return cls(marks, is_inside=last == marks.open, trims_text=trims_text)
 
     @property
+    def mark_ids(self) -> Sequence[int]:
+        return (self.marks.open, self.marks.close)
+
+    @property
     def is_inside(self) -> bool:
         return self._phase is _Phase.INSIDE
 
     @property
-    def may_open(self) -> bool:
-        """Whether the reasoning begins if the next token is the first mark."""
-        return self._phase is _Phase.BEFORE
+    def openers(self) -> Sequence[int]:
+        return (self.marks.open,) if self._phase is _Phase.BEFORE else ()
 
     def is_closed_by(self, token: int) -> bool:
-        """Whether `token` ends the reasoning."""
         return self.is_inside and token == self.marks.close
 
     def push(self, token: Token, *, is_blank: bool) -> list[Token]:
-        """Return the next tokens of the reasoning or the text, without the marks.
-
-        Blank tokens are held back until the reasoning or the text begins. `is_blank`: `token` adds
-        at most white space, and no part of a character.
-        """
+        """Return the next tokens; blank ones are held back until reasoning or text begins."""
         match self._phase:
             case _Phase.BEFORE if token.id == self.marks.open:
                 self._phase = _Phase.INSIDE
                 blanks = self.flush() if self._trims_text else []
-                return [*map(self._mark, blanks), self._mark(token, self.marks.texts.open)]
+                return [*map(self._hide, blanks), self._hide(token, self.marks.texts.open)]
             case _Phase.BEFORE if is_blank:
                 self._held.append(token)
                 return []
             case _Phase.INSIDE if self.is_closed_by(token.id):
                 self._phase = _Phase.AFTER if self._trims_text else _Phase.OVER
-                return [self._mark(token, self.marks.texts.close)]
+                return [self._hide(token, self.marks.texts.close)]
             case _Phase.INSIDE:
-                return [self._mark(token)]
+                return [self._hide(token)]
             case _Phase.AFTER if is_blank:
-                return [self._mark(token)]
+                return [self._hide(token)]
             case _Phase.AFTER:
                 token = _trim_start(token)
         self._phase = _Phase.OVER
         return [*self.flush(), token]
 
     def flush(self) -> list[Token]:
-        """Return the tokens held back. At the end of an answer they are text."""
         held, self._held = self._held, []
         return held
-
-    def _mark(self, token: Token, mark: str = "") -> Token:
-        """Return `token` as one of the reasoning, whose log-probabilities no client receives."""
-        self.token_count += 1
-        text = token.text.removesuffix(mark)
-        return Token(token.id, text, special=token.special, reasoning=True)
 
 
 def _trim_start(token: Token) -> Token:

@@ -35,6 +35,8 @@ from deployments.messages.encoder import (
     count_characters,
 )
 from deployments.messages.generation import (
+    CALL_CLOSE,
+    CALL_OPEN,
     TEMPLATE_ARGUMENTS,
     BeamSearchParams,
     Chat,
@@ -75,6 +77,8 @@ from deployments.messages.shared import (
 )
 
 __all__ = [
+    "CALL_CLOSE",
+    "CALL_OPEN",
     "CHARACTERS_PER_TOKEN",
     "PRIORITIES",
     "TEMPLATE_ARGUMENTS",

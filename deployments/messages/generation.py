@@ -137,6 +137,10 @@ class TopLogprob(NamedTuple):
     raw_bytes: bytes | None = None  # as in `Token`
 
 
+# Marks around a call of a function in the text of an answer, as several model families write them.
+CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+
+
 class Token(NamedTuple):
     """One token of an answer or of a prompt.
 

@@ -125,8 +125,10 @@ class Mxfp4Experts(ExpertWeights):
 
     def _read(self, part: str) -> FloatArray:
         """Return the values of packed blocks, [experts, rows, blocks, 16], with scales [..., 1]."""
-        packed = self._weights.read_stored(f"{self.name}.{part}_blocks").astype(np.uint8, copy=False)
-        scales = self._weights.read_stored(f"{self.name}.{part}_scales").astype(np.int32)
+        stored = (
+            self._weights.read_stored(f"{self.name}.{part}_{of}") for of in ("blocks", "scales")
+        )
+        packed, scales = (each.astype(np.int32) for each in stored)
         values = np.empty((*packed.shape, 2), np.float32)
         values[..., 0] = _FP4_VALUES[packed & 0x0F]
         values[..., 1] = _FP4_VALUES[packed >> 4]

@@ -143,6 +143,9 @@ class AttentionOptions(NamedTuple):
     sinks: Value | None = None  # [heads], score of an additional token whose value is zero
 
 
+_PLAIN = AttentionOptions()
+
+
 class SelfAttentionInputs:
     """Inputs of a decoder with causal self-attention, for B slots of T tokens each.
 
@@ -189,7 +192,7 @@ class SelfAttentionInputs:
         layer: int,
         parts: Sequence[Value],
         shape: HeadShape,
-        options: AttentionOptions = AttentionOptions(),
+        options: AttentionOptions = _PLAIN,
     ) -> Value:
         """Append T tokens to the cache and attend causally.
 

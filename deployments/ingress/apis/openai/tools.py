@@ -10,9 +10,8 @@ import msgspec
 
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
+from deployments.messages import CALL_CLOSE, CALL_OPEN
 
-# Marks around a call in the chat templates of several model families.
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
 MAX_PREFIX_CHARS = 1_000  # the first characters of a text decide whether it may be a call
 
 # The start of a call as JSON without white space, up to its first deciding member. The first member
@@ -21,7 +20,7 @@ MAX_PREFIX_CHARS = 1_000  # the first characters of a text decide whether it may
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _KEY = rf'(?!"(?:name|arguments|parameters)":){_STRING}:'
 _WORD = r"[-+.\w]"
-_OPENING = re.compile(rf"(?:{OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
+_OPENING = re.compile(rf"(?:{CALL_OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*")
 # The start of a further member, which has another key and may be incomplete.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
@@ -58,10 +57,10 @@ class ToolCallParser:
     """Parser of calls of the functions `names`. Calls are a whole text, or the end of a text.
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
-    objects. The marks OPEN and CLOSE may enclose a call. After other text, such as reasoning, only
-    calls between marks count. Calls before other text are content. A stream holds text back while
-    the text may be a call. The first MAX_PREFIX_CHARS characters of the text decide this
-    (`may_start_tool_call`). A forced call has the form of `call_grammar`, and is never content.
+    objects. The marks CALL_OPEN and CALL_CLOSE may enclose a call. After other text, such as
+    reasoning, only calls between marks count. Calls before other text are content. A stream holds
+    text back while the text may be a call. The first MAX_PREFIX_CHARS characters of the text decide
+    this (`may_start_tool_call`). A forced call has the form of `call_grammar`, and is no content.
     """
 
     names: frozenset[str]
@@ -82,7 +81,7 @@ class ToolCallParser:
         start = "".join(text[:MAX_PREFIX_CHARS].split())
         opening = _OPENING.match(start)
         if opening is None:
-            is_undecided = f"{OPEN}[{{".startswith(start) or "[{".startswith(start)
+            is_undecided = f"{CALL_OPEN}[{{".startswith(start) or "[{".startswith(start)
         else:
             member = start[opening.end() :]
             if member.startswith(self._members):
@@ -97,13 +96,13 @@ class ToolCallParser:
         return 0 if self.may_start_tool_call(text) else self.find_marked_call(text)
 
     def find_marked_call(self, text: str) -> int:
-        """Return the start of a marked call, or of an incomplete OPEN at the end of `text`.
+        """Return the start of a marked call, or of an incomplete CALL_OPEN at the end of `text`.
 
         If `text` has neither, return its length.
         """
         if (found := self._find_mark(text, 0)) < len(text):
             return found
-        return len(remove_begun(text, OPEN))
+        return len(remove_begun(text, CALL_OPEN))
 
     def parse_tool_calls(
         self, text: str, *, is_cut: bool = False
@@ -139,14 +138,14 @@ class ToolCallParser:
 
         If there is none, return the length of `text`.
         """
-        while (start := text.find(OPEN, start)) >= 0:
+        while (start := text.find(CALL_OPEN, start)) >= 0:
             if self.may_start_tool_call(text[start : start + MAX_PREFIX_CHARS]):
                 return start
-            start += len(OPEN)
+            start += len(CALL_OPEN)
         return len(text)
 
     def _parse_block(self, text: str) -> list[FunctionCall] | None:
-        """Return the calls of a text that may start with OPEN; an empty list for a blank text.
+        """Return the calls of a text that may start with CALL_OPEN; an empty list for a blank text.
 
         Return None if the text is not a call, or calls a function outside of `names`.
         """
@@ -156,7 +155,7 @@ class ToolCallParser:
         if not self.may_start_tool_call(text):
             return None
         try:
-            written = WRITTEN_CALLS.decode(remove_begun(block.removeprefix(OPEN), CLOSE))
+            written = WRITTEN_CALLS.decode(remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE))
             calls = [
                 FunctionCall(item.name, read_arguments(bytes(item.arguments or item.parameters)))
                 for item in (written if isinstance(written, list) else [written])
@@ -171,7 +170,7 @@ class ToolCallParser:
 
         Return None for other texts, such as invalid JSON, and for a start without a whole name.
         """
-        block = text.lstrip().removeprefix(OPEN)
+        block = text.lstrip().removeprefix(CALL_OPEN)
         if not (self.may_start_tool_call(text) and is_cut_json(block)):
             return None
         calls = list(parse_cut_call(block))

@@ -1,0 +1,98 @@
+"""GPT-OSS: the ends of its turns, and checkpoints in MXFP4."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from build_artifacts.checkpoints.architectures import check_unquantized, load_config
+from build_artifacts.checkpoints.models import load_model
+from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.recipes import DECODER_FP32
+from deployments.artifacts.types import ModelHead
+from deployments.generation.harmony import CHANNEL, END, MESSAGE, START
+from tests.integration.compiler.decoders.test_experts import mean_cosine
+from tests.integration.compiler.decoders.test_families import (
+    check_logits,
+    compute_logits,
+    export_graph,
+    quantize,
+    run_graph,
+)
+from tests.support.checkpoint_metadata import read_checkpoint_metadata
+from tests.support.decoder_artifacts import write_byte_tokenizer
+from tests.support.decoder_families import OWN, write_decoder
+from tests.support.tiny_encoders import write_json
+
+ARCHITECTURE = "GptOssForCausalLM"
+QUANTIZED = {
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+}
+
+
+def write_mxfp4(directory: Path) -> None:
+    """Write a tiny checkpoint whose experts are random values of MXFP4."""
+    write_decoder(ARCHITECTURE, directory, OWN[ARCHITECTURE])
+    weights = load_file(directory / "model.safetensors")
+    random = np.random.default_rng(0)
+    for name in [each for each in weights if each.endswith(("gate_up_proj", "down_proj"))]:
+        experts, size, rows = weights.pop(name).shape
+        shape = experts, rows, size // 32
+        weights[f"{name}_blocks"] = random.integers(0, 256, (*shape, 16), np.uint8)
+        weights[f"{name}_scales"] = random.integers(119, 124, shape, np.uint8)
+    save_file(weights, directory / "model.safetensors", {"format": "pt"})
+    change_config(directory, QUANTIZED)
+
+
+def change_config(directory: Path, changes: dict[str, Any]) -> None:
+    config = json.loads((directory / "config.json").read_bytes())
+    write_json(directory / "config.json", config | changes)
+
+
+@pytest.mark.slow
+def test_mxfp4_weights_are_those_of_transformers(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "checkpoint")
+    model = load_model(tmp_path / "checkpoint", head=ModelHead.NEXT_TOKEN, dtype="float32")
+    graph = export_graph(tmp_path, DECODER_FP32)
+    ids, expected = compute_logits(model)
+    check_logits(run_graph(graph, ids), expected, 1e-4)
+    int8 = quantize(graph, tmp_path)
+    assert mean_cosine(run_graph(int8, ids), expected) > 0.95
+    assert not has_int8_kv_cache(int8.path), "the attention of an int8 cache has no sinks"
+
+
+def test_other_quantized_weights_are_rejected(tmp_path: Path) -> None:
+    write_decoder(ARCHITECTURE, tmp_path / "checkpoint", OWN[ARCHITECTURE])
+    change_config(tmp_path / "checkpoint", QUANTIZED)
+    check_unquantized(load_config(tmp_path / "checkpoint"))
+    for changes in (
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        QUANTIZED | {"model_type": "llama"},
+    ):
+        change_config(tmp_path / "checkpoint", changes)
+        with pytest.raises(UnsupportedModel, match="the checkpoint is quantized"):
+            check_unquantized(load_config(tmp_path / "checkpoint"))
+
+
+def test_turns_end_at_the_last_message(tmp_path: Path) -> None:
+    """<|end|> ends each message of a turn, in templates of other models the turn."""
+    names = ("<|return|>", "<|call|>", START, CHANNEL, MESSAGE, END)
+    checkpoint = tmp_path / "checkpoint"
+    write_decoder(ARCHITECTURE, checkpoint, OWN[ARCHITECTURE] | {"vocab_size": 300})
+    tokenizer = write_byte_tokenizer(checkpoint / "tokenizer.json", names)
+    template = "".join(names)
+    ends = [tokenizer.token_to_id(name) for name in ("<|return|>", "<|call|>")]
+    for written, expected in (
+        (template, ends),
+        (template.replace(CHANNEL, ""), [tokenizer.token_to_id(END)]),
+    ):
+        (checkpoint / "chat_template.jinja").write_text(written, encoding="utf-8")
+        generation_config = read_checkpoint_metadata(checkpoint).generation_config
+        assert generation_config is not None
+        assert generation_config.eos_token_ids == (7, *expected)
