@@ -57,7 +57,7 @@ def is_harmony(template: str) -> bool:
     return all(mark in template for mark in (START, CHANNEL, MESSAGE))
 
 
-class _Message(Enum):
+class _HarmonyPart(Enum):
     HEADER = auto()
     REASONING = auto()
     TEXT = auto()
@@ -79,7 +79,7 @@ class HarmonySplitter(AnswerSplitter):
         """
         super().__init__()
         self._tokens, self._tokenizer, self._is_constrained = tokens, tokenizer, is_constrained
-        self._message = _Message.HEADER
+        self._part = _HarmonyPart.HEADER
         self._prompt_header: list[int] = []  # tokens of the header that are part of the prompt
         self._header: list[Token] = []  # tokens held back
         self._has_text = False  # whether an earlier message is text
@@ -112,7 +112,7 @@ class HarmonySplitter(AnswerSplitter):
 
     @property
     def is_inside(self) -> bool:
-        return self._message in (_Message.HEADER, _Message.REASONING)
+        return self._part in (_HarmonyPart.HEADER, _HarmonyPart.REASONING)
 
     @property
     def openers(self) -> Sequence[int]:
@@ -122,17 +122,17 @@ class HarmonySplitter(AnswerSplitter):
         return self.is_inside and token in self._tokens
 
     def push(self, token: Token, *, is_blank: bool) -> list[Token]:
-        match self._message:
+        match self._part:
             case _ if token.id in (self._tokens.start, self._tokens.end):
                 return self._end_message(token)
-            case _Message.HEADER if token.id == self._tokens.message:
+            case _HarmonyPart.HEADER if token.id == self._tokens.message:
                 return self._begin_message(token)
-            case _Message.HEADER:
+            case _HarmonyPart.HEADER:
                 self._header.append(token)
                 return [] if self._may_be_header else self._release_header()
-            case _Message.REASONING:
+            case _HarmonyPart.REASONING:
                 return [self._hide(token)]
-            case _Message.CALL:
+            case _HarmonyPart.CALL:
                 self._has_arguments = self._has_arguments or not is_blank
         return [token]
 
@@ -147,38 +147,38 @@ class HarmonySplitter(AnswerSplitter):
     def _end_message(self, token: Token) -> list[Token]:
         """End a message, and begin the header of the next one."""
         released, closing = self.flush(), self._close_call()
-        self._message = _Message.HEADER
+        self._part = _HarmonyPart.HEADER
         return [*released, self._replace_mark(token, closing)]
 
     def _begin_message(self, token: Token) -> list[Token]:
         header = self._read_header()
         hidden = self._hide_header()
-        self._message = self._classify(header)
+        self._part = self._classify(header)
         self._has_arguments = False
         opening = ""
-        if self._message is _Message.CALL:
+        if self._part is _HarmonyPart.CALL:
             name = json.dumps(_RECIPIENT.findall(header)[-1])
             opening = f'{CALL_OPEN}{{"name": {name}, "arguments": '
-        elif self._message is _Message.TEXT and self._has_text:
+        elif self._part is _HarmonyPart.TEXT and self._has_text:
             opening = "\n\n"
-        self._has_text = self._has_text or self._message is not _Message.REASONING
+        self._has_text = self._has_text or self._part is not _HarmonyPart.REASONING
         return [*hidden, self._replace_mark(token, opening)]
 
-    def _classify(self, header: str) -> _Message:
+    def _classify(self, header: str) -> _HarmonyPart:
         channel = header.partition(CHANNEL)[2].split()
         is_final = channel[:1] == ["final"]
         if self._is_constrained and not is_final:
-            return _Message.REASONING
+            return _HarmonyPart.REASONING
         if _RECIPIENT.search(header):
-            return _Message.CALL
+            return _HarmonyPart.CALL
         is_other = channel[:1] == [_REASONING_CHANNEL] or _OTHER_RECIPIENT.search(header)
-        return _Message.REASONING if is_other else _Message.TEXT
+        return _HarmonyPart.REASONING if is_other else _HarmonyPart.TEXT
 
     def _close_call(self) -> str:
         """End an open call; return the text that ends it."""
-        if self._message is not _Message.CALL:
+        if self._part is not _HarmonyPart.CALL:
             return ""
-        self._message = _Message.HEADER
+        self._part = _HarmonyPart.HEADER
         return f"{'' if self._has_arguments else '{}'}}}{CALL_CLOSE}"
 
     def _replace_mark(self, token: Token, text: str) -> Token:
@@ -210,5 +210,5 @@ class HarmonySplitter(AnswerSplitter):
         """Return the tokens held back as text without a header."""
         held, self._header, self._prompt_header = self._header, [], []
         if held:
-            self._message, self._has_text = _Message.TEXT, True
+            self._part, self._has_text = _HarmonyPart.TEXT, True
         return held

@@ -84,6 +84,7 @@ def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
         frozenset(tool.function.name for tool in tools),
         is_parallel=body.parallel_tool_calls is not False,
         is_forced=bool(forced_tools(body)),
+        schemas={tool.function.name: tool.function.parameters or {} for tool in tools},
     )
 
 

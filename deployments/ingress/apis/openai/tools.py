@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
+from deployments.ingress.apis.openai.tagged_calls import (
+    Schema,
+    list_tagged_openings,
+    parse_tagged_call,
+    read_name,
+)
 from deployments.messages import CALL_CLOSE, CALL_OPEN
 
 MAX_PREFIX_CHARS = 1_000  # the first characters of a text decide whether it may be a call
@@ -57,20 +63,27 @@ class ToolCallParser:
     """Parser of calls of the functions `names`. Calls are a whole text, or the end of a text.
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
-    objects. The marks CALL_OPEN and CALL_CLOSE may enclose a call. After other text, such as
-    reasoning, only calls between marks count. Calls before other text are content. A stream holds
-    text back while the text may be a call. The first MAX_PREFIX_CHARS characters of the text decide
-    this (`may_start_tool_call`). A forced call has the form of `call_grammar`, and is no content.
+    objects. The marks CALL_OPEN and CALL_CLOSE may enclose a call. Between them it may also be
+    written with tags (tagged_calls.py). After other text, only calls between marks count. Calls
+    before other text are content. A stream holds text back while the text may be a call. The first
+    MAX_PREFIX_CHARS characters of the text decide this (`may_start_tool_call`). A forced call has
+    the form of `call_grammar`, and is never content.
     """
 
     names: frozenset[str]
     is_parallel: bool = True  # False: only the first of several calls counts
     is_forced: bool = False  # True: the text is one call, or its start if it ended early
+    # Schemas of the arguments by name, for calls with tags.
+    schemas: Mapping[str, Schema] = field(default_factory=dict, compare=False)
     # A JSON object may be a call if its first deciding member starts with one of these texts.
     _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    # The start of a call with tags, after CALL_OPEN.
+    _openings: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_members", tuple(list_deciding_members(self.names)))
+        openings = tuple(list_tagged_openings(self.names, CALL_CLOSE))
+        object.__setattr__(self, "_openings", openings)
 
     def may_start_tool_call(self, text: str) -> bool:
         """Return whether `text` begins as a call, or may still do so with more characters.
@@ -79,6 +92,12 @@ class ToolCallParser:
         neither objects nor lists. A text that is undecided after MAX_PREFIX_CHARS is not a call.
         """
         start = "".join(text[:MAX_PREFIX_CHARS].split())
+        tagged = start.removeprefix(CALL_OPEN)
+        if len(tagged) < len(start):
+            if tagged.startswith(self._openings):
+                return True
+            if any(opening.startswith(tagged) for opening in self._openings):
+                return len(text) < MAX_PREFIX_CHARS
         opening = _OPENING.match(start)
         if opening is None:
             is_undecided = f"{CALL_OPEN}[{{".startswith(start) or "[{".startswith(start)
@@ -154,8 +173,11 @@ class ToolCallParser:
             return []
         if not self.may_start_tool_call(text):
             return None
+        tagged = parse_tagged_call(self._remove_marks(block), self.schemas)
+        if tagged is not None and tagged.name in self.names:
+            return [FunctionCall(tagged.name, tagged.arguments)]
         try:
-            written = WRITTEN_CALLS.decode(remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE))
+            written = WRITTEN_CALLS.decode(self._remove_marks(block))
             calls = [
                 FunctionCall(item.name, read_arguments(bytes(item.arguments or item.parameters)))
                 for item in (written if isinstance(written, list) else [written])
@@ -171,11 +193,18 @@ class ToolCallParser:
         Return None for other texts, such as invalid JSON, and for a start without a whole name.
         """
         block = text.lstrip().removeprefix(CALL_OPEN)
-        if not (self.may_start_tool_call(text) and is_cut_json(block)):
+        if not self.may_start_tool_call(text):
+            return None
+        if (name := read_name(block)) in self.names:
+            return [FunctionCall(str(name), "", is_complete=False)]
+        if not is_cut_json(block):
             return None
         calls = list(parse_cut_call(block))
         are_calls = [call.name in self.names and call.arguments[:1] in ("", "{") for call in calls]
         return calls if calls and all(are_calls) else None
+
+    def _remove_marks(self, block: str) -> str:
+        return remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE)
 
 
 def remove_begun(text: str, mark: str) -> str:

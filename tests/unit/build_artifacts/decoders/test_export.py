@@ -9,7 +9,8 @@ import pytest
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.export import export_decoder
 from build_artifacts.decoders.graphs.export import find_graph_family
-from build_artifacts.decoders.graphs.rope_decoder import LLAMA, QWEN3, SMOLLM3, RopeDecoder
+from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
+from build_artifacts.decoders.graphs.rope_variants import LLAMA, QWEN3, SMOLLM3
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_FP16, DECODER_GPU_INT4, DECODER_GPU_INT8
 from build_artifacts.recipes import DecoderRecipe

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
@@ -19,24 +18,16 @@ from deployments.generation.harmony import (
 )
 from deployments.generation.job import ModelContext, SamplingJob
 from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
-from deployments.messages import FinishReason, GenerationOptions, Token
+from deployments.messages import FinishReason, GenerationOptions
 from tests.support.fakes import far_deadline
 from tests.support.scheduler_harness import GREEDY
 from tests.support.small_tokenizers import byte_level
-from tests.unit.deployments.generation.test_reasoning import Digits, spell
+from tests.unit.deployments.generation.test_reasoning import Digits, SplitAnswer, run_job, spell
 
 RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
 PROMPT = f"{START}user{MESSAGE}Hi{END}{START}assistant"
 NEXT = (END, START, "assistant")
 TOOLS = ToolCallParser(frozenset({"measure", "go"}))
-
-
-class SplitAnswer(NamedTuple):
-    text: str
-    reasoning: str
-    reason: FinishReason
-    reasoning_tokens: int
-    tokens: tuple[Token, ...]
 
 
 def harmony_tokenizer() -> Tokenizer:
@@ -72,25 +63,7 @@ def generate(
         far_deadline(),
         HarmonySplitter.after_prompt(ids, marks, tokenizer, is_constrained=grammar is not None),
     )
-    chunks = []
-    for token in [token for text in texts for token in spell(tokenizer, text)]:
-        chunk = job.accept_logits(np.eye(size, dtype=np.float32)[[token]]).chunk
-        if chunk is not None:
-            chunks.append(chunk)
-            if chunk.finished is not None:
-                break
-    tokens = tuple(token for chunk in chunks for token in chunk.tokens)
-    finished = chunks[-1].finished
-    assert finished is not None
-    assert finished.generated_tokens == len(tokens)
-    assert finished.reasoning_tokens == sum(token.reasoning for token in tokens)
-    return SplitAnswer(
-        "".join(chunk.text for chunk in chunks),
-        "".join(token.text for token in tokens if token.reasoning),
-        finished.reason,
-        finished.reasoning_tokens,
-        tokens,
-    )
+    return run_job(job, tokenizer, texts)
 
 
 def test_channels_are_reasoning_and_text() -> None:

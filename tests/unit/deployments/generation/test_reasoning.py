@@ -101,8 +101,16 @@ def generate(
         far_deadline(),
         ReasoningSplitter.after_prompt(ids, marks, tokenizer, trims_text=constraint is None),
     )
+    answer = run_job(job, tokenizer, (*texts, END))
+    assert all(token.reasoning for token in answer.tokens[: answer.reasoning_tokens])
+    return answer
+
+
+def run_job(job: SamplingJob, tokenizer: Tokenizer, texts: Sequence[str | bytes]) -> SplitAnswer:
+    """Run a job whose model prefers the tokens of `texts`, until one of them ends the answer."""
+    size = tokenizer.get_vocab_size()
     chunks = []
-    for token in [token for text in (*texts, END) for token in spell(tokenizer, text)]:
+    for token in [token for text in texts for token in spell(tokenizer, text)]:
         chunk = job.accept_logits(np.eye(size, dtype=np.float32)[[token]]).chunk
         if chunk is None:
             continue
@@ -113,8 +121,7 @@ def generate(
     finished = chunks[-1].finished
     assert finished is not None
     assert finished.generated_tokens == len(tokens)
-    assert all(token.reasoning for token in tokens[: finished.reasoning_tokens])
-    assert not any(token.reasoning for token in tokens[finished.reasoning_tokens :])
+    assert finished.reasoning_tokens == sum(token.reasoning for token in tokens)
     return SplitAnswer(
         "".join(chunk.text for chunk in chunks),
         "".join(token.text for token in tokens if token.reasoning),
