@@ -82,12 +82,13 @@ def has_mxfp4_weights(weights: Path) -> bool:
 
 
 def check_unquantized(config: TransformersConfig) -> None:
-    """Raise UnsupportedModel if the weights are quantized, except GPT-OSS's.
+    """Raise UnsupportedModel if the weights are quantized, except GPT-OSS's in MXFP4.
 
-    GPT-OSS has no other weights, and each value of MXFP4 is one of bf16, too.
+    Its authors publish no others, and each value of MXFP4 is one of bf16, too.
     """
     quantization = getattr(config, "quantization_config", None)
-    if quantization and (config.model_type != "gpt_oss" or quantization["quant_method"] != MXFP4):
+    is_mxfp4 = quantization and quantization.get("quant_method") == MXFP4
+    if quantization and not (is_mxfp4 and config.model_type == "gpt_oss"):
         raise UnsupportedModel(
             "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
             hint="build from the unquantized checkpoint",
@@ -169,8 +170,12 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
 
 
 def has_experts(config: TransformersConfig) -> bool:
-    """Return whether layers of the model are mixtures of experts."""
-    return any(getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
+    """Return whether layers of the model are mixtures of experts.
+
+    Configs of models without experts may state one expert.
+    """
+    counts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
+    return any(isinstance(count, int) and count > 1 for count in counts)
 
 
 def read_windows(config: TransformersConfig) -> list[int | None]:

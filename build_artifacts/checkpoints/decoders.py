@@ -29,6 +29,7 @@ from deployments.artifacts.manifest import (
     TOOL_TEMPLATE_NAME,
 )
 from deployments.artifacts.types import TaskName
+from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
 
 # Architectures that onnxruntime-genai's model builder exports with a plain KV cache. The builder
@@ -59,8 +60,6 @@ _TURN_ENDS = (
     "<|end_of_turn|>",
     "<|eom_id|>",
 )
-# The same in GPT-OSS's format, where <|end|> ends one of several messages of a turn.
-_ENDS_OF_HARMONY = ("<|return|>", "<|call|>")
 GENERATION_CONFIG_NAME = "generation_config.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 # Fields of a generation config that become sampling defaults.
@@ -252,8 +251,9 @@ def _read_eos_token_ids(weights: Path, special: dict[str, str], vocab_size: int)
 
     tokenizer = Tokenizer.from_file(str(weights / TOKENIZER_NAME))
     templates = "".join(read_chat_templates(weights).values())
-    turn_ends = _ENDS_OF_HARMONY if is_harmony(templates) else _TURN_ENDS
-    names = [special.get("eos_token"), *(turn for turn in turn_ends if turn in templates)]
+    # In GPT-OSS's format, <|end|> ends one of several messages of a turn.
+    turns = [turn for turn in _TURN_ENDS if turn in templates]
+    names = [special.get("eos_token"), *(HARMONY_ENDS if is_harmony(templates) else turns)]
     tokens = [tokenizer.token_to_id(name) for name in names if name is not None]
     stated = [
         ids

@@ -54,9 +54,7 @@ def load_model(
     import torch
     import transformers
 
-    how = {}
-    if has_mxfp4_weights(weights):
-        how = {"quantization_config": transformers.Mxfp4Config(dequantize=True)}
+    how = dequantization_options(weights)
     if quantization is not None:  # without a device map, transformers would occupy GPU memory
         how = {"quantization_config": quantization, "device_map": "cpu"}
     loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
@@ -81,6 +79,15 @@ def load_model(
             hint="pass the `--task` of its training, or the `--adapter` with the head",
         )
     return model.eval()
+
+
+def dequantization_options(weights: Path) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` that make weights in MXFP4 float weights."""
+    import transformers
+
+    if not has_mxfp4_weights(weights):
+        return {}
+    return {"quantization_config": transformers.Mxfp4Config(dequantize=True)}
 
 
 def check_token_ids(model: TorchModel, highest: int, token: str | None = None) -> None:

@@ -21,7 +21,7 @@ INT8_ACCURACY_LEVEL = 4  # ONNX Runtime's `accuracy_level` for int8 products
 # Operators of a mixture of experts, with float and with integer weights, and the indices of the
 # weights among the inputs of EXPERTS. A bias may follow each of them.
 EXPERTS, QUANTIZED_EXPERTS = "MoE", "QMoE"
-EXPERT_WEIGHTS = (2, 4)
+EXPERT_WEIGHT_INPUTS = (2, 4)
 
 
 class QuantizedBlocks(NamedTuple):

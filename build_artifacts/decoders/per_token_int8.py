@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.decoders.block_weights import (
-    EXPERT_WEIGHTS,
+    EXPERT_WEIGHT_INPUTS,
     EXPERTS,
     QUANTIZED_EXPERTS,
     expert_attributes,
@@ -166,7 +166,7 @@ class _PerTokenRewriter:
 
     def _has_quantizable_experts(self, node: onnx.NodeProto) -> bool:
         return all(
-            has_whole_blocks(self._tables[node.input[index]].dims) for index in EXPERT_WEIGHTS
+            has_whole_blocks(self._tables[node.input[index]].dims) for index in EXPERT_WEIGHT_INPUTS
         )
 
     def _read_tensor(self, name: str) -> FloatArray:
@@ -225,7 +225,7 @@ class _PerTokenRewriter:
     def _quantize_experts(self, node: onnx.NodeProto) -> None:
         inputs = []
         for index, name in enumerate(node.input):
-            if index not in EXPERT_WEIGHTS:
+            if index not in EXPERT_WEIGHT_INPUTS:
                 inputs.append(name)
                 continue
             blocks = quantize_experts(self._read_tensor(name), 8)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.architectures import TransformersConfig, config_errors
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.types import FloatArray
 
 # Cosines and sines per position and channel pair, [P, D/2] each.
@@ -25,7 +26,9 @@ class ReferenceRope:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
-        with torch.device("meta"):  # meta device: only the type of the module is needed
+        # The configs of some architectures lack fields that their models need.
+        # Only the type of the module is needed, so the weights have no values.
+        with config_errors(CONFIG_NAME), torch.device("meta"):
             base = AutoModelForCausalLM.from_config(config, trust_remote_code=False).base_model
         self._config: TransformersConfig = base.config
         self._module: Any = type(base.rotary_emb)(config=base.config)  # transformers is not typed
@@ -53,9 +56,10 @@ class ReferenceRope:
 
 
 def _drop_repeats(table: FloatArray) -> FloatArray:
-    """Return one value per pair of channels: [P, D] -> [P, D/2].
+    """Return one value per pair of channels.
 
-    Most models repeat the values for the second half of a head, or for the next channel.
+    Most models repeat the values for the second half of a head, or for the next channel:
+    [P, D] -> [P, D/2].
     """
     half = table.shape[-1] // 2
     for once, again in ((table[:, :half], table[:, half:]), (table[:, ::2], table[:, 1::2])):

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from build_artifacts.checkpoints.architectures import has_experts
+from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
@@ -121,13 +121,13 @@ def export_program(
             "no `kv_offload` and no `flash` attention",
             hint='set `engine="transformers"` in the recipe',
         )
-    model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
-    check_model(model, metadata, recipe.run.attention)
-    if has_experts(model.config):
+    if has_experts(load_config(weights)):
         raise UnsupportedModel(
             f"torch programs do not support the mixtures of experts of `{metadata.architecture}`",
             hint='set `engine="transformers"` in the recipe, or use its ONNX graphs on CPUs',
         )
+    model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
+    check_model(model, metadata, recipe.run.attention)
     write_traced(
         lambda: _trace(model, metadata, recipe.run.attention), metadata, path, in_place=True
     )

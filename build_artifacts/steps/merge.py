@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
-from build_artifacts.checkpoints.architectures import load_config
+from build_artifacts.checkpoints.architectures import has_mxfp4_weights, load_config
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
@@ -21,6 +21,7 @@ from build_artifacts.checkpoints.models import (
     LOAD_ERRORS,
     LOADERS,
     TorchModel,
+    dequantization_options,
     find_required,
     first_line,
 )
@@ -57,7 +58,10 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
         copy_chat_format(adapter, target)
     if is_retrained:
         copy_sentence_config(adapter, target)
-    _merged_model(checkpoint.weights, adapter).save_pretrained(target)
+    # The original format of weights in MXFP4 has no place for others.
+    is_original = not has_mxfp4_weights(checkpoint.weights)
+    merged = _merged_model(checkpoint.weights, adapter)
+    merged.save_pretrained(target, save_original_format=is_original)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 
@@ -90,12 +94,12 @@ def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]
     import transformers
 
     head = find_head(adapter.task)
-    options: dict[str, object] = {}
+    options = dequantization_options(weights)
     if head in (ModelHead.LABELS, ModelHead.TOKENS):
         labels = dict(enumerate(adapter.labels or _read_labels(weights)))
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
         # The adapter replaces the head of the base, which may have another number of labels.
-        options = {**names, "ignore_mismatched_sizes": True}
+        options |= {**names, "ignore_mismatched_sizes": True}
     try:
         model, info = getattr(transformers, LOADERS[head]).from_pretrained(
             weights,

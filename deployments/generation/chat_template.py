@@ -24,7 +24,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from deployments.errors import InputTooLong, InvalidField
-from deployments.generation.harmony import is_harmony
+from deployments.generation.harmony import adapt_messages, adapt_tools, is_harmony
 from deployments.generation.reasoning import find_named_marks
 from deployments.messages import Chat
 
@@ -77,7 +77,7 @@ class ChatTemplate:
             trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag]
         )
         self.reasoning_marks = find_named_marks(source)
-        self.is_harmony = is_harmony(source)
+        self.is_harmony = is_harmony(source)  # the format of GPT-OSS
         self._special_tokens = dict(special_tokens)
         try:
             self._template = self._environment.from_string(source)
@@ -119,24 +119,12 @@ class ChatTemplate:
         except (InvalidField, InputTooLong):
             return False
 
-    def _name_reasoning(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Name the reasoning of a message as GPT-OSS's template does: `thinking`.
-
-        That template rejects it next to both content and calls.
-        """
-        reasoning = message.get("reasoning_content")
-        if not self.is_harmony or not reasoning:
-            return message
-        if message.get("content") and message.get("tool_calls"):
-            return message
-        return {**message, "thinking": reasoning}
-
     def _pieces(self, chat: Chat, *, add_generation_prompt: bool) -> Iterator[str]:
         try:
             yield from self._template.generate(
                 {**dict(chat.variables), **self._special_tokens},
-                messages=[self._name_reasoning(message) for message in chat.messages],
-                tools=list(chat.tools) or None,
+                messages=list(adapt_messages(chat.messages) if self.is_harmony else chat.messages),
+                tools=(adapt_tools(chat.tools) if self.is_harmony else list(chat.tools)) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
             )

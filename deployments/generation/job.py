@@ -277,7 +277,7 @@ class SamplingJob(Job):
     def _build_chunk(self, logits: Logits) -> Chunk | None:
         """Return the chunk of the next token; None if it is held back."""
         is_early = len(self._tokens) < self._constraints.min_new_tokens
-        token = forced = self._constraints.find_forced(self._tokens)
+        token = forced = self._find_forced()
         if token is None:
             token = self._sampler.next(
                 logits, allowed=self._compute_allowed(), forbidden=self._find_forbidden()
@@ -302,12 +302,17 @@ class SamplingJob(Job):
             tokens += self._reasoning.flush()
         text = "".join(each.text for each in tokens if not each.reasoning)
         if not is_early:
-            text, is_stopped = self._stops.push(text)
+            text, is_stopped = self._stops.push_tokens(tokens)
             if is_stopped:
                 reason, stop = FinishReason.STOP, self._stops.found
         if reason is not None:
             text += self._stops.flush()  # the text held back; "" after a stop string
         return Chunk(text, tuple(tokens), self._build_finished(reason, stop)) if tokens else None
+
+    def _find_forced(self) -> int | None:
+        """Return the next token if the model may not choose it, else None."""
+        forced = self._constraints.find_forced(self._tokens)
+        return self._reasoning.forced_token if forced is None and self._reasoning else forced
 
     @property
     def _is_thinking(self) -> bool:

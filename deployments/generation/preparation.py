@@ -30,7 +30,7 @@ from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.grammar_trials import TrialLimits
-from deployments.generation.harmony import HarmonySplitter, HarmonyTokens
+from deployments.generation.harmony_splitter import HarmonySplitter, HarmonyTokens
 from deployments.generation.job import Demand, Job, ModelContext, SamplingJob
 from deployments.generation.reasoning import AnswerSplitter, ReasoningMarks, ReasoningSplitter
 from deployments.messages import (
@@ -299,8 +299,9 @@ class RequestPreparer:
             return None
         template, tokenizer = self._prompts.select_template(prompt), self._model.tokenizer
         if self._harmony is not None and template.is_harmony:
+            functions = [str(tool["function"].get("name")) for tool in prompt.tools]
             return HarmonySplitter.after_prompt(
-                ids, self._harmony, tokenizer, is_constrained=is_constrained
+                ids, self._harmony, tokenizer, functions, is_constrained=is_constrained
             )
         named = template.reasoning_marks
         marks = next((each for each in self._marks if each.texts in named), None)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from enum import Enum, auto
-from typing import NamedTuple, Self
-
-from tokenizers import Tokenizer
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from deployments.messages import Token
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 
 class MarkTexts(NamedTuple):
@@ -80,9 +81,14 @@ class AnswerSplitter(ABC):
         """Whether the next token belongs to the reasoning, unless it ends the reasoning."""
 
     @property
-    @abstractmethod
     def openers(self) -> Sequence[int]:
-        """Tokens that would begin the reasoning if the next token is one of them."""
+        """Tokens that begin the reasoning if the next token is one of them."""
+        return ()
+
+    @property
+    def forced_token(self) -> int | None:
+        """The next token of the answer, or None if the model may choose."""
+        return None
 
     @abstractmethod
     def is_closed_by(self, token: int) -> bool:
@@ -102,7 +108,7 @@ class AnswerSplitter(ABC):
 
     @abstractmethod
     def flush(self) -> list[Token]:
-        """Return the tokens held back. At the end of an answer they are text."""
+        """Return the tokens held back, at the end of an answer."""
 
     def _hide(self, token: Token, mark: str = "") -> Token:
         """Return `token` as one of the reasoning, whose log-probabilities no client receives."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from deployments.messages import Token
+
 
 class StopStrings:
     """Filter that ends a text at the first stop string and holds back text that may begin one.
@@ -34,9 +38,30 @@ class StopStrings:
         self._held = pending[emitted:]
         return pending[:emitted], False
 
+    def push_tokens(self, tokens: Iterable[Token]) -> tuple[str, bool]:
+        """Push the text of `tokens` that is no reasoning.
+
+        A special token has a text only if the server replaces it by one (harmony_splitter.py). A
+        stop string is neither in such a text nor across it.
+        """
+        emitted = ""
+        for token in tokens:
+            if token.reasoning:
+                continue
+            if token.special and token.text:
+                emitted += self.flush() + token.text
+                continue
+            text, is_stopped = self.push(token.text)
+            emitted += text
+            if is_stopped:
+                return emitted, True
+        return emitted, False
+
     def flush(self) -> str:
-        """Return the held-back text. Call this at the end of a text; "" after a stop string."""
+        """Return the held-back text, at the end of a text; "" after a stop string."""
         held, self._held = self._held, ""
+        for matcher in self._matchers:
+            matcher.matched = 0
         return held
 
     def _end(self, pending: str) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.decoders.block_weights import (
     BLOCK_SIZE,
-    EXPERT_WEIGHTS,
+    EXPERT_WEIGHT_INPUTS,
     EXPERTS,
     INT8_ACCURACY_LEVEL,
     QUANTIZED_EXPERTS,
@@ -63,7 +63,7 @@ def quantize_blocks(graph: Path, into: Path, bits: Bits) -> None:
 
 def _has_quantizable_experts(node: ir.Node) -> bool:
     return node.op_type == EXPERTS and all(
-        has_whole_blocks(node.inputs[index].shape) for index in EXPERT_WEIGHTS
+        has_whole_blocks(node.inputs[index].shape) for index in EXPERT_WEIGHT_INPUTS
     )
 
 
@@ -109,7 +109,7 @@ def _quantize_gather(node: ir.Node, table: Value) -> ir.Node:
 def _quantize_experts(node: ir.Node, bits: Bits) -> ir.Node:
     inputs: list[Value | None] = []
     for index, value in enumerate(node.inputs):
-        if index not in EXPERT_WEIGHTS:
+        if index not in EXPERT_WEIGHT_INPUTS:
             inputs.append(value)
             continue
         blocks = quantize_experts(value.const_value.numpy(), bits)

@@ -23,9 +23,9 @@ _SCALE_BIAS = 127
 class ExpertWeights(ABC):
     """Weights of experts that compute up to `inner` neurons from `outer` channels, and back."""
 
-    def __init__(self, weights: CheckpointWeights, name: str) -> None:
+    def __init__(self, weights: CheckpointWeights, name: str, count: int) -> None:
         self.name = name  # name of the module in the checkpoint
-        self._weights = weights
+        self._weights, self._count = weights, count
 
     @property
     def inner_shape(self) -> tuple[int, int, int]:
@@ -53,10 +53,7 @@ class SeparateExperts(ExpertWeights):
     @property
     def outer_shape(self) -> tuple[int, int, int]:
         outer, inner = self._weights.shape(self._tensor("down_proj", 0))
-        count = 1
-        while self._tensor("down_proj", count) in self._weights:
-            count += 1
-        return count, outer, inner
+        return self._count, outer, inner
 
     def read_inner(self) -> FloatArray:
         experts, rows, outer = self.inner_shape
@@ -67,9 +64,8 @@ class SeparateExperts(ExpertWeights):
         return joined.reshape(experts, rows, outer)
 
     def read_outer(self) -> FloatArray:
-        experts, _, _ = self.outer_shape
         return np.stack(
-            [self._weights.read(self._tensor("down_proj", index)) for index in range(experts)]
+            [self._weights.read(self._tensor("down_proj", index)) for index in range(self._count)]
         )
 
     def _tensor(self, part: str, index: int) -> str:
@@ -125,22 +121,24 @@ class Mxfp4Experts(ExpertWeights):
 
     def _read(self, part: str) -> FloatArray:
         """Return the values of packed blocks, [experts, rows, blocks, 16], with scales [..., 1]."""
-        stored = (
-            self._weights.read_stored(f"{self.name}.{part}_{of}") for of in ("blocks", "scales")
-        )
-        packed, scales = (each.astype(np.int32) for each in stored)
+        name = f"{self.name}.{part}"
+        packed = self._weights.read_stored(f"{name}_blocks").astype(np.uint8, copy=False)
+        scales = self._weights.read_stored(f"{name}_scales").astype(np.int32) - _SCALE_BIAS
         values = np.empty((*packed.shape, 2), np.float32)
         values[..., 0] = _FP4_VALUES[packed & 0x0F]
         values[..., 1] = _FP4_VALUES[packed >> 4]
+        np.ldexp(values, scales[..., None, None], out=values)
         experts, rows, _, _ = packed.shape
-        blocks = values.reshape(*packed.shape[:3], -1)
-        return np.ldexp(blocks, scales[..., None] - _SCALE_BIAS).reshape(experts, rows, -1)
+        return values.reshape(experts, rows, -1)
 
 
-def find_experts(weights: CheckpointWeights, name: str, *, transposed: bool) -> ExpertWeights:
-    """Find the form of the experts `name`. Without any, a read raises UnsupportedModel."""
+def find_experts(
+    weights: CheckpointWeights, name: str, count: int, *, transposed: bool
+) -> ExpertWeights:
+    """Find the form of `count` experts. If there are none, reads raise UnsupportedModel."""
     if f"{name}.down_proj_blocks" in weights:
-        return Mxfp4Experts(weights, name)
+        return Mxfp4Experts(weights, name, count)
     if f"{name}.down_proj" not in weights:
-        return SeparateExperts(weights, name)
-    return TransposedExperts(weights, name) if transposed else JoinedExperts(weights, name)
+        return SeparateExperts(weights, name, count)
+    form = TransposedExperts if transposed else JoinedExperts
+    return form(weights, name, count)

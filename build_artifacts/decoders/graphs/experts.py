@@ -6,11 +6,12 @@ which it selects a few per token, and `shared_expert` is an MLP for all tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.block_weights import EXPERTS
+from build_artifacts.decoders.graphs.config_flags import ConfigFlag, always
 from build_artifacts.decoders.graphs.expert_weights import find_experts
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.operators import Value
@@ -20,20 +21,17 @@ from build_artifacts.graph_nodes import ORT_DOMAIN
 _NOT_SELECTED = -1e30  # router logit of an expert that is not selected
 
 
-def _always(_: TransformersConfig) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
     """Mixture of experts of a family: the selection of experts, their form and their storage."""
 
     # Whether the weights of the selected experts are scaled to a sum of 1.
-    normalized: Callable[[TransformersConfig], bool] = _always
+    normalized: ConfigFlag = always
     # Function of the logits, to whose results a stored bias is added for the selection, but not for
     # the weights. None: softmax without a bias.
     corrected: Literal["Softmax", "Sigmoid"] | None = None
-    factor: str | None = None  # config field with a factor of the experts' output
+    # Config field with a factor of the experts' output, for models that normalize.
+    factor: str | None = None
     # Whether gate and up projection are clamped and the latter is raised by 1, as in GPT-OSS.
     clamped: bool = False
     transposed: bool = False  # whether tensors with the weights of all experts are [.., in, out]
@@ -55,8 +53,12 @@ class ExpertLayer(NamedTuple):
         """
         self._check()
         graph, gate = self.graph, f"{self.name}.gate"
-        transposed = self.experts.transposed
-        weights = find_experts(graph.weights, f"{self.name}.experts", transposed=transposed)
+        weights = find_experts(
+            graph.weights,
+            f"{self.name}.experts",
+            graph.weights.shape(f"{gate}.weight")[0],
+            transposed=self.experts.transposed,
+        )
         rows = graph.op("Reshape", hidden, graph.constant([-1, weights.outer_shape[1]]))
         # The router is a Gemm, because quantizers replace MatMuls only: a small error of a logit
         # would select another expert.
@@ -64,7 +66,7 @@ class ExpertLayer(NamedTuple):
         logits = graph.op("Gemm", rows, *router, name=gate, transB=1)
         logits, factor = self._route(logits)
         computed = graph.op(
-            "MoE",
+            EXPERTS,
             rows,
             logits,
             graph.weight(f"{weights.name}.gate_up", weights.inner_shape, weights.read_inner),
@@ -148,7 +150,8 @@ class ExpertLayer(NamedTuple):
                 f"experts with the activation `{config.hidden_act}` are not supported",
                 hint="ONNX Runtime's operator for experts supports `silu`",
             )
-        if getattr(config, "n_group", None) not in (None, 1):
+        # A field counts only if the config class declares it: transformers ignores all others.
+        if hasattr(type(config), "n_group") and config.n_group not in (None, 1):
             raise UnsupportedModel(
                 f"`n_group` of the architecture `{model_type}` is {config.n_group}; the "
                 "selection of experts in groups is not supported",

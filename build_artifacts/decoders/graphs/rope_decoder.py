@@ -17,6 +17,14 @@ from build_artifacts.checkpoints.architectures import (
     read_max_positions,
     read_windows,
 )
+from build_artifacts.decoders.graphs.config_flags import (
+    ConfigFactor,
+    ConfigFlag,
+    LayerFlag,
+    always,
+    everywhere,
+    never,
+)
 from build_artifacts.decoders.graphs.experts import ExpertLayer, Experts
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import (
@@ -50,24 +58,6 @@ POST_NORMS = LayerNorms(
 )
 SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
 
-ConfigFlag = Callable[[TransformersConfig], bool]
-LayerFlag = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
-
-
-ConfigFactor = Callable[[TransformersConfig], float]
-
-
-def never(_: TransformersConfig) -> bool:
-    return False
-
-
-def always(_: TransformersConfig) -> bool:
-    return True
-
-
-def _everywhere(_: TransformersConfig, __: int) -> bool:
-    return True
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
@@ -94,7 +84,7 @@ class RopeDecoder:
     # of the attention.
     parallel: ConfigFlag = never
     gated: bool = True  # whether the MLP multiplies by a gate
-    has_rope: LayerFlag = _everywhere
+    has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
     has_sinks: bool = False  # whether each head has a score for attention to no token
     factors: Factors = Factors()
@@ -157,6 +147,8 @@ class _DecoderBuilder:
         logits, vocabulary = graph.head(
             states, heads[::-1] if config.tie_word_embeddings else heads
         )
+        if "lm_head.bias" in graph.weights:
+            logits = graph.op("Add", logits, graph.stored("lm_head.bias"))
         logits = self._scale(logits, factors.logits)
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from build_artifacts.checkpoints.architectures import TransformersConfig, read_windows
+from build_artifacts.decoders.graphs.config_flags import always
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.rope_decoder import (
     POST_NORMS,
@@ -12,7 +13,6 @@ from build_artifacts.decoders.graphs.rope_decoder import (
     Factors,
     LayerNorms,
     RopeDecoder,
-    always,
 )
 from build_artifacts.decoders.graphs.weights import FusedModule
 
@@ -111,7 +111,7 @@ GLM4 = RopeDecoder(
     fused=_glm_gate,
 )
 
-SHARED_EXPERTS = ("shared_experts", "shared_expert")
+_SHARED_EXPERTS = ("shared_experts", "shared_expert")
 _PROBABILITIES = Experts(normalized=_normalizes_experts)
 _SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
@@ -141,6 +141,9 @@ GRANITE_MOE = RopeDecoder(
         ("block_sparse_moe.input_linear.weight", "mlp.experts.gate_up_proj"),
         ("block_sparse_moe.output_linear.weight", "mlp.experts.down_proj"),
         ("block_sparse_moe.router.layer", "mlp.gate"),
+        # The names that transformers uses itself.
+        ("block_sparse_moe.router", "mlp.gate"),
+        ("block_sparse_moe.experts", "mlp.experts"),
         ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),
         ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
     ),
@@ -149,9 +152,9 @@ GRANITE_MOE = RopeDecoder(
 ERNIE_MOE = RopeDecoder(
     interleaved=True,
     experts=Experts(corrected="Softmax"),
-    renames=(SHARED_EXPERTS, ("moe_statics", "gate")),
+    renames=(_SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
 )
-DOTS = replace(QWEN3, experts=_SIGMOIDS, renames=(SHARED_EXPERTS,))
+DOTS = replace(QWEN3, experts=_SIGMOIDS, renames=(_SHARED_EXPERTS,))
 GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
 HUNYUAN_MOE = replace(
     HUNYUAN,

@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 )
 _PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
 
-Schema = Mapping[str, Any]  # JSON Schema of the arguments of a function
+ArgumentSchema = Mapping[str, Any]  # JSON ArgumentSchema of the arguments of a function
 
 
 class TaggedCall(NamedTuple):
@@ -47,7 +47,7 @@ def read_name(text: str) -> str | None:
     return found and found[1]
 
 
-def parse_tagged_call(text: str, schemas: Mapping[str, Schema]) -> TaggedCall | None:
+def parse_tagged_call(text: str, schemas: Mapping[str, ArgumentSchema]) -> TaggedCall | None:
     """Parse a whole call without the marks around it. Return None for other texts."""
     for form, argument in ((_FUNCTION, _PARAMETER), (_NAME, _PAIR)):
         found = form.fullmatch(text)
@@ -73,7 +73,7 @@ def _split(text: str, argument: re.Pattern[str]) -> list[tuple[str, str]] | None
     return written
 
 
-def _read_value(text: str, schema: Schema, key: str) -> Any:
+def _read_value(text: str, schema: ArgumentSchema, key: str) -> Any:
     """Return the value of an argument: JSON, unless its type is a string or the text is no JSON."""
     properties = schema.get("properties")
     described = properties.get(key) if isinstance(properties, Mapping) else None

@@ -11,7 +11,7 @@ import msgspec
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.apis.openai.tagged_calls import (
-    Schema,
+    ArgumentSchema,
     list_tagged_openings,
     parse_tagged_call,
     read_name,
@@ -74,7 +74,7 @@ class ToolCallParser:
     is_parallel: bool = True  # False: only the first of several calls counts
     is_forced: bool = False  # True: the text is one call, or its start if it ended early
     # Schemas of the arguments by name, for calls with tags.
-    schemas: Mapping[str, Schema] = field(default_factory=dict, compare=False)
+    schemas: Mapping[str, ArgumentSchema] = field(default_factory=dict, compare=False)
     # A JSON object may be a call if its first deciding member starts with one of these texts.
     _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
     # The start of a call with tags, after CALL_OPEN.

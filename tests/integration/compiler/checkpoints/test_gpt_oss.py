@@ -8,13 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.numpy import load_file, save_file
 
+from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.architectures import check_unquantized, load_config
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.models import load_model
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
+from build_artifacts.steps.merge import merge
+from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import ModelHead
 from deployments.generation.harmony import CHANNEL, END, MESSAGE, START
 from tests.integration.compiler.decoders.test_experts import mean_cosine
@@ -65,6 +71,22 @@ def test_mxfp4_weights_are_those_of_transformers(tmp_path: Path) -> None:
     int8 = quantize(graph, tmp_path)
     assert mean_cosine(run_graph(int8, ids), expected) > 0.95
     assert not has_int8_kv_cache(int8.path), "the attention of an int8 cache has no sinks"
+
+
+@pytest.mark.slow
+def test_adapter_is_merged_into_mxfp4_weights(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "base")
+    base = load_model(tmp_path / "base", head=ModelHead.NEXT_TOKEN, dtype="float32")
+    adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"]))
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    adapted.save_pretrained(tmp_path / "adapter")
+    source = Checkpoint(tmp_path / "base", ModelSource(ref="here", revision="1"), "tiny/model")
+    merge(source, read_adapter(tmp_path / "adapter"), tmp_path / "checkpoint")
+    ids, expected = compute_logits(adapted.eval())
+    check_logits(run_graph(export_graph(tmp_path, DECODER_FP32), ids), expected, 1e-4)
 
 
 def test_other_quantized_weights_are_rejected(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from numpy.linalg import norm
 from safetensors.numpy import load_file, save_file
 
+from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_FP16, DECODER_INT4, DECODER_INT8_BLOCKS
@@ -29,6 +31,7 @@ from tests.integration.compiler.decoders.test_torch_export import check, logits_
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_families import OWN, write_decoder
 from tests.support.decoder_programs import PROGRAM, whole_spec
+from tests.support.tiny_encoders import write_json
 
 
 def mean_cosine(found: FloatArray, expected: FloatArray) -> float:
@@ -42,16 +45,31 @@ def count_operators(spec: DecoderSpec) -> Counter[str]:
 
 
 @pytest.mark.slow
-def test_weights_of_all_experts_may_share_tensors(tmp_path: Path) -> None:
-    """transformers keeps them so in memory, and some checkpoints store them so."""
-    model = write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
-    path = tmp_path / "checkpoint" / "model.safetensors"
-    stored = {name: array for name, array in load_file(path).items() if ".experts." not in name}
-    joined = {n: t.numpy() for n, t in model.state_dict().items() if ".experts." in n}
-    assert len(joined) == 4
-    save_file(stored | joined, path)
+@pytest.mark.parametrize(
+    "family", ["Mixtral", "Qwen3Moe", "GraniteMoeShared", "Ernie4_5_Moe", "HunYuanMoEV1", "GptOss"]
+)
+def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Path) -> None:
+    """transformers can save all experts in two tensors, instead of those of the first release."""
+    model = write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family))
+    model.save_pretrained(tmp_path / "checkpoint", save_original_format=False)
+    names = load_file(tmp_path / "checkpoint" / "model.safetensors")
+    assert sum(name.endswith("experts.down_proj") for name in names) in (1, 2)
     ids, expected = compute_logits(model)
     check_logits(run_graph(export_graph(tmp_path, DECODER_FP32), ids), expected, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Ernie4_5_Moe", {"use_bias": True, "tie_word_embeddings": False}),
+        ("HunYuanMoEV1", {"n_group": False}),  # no field of this architecture
+    ],
+)
+def test_other_configs_match_transformers(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    check_export(tmp_path, f"{family}ForCausalLM", own(family) | changes)
 
 
 @pytest.mark.slow
@@ -137,6 +155,31 @@ def test_experts_have_no_gpu_graph_and_no_torch_program(tmp_path: Path) -> None:
         export_graph(tmp_path, DECODER_FP16)
     with pytest.raises(UnsupportedModel, match="mixtures of experts"):
         export_program(source, read_checkpoint_metadata(source), PROGRAM, tmp_path / "p")
+
+
+def test_missing_expert_is_named(tmp_path: Path) -> None:
+    write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
+    path, missing = tmp_path / "checkpoint" / "model.safetensors", "layers.1.mlp.experts.5.up_proj"
+    weights = load_file(path)
+    save_file({n: w for n, w in weights.items() if missing not in n}, path)
+    with pytest.raises(UnsupportedModel, match=f"no tensor `{missing}"):
+        export_graph(tmp_path, DECODER_FP32)
+
+
+def test_config_without_a_head_size_is_rejected(tmp_path: Path) -> None:
+    """The default of this architecture is none, which transformers cannot compute with."""
+    checkpoint = tmp_path / "checkpoint"
+    write_decoder("HunYuanMoEV1ForCausalLM", checkpoint, own("HunYuanMoEV1"))
+    config = json.loads((checkpoint / "config.json").read_bytes())
+    write_json(checkpoint / "config.json", config | {"head_dim": None})
+    with pytest.raises(UnsupportedModel, match=r"transformers does not support `config\.json`"):
+        export_graph(tmp_path, DECODER_FP32)
+
+
+def test_one_expert_is_none(tmp_path: Path) -> None:
+    dense = tmp_path / "checkpoint"
+    write_decoder("HunYuanDenseV1ForCausalLM", dense, own("HunYuanDenseV1") | {"num_experts": 1})
+    assert not has_experts(load_config(dense))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +13,12 @@ from deployments.generation.harmony import (
     END,
     MESSAGE,
     START,
-    HarmonySplitter,
-    HarmonyTokens,
+    TURN_ENDS,
+    adapt_messages,
+    adapt_tools,
     is_harmony,
 )
+from deployments.generation.harmony_splitter import HarmonySplitter, HarmonyTokens
 from deployments.generation.job import ModelContext, SamplingJob
 from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
 from deployments.messages import FinishReason, GenerationOptions
@@ -24,7 +27,7 @@ from tests.support.scheduler_harness import GREEDY
 from tests.support.small_tokenizers import byte_level
 from tests.unit.deployments.generation.test_reasoning import Digits, SplitAnswer, run_job, spell
 
-RETURN, CALL, CONSTRAIN = "<|return|>", "<|call|>", "<|constrain|>"
+(RETURN, CALL), CONSTRAIN = TURN_ENDS, "<|constrain|>"
 PROMPT = f"{START}user{MESSAGE}Hi{END}{START}assistant"
 NEXT = (END, START, "assistant")
 TOOLS = ToolCallParser(frozenset({"measure", "go"}))
@@ -42,12 +45,17 @@ def message(channel: str, *texts: str) -> tuple[str, ...]:
 
 
 def generate(
-    *texts: str, prompt: str = PROMPT, grammar: str | None = None, **options: Any
+    *texts: str,
+    prompt: str = PROMPT,
+    grammar: str | None = None,
+    functions: Sequence[str] = (),
+    ends: Sequence[str] = TURN_ENDS,
+    **options: Any,
 ) -> SplitAnswer:
     """Generate an answer of a model that prefers the tokens of `texts`, one after the other."""
     tokenizer = harmony_tokenizer()
     size = tokenizer.get_vocab_size()
-    ends = (tokenizer.token_to_id(RETURN), tokenizer.token_to_id(CALL))
+    end_ids = tuple(tokenizer.token_to_id(end) for end in ends)
     special = frozenset(tokenizer.get_added_tokens_decoder())
     marks = HarmonyTokens.find(tokenizer, size)
     assert marks is not None
@@ -58,10 +66,12 @@ def generate(
     job = SamplingJob(
         ids,
         GenerationOptions(**{"sampling": GREEDY, "max_new_tokens": 200, **options}),
-        ModelContext(tokenizer, size, ends, special, context=400),
+        ModelContext(tokenizer, size, end_ids, special, context=400),
         constraint,
         far_deadline(),
-        HarmonySplitter.after_prompt(ids, marks, tokenizer, is_constrained=grammar is not None),
+        HarmonySplitter.after_prompt(
+            ids, marks, tokenizer, functions, is_constrained=grammar is not None
+        ),
     )
     return run_job(job, tokenizer, texts)
 
@@ -143,8 +153,70 @@ def test_messages_to_other_recipients_are_reasoning(channel: str) -> None:
 
 
 def test_texts_of_several_messages_are_apart() -> None:
-    answer = generate(*message("commentary", "One."), *NEXT, *message("final", "Two."), RETURN)
-    assert answer.text == "One.\n\nTwo."
+    answer = generate(
+        *message("analysis", "a"), *NEXT, *message("commentary", "One."), *NEXT,
+        *message("analysis", "b"), *NEXT, *message("final", "Two."), RETURN,
+    )  # fmt: skip
+    assert (answer.text, answer.reasoning) == ("One.\n\nTwo.", "a\n\nb")
+
+
+@pytest.mark.parametrize("recipient", ["functions.web.search-2", "web.search-2"])
+def test_names_may_have_dots(recipient: str) -> None:
+    answer = generate(
+        *message(f"commentary to={recipient}", "{}"), CALL, functions=["web.search-2"]
+    )
+    assert '"name": "web.search-2"' in answer.text
+
+
+@pytest.mark.parametrize(
+    ("texts", "text", "reasoning"),
+    [
+        (message(f"final{CONSTRAIN}json", "Yes!"), "Yes!", ""),
+        (message(f"analysis{CONSTRAIN}text", "Hm."), "", "Hm."),
+        (message("final to=user", "Yes!"), "Yes!", ""),
+        # Invented messages of others.
+        ((*message("final", "Yes!"), END, START, "user", MESSAGE, "More?"), "Yes!", "More?"),
+        (
+            (*message("final", "Yes!"), END, START, "f to=assistant", *message("a", "5")),
+            "Yes!",
+            "5",
+        ),
+        # Ends of messages and starts of headers that the model forgot.
+        ((*message("analysis", "Hm."), *message("final", "Yes!")), "Yes!", "Hm."),
+        ((*message("analysis", "Hm."), END, "final", MESSAGE, "Yes!"), "Yes!", "Hm."),
+        ((*message("analysis", "Hm."), END), "", "Hm."),
+        (("to=5 is",), "to=5 is", ""),
+    ],
+)
+def test_unusual_headers(texts: tuple[str, ...], text: str, reasoning: str) -> None:
+    answer = generate(*texts, RETURN)
+    assert (answer.text, answer.reasoning) == (text, reasoning)
+
+
+def test_call_ends_at_its_token_even_if_that_does_not_end_the_answer() -> None:
+    call = message("commentary to=functions.go", "{}")
+    answer = generate(
+        *call, CALL, START, "assistant", *message("final", "Yes!"), RETURN, ends=[RETURN]
+    )
+    assert answer.text == '<tool_call>{"name": "go", "arguments": {}}</tool_call>Yes!'
+
+
+def test_no_stop_string_is_found_in_the_texts_of_marks() -> None:
+    texts = (*message("commentary", "One."), *NEXT, *message("final", "Two."), RETURN)
+    assert generate(*texts, stop=("\n\n", ".\n")).text == "One.\n\nTwo."
+    assert generate(*texts, stop=("Two", "e.T")).text == "One.\n\n"
+    call = (*message("commentary to=functions.go", '{"a":{}}'), CALL)
+    assert TOOLS.parse_tool_calls(generate(*call, stop=("}}}", '"name"')).text)[1]
+
+
+def test_text_without_a_header_has_logprobs() -> None:
+    answer = generate("to be", RETURN, logprobs=1)
+    assert all(token.logprob is not None for token in answer.tokens)
+
+
+def test_prompt_that_begins_a_call_is_answered_with_text() -> None:
+    prompt = f"{PROMPT}{CHANNEL}commentary to=functions.go{MESSAGE}"
+    assert generate('{"a":1}', CALL, prompt=prompt).text == '{"a":1}'
 
 
 @pytest.mark.parametrize("text", ["Yes!", "to be", "tomorrow", " ok", "assistants", "2"])
@@ -164,17 +236,27 @@ def test_answer_may_be_cut_within_a_header() -> None:
     assert answer.reason is FinishReason.LENGTH
 
 
-def test_grammar_describes_the_final_text_only() -> None:
-    hidden = (
-        *message("analysis", "a"), RETURN, *NEXT, *message("commentary to=functions.go", "{}"),
-        *NEXT, *message("final"),
-    )  # fmt: skip
-    count = sum(len(spell(harmony_tokenizer(), text)) for text in hidden)
-    answer = generate(*hidden, "1", "2", grammar="12", max_new_tokens=count + 2)
-    assert answer.text == "12"
-    assert answer.reasoning_tokens == count, "a forbidden end token does not end the reasoning"
-    assert answer.reasoning.startswith("a")
-    assert answer.reasoning.endswith("{}")
+@pytest.mark.parametrize(
+    "texts",
+    [
+        (*message("analysis", "ab"), RETURN, *NEXT, *message("final")),
+        (*message("analysis", "ab"), *NEXT, *message("commentary to=functions.go", "{}")),
+        message("final"),
+        message(f"final{CONSTRAIN}json"),
+        message("commentary to=functions.go", "{}", CALL),
+        (" to=functions.go", CHANNEL, "commentary", MESSAGE, "{}", CALL),
+        ("x" * 100,),
+        (CHANNEL, "x" * 100),
+        (RETURN,),
+    ],
+)
+def test_grammar_describes_one_final_message(texts: tuple[str, ...]) -> None:
+    """Whatever the model writes, it comes to the text after at most one message of reasoning."""
+    answer = generate(*texts, "x" * 200, grammar="12", max_new_tokens=130)
+    assert answer.reason is FinishReason.LENGTH
+    assert answer.text == "1" * len(answer.text), "the first token that the grammar allows"
+    assert 0 < answer.reasoning_tokens < 110
+    assert answer.reasoning_tokens + len(answer.text) == 130
 
 
 def test_reasoning_and_headers_have_no_logprobs() -> None:
@@ -195,5 +277,29 @@ def test_vocabulary_needs_all_marks() -> None:
 
 
 def test_template_names_the_marks() -> None:
-    assert is_harmony(f"{START}{{{{ role }}}}{CHANNEL}final{MESSAGE}")
+    assert is_harmony(f"{START}{{{{ role }}}}{CHANNEL}final{MESSAGE}{END}")
     assert not is_harmony("<|im_start|>{{ role }}")
+
+
+def test_messages_have_the_fields_of_the_template() -> None:
+    calls = [{"id": name, "function": {"name": name, "arguments": {}}} for name in "ab"]
+    results = [{"role": "tool", "tool_call_id": name, "content": name * 2} for name in "bac"]
+    said = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm."}
+    user = {"role": "user", "content": "Hi"}
+    adapted = list(adapt_messages([user, {**said, "tool_calls": calls}, *results, said, user]))
+    first = {**said, "content": "", "thinking": "Hm.\n\nI look.", "tool_calls": calls[:1]}
+    second = {"role": "assistant", "content": "", "tool_calls": calls[1:]}
+    assert adapted == [
+        user, first, results[1], second, results[0], results[2], said | {"thinking": "Hm."}, user,
+    ]  # fmt: skip
+    assert list(adapt_messages([user, said | {"tool_calls": calls[:1], "content": ""}])) == [
+        user, said | {"tool_calls": calls[:1], "content": "", "thinking": "Hm."},
+    ]  # fmt: skip
+
+
+def test_tools_have_descriptions() -> None:
+    described = {"type": "function", "function": {"name": "a", "description": "A."}}
+    tools = [{"type": "function", "function": {"name": "b"}}, described]
+    first, second = adapt_tools(tools)
+    assert first["function"] == {"name": "b", "description": ""}
+    assert second == described

@@ -100,12 +100,12 @@ async def test_forced_call_is_written_in_the_final_message(store: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "calls", "added"), [("Yes.", None, 10), (None, 1, 10), ("Yes.", 1, 0)]
+    ("content", "calls", "added"), [("Yes.", None, 10), (None, 1, 10), ("Yes.", 1, 12)]
 )
 async def test_earlier_reasoning_is_named_as_in_the_template(
     content: str | None, calls: int | None, added: int, store: Path
 ) -> None:
-    """The template of GPT-OSS rejects it next to content and calls."""
+    """The template of GPT-OSS rejects it next to content and calls, so it includes the content."""
     past: dict[str, Any] = {"role": "assistant", "content": content}
     if calls:
         past["tool_calls"] = [{"id": "1", "function": {"name": "go", "arguments": "{}"}}]

@@ -1,0 +1,23 @@
+"""Conditions on configs, by which variants of an architecture differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+
+ConfigFlag = Callable[[TransformersConfig], bool]
+LayerFlag = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
+ConfigFactor = Callable[[TransformersConfig], float]
+
+
+def never(_: TransformersConfig) -> bool:
+    return False
+
+
+def always(_: TransformersConfig) -> bool:
+    return True
+
+
+def everywhere(_: TransformersConfig, __: int) -> bool:
+    return True
