@@ -24,7 +24,7 @@ _PARAMETER = re.compile(
 )
 _PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
 
-ArgumentSchema = Mapping[str, Any]  # JSON ArgumentSchema of the arguments of a function
+ArgumentSchema = Mapping[str, Any]  # JSON Schema of the arguments of a function
 
 
 class TaggedCall(NamedTuple):

@@ -85,15 +85,17 @@ async def test_stream_has_the_same_parts(model: str, kind: str, store: Path) -> 
         assert sent[0][0]["function"] == {"name": "go", "arguments": "{}"}
 
 
-async def test_grammar_describes_the_final_message(store: Path) -> None:
-    (choice,) = (await ask(store, WRITER, response_format=RULED))["choices"]
+@pytest.mark.parametrize("model", MODELS)
+async def test_grammar_describes_the_final_message(model: str, store: Path) -> None:
+    (choice,) = (await ask(store, model, response_format=RULED))["choices"]
     assert choice["message"]["reasoning_content"] == REASONING
     assert choice["message"]["content"].isdecimal()
     assert len(choice["message"]["content"]) == 3
 
 
-async def test_forced_call_is_written_in_the_final_message(store: Path) -> None:
-    (choice,) = (await ask(store, WRITER, tools=[TOOL], tool_choice="required"))["choices"]
+@pytest.mark.parametrize("model", MODELS)
+async def test_forced_call_is_written_in_the_final_message(model: str, store: Path) -> None:
+    (choice,) = (await ask(store, model, tools=[TOOL], tool_choice="required"))["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "go"
     assert not orjson.loads(call["function"]["arguments"])
