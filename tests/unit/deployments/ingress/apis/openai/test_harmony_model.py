@@ -11,7 +11,7 @@ import pytest
 from deployments.generation.harmony import CHANNEL, END, MESSAGE, START
 from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
 from tests.support.decoder_artifacts import seal_tiny_decoder
-from tests.unit.deployments.ingress.apis.openai.test_with_a_model import client
+from tests.unit.deployments.ingress.apis.openai.test_with_a_model import ask_one_of, client
 
 WRITER, CALLER = "tiny/harmony-writer", "tiny/harmony-caller"
 MODELS = (WRITER, CALLER)
@@ -41,12 +41,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def ask(store: Path, model: str, **more: Any) -> dict[str, Any]:
-    body = {"model": model, "messages": [USER], "temperature": 0, **more}
-    async with client(store, MODELS) as http:
-        response = await http.post(CHAT, json=body)
-    assert response.status_code == 200, response.text
-    parsed: dict[str, Any] = response.json()
-    return parsed
+    return await ask_one_of(store, MODELS, model, **more)
 
 
 async def test_channels_are_fields_of_the_message(store: Path) -> None:

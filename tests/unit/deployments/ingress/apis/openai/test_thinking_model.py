@@ -11,7 +11,7 @@ import pytest
 from deployments.generation.reasoning import KNOWN_MARKS, THINK
 from tests.support.chat_harness import CHAT, COMPLETIONS, USER, events_in
 from tests.support.decoder_artifacts import CHATML, seal_tiny_decoder
-from tests.unit.deployments.ingress.apis.openai.test_with_a_model import client
+from tests.unit.deployments.ingress.apis.openai.test_with_a_model import ask_one_of, client
 
 # As Qwen3: the model opens its reasoning itself, unless the template has closed it.
 HYBRID = "tiny/hybrid"
@@ -60,12 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def ask(store: Path, model: str, **more: Any) -> dict[str, Any]:
-    body = {"model": model, "messages": [USER], "temperature": 0, **more}
-    async with client(store, MODELS) as http:
-        response = await http.post(CHAT, json=body)
-    assert response.status_code == 200, response.text
-    parsed: dict[str, Any] = response.json()
-    return parsed
+    return await ask_one_of(store, MODELS, model, **more)
 
 
 @pytest.mark.parametrize(

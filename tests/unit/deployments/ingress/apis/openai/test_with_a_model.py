@@ -54,6 +54,16 @@ async def client(store: Path, models: Sequence[str] = MODELS) -> AsyncIterator[h
         await replica.close()
 
 
+async def ask_one_of(store: Path, models: Sequence[str], model: str, **more: Any) -> dict[str, Any]:
+    """Return the answer of `model` to a short chat, with further fields of the request."""
+    body = {"model": model, "messages": [USER], "temperature": 0, **more}
+    async with client(store, models) as http:
+        response = await http.post(CHAT, json=body)
+    assert response.status_code == 200, response.text
+    parsed: dict[str, Any] = response.json()
+    return parsed
+
+
 TOOL = {"type": "function", "function": {"name": "clock"}}
 
 
