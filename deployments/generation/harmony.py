@@ -5,8 +5,9 @@ Source of the format: https://cookbook.openai.com/articles/openai-harmony
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 MARKS = START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -37,22 +38,22 @@ def adapt_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[st
         if len(calls) < 2:
             yield message
             continue
-        results = []
+        results: defaultdict[Any, deque[Mapping[str, Any]]] = defaultdict(
+            deque
+        )  # by id of the call
         while left and left[0].get("role") == "tool":
-            results.append(left.popleft())
+            result = left.popleft()
+            results[result.get("tool_call_id")].append(result)
         for number, call in enumerate(calls):
             first = message if number == 0 else {"role": message["role"], "content": ""}
             yield {**first, "tool_calls": [call]}
-            yield from (each for each in results if each.get("tool_call_id") == call.get("id"))
-        known = [call.get("id") for call in calls]
-        yield from (each for each in results if each.get("tool_call_id") not in known)
+            if own := results[call.get("id")]:
+                yield own.popleft()
+        yield from chain(*results.values())
 
 
 def adapt_tools(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the tools with a description each: GPT-OSS's template needs one."""
-    return [
-        {**tool, "function": {"description": "", **tool["function"]}}
-        if isinstance(tool.get("function"), Mapping)
-        else tool
-        for tool in tools
-    ]
+    functions = (tool["function"] for tool in tools)
+    described = ({**each, "description": each.get("description") or ""} for each in functions)
+    return [{**tool, "function": each} for tool, each in zip(tools, described, strict=True)]

@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _ROLE, _ANALYSIS, _FINAL = "assistant", "analysis", "final"
+_CHANNELS = (_ANALYSIS, "commentary", _FINAL)
 _CHANNEL_NAME = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _FUNCTIONS = "functions."  # namespace of the functions that a request offers
-# Roles of messages to the client, or channels of messages without a role.
-_OWN_ROLES = (_ROLE, _ANALYSIS, _FINAL, "commentary")
-_NO_RECIPIENTS = ("assistant", "user", "all")
+_NO_RECIPIENTS = (_ROLE, "user", "all")
 _MAX_HEADER_TOKENS = 64
 
 
@@ -91,7 +90,7 @@ class HarmonySplitter(AnswerSplitter):
         self._is_first = True  # whether no message has begun so far
         self._parts: set[_HarmonyPart] = set()  # kinds of the messages so far
         self._has_arguments = False
-        self._forced: deque[int] = deque([tokens.channel] if is_constrained else [])
+        self._forced: deque[int] = deque()
 
     @classmethod
     def after_prompt(
@@ -113,16 +112,19 @@ class HarmonySplitter(AnswerSplitter):
 
     def _replay(self, prompt: Sequence[int]) -> None:
         """Follow the last message of a prompt, without START."""
-        forced, self._forced = self._forced, deque()
         for token in prompt:
             self.push(Token(token, ""), is_blank=False)
+            self._forced.clear()
         self._known_header = [token.id for token in self._header]
-        if self._part is _HarmonyPart.HEADER and self._is_first:
-            is_named = self._tokens.channel in self._known_header
-            self._forced = deque() if is_named else forced
-        elif self._part is _HarmonyPart.CALL:  # the opening of the call is not part of the answer
-            self._part = _HarmonyPart.TEXT
         self._header, self._parts, self.token_count = [], set(), 0
+        if self._part is _HarmonyPart.CALL:  # the opening of the call is not part of the answer
+            self._part = _HarmonyPart.TEXT
+        if not self._is_constrained or self._part is not _HarmonyPart.HEADER:
+            return
+        if not self._is_first:
+            self._force_final([self._tokens.start, *self._spell(_ROLE)])
+        elif self._tokens.channel not in self._known_header:
+            self._forced.append(self._tokens.channel)
 
     @property
     def mark_ids(self) -> Sequence[int]:
@@ -162,7 +164,9 @@ class HarmonySplitter(AnswerSplitter):
 
     def flush(self) -> list[Token]:
         """Return the tokens held back: text if they began no header, else reasoning."""
-        is_text = self._is_first and not self._is_constrained and CHANNEL not in self._read_header()
+        header = self._read_header()
+        is_begun = CHANNEL in header or _read_recipient(header).startswith(_FUNCTIONS)
+        is_text = self._is_first and not self._is_constrained and not is_begun
         return self._release_header() if is_text else self._hide_header()
 
     def _extend_header(self, token: Token) -> list[Token]:
@@ -204,7 +208,7 @@ class HarmonySplitter(AnswerSplitter):
         role = header.strip().partition("<")[0].split()[:1]
         if self._is_constrained:
             return _HarmonyPart.TEXT if channel == _FINAL else _HarmonyPart.REASONING
-        if role and role[0] not in _OWN_ROLES and not role[0].startswith("to="):
+        if role and role[0] not in (_ROLE, *_CHANNELS) and not role[0].startswith("to="):
             return _HarmonyPart.REASONING  # an invented message of the user or of a tool
         if recipient.startswith(_FUNCTIONS) or recipient in self._functions:
             return _HarmonyPart.CALL
@@ -235,15 +239,13 @@ class HarmonySplitter(AnswerSplitter):
         header. Later ones follow the end of a message, after which there is no other text.
         """
         header = self._read_header().strip()
-        recipient = header.removeprefix(_ROLE).lstrip()
-        is_begun = any(
-            (
-                not self._is_first,
-                CHANNEL in header,
-                _ROLE.startswith(header),
-                recipient.startswith("to="),
-                "to=".startswith(recipient),
-            )
+        after_role = header.removeprefix(_ROLE).lstrip()
+        is_begun = (
+            not self._is_first
+            or CHANNEL in header
+            or _ROLE.startswith(header)
+            or after_role.startswith("to=")
+            or any(word.startswith(after_role) for word in ("to=", *_CHANNELS))
         )
         return is_begun and len(self._header) <= _MAX_HEADER_TOKENS
 
@@ -270,8 +272,10 @@ class HarmonySplitter(AnswerSplitter):
 
 
 def _read_channel(header: str) -> str:
-    found = _CHANNEL_NAME.search(header)
-    return found[1] if found else ""
+    """Return the channel, also of a header whose channel lacks its mark; "" without a channel."""
+    named = _CHANNEL_NAME.findall(header)
+    words = named or [word for word in header.split() if word in _CHANNELS]
+    return words[-1] if words else ""
 
 
 def _read_recipient(header: str) -> str:

@@ -8,21 +8,36 @@ White space may surround the tags. The schema of a function decides which values
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
-import orjson
 
-_FUNCTION = re.compile(r"\s*<function=([^>\s]+)>(?:(.*)</function>)?\s*", re.S)
-_NAME = re.compile(r"\s*([^<\s]+)\s*((?:<arg_key>.*)?)", re.S)
-# Models omit </parameter> at times. A line end after the first tag and before the last one is not
-# part of the value.
+FUNCTION = "<function="
+_KEY, _END_KEY = "<arg_key>", "</arg_key>"
+_MAX_NAME_CHARS = 128
+
+_FUNCTION = re.compile(rf"\s*{FUNCTION}([^>\s]+)>\s*")
+_FUNCTION_END = re.compile(r"\s*</function>\s*")
+# A line end after the first tag and before the last one is not part of the value. The text of a
+# value may contain tags: only one that another tag follows ends it.
 _PARAMETER = re.compile(
-    r"\s*<parameter=([^>]+)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|$)\s*", re.S
+    r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>|$)", re.S
 )
-_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
+# The same for models that omit </parameter> at times.
+_LOOSE_PARAMETER = re.compile(
+    r"<parameter=([^>]+)>\n?(.*?)\n?"
+    r"(?:</parameter>\s*(?=<parameter=|</function>|$)|(?=<parameter=|</function>\s*$)|$)",
+    re.S,
+)
+_NAME = re.compile(r"\s*([^<\s]+)\s*")
+_PAIR = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
+# A name at the start of a call without white space, and what follows it.
+_BEGUN_FUNCTION = re.compile(rf"{FUNCTION}([^>]*)(>?)")
+_BEGUN_NAME = re.compile(r"([^<]*)(.*)", re.S)
+_LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's, as some models write
 
 ArgumentSchema = Mapping[str, Any]  # JSON Schema of the arguments of a function
 
@@ -32,59 +47,124 @@ class TaggedCall(NamedTuple):
     arguments: str  # JSON object
 
 
-def list_tagged_openings(names: Iterable[str], end: str) -> list[str]:
-    """Return how calls of `names` may begin, without white space; `end` follows a call."""
-    return [
-        opening
-        for name in names
-        for opening in (f"<function={name}>", f"{name}<arg_key>", f"{name}{end}")
-    ]
+def may_start_tagged_call(text: str, names: Set[str], end: str) -> bool | None:
+    """Return whether `text`, without white space, begins as a call; None if it is too short.
+
+    `end` is the mark that follows a call.
+    """
+    if FUNCTION.startswith(text):
+        return None
+    if function := _BEGUN_FUNCTION.match(text):
+        return function[1] in names if function[2] else _may_become_name(function[1], names)
+    found = _BEGUN_NAME.match(text)
+    assert found is not None, "bug: the pattern matches any text"
+    name, following = found.groups()
+    if not following:
+        return _may_become_name(name, names)
+    if name not in names:
+        return False
+    if following.startswith((_KEY, end)):
+        return True
+    return None if _KEY.startswith(following) or end.startswith(following) else False
 
 
-def read_name(text: str) -> str | None:
-    """Return the name of the function of a call, which may lack its end."""
-    found = _FUNCTION.match(text) or _NAME.match(text)
-    return found and found[1]
+def _may_become_name(text: str, names: Set[str]) -> bool | None:
+    is_possible = len(text) <= _MAX_NAME_CHARS and any(name.startswith(text) for name in names)
+    return None if is_possible else False
 
 
-def parse_tagged_call(text: str, schemas: Mapping[str, ArgumentSchema]) -> TaggedCall | None:
-    """Parse a whole call without the marks around it. Return None for other texts."""
-    for form, argument in ((_FUNCTION, _PARAMETER), (_NAME, _PAIR)):
-        found = form.fullmatch(text)
-        if found is None or found[2] is None:
-            continue
-        if (written := _split(found[2], argument)) is not None:
-            schema = schemas.get(found[1], {})
-            arguments = {key: _read_value(value, schema, key) for key, value in written}
-            return TaggedCall(found[1], orjson.dumps(arguments).decode())
-    return None
+def read_begun_name(text: str) -> str | None:
+    """Return the name of the function of a call that may lack its end, if the name is complete."""
+    if found := _FUNCTION.match(text):
+        return found[1]
+    found = _NAME.match(text)
+    return found[1] if found and text.startswith(_KEY, found.end()) else None
 
 
-def _split(text: str, argument: re.Pattern[str]) -> list[tuple[str, str]] | None:
-    """Return keys and values of a text that consists of arguments, else None."""
-    written: list[tuple[str, str]] = []
-    start = 0
-    while start < len(text.rstrip()):
-        found = argument.match(text, start)
-        if found is None:
+def parse_tagged_calls(
+    text: str, schemas: Mapping[str, ArgumentSchema], *, is_closed: bool, is_cut: bool
+) -> list[TaggedCall] | None:
+    """Parse the whole calls between two marks. Return None for other texts.
+
+    `is_closed` is whether the second mark follows. If so, tags that end a parameter or a function
+    may be missing, unless a limit has cut the text.
+    """
+    if text.lstrip().startswith(FUNCTION):
+        return _parse_functions(text, schemas, is_loose=is_closed and not is_cut)
+    found = _NAME.match(text)
+    if found is None or not is_closed:
+        return None
+    name, start, end = found[1], found.end(), len(text.rstrip())
+    written = {}
+    while start < end:
+        pair = _PAIR.match(text, start)
+        if pair is None:
             return None
-        written.append((found[1].strip(), found[2]))
-        start = found.end()
+        written[pair[1].strip()] = pair[2]
+        start = pair.end()
+    return [_build_call(name, written, schemas)]
+
+
+def _parse_functions(
+    text: str, schemas: Mapping[str, ArgumentSchema], *, is_loose: bool
+) -> list[TaggedCall] | None:
+    argument = _LOOSE_PARAMETER if is_loose else _PARAMETER
+    calls: list[TaggedCall] = []
+    start, end = 0, len(text.rstrip())
+    while start < end:
+        function = _FUNCTION.match(text, start)
+        if function is None:
+            return None
+        start, written = function.end(), {}
+        while parameter := argument.match(text, start):
+            written[parameter[1].strip()] = parameter[2]
+            start = parameter.end()
+        if last := _FUNCTION_END.match(text, start):
+            start = last.end()
+        elif start < end or not is_loose:
+            return None
+        calls.append(_build_call(function[1], written, schemas))
+    return calls
+
+
+def _build_call(
+    name: str, written: Mapping[str, str], schemas: Mapping[str, ArgumentSchema]
+) -> TaggedCall:
+    properties = schemas.get(name, {}).get("properties")
+    described = properties if isinstance(properties, Mapping) else {}
+    # JSON stays as written: numbers may have more digits than any type of Python keeps.
+    members = (
+        f"{json.dumps(key)}: {_read_value(value, described.get(key))}"
+        for key, value in written.items()
+    )
+    return TaggedCall(name, f"{{{', '.join(members)}}}")
+
+
+def _read_value(text: str, schema: object) -> str:
+    """Return a value as JSON: the text itself if it is JSON and no string is due, else a string."""
+    types = set(_list_types(schema))
+    written = text.strip()
+    written = _LITERALS.get(written, written)
+    is_null = written == "null" and "null" in types
+    if "string" in types and not is_null:
+        return json.dumps(text, ensure_ascii=False)
+    try:
+        msgspec.json.decode(written)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
     return written
 
 
-def _read_value(text: str, schema: ArgumentSchema, key: str) -> Any:
-    """Return the value of an argument: JSON, unless its type is a string or the text is no JSON."""
-    properties = schema.get("properties")
-    described = properties.get(key) if isinstance(properties, Mapping) else None
-    kind = described.get("type") if isinstance(described, Mapping) else None
-    kinds = kind if isinstance(kind, list) else [kind]
-    written = text.strip()
-    if "string" in kinds and not (written == "null" and "null" in kinds):
-        return text
-    if "boolean" in kinds:  # some models write Python's literals
-        written = written.lower()
-    try:
-        return msgspec.json.decode(written)
-    except (ValueError, RecursionError):
-        return text
+def _list_types(schema: object) -> Iterator[str]:
+    """Yield the names of the types that a schema of a value states, also in its alternatives."""
+    if not isinstance(schema, Mapping):
+        return
+    stated = schema.get("type")
+    yield from (each for each in (stated if isinstance(stated, list) else [stated]) if each)
+    values = schema.get("enum")
+    constants = [*(values if isinstance(values, list) else []), schema.get("const")]
+    yield from ("string" for constant in constants if isinstance(constant, str))
+    for keyword in ("anyOf", "oneOf", "allOf"):
+        alternatives = schema.get(keyword)
+        for alternative in alternatives if isinstance(alternatives, list) else []:
+            yield from _list_types(alternative)

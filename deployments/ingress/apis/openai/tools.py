@@ -11,15 +11,19 @@ import msgspec
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.apis.openai.tagged_calls import (
+    FUNCTION,
     ArgumentSchema,
-    list_tagged_openings,
-    parse_tagged_call,
-    read_name,
+    may_start_tagged_call,
+    parse_tagged_calls,
+    read_begun_name,
 )
 from deployments.messages import CALL_CLOSE, CALL_OPEN
 
 MAX_PREFIX_CHARS = 1_000  # the first characters of a text decide whether it may be a call
 
+# A mark before a call. Qwen3-Coder omits the first one at times.
+_MARK = re.compile(rf"{CALL_OPEN}(?:\s*{FUNCTION})?|{FUNCTION}")
+_MAX_QUOTED_MARKS = 8  # marks in the arguments of a call, which bound the work on a text
 # The start of a call as JSON without white space, up to its first deciding member. The first member
 # with the key `name`, `arguments` or `parameters` decides whether the text may be a call. Values of
 # the members before it are strings, numbers or literals.
@@ -63,11 +67,11 @@ class ToolCallParser:
     """Parser of calls of the functions `names`. Calls are a whole text, or the end of a text.
 
     A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
-    objects. The marks CALL_OPEN and CALL_CLOSE may enclose a call. Between them it may also be
-    written with tags (tagged_calls.py). After other text, only calls between marks count. Calls
-    before other text are content. A stream holds text back while the text may be a call. The first
-    MAX_PREFIX_CHARS characters of the text decide this (`may_start_tool_call`). A forced call has
-    the form of `call_grammar`, and is never content.
+    objects. The marks CALL_OPEN and CALL_CLOSE may enclose a call. Between them, one or more may
+    also be written with tags (tagged_calls.py). After other text, only calls between marks count.
+    Calls before other text are content. A stream holds text back while the text may be a call. The
+    first MAX_PREFIX_CHARS characters of the text decide this (`may_start_tool_call`). A forced call
+    has the form of `call_grammar`, and is never content.
     """
 
     names: frozenset[str]
@@ -77,13 +81,9 @@ class ToolCallParser:
     schemas: Mapping[str, ArgumentSchema] = field(default_factory=dict, compare=False)
     # A JSON object may be a call if its first deciding member starts with one of these texts.
     _members: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    # The start of a call with tags, after CALL_OPEN.
-    _openings: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_members", tuple(list_deciding_members(self.names)))
-        openings = tuple(list_tagged_openings(self.names, CALL_CLOSE))
-        object.__setattr__(self, "_openings", openings)
 
     def may_start_tool_call(self, text: str) -> bool:
         """Return whether `text` begins as a call, or may still do so with more characters.
@@ -93,11 +93,10 @@ class ToolCallParser:
         """
         start = "".join(text[:MAX_PREFIX_CHARS].split())
         tagged = start.removeprefix(CALL_OPEN)
-        if len(tagged) < len(start):
-            if tagged.startswith(self._openings):
+        if tagged and (len(tagged) < len(start) or start.startswith(FUNCTION[: len(start)])):
+            is_tagged = may_start_tagged_call(tagged, self.names, CALL_CLOSE)
+            if is_tagged or (is_tagged is None and len(text) < MAX_PREFIX_CHARS):
                 return True
-            if any(opening.startswith(tagged) for opening in self._openings):
-                return len(text) < MAX_PREFIX_CHARS
         opening = _OPENING.match(start)
         if opening is None:
             is_undecided = f"{CALL_OPEN}[{{".startswith(start) or "[{".startswith(start)
@@ -115,23 +114,21 @@ class ToolCallParser:
         return 0 if self.may_start_tool_call(text) else self.find_marked_call(text)
 
     def find_marked_call(self, text: str) -> int:
-        """Return the start of a marked call, or of an incomplete CALL_OPEN at the end of `text`.
+        """Return the start of a marked call, or of an incomplete mark at the end of `text`.
 
         If `text` has neither, return its length.
         """
         if (found := self._find_mark(text, 0)) < len(text):
             return found
-        return len(remove_begun(text, CALL_OPEN))
+        return min(len(remove_begun(text, mark)) for mark in (CALL_OPEN, FUNCTION))
 
     def parse_tool_calls(
         self, text: str, *, is_cut: bool = False
     ) -> tuple[int, tuple[FunctionCall, ...]]:
         """Return the length of the content of a whole text, and the calls after the content.
 
-        The last call may be incomplete if `is_cut`: a limit or a stop string ended the text.
-
-        The text is split only at marks that may start a call. Such a mark cannot be inside another
-        call, because JSON would escape the quotes after the mark.
+        The last call may be incomplete if `is_cut`: a limit or a stop string ended the text. The
+        text is split only at marks that may start a call.
         """
         if self.is_forced:
             whole = self._parse_block(text)
@@ -139,15 +136,11 @@ class ToolCallParser:
         end = start = 0
         calls: list[FunctionCall] = []
         while start < len(text):
-            following = self._find_mark(text, start + 1)
-            parsed = self._parse_block(text[start:following])
-            if parsed is None and is_cut and following == len(text):
-                parsed = self._parse_cut_block(text[start:])
+            start, parsed = self._parse_from(text, start, is_cut=is_cut)
             if parsed is None:
-                end, calls = following, []
+                end, calls = start, []
             else:
                 calls += parsed
-            start = following
         if not calls:
             return len(text), ()
         return end, tuple(calls if self.is_parallel else calls[:1])
@@ -157,13 +150,46 @@ class ToolCallParser:
 
         If there is none, return the length of `text`.
         """
-        while (start := text.find(CALL_OPEN, start)) >= 0:
-            if self.may_start_tool_call(text[start : start + MAX_PREFIX_CHARS]):
-                return start
-            start += len(CALL_OPEN)
+        while found := _MARK.search(text, start):
+            if self.may_start_tool_call(text[found.start() : found.start() + MAX_PREFIX_CHARS]):
+                return found.start()
+            start = found.end()
         return len(text)
 
-    def _parse_block(self, text: str) -> list[FunctionCall] | None:
+    def _find_next_mark(self, text: str, mark: int) -> int:
+        """Return the position of the next mark after the one at `mark`, if there is one there."""
+        found = _MARK.match(text, mark)
+        return self._find_mark(text, mark + 1 if found is None else found.end())
+
+    def _parse_from(
+        self, text: str, start: int, *, is_cut: bool
+    ) -> tuple[int, list[FunctionCall] | None]:
+        """Parse the text from `start` to the next mark. Return its end and calls, None for content.
+
+        A mark may be part of an argument. After the start of a call, the text to the mark after
+        next is therefore tried, and so on.
+        """
+        following = first = self._find_next_mark(text, start)
+        for _ in range(_MAX_QUOTED_MARKS):
+            block = text[start:following]
+            parsed = self._parse_block(block, is_cut=is_cut and following == len(text))
+            if parsed is not None:
+                return following, parsed
+            if not self._is_begun(block):
+                break
+            if following == len(text):
+                return following, self._parse_cut_block(block) if is_cut else None
+            following = self._find_next_mark(text, following)
+        return first, None
+
+    def _is_begun(self, block: str) -> bool:
+        """Return whether `block` is the start of a call with a name."""
+        written = block.lstrip().removeprefix(CALL_OPEN)
+        if not self.may_start_tool_call(block):
+            return False
+        return read_begun_name(written) in self.names or is_cut_json(written)
+
+    def _parse_block(self, text: str, *, is_cut: bool = False) -> list[FunctionCall] | None:
         """Return the calls of a text that may start with CALL_OPEN; an empty list for a blank text.
 
         Return None if the text is not a call, or calls a function outside of `names`.
@@ -173,11 +199,15 @@ class ToolCallParser:
             return []
         if not self.may_start_tool_call(text):
             return None
-        tagged = parse_tagged_call(self._remove_marks(block), self.schemas)
-        if tagged is not None and tagged.name in self.names:
-            return [FunctionCall(tagged.name, tagged.arguments)]
+        body = remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE)
+        if body.lstrip()[:1] not in ("{", "["):
+            is_closed = block.endswith(CALL_CLOSE)
+            tagged = parse_tagged_calls(body, self.schemas, is_closed=is_closed, is_cut=is_cut)
+            if not tagged or any(call.name not in self.names for call in tagged):
+                return None
+            return [FunctionCall(call.name, call.arguments) for call in tagged]
         try:
-            written = WRITTEN_CALLS.decode(self._remove_marks(block))
+            written = WRITTEN_CALLS.decode(body)
             calls = [
                 FunctionCall(item.name, read_arguments(bytes(item.arguments or item.parameters)))
                 for item in (written if isinstance(written, list) else [written])
@@ -193,18 +223,14 @@ class ToolCallParser:
         Return None for other texts, such as invalid JSON, and for a start without a whole name.
         """
         block = text.lstrip().removeprefix(CALL_OPEN)
-        if not self.may_start_tool_call(text):
-            return None
-        if (name := read_name(block)) in self.names:
-            return [FunctionCall(str(name), "", is_complete=False)]
-        if not is_cut_json(block):
+        name = read_begun_name(block)
+        if name is not None and name in self.names:
+            return [FunctionCall(name, "", is_complete=False)]
+        if not (self.may_start_tool_call(text) and is_cut_json(block)):
             return None
         calls = list(parse_cut_call(block))
         are_calls = [call.name in self.names and call.arguments[:1] in ("", "{") for call in calls]
         return calls if calls and all(are_calls) else None
-
-    def _remove_marks(self, block: str) -> str:
-        return remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE)
 
 
 def remove_begun(text: str, mark: str) -> str:

@@ -185,6 +185,11 @@ def test_names_may_have_dots(recipient: str) -> None:
         ((*message("analysis", "Hm."), *message("final", "Yes!")), "Yes!", "Hm."),
         ((*message("analysis", "Hm."), END, "final", MESSAGE, "Yes!"), "Yes!", "Hm."),
         ((*message("analysis", "Hm."), END), "", "Hm."),
+        ((*message("final", "Yes!"), END, "analysis", MESSAGE, "Hm."), "Yes!", "Hm."),
+        (("analysis", MESSAGE, "Hm."), "", "Hm."),
+        ((CHANNEL, "analysis", *message("final", "Yes!")), "Yes!", ""),
+        ((" to=functions.go",), "", ""),
+        (("final answer",), "final answer", ""),
         (("to=5 is",), "to=5 is", ""),
     ],
 )
@@ -259,6 +264,22 @@ def test_grammar_describes_one_final_message(texts: tuple[str, ...]) -> None:
     assert answer.reasoning_tokens + len(answer.text) == 130
 
 
+@pytest.mark.parametrize(
+    ("opened", "texts"),
+    [
+        (f"{CHANNEL}commentary{MESSAGE}I look", ("ab", END)),
+        (f"{CHANNEL}analysis{MESSAGE}Hm", ("ab", END)),
+        (f"{CHANNEL}", ("final", MESSAGE)),
+        (f"{CHANNEL}final{MESSAGE}", ()),
+        (f"{CHANNEL}final{MESSAGE}Yes{END}", ()),
+    ],
+)
+def test_prompt_may_open_a_message_before_a_grammar(opened: str, texts: tuple[str, ...]) -> None:
+    answer = generate(*texts, "x" * 100, prompt=PROMPT + opened, grammar="1", max_new_tokens=40)
+    assert answer.text == "1" * len(answer.text)
+    assert len(answer.text) > 10
+
+
 def test_reasoning_and_headers_have_no_logprobs() -> None:
     answer = generate(
         *message("analysis", "Hm."), *NEXT, *message("final", "Yes!"), RETURN, logprobs=1
@@ -299,7 +320,19 @@ def test_messages_have_the_fields_of_the_template() -> None:
 
 def test_tools_have_descriptions() -> None:
     described = {"type": "function", "function": {"name": "a", "description": "A."}}
-    tools = [{"type": "function", "function": {"name": "b"}}, described]
-    first, second = adapt_tools(tools)
-    assert first["function"] == {"name": "b", "description": ""}
-    assert second == described
+    others = [{"function": {"name": "b"}}, {"function": {"name": "b", "description": None}}]
+    *first, last = adapt_tools([*others, described])
+    assert first == [{"function": {"name": "b", "description": ""}}] * 2
+    assert last == described
+
+
+@pytest.mark.parametrize("id_", [None, "same"])
+def test_results_without_ids_of_their_own_follow_calls_in_order(id_: str | None) -> None:
+    ids = {} if id_ is None else {"id": id_}
+    calls = [{**ids, "function": {"name": name}} for name in "ab"]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    results = [{"role": "tool", "content": name} for name in "xyz"]
+    if id_ is not None:
+        results = [{**each, "tool_call_id": id_} for each in results]
+    adapted = list(adapt_messages([said, *results]))
+    assert [each["content"] for each in adapted] == ["", "x", "", "y", "z"]

@@ -86,12 +86,102 @@ def test_several_calls_after_text(write: Any) -> None:
     text = f"I look. \n{write(city='Oslo')}\n{write('clock')}"
     end, calls = PARSER.parse_tool_calls(text)
     assert text[:end].strip() == "I look."
-    assert calls == (FunctionCall("weather", '{"city":"Oslo"}'), FunctionCall("clock", "{}"))
+    assert calls == (FunctionCall("weather", '{"city": "Oslo"}'), FunctionCall("clock", "{}"))
 
 
-def test_models_may_omit_tags_that_end_values() -> None:
-    text = "<tool_call><function=weather><parameter=city>Oslo<parameter=days>2</function>"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call><function=weather><parameter=city>Oslo<parameter=days>2</function></tool_call>",
+        "<tool_call><function=weather><parameter=city>Oslo</parameter><parameter=days>2</tool_call>",
+        qwen(city="Oslo", days="2").replace("<tool_call>\n", ""),
+        qwen(city="Oslo", days="2").replace("</tool_call>", ""),
+        qwen(city="Oslo", days="2").replace("</parameter>\n<", "<"),
+    ],
+)
+def test_qwen_may_omit_tags(text: str) -> None:
     assert arguments_of(text) == {"city": "Oslo", "days": 2}
+    assert PARSER.count_content(text[:12]) == 0
+    end, calls = PARSER.parse_tool_calls(f"I look.\n{text}")
+    assert (end, len(calls)) == (8, 1)
+
+
+def test_functions_may_share_marks() -> None:
+    text = qwen(city="Oslo").replace("\n</tool_call>", qwen("clock").removeprefix("<tool_call>"))
+    _, calls = PARSER.parse_tool_calls(text)
+    assert [call.name for call in calls] == ["weather", "clock"]
+
+
+@pytest.mark.parametrize("write", [qwen, glm])
+@pytest.mark.parametrize(
+    "quoted",
+    [
+        '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+        qwen("clock"),
+        glm("clock"),
+        f"{glm('clock')} and {qwen('clock')}",
+        "</function></tool_call>",
+        "<tool_call>",
+    ],
+)
+def test_values_may_quote_calls(write: Any, quoted: str) -> None:
+    text = write(city=f"See\n{quoted}.")
+    assert arguments_of(text) == {"city": f"See\n{quoted}."}
+    cut = text[: text.index(".")]
+    assert PARSER.parse_tool_calls(cut, is_cut=True) == (
+        0, (FunctionCall("weather", "", is_complete=False),),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("quoted", [qwen("clock"), glm("clock"), "<function=clock>"])
+@pytest.mark.parametrize("marks", [("", ""), ("<tool_call>\n", "\n</tool_call>")])
+def test_json_may_quote_tagged_calls(quoted: str, marks: tuple[str, str]) -> None:
+    arguments = {"city": f"Use {quoted}."}
+    written = orjson.dumps({"name": "weather", "arguments": arguments}).decode()
+    assert arguments_of(written.join(marks)) == arguments
+
+
+@pytest.mark.parametrize("write", [qwen, glm])
+@pytest.mark.parametrize(
+    "written", ["18446744073709551616", "1.10", "-0", f"{'[' * 900}{']' * 900}", "1e999"]
+)
+def test_numbers_stay_as_written(write: Any, written: str) -> None:
+    _, (call,) = PARSER.parse_tool_calls(write(unknown=written))
+    assert call.arguments in (f'{{"unknown": {written}}}', f'{{"unknown": "{written}"}}')
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"oneOf": [{"enum": ["a", "b"]}, {"type": "null"}]},
+        {"const": "x"},
+        {"allOf": [{"type": ["integer", "string"]}]},
+    ],
+)
+def test_strings_are_found_in_alternatives(schema: dict[str, Any]) -> None:
+    parser = ToolCallParser(PARSER.names, schemas={"weather": {"properties": {"a": schema}}})
+    assert arguments_of(qwen(a="1.10"), parser) == {"a": "1.10"}
+    is_nullable = "null" in str(schema)
+    assert arguments_of(glm(a="null"), parser) == {"a": None if is_nullable else "null"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>weather<arg_key>k</arg_key><arg_value>"
+        + "<arg_key>k</arg_key><arg_value>" * 9_000,
+        '<tool_call>{"name": "weather", "arguments": "' * 3_000,
+        "<tool_call><function=weather><parameter=a>" * 3_000,
+        "<tool_call>weather<arg_key>" * 3_000,
+        "<tool_call>" * 30_000,
+        "<tool_call>" + " " * 300_000,
+    ],
+)
+def test_hostile_texts_take_linear_time(text: str) -> None:
+    """Without a limit of attempts, each of these takes minutes."""
+    names = frozenset({"weather", *(f"function_{number}" for number in range(1_000))})
+    assert not ToolCallParser(names).parse_tool_calls(text)[1]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +208,8 @@ def test_streams_hold_back_what_may_be_a_call(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["<tool_call>wet", "<tool_call>\n<function=we>", "<tool_call>clockwork"]
+    "text",
+    ["<tool_call>wet", "<tool_call>\n<function=we>", "<tool_call>clockwork", "<function=we>"],
 )
 def test_streams_do_not_hold_back_other_texts(text: str) -> None:
     assert PARSER.count_content(text) == len(text)
@@ -127,10 +218,14 @@ def test_streams_do_not_hold_back_other_texts(text: str) -> None:
 @pytest.mark.parametrize("write", [qwen, glm])
 def test_call_may_be_cut(write: Any) -> None:
     text = write(city="Oslo", days="2")
-    cut = text[: text.index("Oslo") + 2]
-    assert PARSER.parse_tool_calls(cut) == (len(cut), ())
-    expected = (0, (FunctionCall("weather", "", is_complete=False),))
-    assert PARSER.parse_tool_calls(cut, is_cut=True) == expected
+    for count in range(1, len(text) - len("</tool_call>") + 1):
+        assert not PARSER.parse_tool_calls(text[:count])[1] or "</function>" in text[:count]
+        _, calls = PARSER.parse_tool_calls(text[:count], is_cut=True)
+        if calls:
+            assert calls[0].name == "weather"
+            assert calls[0].is_complete is ("</function>" in text[:count])
+        else:
+            assert "city" not in text[:count]
 
 
 @pytest.mark.parametrize("write", [qwen, glm])
