@@ -76,7 +76,7 @@ class ExpertLayer(NamedTuple):
             name=weights.name,
             domain=ORT_DOMAIN,
             k=self._selected,
-            normalize_routing_weights=1,  # MoE computes wrong values without it, QMoE ignores it
+            normalize_routing_weights=1,  # QMoE normalizes in any case
             activation_type="swiglu",
             swiglu_fusion=1,  # rows of gate and up projection alternate
             **self._activation,
