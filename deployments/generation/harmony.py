@@ -38,9 +38,8 @@ def adapt_messages(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[st
         if len(calls) < 2:
             yield message
             continue
-        results: defaultdict[Any, deque[Mapping[str, Any]]] = defaultdict(
-            deque
-        )  # by id of the call
+        # Results by the id of their call.
+        results: defaultdict[Any, deque[Mapping[str, Any]]] = defaultdict(deque)
         while left and left[0].get("role") == "tool":
             result = left.popleft()
             results[result.get("tool_call_id")].append(result)

@@ -39,7 +39,7 @@ class StopStrings:
         return pending[:emitted], False
 
     def push_tokens(self, tokens: Iterable[Token]) -> tuple[str, bool]:
-        """Push the text of `tokens` that is no reasoning.
+        """Push the text of `tokens`, without the reasoning.
 
         A special token has a text only if the server replaces it by one (harmony_splitter.py). A
         stop string is neither in such a text nor across it.

@@ -141,7 +141,7 @@ GRANITE_MOE = RopeDecoder(
         ("block_sparse_moe.input_linear.weight", "mlp.experts.gate_up_proj"),
         ("block_sparse_moe.output_linear.weight", "mlp.experts.down_proj"),
         ("block_sparse_moe.router.layer", "mlp.gate"),
-        # The names that transformers uses itself.
+        # The names of checkpoints that transformers saved in its own layout.
         ("block_sparse_moe.router", "mlp.gate"),
         ("block_sparse_moe.experts", "mlp.experts"),
         ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),

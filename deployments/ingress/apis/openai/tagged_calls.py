@@ -26,7 +26,7 @@ _FUNCTION_END = re.compile(r"\s*</function>\s*")
 _PARAMETER = re.compile(
     r"<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*(?=<parameter=|</function>|$)", re.S
 )
-# The same for models that omit </parameter> at times.
+# The same, also without </parameter>, which some models omit.
 _LOOSE_PARAMETER = re.compile(
     r"<parameter=([^>]+)>\n?(.*?)\n?"
     r"(?:</parameter>\s*(?=<parameter=|</function>|$)|(?=<parameter=|</function>\s*$)|$)",
@@ -84,9 +84,9 @@ def read_begun_name(text: str) -> str | None:
 def parse_tagged_calls(
     text: str, schemas: Mapping[str, ArgumentSchema], *, is_closed: bool, is_cut: bool
 ) -> list[TaggedCall] | None:
-    """Parse the whole calls between two marks. Return None for other texts.
+    """Parse a text that consists of complete calls. Return None for other texts.
 
-    `is_closed` is whether the second mark follows. If so, tags that end a parameter or a function
+    `is_closed` is whether the mark that ends a call follows. If so, tags that end a parameter or a function
     may be missing, unless a limit has cut the text.
     """
     if text.lstrip().startswith(FUNCTION):
@@ -160,7 +160,8 @@ def _list_types(schema: object) -> Iterator[str]:
     if not isinstance(schema, Mapping):
         return
     stated = schema.get("type")
-    yield from (each for each in (stated if isinstance(stated, list) else [stated]) if each)
+    kinds = stated if isinstance(stated, list) else [stated]
+    yield from (kind for kind in kinds if isinstance(kind, str))
     values = schema.get("enum")
     constants = [*(values if isinstance(values, list) else []), schema.get("const")]
     yield from ("string" for constant in constants if isinstance(constant, str))

@@ -74,7 +74,18 @@ def test_several_arguments_and_none(write: Any) -> None:
     assert arguments_of(write().replace("\n", "")) == {}
 
 
-@pytest.mark.parametrize("properties", [None, [], {"days": True}, {"days": {"type": 5}}])
+@pytest.mark.parametrize(
+    "properties",
+    [
+        None,
+        [],
+        {"days": True},
+        {"days": {"type": 5}},
+        {"days": {"type": {"a": 1}}},
+        {"days": {"type": [{"a": 1}]}},
+        {"days": {"anyOf": [5, {"enum": [{}]}]}},
+    ],
+)
 def test_odd_schemas_do_not_matter(properties: Any) -> None:
     parser = ToolCallParser(PARSER.names, schemas={"weather": {"properties": properties}})
     assert arguments_of(qwen(days="3"), parser) == {"days": 3}
