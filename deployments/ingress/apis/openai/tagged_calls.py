@@ -86,8 +86,8 @@ def parse_tagged_calls(
 ) -> list[TaggedCall] | None:
     """Parse a text that consists of complete calls. Return None for other texts.
 
-    `is_closed` is whether the mark that ends a call follows. If so, tags that end a parameter or a function
-    may be missing, unless a limit has cut the text.
+    `is_closed` is whether the mark that ends a call follows. If so, tags that end a parameter or a
+    function may be missing, unless a limit has cut the text.
     """
     if text.lstrip().startswith(FUNCTION):
         return _parse_functions(text, schemas, is_loose=is_closed and not is_cut)
