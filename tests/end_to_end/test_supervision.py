@@ -13,7 +13,8 @@ import pytest
 
 from benchmarks.servers.process_kinds import read_command
 from tests.support.artifacts import EMBEDDER
-from tests.support.ray_cluster import REPOSITORY, Cluster, port_is_open
+from tests.support.ports import port_is_open
+from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.waiting import TIMEOUT_S, wait_for
 
 REPLICA = "ray::ServeReplica"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.support.artifacts import WIDTH, seal_tiny
-from tests.support.ray_cluster import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]

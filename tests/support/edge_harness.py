@@ -27,7 +27,7 @@ from cluster.launcher.local_environment import find_haproxy, local_environment
 from cluster.launcher.local_ports import LocalPorts
 from cluster.ports import open_listener
 from deployments.request_headers import ARRIVAL_HEADER, REFUSAL_HEADER
-from tests.support.ray_cluster import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 APP = "http-app"

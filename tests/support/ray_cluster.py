@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import psutil
 import yaml
 
 from benchmarks.servers.process_kinds import read_command
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
@@ -206,15 +206,3 @@ def find_session(process: psutil.Process) -> int | None:
         return os.getsid(process.pid)
     except (ProcessLookupError, psutil.Error):
         return None
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def port_is_open(port: int) -> bool:
-    """Return whether the port accepts connections."""
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

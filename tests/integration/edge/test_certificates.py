@@ -21,7 +21,7 @@ from cluster.progress import check_ready
 from deployments.files import write_atomically
 from tests.support.certificates import SelfSigned, create_certificate
 from tests.support.edge_harness import Backend, EdgeHarness, run_harness
-from tests.support.ray_cluster import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 

@@ -22,7 +22,7 @@ from cluster.edge.haproxy_process import HaproxyProcess
 from cluster.launcher.local_environment import local_environment
 from cluster.launcher.local_ports import LocalPorts
 from tests.support.edge_harness import EdgeHarness, build_manager, run_harness, set_routes
-from tests.support.ray_cluster import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import TIMEOUT_S, wait_for
 
 

@@ -14,13 +14,13 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.servers import processes
 from benchmarks.servers.processes import ServerCommand, is_ready, run_server
 from benchmarks.serving.load import LoadPlan, Workload, run_load
-from cluster.ports import find_free_port
+from tests.support.ports import free_port
 
 SCRIPT = Path(__file__).parents[3] / "support" / "toy_rival.py"
 
 
 def toy_command(*options: str) -> ServerCommand:
-    port = find_free_port(8600, 0)
+    port = free_port()
     arguments = [sys.executable, str(SCRIPT), "--port", str(port), *options]
     return ServerCommand("toy", arguments, port, "/health", {})
 
@@ -58,7 +58,7 @@ def test_a_server_that_never_answers_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "START_TIMEOUT_S", 0.5)
-    command = ServerCommand("mute", ["sleep", "60"], find_free_port(8600, 0), "/", {})
+    command = ServerCommand("mute", ["sleep", "60"], free_port(), "/", {})
     with (
         pytest.raises(BenchmarkError, match="mute was not ready after"),
         run_server(command, tmp_path, tmp_path),

@@ -14,7 +14,7 @@ from benchmarks.common.http import ServerAddress
 from benchmarks.overload.command import read_memory_mib
 from benchmarks.servers.local_server import find_launcher
 from benchmarks.servers.process_kinds import find_members
-from cluster.ports import find_free_port
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 # A launcher in a session of its own, whose child listens on a port.
@@ -29,7 +29,7 @@ subprocess.run([title, "-c", sys.argv[1] + "; time.sleep(60)", sys.argv[2]],
 
 @pytest.fixture
 def server() -> Iterator[tuple[ServerAddress, subprocess.Popen[bytes]]]:
-    port = find_free_port(8650, 0)
+    port = free_port()
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCH, LISTEN, str(port)], start_new_session=True
     )
@@ -70,7 +70,7 @@ def test_listener_without_a_server_is_no_launcher() -> None:
 @pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "::1"])
 def test_names_and_addresses_of_this_host_are_accepted(host: str) -> None:
     with pytest.raises(BenchmarkError, match="no visible process"):
-        find_launcher(ServerAddress(host, find_free_port(8650, 0)))
+        find_launcher(ServerAddress(host, free_port()))
 
 
 def test_servers_of_other_hosts_and_closed_ports_are_rejected() -> None:
@@ -78,4 +78,4 @@ def test_servers_of_other_hosts_and_closed_ports_are_rejected() -> None:
         with pytest.raises(BenchmarkError, match="is not this host"):
             find_launcher(ServerAddress(host, 8000))
     with pytest.raises(BenchmarkError, match="no visible process of a server listens"):
-        find_launcher(ServerAddress("127.0.0.1", find_free_port(8650, 0)))
+        find_launcher(ServerAddress("127.0.0.1", free_port()))

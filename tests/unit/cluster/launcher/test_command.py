@@ -33,8 +33,8 @@ from cluster.launcher.command import (
 )
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
-from cluster.ports import find_free_port
 from cluster.progress import StartError, StartupProgress, UnusableConfig
+from tests.support.ports import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +152,7 @@ def test_full_disk_is_named(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("full_disk")
 def test_full_disk_of_the_edge_is_named(tmp_path: Path) -> None:
     settings = ServeOptions(config=tmp_path, run_dir=tmp_path)
-    edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+    edge = run_edge(settings, ("127.0.0.1", free_port()), StartupProgress())
     with pytest.raises(StartError, match=r"cannot use `/.*/hundredfold-.*: File too large"):
         edge.__enter__()
 
@@ -242,7 +242,7 @@ def test_low_limit_of_open_files_is_named_with_a_remedy(
     settings = ServeOptions(config=tmp_path, run_dir=tmp_path)
     for limit, remedy in ((1024, "ulimit -Hn"), (65_536, "")):
         monkeypatch.setattr(resource, "getrlimit", lambda _kind, limit=limit: (limit, limit))
-        edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+        edge = run_edge(settings, ("127.0.0.1", free_port()), StartupProgress())
         with pytest.raises(StartError, match="Cannot raise FD limit") as raised:
             edge.__enter__()
         assert remedy in raised.value.hint
@@ -285,13 +285,13 @@ def test_options_of_the_command_line_reach_the_edge(
     add_arguments(parser)
     options = ["--connections-per-client", "7", "--max-requests", "9"]
     options += ["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem", "--metrics-host", "0.0.0.0"]
-    grpc_port = find_free_port(8001)
+    grpc_port = free_port()
     options += ["--grpc-port", str(grpc_port)]
     run(parser.parse_args([str(config), *options]))
     edge = FakeEdge()
     monkeypatch.setattr("cluster.launcher.command.Edge", edge.create)
     monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
-    address = ("127.0.0.1", find_free_port(8000))
+    address = ("127.0.0.1", free_port())
     with run_edge(given[0], address, StartupProgress()):
         assert edge.settings == EdgeSettings(
             ClientLimits(connections=7, requests=9),
@@ -309,7 +309,7 @@ def test_unusable_certificate_is_named_before_anything_starts(
     monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
     certificate = CertificateFiles(tmp_path / "missing.pem")
     settings = ServeOptions(config=tmp_path, run_dir=tmp_path, certificate=certificate)
-    edge = run_edge(settings, ("127.0.0.1", find_free_port(8000)), StartupProgress())
+    edge = run_edge(settings, ("127.0.0.1", free_port()), StartupProgress())
     with pytest.raises(StartError, match=r"missing\.pem`: No such file") as raised:
         edge.__enter__()
     assert not isinstance(raised.value, UnusableConfig), "a later start may find a renewed file"

@@ -12,9 +12,10 @@ import pytest
 
 from cluster.edge.haproxy_config import METRICS_HOST
 from cluster.launcher.local_ports import ClientPorts, LocalPorts, choose_ports
-from cluster.ports import find_free_port, open_listener
+from cluster.ports import open_listener
 from cluster.progress import StartError
 from tests.support.ipv6 import needs_ipv6
+from tests.support.ports import free_port
 
 PORTS_OF_CONNECTIONS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
@@ -36,7 +37,7 @@ def claims() -> Iterator[ExitStack]:
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "::"])
 def test_ipv6_address_is_served(host: str, claims: ExitStack) -> None:
-    port = find_free_port(8000)
+    port = free_port()
     assert choose_ports(host, ClientPorts(port), METRICS_HOST, None, claims).metrics != port
     with open_listener(host, port):
         with pytest.raises(StartError, match=f"port {port} on {host} is in use by pid "):
@@ -73,7 +74,7 @@ def test_port_of_another_launcher_is_named(claims: ExitStack) -> None:
 def test_port_that_cannot_be_used_is_rejected(
     host: str, port: int | None, metrics: int | None, message: str, claims: ExitStack
 ) -> None:
-    port = find_free_port(8000) if port is None else port
+    port = free_port() if port is None else port
     with pytest.raises(StartError, match=message):
         choose_ports(host, ClientPorts(port), METRICS_HOST, metrics, claims)
 
@@ -95,7 +96,7 @@ def test_port_for_grpc_that_cannot_be_used_is_rejected(
 
 def test_port_for_grpc_in_use_is_named(claims: ExitStack) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        clients = ClientPorts(find_free_port(8000), other.getsockname()[1])
+        clients = ClientPorts(free_port(), other.getsockname()[1])
         with pytest.raises(StartError, match=f"port {clients.grpc} on 127.0.0.1 is in use") as it:
             choose_ports("127.0.0.1", clients, METRICS_HOST, None, claims)
     assert "--grpc-port" in it.value.hint
@@ -109,7 +110,7 @@ def test_no_other_port_is_the_one_for_grpc() -> None:
 
 
 def test_metrics_port_is_the_given_one() -> None:
-    free = find_free_port(9101, 0)
+    free = free_port()
     with ExitStack() as claims:
         assert LocalPorts.choose(claims, reserved=8000, metrics=free).metrics == free
         assert LocalPorts.choose(claims, reserved=8000).metrics != free
