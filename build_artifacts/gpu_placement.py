@@ -9,7 +9,7 @@ from build_artifacts.errors import BuildError
 from build_artifacts.presets import DECODER_FP16_TRANSFORMERS
 from build_artifacts.recipes import BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions
-from deployments.artifacts.types import Attention, Device
+from deployments.artifacts.types import DTYPE_NAMES, Attention, Device
 
 
 def check_encoder_recipe(recipe: BuildRecipe) -> None:
@@ -66,7 +66,8 @@ def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecip
     # A torch program contains only operators of torch, and flash attention is in another package,
     # so the checkpoint runs on the engine `transformers`.
     if attention == "flash" and recipe.engine == "torch":
-        recipe = DECODER_FP16_TRANSFORMERS
+        name = f"gpu-{recipe.precision}-transformers"
+        recipe = replace(DECODER_FP16_TRANSFORMERS, name=name, precision=recipe.precision)
     run = recipe.run.model_copy(update={"attention": attention})
     return replace(recipe, name=f"{recipe.name}-{attention}", run=run)
 
@@ -81,7 +82,7 @@ def with_gpu_placement(
     """
     if tensor_parallel_size == 1 and not kv_offload:
         return recipe
-    if any(r.device is Device.GPU and r.precision != "fp16" for r in recipe.decoders):
+    if any(r.device is Device.GPU and r.precision not in DTYPE_NAMES for r in recipe.decoders):
         raise BuildError(
             "`--search low-memory` quantizes weights for one GPU only; it excludes "
             "`--tensor-parallel-size` above 1 and `--offload-kv-cache`, which are built in fp16",

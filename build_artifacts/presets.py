@@ -133,6 +133,8 @@ DECODER_FP16_TORCH = replace(DECODER_FP16, name="gpu-fp16-torch", engine="torch"
 DECODER_FP16_COMPILED = replace(
     DECODER_FP16_TORCH, name="gpu-fp16-compiled", run=EngineOptions(compile=True)
 )
+# For models whose activations exceed the range of fp16, and for experts.
+DECODER_BF16_TORCH = replace(DECODER_FP16_TORCH, name="gpu-bf16-torch", precision="bf16")
 # Only the engine `transformers` supports bitsandbytes weights, several GPUs and KV offload.
 DECODER_FP16_TRANSFORMERS = replace(
     DECODER_FP16, name="gpu-fp16-transformers", engine="transformers"
@@ -147,11 +149,17 @@ DECODER_GPU_NF4_BNB = replace(
     DECODER_FP16_TRANSFORMERS, name="gpu-nf4-bitsandbytes", precision="nf4"
 )
 
-# The candidates that were fastest on the hosts measured so far, and DECODER_FP16_TORCH for decoders
+# The candidates that were fastest on the hosts measured so far, and torch programs for decoders
 # without an ONNX graph in FP16. Such a build takes a minute.
 QUICK = BuildRecipe(
     candidates=(CPU_INT8, CPU_INT8_WEIGHTS, GPU_FP16),
-    decoders=(DECODER_INT8, DECODER_INT8_BLOCKS, DECODER_FP16, DECODER_FP16_TORCH),
+    decoders=(
+        DECODER_INT8,
+        DECODER_INT8_BLOCKS,
+        DECODER_FP16,
+        DECODER_FP16_TORCH,
+        DECODER_BF16_TORCH,
+    ),
     keep=1,
 )
 # All candidates except those of the special recipes below. Such a build takes minutes.
@@ -177,6 +185,7 @@ FULL = BuildRecipe(
         DECODER_FP16,
         DECODER_FP16_TORCH,
         DECODER_FP16_COMPILED,
+        DECODER_BF16_TORCH,
     ),
 )
 

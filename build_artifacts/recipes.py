@@ -145,7 +145,8 @@ class DecoderRecipe:
     - "onnxruntime": a graph from onnxruntime-genai's model builder or from `decoders/graphs/`. Only
       the model builder supports `options`. With `per_token_int8`, the graph is exported in fp32 and
       quantized by `decoders/per_token_int8.py`.
-    - "torch": a program of the transformers model in fp16 or fp32 (`decoders/torch_export.py`).
+    - "torch": a program of the transformers model in fp16, bf16 or fp32
+      (`decoders/torch_export.py`). With experts it is in bf16.
     - "transformers": the checkpoint in fp16, bf16 or fp32, or quantized by bitsandbytes.
 
     On the last two engines, `run` sets attention, KV cache, tensor parallelism and torch.compile.

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
     check_unquantized,
+    has_experts,
     read_architecture,
 )
 from build_artifacts.checkpoints.checkpoint import (
@@ -129,6 +130,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         special_tokens=special,
         suppressed_token_ids=tuple(each for each in suppressed if each < config.vocab_size),
         defaults=_read_defaults(weights),
+        has_experts=has_experts(config),
     )
 
 

@@ -75,8 +75,8 @@ def _export_with_graph_builder(
         raise UnsupportedModel(
             f"`{recipe.name}`: graphs of this model family compute in fp32; ONNX Runtime's "
             "attention on a GPU computes in fp16 only",
-            hint="on a GPU, decoders with neither sliding windows nor experts run as torch "
-            "programs; encoder-decoder models run on the CPU only",
+            hint="on a GPU, decoders run as torch programs; encoder-decoder models run on the CPU "
+            "only",
         )
     if recipe.precision not in _WEIGHT_BITS:
         raise UnsupportedModel(

@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
@@ -96,7 +95,7 @@ def _build_quantization_config(precision: Precision) -> Any:
 if TYPE_CHECKING:
     import torch
 
-_GRAPH_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16"}
+_GRAPH_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _MAX_SLOTS = 4_096
 # Distinct sizes: the tracer treats equal sizes as one dimension.
 _EXAMPLE_SLOTS, _EXAMPLE_TOKENS, _EXAMPLE_LOGITS, _EXAMPLE_CAPACITY = 2, 5, 3, 11
@@ -121,10 +120,10 @@ def export_program(
             "no `kv_offload` and no `flash` attention",
             hint='set `engine="transformers"` in the recipe',
         )
-    if has_experts(load_config(weights)):
+    if metadata.required_generation_config.has_experts and recipe.precision != "bf16":
         raise UnsupportedModel(
-            f"torch programs do not support the mixtures of experts of `{metadata.architecture}`",
-            hint='set `engine="transformers"` in the recipe, or use its ONNX graphs on CPUs',
+            f"`{recipe.name}`: torch traces the experts of `{metadata.architecture}` in bf16 only",
+            hint='set `precision="bf16"` in the recipe',
         )
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, metadata, recipe.run.attention)
@@ -154,7 +153,7 @@ def check_recipe(
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for a RoPE type, soft cap or window that torch engines do not support.
+    """Raise UnsupportedModel for a RoPE type or sinks that torch engines do not support.
 
     `attention` is the implementation that the engine uses.
     """
@@ -165,18 +164,11 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
             hint="use its ONNX graphs",
         )
-    if attention == "sdpa" and getattr(model.config, "attn_logit_softcapping", None):
+    names = (name for name, _ in model.named_parameters())
+    if attention == "flash" and any(name.endswith(".sinks") for name in names):
         raise UnsupportedModel(
-            f"torch's fused attention does not support the soft cap of `{metadata.architecture}`",
-            hint="use its ONNX graphs",
-        )
-    window = getattr(model.config, "sliding_window", None)
-    layers = getattr(model.config, "layer_types", None) or ["sliding_attention"]
-    if window is not None and window < metadata.max_tokens and "sliding_attention" in layers:
-        raise UnsupportedModel(
-            f"torch engines do not support the sliding window of `{metadata.architecture}` "
-            f"({window} tokens)",
-            hint="use its ONNX graphs",
+            f"`flash_attn` does not support the attention sinks of `{metadata.architecture}`",
+            hint="use `--attention sdpa`",
         )
 
 

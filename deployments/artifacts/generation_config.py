@@ -61,6 +61,7 @@ class GenerationConfig(FrozenModel):
     # Variables of the chat template, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = Field(default_factory=dict)
     suppressed_token_ids: tuple[int, ...] = ()  # tokens that are never generated
+    has_experts: bool = False  # whether layers are mixtures of experts
     encoder_decoder: EncoderDecoderConfig | None = None  # None: decoder-only
     defaults: GenerationDefaults = GenerationDefaults()
     # Text inserted before the prompt, by task, such as {"summarization": "summarize: "}.

@@ -71,6 +71,6 @@ DTYPE_NAMES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": 
 TruncationSide = Literal["left", "right"]  # side of a long text that is removed
 EngineName = str  # a key of deployments.engines.ENGINES
 KvCacheDtype = Literal["int8"]
-# sdpa: fused kernels of torch. flash: kernels of the package `flash_attn`. eager: separate MatMuls
-# of transformers.
+# sdpa: fused kernels of torch; separate products in layers with a soft cap or sinks, which these
+# kernels do not support. flash: kernels of the package `flash_attn`. eager: separate products.
 Attention = Literal["sdpa", "flash", "eager"]

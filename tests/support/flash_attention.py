@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -19,14 +20,16 @@ def flash_attn_with_kvcache(
     *,
     cache_seqlens: torch.Tensor,
     softmax_scale: float,
-    **options: object,
+    **options: Any,
 ) -> torch.Tensor:
     """Attend from queries [B, T, Q, size] to the valid keys of [B, M, heads, size].
 
     The last query attends to all valid keys. Each earlier query attends to one key fewer than
-    the next query.
+    the next query. With a window, a query attends to its own key and to so many before it.
     """
-    assert options == {"causal": True, "softcap": 0.0}
+    softcap, (before, after) = options.pop("softcap"), options.pop("window_size")
+    assert options == {"causal": True}
+    assert after == (-1 if before == -1 else 0)
     assert cache_seqlens.dtype == torch.int32
     tokens, queries, heads = q.shape[1], q.shape[2], k_cache.shape[2]
     rows = []
@@ -36,7 +39,12 @@ def flash_attn_with_kvcache(
             for cache in (k_cache, v_cache)
         )
         scores = q[row].transpose(0, 1) @ keys.transpose(1, 2) * softmax_scale
-        hidden = torch.ones(tokens, length, dtype=torch.bool).triu(1 + length - tokens)
+        if softcap:
+            scores = (scores / softcap).tanh() * softcap
+        every = torch.ones(tokens, length, dtype=torch.bool)
+        hidden = every.triu(1 + length - tokens)
+        if before >= 0:
+            hidden |= every.tril(length - tokens - before - 1)
         weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
         rows.append((weights @ values).transpose(0, 1))
     return torch.stack(rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from deployments.config import HardwareSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.pytorch.capture_lock import CaptureLock
-from deployments.engines.pytorch.devices import uses_cuda
+from deployments.engines.pytorch.devices import has_group_kernels, uses_cuda
 
 if TYPE_CHECKING:
     import torch
@@ -67,10 +67,13 @@ def capture(
 def can_capture(spec: DecoderSpec, hardware: HardwareSettings) -> bool:
     """Return whether a decoder of torch captures its calls.
 
-    A CUDA graph needs fixed addresses on the GPU and no communication between GPUs.
+    A CUDA graph needs fixed addresses on the GPU, and neither communication between GPUs nor a wait
+    for the GPU. Products of experts wait where torch has no kernel for them.
     """
     is_on_one_gpu = not spec.options.kv_offload and spec.options.tensor_parallel_size == 1
-    return uses_cuda(hardware) and is_on_one_gpu
+    if not uses_cuda(hardware) or not is_on_one_gpu:
+        return False
+    return not spec.generation_config.has_experts or has_group_kernels(spec.compute_precision)
 
 
 def count_staging_slots(spec: DecoderSpec, hardware: HardwareSettings) -> int:

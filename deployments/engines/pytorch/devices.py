@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from deployments.artifacts.types import Precision
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineTarget
 from deployments.engines.pytorch.capture_lock import CaptureLock
@@ -29,6 +30,8 @@ def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> st
         return None
     if not torch.cuda.is_available():
         return "torch sees no CUDA device"
+    if target.precision == "bf16" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        return "this GPU has no bf16 instructions (compute capability below 8.0)"
     required, actual = target.options.tensor_parallel_size, torch.cuda.device_count()
     if actual < required:
         return f"the model needs {required} GPUs (tensor parallelism), the replica has {actual}"
@@ -46,6 +49,17 @@ def _missing_build_tool() -> str | None:
     if not header.is_file():
         return f"torch.compile needs `{header}` on a GPU: install the headers of Python"
     return None
+
+
+def has_group_kernels(precision: Precision) -> bool:
+    """Return whether torch multiplies groups of rows, as of experts, without waiting for the GPU.
+
+    Elsewhere, the CPU reads the sizes of the groups first.
+    https://github.com/pytorch/pytorch/issues/169970
+    """
+    import torch
+
+    return precision == "bf16" and torch.cuda.get_device_capability()[0] in (9, 10)
 
 
 def uses_cuda(hardware: HardwareSettings) -> bool:

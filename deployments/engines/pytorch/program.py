@@ -34,15 +34,17 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
-        *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
-        *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
-        *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
-        *("softmax", "split", "square", "stack", "to", "transpose", "type_as", "unbind", "where"),
-        "zeros",
+        *("__and__", "_grouped_mm", "arange", "argsort", "baddbmm", "chunk", "contiguous"),
+        *("dropout", "flatten", "layer_norm", "linear", "masked_fill", "matmul", "min"),
+        *("nan_to_num", "new_ones", "ones", "repeat_interleave", "reshape", "rms_norm"),
+        *("scaled_dot_product_attention", "searchsorted", "silu", "softmax", "sort", "split"),
+        *("square", "squeeze", "stack", "to", "transpose", "type_as", "unbind", "where", "zeros"),
+        "zeros_like",
     }
 )
-# The only operator that may modify an argument. It writes to a KV cache.
-_IN_PLACE = "aten.scatter_.src"
+# The only operators that may modify an argument. The first writes to a KV cache, the others to
+# results of routers of experts.
+_IN_PLACE = frozenset({"aten.scatter_.src", "aten.div_.Tensor", "aten.scatter_.value"})
 _ENUMS = ("dtype", "layout", "memory_format")
 
 
@@ -51,10 +53,10 @@ def write_program(
 ) -> None:
     """Write an exported program with its first output only.
 
-    With `in_place` the program may modify inputs by `scatter_`; otherwise all operators are
-    functional. The caller exports the program under `torch.no_grad()`; otherwise the program would
-    contain changes of the gradient mode. Raises EngineFailed for operators and values that the
-    format cannot represent.
+    With `in_place` the program may contain the operators of `_IN_PLACE`; otherwise all operators
+    are functional. The caller exports the program under `torch.no_grad()`; otherwise the program
+    would contain changes of the gradient mode. Raises EngineFailed for operators and values that
+    the format cannot represent.
     """
     from safetensors.torch import save_file
 
@@ -145,7 +147,7 @@ def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
     seen: set[torch.fx.Node] = set()
     inputs = set(program.graph_signature.user_inputs)
     for node in reversed(program.graph.nodes):
-        is_required = node.op == "output" or node.name in inputs or str(node.target) == _IN_PLACE
+        is_required = node.op == "output" or node.name in inputs or str(node.target) in _IN_PLACE
         if is_required or any(user in seen for user in node.users):
             seen.add(node)
             needed.append(node)
@@ -185,7 +187,7 @@ def _function(name: str) -> Callable[..., Any]:
     if not isinstance(operator_, torch._ops.OpOverload):
         raise EngineFailed(f"a torch program cannot call `{name}`")
     is_allowed = torch.Tag.core in operator_.tags or packet in _ADDITIONAL_OPERATORS
-    if name != _IN_PLACE and (operator_._schema.is_mutable or not is_allowed):
+    if name not in _IN_PLACE and (operator_._schema.is_mutable or not is_allowed):
         raise EngineFailed(f"a torch program cannot call `{name}`")
     function: Callable[..., Any] = operator_
     return function

@@ -1,10 +1,9 @@
 """Models of transformers over an external KV cache at fixed addresses.
 
 A model becomes a torch module whose cache class writes to given tensors. A mask marks the valid
-tokens of each slot. The attention functions of this file read the cached keys and values without
-copies. decoder.py describes the inputs and the output of the module. The build traces the
-module into a torch program. If the artifact contains a whole checkpoint instead, the module runs
-without tracing.
+tokens of each slot (transformers_attention.py). decoder.py describes the inputs and the output of
+the module. The build traces the module into a torch program. If the artifact contains a whole
+checkpoint instead, the module runs without tracing.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import DTYPE_NAMES, Attention
 from deployments.engines.decoder import DecoderSpec
+from deployments.engines.pytorch.transformers_attention import register_attention
+from deployments.engines.pytorch.transformers_experts import register_experts
 from deployments.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -21,12 +22,6 @@ if TYPE_CHECKING:
 
     # Takes a cache array, new keys or values, and their positions. Returns the whole array.
     _WriteKv = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-# Names under which transformers finds the attention functions. No name contains "flash", because
-# transformers would then use its own flash kernel, which needs another cache.
-_ATTENTIONS: Mapping[Attention, str] = {
-    "sdpa": "sdpa-in-rows", "flash": "lengths-in-rows", "eager": "eager",
-}  # fmt: skip
 
 
 def torch_dtype(spec: DecoderSpec) -> torch.dtype:
@@ -55,7 +50,8 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
         use_safetensors=True,
         local_files_only=True,
         # Set explicitly, because a checkpoint's config may name kernels to download.
-        attn_implementation=_register_attention(options.attention),
+        attn_implementation=register_attention(options.attention)[0],
+        experts_implementation=register_experts(),
         **_placement_arguments(options.tensor_parallel_size, device),
     )
     expected = (config.layers, spec.vocabulary)
@@ -74,9 +70,11 @@ def with_external_kv(
     """
     import torch
 
-    model.set_attn_implementation(_register_attention(attention))
+    name, build_mask = register_attention(attention)
+    model.set_attn_implementation(name)
+    model.set_experts_implementation(register_experts())
+    window: int | None = getattr(model.config, "sliding_window", None)
     write_kv = _write_to_host if kv_offload else _write_in_place
-    build_mask = _build_lengths if attention == "flash" else _build_mask
 
     class KvCacheProgram(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
         def __init__(self) -> None:
@@ -96,7 +94,7 @@ def with_external_kv(
             output = self.model(
                 input_ids=input_ids,
                 position_ids=positions,
-                attention_mask=build_mask(positions, memory[0]),
+                attention_mask=build_mask(positions, memory[0], window),
                 past_key_values=_build_cache(memory, positions, write_kv),
                 use_cache=True,
                 logits_to_keep=wanted,
@@ -112,93 +110,6 @@ def _placement_arguments(tensor_parallel_size: int, device: str) -> Mapping[str,
     from transformers.distributed import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_plan="auto", tp_size=tensor_parallel_size)}
-
-
-def _register_attention(attention: Attention) -> str:
-    """Register the attention functions. Return the name of `attention` for transformers."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(_ATTENTIONS["sdpa"], _attend)
-    AttentionInterface.register(_ATTENTIONS["flash"], _attend_by_length)
-    return _ATTENTIONS[attention]
-
-
-def _build_mask(positions: torch.Tensor, cached: torch.Tensor) -> torch.Tensor:
-    """Build an additive mask [B, 1, T, kv_length]: a token sees itself and earlier tokens."""
-    import torch
-
-    kv_positions = torch.arange(cached.shape[2], device=positions.device)
-    masked = kv_positions > positions[:, None, :, None]
-    return masked.to(cached.dtype).masked_fill(masked, float("-inf"))
-
-
-def _build_lengths(positions: torch.Tensor, _cached: torch.Tensor) -> torch.Tensor:
-    """Return the tokens per slot, new tokens included, as [B, 1, 1, 1].
-
-    transformers passes a mask with four dimensions on to the attention function unchanged.
-    """
-    return (positions[:, -1] + 1).int().reshape(-1, 1, 1, 1)
-
-
-def _attend(
-    _module: object,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Attend with queries [B, Q, T, size] to keys [B, heads, M, size]. Return [B, T, Q, size].
-
-    Q is the number of query heads, M the number of cached tokens. Query heads that share a key head
-    become additional tokens of that head. Otherwise torch would copy the keys for each query head.
-    Raises NotImplementedError for attention with softcap, sinks (`s_aux`) or a position bias.
-    """
-    import torch
-
-    unsupported = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name)]
-    if unsupported:
-        raise NotImplementedError(f"attention with `{unsupported[0]}`")
-    rows, queries, tokens, size = query.shape
-    heads = key.shape[1]
-    output = torch.nn.functional.scaled_dot_product_attention(
-        query.reshape(rows, heads, queries // heads * tokens, size),
-        key,
-        value,
-        attn_mask=attention_mask.repeat(1, 1, queries // heads, 1),
-        scale=options.get("scaling"),
-    )
-    return output.reshape(rows, queries, tokens, size).transpose(1, 2), None
-
-
-def _attend_by_length(
-    _module: object,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor,
-    **options: Any,
-) -> tuple[torch.Tensor, None]:
-    """Do the same as `_attend` with `flash_attn`, which reads only the valid tokens of each slot.
-
-    `attention_mask` contains the result of `_build_lengths`. The queries are the last T tokens of
-    each slot. https://github.com/Dao-AILab/flash-attention
-    """
-    from flash_attn import flash_attn_with_kvcache
-
-    unsupported = [name for name in ("s_aux", "position_bias") if options.get(name)]
-    if unsupported:
-        raise NotImplementedError(f"flash attention with `{unsupported[0]}`")
-    output: torch.Tensor = flash_attn_with_kvcache(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        cache_seqlens=attention_mask.flatten(),
-        softmax_scale=options.get("scaling"),
-        softcap=options.get("softcap") or 0.0,
-        causal=True,
-    )
-    return output, None
 
 
 def _build_cache(

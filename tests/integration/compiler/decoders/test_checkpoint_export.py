@@ -137,14 +137,14 @@ def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) 
     [
         ({"rope_parameters": {"rope_type": "dynamic"}}, "sdpa", "depends on the text length"),
         ({"rope_parameters": {"rope_type": "linear"}}, "sdpa", None),
-        ({"attn_logit_softcapping": 50.0}, "sdpa", "does not support the soft cap"),
-        ({"attn_logit_softcapping": 50.0}, "eager", None),
+        ({"attn_logit_softcapping": 50.0}, "sdpa", None),
+        ({"sliding_window": 8}, "flash", None),
     ],
 )
 def test_check_model_rejects_unsupported_config(
     llama: Path, config: dict[str, Any], attention: Attention, message: str | None
 ) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(**config))
+    model = SimpleNamespace(config=SimpleNamespace(**config), named_parameters=list)
     with pytest.raises(UnsupportedModel, match=message) if message else nullcontext():
         check_model(model, read_checkpoint_metadata(llama), attention)
 
@@ -203,9 +203,10 @@ def test_attention_replaces_that_of_torch_recipes(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(BuildError, match="needs the package `flash_attn`"):
         with_gpu_attention(FULL, "flash")
     flash_attention.install(monkeypatch)
-    *others, last = with_gpu_attention(FULL, "flash").decoders
-    assert (last.name, last.engine) == ("gpu-fp16-transformers-flash", "transformers")
-    assert not {"gpu-fp16-torch", "gpu-fp16-compiled"} & {each.name for each in others}
+    *others, half, last = with_gpu_attention(FULL, "flash").decoders
+    assert (half.name, half.engine) == ("gpu-fp16-transformers-flash", "transformers")
+    assert (last.name, last.precision) == ("gpu-bf16-transformers-flash", "bf16")
+    assert "torch" not in {each.engine for each in others}
     spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False)
     assert with_gpu_attention(spread, "flash").decoders[-1].name == "gpu-fp16-x2-flash"
 

@@ -13,7 +13,6 @@ from numpy.linalg import norm
 from safetensors.numpy import load_file, save_file
 
 from build_artifacts.checkpoints.architectures import has_experts, load_config
-from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_FP16, DECODER_INT4, DECODER_INT8_BLOCKS
 from build_artifacts.recipes import DECODER_FP32
@@ -27,10 +26,7 @@ from tests.integration.compiler.decoders.test_families import (
     quantize,
     run_graph,
 )
-from tests.integration.compiler.decoders.test_torch_export import check, logits_of
-from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_families import OWN, write_decoder
-from tests.support.decoder_programs import PROGRAM, whole_spec
 from tests.support.tiny_encoders import write_json
 
 
@@ -148,13 +144,10 @@ def test_unsupported_experts_are_rejected_by_name(
         export_graph(tmp_path, DECODER_FP32)
 
 
-def test_experts_have_no_gpu_graph_and_no_torch_program(tmp_path: Path) -> None:
-    source = tmp_path / "checkpoint"
-    write_decoder("Qwen3MoeForCausalLM", source, own("Qwen3Moe"))
+def test_experts_have_no_gpu_graph(tmp_path: Path) -> None:
+    write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
     with pytest.raises(UnsupportedModel, match="compute in fp32"):
         export_graph(tmp_path, DECODER_FP16)
-    with pytest.raises(UnsupportedModel, match="mixtures of experts"):
-        export_program(source, read_checkpoint_metadata(source), PROGRAM, tmp_path / "p")
 
 
 def test_missing_expert_is_named(tmp_path: Path) -> None:
@@ -180,14 +173,6 @@ def test_one_expert_is_none(tmp_path: Path) -> None:
     dense = tmp_path / "checkpoint"
     write_decoder("HunYuanDenseV1ForCausalLM", dense, own("HunYuanDenseV1") | {"num_experts": 1})
     assert not has_experts(load_config(dense))
-
-
-@pytest.mark.slow
-def test_experts_run_in_transformers(tmp_path: Path) -> None:
-    """The way to a GPU for flash attention and bitsandbytes."""
-    write_decoder("Qwen3MoeForCausalLM", tmp_path / "checkpoint", own("Qwen3Moe"))
-    spec = whole_spec(tmp_path / "checkpoint", tmp_path / "whole")
-    check(spec, logits_of(tmp_path / "checkpoint"))
 
 
 def own(family: str) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.pytorch.decoder import TorchDecoder
 from tests.integration.compiler.decoders.test_build import LENIENT, request_of
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
-from tests.support.decoder_families import OWN, write_decoder
 from tests.support.decoder_programs import PROGRAM, program_spec
 from tests.support.tiny_decoders import tiny_gpt2, tiny_llama
 
@@ -86,30 +85,6 @@ def test_program_supports_other_family(tmp_path: Path) -> None:
     check(spec, logits_of(source))
     # The tied embedding must be stored once.
     assert spec.path.stat().st_size < 1.2 * (source / "model.safetensors").stat().st_size
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", ["GPTNeoXForCausalLM", "Olmo2ForCausalLM", "HunYuanDenseV1ForCausalLM"]
-)
-def test_program_supports_families_of_graph_builders(architecture: str, tmp_path: Path) -> None:
-    source, graph = tmp_path / "source", tmp_path / "graph"
-    graph.mkdir()
-    write_decoder(architecture, source, OWN.get(architecture, {}))
-    check(program_spec(source, graph), logits_of(source))
-
-
-def test_sliding_window_is_rejected(llama: Path, tmp_path: Path) -> None:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        vocab_size=266, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, sliding_window=16,
-    )  # fmt: skip
-    MistralForCausalLM(config).save_pretrained(tmp_path)
-    metadata = replace(read_checkpoint_metadata(llama), max_tokens=64)
-    with pytest.raises(UnsupportedModel, match=r"the sliding window of .*16 tokens"):
-        export_program(tmp_path, metadata, PROGRAM, tmp_path / "p")
 
 
 def test_export_program_rejects_recipe_before_loading(llama: Path, tmp_path: Path) -> None:
