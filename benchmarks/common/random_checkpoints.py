@@ -43,6 +43,26 @@ LLAMA_1B: LlamaSizes = dict(
     num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8_192,
 )  # fmt: skip
 
+# Arguments of the config of another decoder class, by its name.
+DecoderSizes = tuple[str, Mapping[str, Any]]
+_TINY = {**TINY_LLAMA, "head_dim": 16, "tie_word_embeddings": True}
+_TINY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
+# Sliding windows in every second layer, and soft caps.
+TINY_GEMMA2: DecoderSizes = ("Gemma2ForCausalLM", {**_TINY, "sliding_window": 32})
+# Sliding windows, attention sinks, and experts with biases.
+TINY_GPT_OSS: DecoderSizes = (
+    "GptOssForCausalLM",
+    {**_TINY, "sliding_window": 32, "num_local_experts": 8, "num_experts_per_tok": 3},
+)
+TINY_MOE: DecoderSizes = ("Qwen3MoeForCausalLM", {**_TINY, **_TINY_EXPERTS})
+# Four of the 48 layers of Qwen3-30B-A3B.
+MOE_LAYERS: DecoderSizes = ("Qwen3MoeForCausalLM", dict(
+    vocab_size=151_936, hidden_size=2_048, num_hidden_layers=4, num_attention_heads=32,
+    num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
+    moe_intermediate_size=768, norm_topk_prob=True, max_position_embeddings=8_192,
+    tie_word_embeddings=True,
+))  # fmt: skip
+
 
 def write_bert(directory: Path, sizes: BertSizes, task: TaskName, seed: int) -> Path:
     """Write a BERT with the head of `task`. The model's outputs differ clearly between texts."""
@@ -70,16 +90,22 @@ def write_bert(directory: Path, sizes: BertSizes, task: TaskName, seed: int) -> 
 
 
 def write_llama(directory: Path, sizes: LlamaSizes, seed: int) -> Path:
-    """Write a Llama. Large models keep the initial weights of transformers, which saves time."""
+    tied = {**sizes, "tie_word_embeddings": True}
+    return write_decoder(directory, ("LlamaForCausalLM", tied), seed)
+
+
+def write_decoder(directory: Path, sizes: DecoderSizes, seed: int) -> Path:
+    """Write a decoder. Large models keep the initial weights of transformers, which saves time."""
     import torch
     import transformers
 
     ids = _write_byte_pairs(directory)
     torch.manual_seed(seed)
-    config = transformers.LlamaConfig(**sizes, **ids, tie_word_embeddings=True)
-    model = transformers.LlamaForCausalLM(config)
-    if sizes["hidden_size"] <= SMALL_LLAMA["hidden_size"]:
-        _draw_weights(model, std=1.2 / sqrt(sizes["hidden_size"]))
+    name, values = sizes
+    kind = getattr(transformers, name)
+    model = kind(kind.config_class(**values, **ids))
+    if values["hidden_size"] <= SMALL_LLAMA["hidden_size"]:
+        _draw_weights(model, std=1.2 / sqrt(values["hidden_size"]))
     model.save_pretrained(directory)
     return directory
 

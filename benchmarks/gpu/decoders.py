@@ -14,10 +14,16 @@ import numpy as np
 
 from benchmarks.common.random_checkpoints import (
     LLAMA_1B,
+    MOE_LAYERS,
     SMALL_LLAMA,
     SMOLLM_135M,
+    TINY_GEMMA2,
+    TINY_GPT_OSS,
     TINY_LLAMA,
+    TINY_MOE,
+    DecoderSizes,
     write_bart,
+    write_decoder,
     write_gpt2,
     write_llama,
 )
@@ -27,6 +33,7 @@ from benchmarks.gpu.device import release_memory, summarize_ms, used_bytes
 from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generate
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.presets import (
+    DECODER_BF16_TORCH,
     DECODER_FP16,
     DECODER_FP16_COMPILED,
     DECODER_FP16_TORCH,
@@ -36,7 +43,7 @@ from build_artifacts.presets import (
     DECODER_GPU_INT8_BNB,
     DECODER_GPU_NF4_BNB,
 )
-from build_artifacts.recipes import DecoderRecipe
+from build_artifacts.recipes import DecoderRecipe, Dtype
 from deployments.artifacts.manifest import EngineOptions, Gate
 from deployments.artifacts.types import EngineName, Precision, TaskName
 from deployments.engines import missing_requirement
@@ -55,7 +62,7 @@ DECODER_EAGER = replace(
 # Candidates on torch come first, because they need no export to ONNX.
 CANDIDATES = (
     DECODER_FP16_TORCH, DECODER_FP16_COMPILED, DECODER_FP16_TRANSFORMERS, DECODER_FLASH,
-    DECODER_EAGER, DECODER_OFFLOADED,
+    DECODER_EAGER, DECODER_OFFLOADED, DECODER_BF16_TORCH,
     DECODER_GPU_INT8_BNB, DECODER_GPU_NF4_BNB, DECODER_FP16, DECODER_GPU_INT8, DECODER_GPU_INT4,
 )  # fmt: skip
 _BY_NAME = {recipe.name: recipe for recipe in CANDIDATES}
@@ -71,13 +78,23 @@ def _sized(gpu: Mapping[str, int]) -> _WriteCheckpoint:
     return write
 
 
+def _decoder(sizes: DecoderSizes) -> _WriteCheckpoint:
+    return lambda directory, bench: write_decoder(directory, sizes, bench.target.seed)
+
+
 # Checkpoints by name. Parity cases use small sizes, because their fp32 reference runs on the CPU.
 _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
     "llama": _sized(SMALL_LLAMA),
     "gpt2": lambda directory, bench: write_gpt2(directory, bench.target.seed),
     "bart": lambda directory, bench: write_bart(directory, bench.target.seed),
+    "gemma2": _decoder(TINY_GEMMA2),
+    "gpt-oss": _decoder(TINY_GPT_OSS),
+    "qwen3-moe": _decoder(TINY_MOE),
     "135m": _sized(SMOLLM_135M),
     "1b": _sized(LLAMA_1B),
+    "moe": lambda directory, bench: write_decoder(
+        directory, bench.target.choose(MOE_LAYERS, TINY_MOE), bench.target.seed
+    ),
     "smollm2": lambda _, bench: find_smollm(bench),
 }
 
@@ -146,8 +163,10 @@ def _check(bench: Bench, name: str, recipe: DecoderRecipe) -> Mapping[str, Any]:
 
 
 def parity_cases(_target: Target) -> list[Case]:
-    """Return cases for every candidate on a Llama, and for two candidates on GPT-2 and on BART."""
+    """Return cases for every candidate on a Llama, and for some on other architectures."""
     pairs = [("llama", recipe) for recipe in CANDIDATES]
+    pairs += [("gemma2", DECODER_FP16_TORCH), ("gemma2", DECODER_FLASH)]
+    pairs += [("gpt-oss", DECODER_BF16_TORCH), ("qwen3-moe", DECODER_BF16_TORCH)]
     pairs += [("gpt2", DECODER_FP16_TORCH), ("gpt2", DECODER_FP16)]
     pairs += [("bart", DECODER_FP16), ("bart", DECODER_GPU_INT8)]
     return [
@@ -194,7 +213,9 @@ def _measure_streams(bench: Bench, name: str, system: str, streams: int) -> Mapp
     vocabulary = model.metadata.output_width
     prompts = draw_prompts(streams, prompt_tokens, vocabulary, target.seed)
     if system in GENERATION_BASELINES:
-        return generate(system, model.weights, target, prompts, new_tokens)
+        is_bf16 = model.metadata.required_generation_config.has_experts
+        dtype: Dtype = "bfloat16" if is_bf16 else "float16"  # that of our candidates
+        return generate(system, model.weights, dtype, target, prompts, new_tokens)
     spec = model.spec(_BY_NAME[system], target)
     context = prompt_tokens + new_tokens
     with closing(_open(spec, target, slots=streams, context=context)) as engine:
@@ -207,13 +228,15 @@ def stream_cases(target: Target) -> list[Case]:
     """Return cases of candidates and transformers baselines on SmolLM2 and on a Llama of 1B.
 
     Compiled, flash, quantized and offloaded candidates run at only one or two numbers of streams.
-    The quantized and offloaded candidates run on the Llama only.
+    The quantized and offloaded candidates run on the Llama only. A mixture of experts has one
+    candidate.
     """
     systems = [DECODER_FP16_TORCH.name, DECODER_FP16_TRANSFORMERS.name, DECODER_FP16.name,
                *GENERATION_BASELINES]  # fmt: skip
     compiled = [DECODER_FP16_COMPILED.name, DECODER_FLASH.name]
     quantized = [DECODER_GPU_INT8_BNB.name, DECODER_GPU_NF4_BNB.name, DECODER_GPU_INT4.name,
                  DECODER_OFFLOADED.name]  # fmt: skip
+    experts = [DECODER_BF16_TORCH.name, *GENERATION_BASELINES]
     counts = target.choose(_STREAMS, (1, 2))
     few = target.choose((1, 32), (2,))
     models = ("smollm2", "1b")
@@ -221,6 +244,7 @@ def stream_cases(target: Target) -> list[Case]:
         *((name, system, n) for name in models for n in counts for system in systems),
         *((name, system, n) for name in models for system in compiled for n in few),
         *(("1b", system, n) for system in quantized for n in few),
+        *(("moe", system, n) for n in counts for system in experts),
     ]
     return [
         Case(

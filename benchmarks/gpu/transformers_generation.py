@@ -9,20 +9,21 @@ from typing import Any
 
 from benchmarks.common.continuous_batching import ContinuousBatching
 from benchmarks.gpu.cases import Target
+from build_artifacts.recipes import Dtype
 
 STATIC, CONTINUOUS = "transformers-static", "transformers-continuous"
 _Prompts = Sequence[Sequence[int]]
 
 
 def generate(
-    system: str, weights: Path, target: Target, prompts: _Prompts, new_tokens: int
+    system: str, weights: Path, dtype: Dtype, target: Target, prompts: _Prompts, new_tokens: int
 ) -> Mapping[str, Any]:
-    """Generate twice in FP16. Time the second run, including its prefill."""
+    """Generate twice. Time the second run, including its prefill."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
-        weights, dtype=torch.float16, local_files_only=True, use_safetensors=True
+        weights, dtype=getattr(torch, dtype), local_files_only=True, use_safetensors=True
     )
     model = model.eval().to(target.device)
     run = GENERATION_BASELINES[system]

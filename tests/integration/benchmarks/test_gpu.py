@@ -24,13 +24,20 @@ CASES = {
         f"{task}/gpu-fp16-torch"
         for task in ("feature-extraction", "fill-mask", "sparse-embeddings")
     ),
-    "decoder-parity": ("llama/gpu-fp16-offloaded",),
+    "decoder-parity": (
+        "llama/gpu-fp16-offloaded",
+        "gemma2/gpu-fp16-torch",
+        "gpt-oss/gpu-bf16-torch",
+        "qwen3-moe/gpu-bf16-torch",
+    ),
     "encoder-latency": ("gpu-fp16-torch", "transformers-eager"),
     "bert-large": ("gpu-fp16-torch",),
     "streams": (
         "1b/gpu-fp16-torch/2",
         "1b/transformers-static/2",
         "1b/transformers-continuous/2",
+        "moe/gpu-bf16-torch/2",
+        "moe/transformers-static/2",
     ),
     "memory": ("gpu-fp16-torch", "gpu-fp16-transformers"),
 }
