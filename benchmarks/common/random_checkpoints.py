@@ -43,20 +43,20 @@ LLAMA_1B: LlamaSizes = dict(
     num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8_192,
 )  # fmt: skip
 
-# Arguments of the config of another decoder class, by its name.
-DecoderSizes = tuple[str, Mapping[str, Any]]
+# The name of a class of decoders, and the arguments of its config.
+RandomDecoder = tuple[str, Mapping[str, Any]]
 _TINY = {**TINY_LLAMA, "head_dim": 16, "tie_word_embeddings": True}
 _TINY_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64}
 # Sliding windows in every second layer, and soft caps.
-TINY_GEMMA2: DecoderSizes = ("Gemma2ForCausalLM", {**_TINY, "sliding_window": 32})
+TINY_GEMMA2: RandomDecoder = ("Gemma2ForCausalLM", {**_TINY, "sliding_window": 32})
 # Sliding windows, attention sinks, and experts with biases.
-TINY_GPT_OSS: DecoderSizes = (
+TINY_GPT_OSS: RandomDecoder = (
     "GptOssForCausalLM",
     {**_TINY, "sliding_window": 32, "num_local_experts": 8, "num_experts_per_tok": 3},
 )
-TINY_MOE: DecoderSizes = ("Qwen3MoeForCausalLM", {**_TINY, **_TINY_EXPERTS})
+TINY_MOE: RandomDecoder = ("Qwen3MoeForCausalLM", {**_TINY, **_TINY_EXPERTS})
 # Four of the 48 layers of Qwen3-30B-A3B.
-MOE_LAYERS: DecoderSizes = ("Qwen3MoeForCausalLM", dict(
+MOE_LAYERS: RandomDecoder = ("Qwen3MoeForCausalLM", dict(
     vocab_size=151_936, hidden_size=2_048, num_hidden_layers=4, num_attention_heads=32,
     num_key_value_heads=4, head_dim=128, num_experts=128, num_experts_per_tok=8,
     moe_intermediate_size=768, norm_topk_prob=True, max_position_embeddings=8_192,
@@ -94,14 +94,14 @@ def write_llama(directory: Path, sizes: LlamaSizes, seed: int) -> Path:
     return write_decoder(directory, ("LlamaForCausalLM", tied), seed)
 
 
-def write_decoder(directory: Path, sizes: DecoderSizes, seed: int) -> Path:
+def write_decoder(directory: Path, decoder: RandomDecoder, seed: int) -> Path:
     """Write a decoder. Large models keep the initial weights of transformers, which saves time."""
     import torch
     import transformers
 
     ids = _write_byte_pairs(directory)
     torch.manual_seed(seed)
-    name, values = sizes
+    name, values = decoder
     kind = getattr(transformers, name)
     model = kind(kind.config_class(**values, **ids))
     if values["hidden_size"] <= SMALL_LLAMA["hidden_size"]:

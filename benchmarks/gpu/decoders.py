@@ -21,7 +21,7 @@ from benchmarks.common.random_checkpoints import (
     TINY_GPT_OSS,
     TINY_LLAMA,
     TINY_MOE,
-    DecoderSizes,
+    RandomDecoder,
     write_bart,
     write_decoder,
     write_gpt2,
@@ -78,8 +78,8 @@ def _sized(gpu: Mapping[str, int]) -> _WriteCheckpoint:
     return write
 
 
-def _decoder(sizes: DecoderSizes) -> _WriteCheckpoint:
-    return lambda directory, bench: write_decoder(directory, sizes, bench.target.seed)
+def _written(decoder: RandomDecoder) -> _WriteCheckpoint:
+    return lambda directory, bench: write_decoder(directory, decoder, bench.target.seed)
 
 
 # Checkpoints by name. Parity cases use small sizes, because their fp32 reference runs on the CPU.
@@ -87,9 +87,9 @@ _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
     "llama": _sized(SMALL_LLAMA),
     "gpt2": lambda directory, bench: write_gpt2(directory, bench.target.seed),
     "bart": lambda directory, bench: write_bart(directory, bench.target.seed),
-    "gemma2": _decoder(TINY_GEMMA2),
-    "gpt-oss": _decoder(TINY_GPT_OSS),
-    "qwen3-moe": _decoder(TINY_MOE),
+    "gemma2": _written(TINY_GEMMA2),
+    "gpt-oss": _written(TINY_GPT_OSS),
+    "qwen3-moe": _written(TINY_MOE),
     "135m": _sized(SMOLLM_135M),
     "1b": _sized(LLAMA_1B),
     "moe": lambda directory, bench: write_decoder(

@@ -35,19 +35,23 @@ def export_checkpoint(
     demands.
     """
     check_recipe(metadata, recipe, _DTYPES)
-    if (
-        recipe.run.tensor_parallel_size > 1
-        and _build_quantization_config(recipe.precision) is not None
-    ):
+    quantization = _build_quantization_config(recipe.precision)
+    if quantization is not None and recipe.run.tensor_parallel_size > 1:
         raise UnsupportedModel(
             f"`{recipe.name}`: tensor parallelism does not support bitsandbytes quantization",
             hint="omit `--tensor-parallel-size`",
+        )
+    if quantization is not None and metadata.required_generation_config.has_experts:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: bitsandbytes does not quantize the experts of "
+            f"`{metadata.architecture}`, which are most of its weights",
+            hint="build `gpu-bf16-torch` with `--search quick`",
         )
     model = load_model(
         weights,
         head=ModelHead.NEXT_TOKEN,
         dtype=_DTYPES[recipe.precision],
-        quantization=_build_quantization_config(recipe.precision),
+        quantization=quantization,
     )
     check_model(model, metadata, recipe.run.attention)
     _check_tensor_parallel(model, metadata, recipe.run.tensor_parallel_size)

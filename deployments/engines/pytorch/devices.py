@@ -59,7 +59,9 @@ def has_group_kernels(precision: Precision) -> bool:
     """
     import torch
 
-    return precision == "bf16" and torch.cuda.get_device_capability()[0] in (9, 10)
+    if precision != "bf16" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability()[0] in (9, 10)
 
 
 def uses_cuda(hardware: HardwareSettings) -> bool:

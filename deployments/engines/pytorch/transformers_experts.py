@@ -40,7 +40,7 @@ def _compute_experts(
         matrices = getattr(module, name)  # [E, out, in], or transposed
         if not module.is_transposed:
             matrices = matrices.transpose(1, 2)
-        rows = torch._grouped_mm(rows.to(matrices.dtype), matrices, offs=ends)
+        rows = torch.nn.functional.grouped_mm(rows.to(matrices.dtype), matrices, offs=ends)
         return rows + getattr(module, f"{name}_bias")[experts] if module.has_bias else rows
 
     rows = hidden[torch.div(order, count, rounding_mode="floor")]

@@ -14,11 +14,16 @@ import pytest
 torch = pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
 
+from deployments.artifacts.types import Precision  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import kv_bytes_per_token, measure_kv_cache  # noqa: E402
 from deployments.engines.pytorch import decoder as torch_decoder  # noqa: E402
-from deployments.engines.pytorch.capture import capture  # noqa: E402
+from deployments.engines.pytorch.capture import (  # noqa: E402
+    can_capture,
+    capture,
+    count_staging_slots,
+)
 from deployments.engines.pytorch.capture_lock import CaptureLock  # noqa: E402
 from deployments.engines.pytorch.decoder import TorchDecoder  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
@@ -166,6 +171,31 @@ def test_staging_slot_counts_towards_the_kv_cache(spec: DecoderSpec) -> None:
         measure_kv_cache(spec, small)
     whole = replace(spec, engine="transformers")
     assert measure_kv_cache(whole, small) == slot, "its prefills are not captured"
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "captures"),
+    [("bf16", (9, 0), True), ("bf16", (10, 0), True), ("bf16", (8, 9), False),
+     ("bf16", (12, 0), False), ("fp16", (9, 0), False), ("bf16", None, False)],
+)  # fmt: skip
+def test_experts_are_captured_where_torch_has_kernels_for_groups(
+    spec: DecoderSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: Precision,
+    capability: tuple[int, int] | None,
+    captures: bool,
+) -> None:
+    """Elsewhere the CPU waits for the sizes of the groups, which ends a capture."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    on_gpu = GeneratorSettings(providers=("CUDAExecutionProvider",))
+    dense = replace(spec, precision=precision)
+    experts = spec.generation_config.model_copy(update={"has_experts": True})
+    mixture = replace(dense, generation_config=experts)
+    assert can_capture(dense, on_gpu)
+    assert can_capture(mixture, on_gpu) is captures
+    assert count_staging_slots(mixture, on_gpu) == captures
+    assert not can_capture(mixture, GeneratorSettings())
 
 
 def test_steps_run_uncaptured_while_a_model_is_opened(

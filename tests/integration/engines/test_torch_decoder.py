@@ -17,6 +17,7 @@ from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # noqa: E402
 from deployments.artifacts.types import Device  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
+from deployments.engines import missing_requirement  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import (  # noqa: E402
     find_decoder_factory,
@@ -265,6 +266,18 @@ def test_missing_device_is_named(spec: DecoderSpec) -> None:
         open_decoder(spec, settings)
     with pytest.raises(EngineFailed, match="torch sees no CUDA device"):
         TorchDecoder(spec, settings, slots=1, context=64)
+
+
+def test_bf16_needs_instructions_of_the_gpu(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GeneratorSettings(providers=("CUDAExecutionProvider",))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: False)
+    reason = missing_requirement(replace(spec, precision="bf16"), settings)
+    assert reason == "this GPU has no bf16 instructions (compute capability below 8.0)"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert missing_requirement(replace(spec, precision="fp16"), settings) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

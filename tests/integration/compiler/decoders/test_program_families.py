@@ -17,7 +17,12 @@ from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.checkpoints.decoders import SUPPORTED
 from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.presets import DECODER_BF16_TORCH, DECODER_FP16_TORCH
+from build_artifacts.presets import (
+    DECODER_BF16_TORCH,
+    DECODER_FP16_TORCH,
+    DECODER_GPU_INT8_BNB,
+    DECODER_GPU_NF4_BNB,
+)
 from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.types import FloatArray
 from deployments.artifacts.manifest import EngineOptions
@@ -101,6 +106,13 @@ def test_flash_attention_has_no_sinks(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="attention sinks of `GptOssForCausalLM`") as caught:
         whole_spec(checkpoint, tmp_path / "whole", recipe)
     assert "--attention sdpa" in caught.value.hint
+
+
+@pytest.mark.parametrize("recipe", [DECODER_GPU_NF4_BNB, DECODER_GPU_INT8_BNB])
+def test_bitsandbytes_does_not_quantize_experts(recipe: DecoderRecipe, tmp_path: Path) -> None:
+    checkpoint, _ = write("Qwen3MoeForCausalLM", tmp_path)
+    with pytest.raises(UnsupportedModel, match="does not quantize the experts"):
+        whole_spec(checkpoint, tmp_path / "whole", recipe)
 
 
 @pytest.mark.parametrize("recipe", [PROGRAM, DECODER_FP16_TORCH], ids=lambda recipe: recipe.name)
