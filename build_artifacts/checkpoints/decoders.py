@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from build_artifacts.checkpoints.architectures import (
+    GLOBAL_LAYER,
+    LOCAL_LAYER,
     TransformersConfig,
     check_unquantized,
     has_experts,
@@ -48,8 +50,8 @@ GRAPH_BUILDERS = (
     "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM", "HeliumForCausalLM",
     "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
     "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
-    "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM",
-    "GptOssForCausalLM",
+    "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
+    "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
@@ -103,6 +105,12 @@ def check_decoder(config: TransformersConfig) -> None:
             f"`{architecture}` cannot be built for text generation: no exporter supports it with a "
             "plain KV cache",
             hint=f"supported: {', '.join(SUPPORTED)}",
+        )
+    other = set(getattr(config, "layer_types", None) or ()) - {LOCAL_LAYER, GLOBAL_LAYER}
+    if other:
+        raise UnsupportedModel(
+            f"`{architecture}` has layers of the type `{min(other)}`, which cannot be built",
+            hint="use a model of this architecture with attention in all layers",
         )
     check_unquantized(config)
 

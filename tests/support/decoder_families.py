@@ -64,6 +64,9 @@ OWN: dict[str, dict[str, Any]] = {
     "FlexOlmoForCausalLM": EXPERTS,
     "GraniteMoeForCausalLM": GRANITE_EXPERTS,
     "GraniteMoeSharedForCausalLM": GRANITE_EXPERTS | {"shared_intermediate_size": 64},
+    "GraniteMoeHybridForCausalLM": GRANITE_EXPERTS | {
+        "num_local_experts": 0, "shared_intermediate_size": 96, "position_embedding_type": "rope",
+        "mamba_n_heads": 8, "layer_types": ["attention"] * 2},
     "Ernie4_5_MoeForCausalLM": {
         "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 64, "moe_layer_end_index": 1},
     "Glm4MoeForCausalLM": ROUTED_EXPERTS | {"use_qk_norm": True, "partial_rotary_factor": 0.5},

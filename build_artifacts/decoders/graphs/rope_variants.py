@@ -51,6 +51,10 @@ def _shared_gate(_: TransformersConfig) -> FusedModule:
     return FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))
 
 
+def _has_positions(config: TransformersConfig, _: int) -> bool:
+    return bool(config.position_embedding_type == "rope")
+
+
 def _has_query_norm(config: TransformersConfig) -> bool:
     return bool(config.use_qk_norm)
 
@@ -148,6 +152,18 @@ GRANITE_MOE = RopeDecoder(
         ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
     ),
     fused=_shared_gate,
+)
+# Granite 4 without experts and without Mamba layers.
+GRANITE_HYBRID = replace(
+    GRANITE_MOE,
+    experts=None,
+    has_rope=_has_positions,
+    renames=(
+        ("shared_mlp.input_linear", "mlp.gate_up_proj"),
+        ("shared_mlp.output_linear", "mlp.down_proj"),
+    ),
+    fused=_glm_gate,
+    unsupported=("num_local_experts",),
 )
 ERNIE_MOE = RopeDecoder(
     interleaved=True,

@@ -87,6 +87,15 @@ def test_unsupported_variant_is_rejected_by_name(
         export_graph(tmp_path, DECODER_FP32)
 
 
+def test_layers_without_attention_are_rejected(tmp_path: Path) -> None:
+    architecture, layers = "GraniteMoeHybridForCausalLM", ["attention", "mamba"]
+    write_decoder(
+        architecture, tmp_path / "checkpoint", OWN[architecture] | {"layer_types": layers}
+    )
+    with pytest.raises(UnsupportedModel, match="has layers of the type `linear_attention`"):
+        export_graph(tmp_path, DECODER_FP32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rope_type", SCALED_ROPE)
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
