@@ -87,14 +87,14 @@ def _attend(
         _group_heads(query, heads),
         key,
         value,
-        attn_mask=_select_mask(attention_mask, query.shape[1] // heads, options),
+        attn_mask=_select_mask(attention_mask, query.shape[1] // heads, module, options),
         scale=options.get("scaling"),
     )
     return output.reshape(query.shape).transpose(1, 2), None
 
 
 def _attend_by_products(
-    _module: object,
+    module: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -115,7 +115,7 @@ def _attend_by_products(
     scores = (scaled @ key.transpose(2, 3)).float()
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + _select_mask(attention_mask, queries // heads, options)
+    scores = scores + _select_mask(attention_mask, queries // heads, module, options)
     if sinks is None:
         weights = scores.softmax(dim=-1)
     else:
@@ -127,7 +127,7 @@ def _attend_by_products(
 
 
 def _attend_by_length(
-    _module: object,
+    module: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -143,7 +143,7 @@ def _attend_by_length(
     from flash_attn import flash_attn_with_kvcache
 
     _check(options, "s_aux")
-    window = options.get("sliding_window")
+    window = _find_window(module, options)
     output: torch.Tensor = flash_attn_with_kvcache(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -171,7 +171,16 @@ def _group_heads(array: torch.Tensor, heads: int) -> torch.Tensor:
     return array.reshape(rows, heads, queries // heads * tokens, size)
 
 
-def _select_mask(masks: torch.Tensor, groups: int, options: Mapping[str, Any]) -> torch.Tensor:
+def _select_mask(
+    masks: torch.Tensor, groups: int, module: object, options: Mapping[str, Any]
+) -> torch.Tensor:
     """Return the mask of a layer for `groups` query heads per key head: [B, 1, groups * T, M]."""
-    mask = masks[:, :1] if options.get("sliding_window") is None else masks[:, -1:]
+    mask = masks[:, :1] if _find_window(module, options) is None else masks[:, -1:]
     return mask.repeat(1, 1, groups, 1)
+
+
+def _find_window(module: object, options: Mapping[str, Any]) -> int | None:
+    """Return the sliding window of a layer. A few modules (Qwen2 MoE) do not pass theirs on."""
+    own = getattr(module, "sliding_window", None)
+    window: int | None = options.get("sliding_window", own)
+    return window

@@ -6,8 +6,10 @@ compared with transformers' own model in bf16 over the same slots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +34,7 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.engines.pytorch.decoder import TorchDecoder
 from tests.support import flash_attention
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
-from tests.support.decoder_families import OWN, write_decoder
+from tests.support.decoder_families import OWN, WINDOW, write_decoder
 from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec
 
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()
@@ -45,10 +47,12 @@ def _flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     flash_attention.install(monkeypatch)
 
 
-def write(architecture: str, directory: Path) -> tuple[Path, FloatArray]:
+def write(
+    architecture: str, directory: Path, changes: Mapping[str, Any] = {}
+) -> tuple[Path, FloatArray]:
     """Write a tiny checkpoint. Return it with the logits of `PROMPT` in transformers, in fp32."""
     checkpoint = directory / "checkpoint"
-    model = write_decoder(architecture, checkpoint, OWN.get(architecture, {}))
+    model = write_decoder(architecture, checkpoint, {**OWN.get(architecture, {}), **changes})
     with torch.inference_mode():
         return checkpoint, model(torch.tensor([PROMPT])).logits[0].numpy()
 
@@ -95,6 +99,15 @@ def test_other_attention_has_windows_and_soft_caps(
     architecture: str, attention: Attention, tmp_path: Path
 ) -> None:
     checkpoint, expected = write(architecture, tmp_path)
+    recipe = replace(WHOLE, run=EngineOptions(attention=attention))
+    found = run(whole_spec(checkpoint, tmp_path / "whole", recipe))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "flash"])
+def test_window_that_a_layer_does_not_pass_on_counts(attention: Attention, tmp_path: Path) -> None:
+    changes = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
+    checkpoint, expected = write("Qwen2MoeForCausalLM", tmp_path, changes)
     recipe = replace(WHOLE, run=EngineOptions(attention=attention))
     found = run(whole_spec(checkpoint, tmp_path / "whole", recipe))
     np.testing.assert_allclose(found, expected, atol=1e-4)
