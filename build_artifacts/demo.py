@@ -21,6 +21,7 @@ from build_artifacts.pipeline import (
     planned_version,
 )
 from build_artifacts.presets import (
+    DECODER_BF16_TORCH,
     DECODER_FP16,
     DECODER_FP16_TORCH,
     DECODER_INT8,
@@ -82,9 +83,11 @@ class DemoModel:
 def _with_gpu_candidates(recipe: BuildRecipe) -> BuildRecipe:
     """Add the candidates of a host with a GPU.
 
-    DECODER_FP16_TORCH comes last: a build keeps only the first accepted decoder graph per device.
+    Torch programs come last: a build keeps only the first accepted decoder graph per device.
     """
-    decoders = dict.fromkeys((*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH))
+    decoders = dict.fromkeys(
+        (*recipe.decoders, DECODER_FP16, DECODER_FP16_TORCH, DECODER_BF16_TORCH)
+    )
     return replace(with_cuda_graphs(recipe), decoders=tuple(decoders))
 
 

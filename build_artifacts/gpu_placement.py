@@ -9,7 +9,7 @@ from build_artifacts.errors import BuildError
 from build_artifacts.presets import DECODER_FP16_TRANSFORMERS
 from build_artifacts.recipes import BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions
-from deployments.artifacts.types import DTYPE_NAMES, Attention, Device
+from deployments.artifacts.types import DTYPE_NAMES, Attention, Device, Precision
 
 
 def check_encoder_recipe(recipe: BuildRecipe) -> None:
@@ -75,28 +75,33 @@ def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecip
 def with_gpu_placement(
     recipe: BuildRecipe, *, tensor_parallel_size: int, kv_offload: bool
 ) -> BuildRecipe:
-    """Replace the GPU decoder candidates by one candidate for several GPUs or with KV offload.
+    """Replace the GPU decoder candidates by those for several GPUs or with KV offload.
 
     Only the engine `transformers` supports these options. Raises BuildError for a recipe that
-    quantizes weights for GPUs, because the new candidate has fp16 weights.
+    quantizes weights for GPUs, because the new candidates have fp16 or bf16 weights.
     """
     if tensor_parallel_size == 1 and not kv_offload:
         return recipe
     if any(r.device is Device.GPU and r.precision not in DTYPE_NAMES for r in recipe.decoders):
         raise BuildError(
             "`--search low-memory` quantizes weights for one GPU only; it excludes "
-            "`--tensor-parallel-size` above 1 and `--offload-kv-cache`, which are built in fp16",
+            "`--tensor-parallel-size` above 1 and `--offload-kv-cache`, which are built in fp16 "
+            "or bf16",
             hint="omit `--search low-memory`, or both other options",
         )
-    name = "gpu-fp16"
-    if tensor_parallel_size > 1:
-        name += f"-x{tensor_parallel_size}"
+    suffix = f"-x{tensor_parallel_size}" if tensor_parallel_size > 1 else ""
     if kv_offload:
-        name += "-offloaded"
-    gpu_candidate = replace(
-        DECODER_FP16_TRANSFORMERS,
-        name=name,
-        run=EngineOptions(tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload),
+        suffix += "-offloaded"
+    run = EngineOptions(tensor_parallel_size=tensor_parallel_size, kv_offload=kv_offload)
+    precisions: tuple[Precision, ...] = ("fp16", "bf16")
+    placed = (
+        replace(
+            DECODER_FP16_TRANSFORMERS,
+            name=f"gpu-{precision}{suffix}",
+            precision=precision,
+            run=run,
+        )
+        for precision in precisions
     )
     others = (r for r in recipe.decoders if r.device is not Device.GPU)
-    return replace(recipe, decoders=(*others, gpu_candidate))
+    return replace(recipe, decoders=(*others, *placed))

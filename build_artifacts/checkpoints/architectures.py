@@ -33,10 +33,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "Model": TaskName.FEATURE_EXTRACTION,
 }
 
-# Model types whose layers all have the sliding window. Their configs have no `layer_types`.
-WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe")
 MXFP4 = "mxfp4"  # name of the format in configs
-LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"  # as in `layer_types`
 
 # Errors that transformers raises for an unknown config or for values of wrong types.
 _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, OSError)
@@ -176,18 +173,3 @@ def has_experts(config: TransformersConfig) -> bool:
     """
     counts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
     return any(isinstance(count, int) and count > 1 for count in counts)
-
-
-def read_windows(config: TransformersConfig) -> list[int | None]:
-    """Return the sliding window of each layer in tokens, None for full attention.
-
-    A field counts only if the config class declares it: transformers ignores all other fields.
-    """
-    kind = type(config)
-    window = config.sliding_window if hasattr(kind, "sliding_window") else None
-    layers = [GLOBAL_LAYER] * config.num_hidden_layers
-    if config.model_type in WINDOW_IN_ALL_LAYERS:
-        layers = [LOCAL_LAYER] * config.num_hidden_layers
-    elif hasattr(kind, "layer_types"):
-        layers = config.layer_types
-    return [window if layer == LOCAL_LAYER else None for layer in layers]

@@ -9,8 +9,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from build_artifacts.checkpoints.architectures import (
-    GLOBAL_LAYER,
-    LOCAL_LAYER,
     TransformersConfig,
     check_unquantized,
     has_experts,
@@ -32,6 +30,7 @@ from deployments.artifacts.manifest import (
     TOOL_TEMPLATE_NAME,
 )
 from deployments.artifacts.types import TaskName
+from deployments.engines.pytorch.sliding_windows import GLOBAL_LAYER, LOCAL_LAYER
 from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
 

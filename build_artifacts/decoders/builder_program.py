@@ -15,7 +15,7 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import (
+from deployments.engines.pytorch.sliding_windows import (
     GLOBAL_LAYER,
     LOCAL_LAYER,
     WINDOW_IN_ALL_LAYERS,

@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from build_artifacts.checkpoints.architectures import has_mxfp4_weights
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
@@ -55,7 +56,9 @@ def export_checkpoint(
     )
     check_model(model, metadata, recipe.run.attention)
     _check_tensor_parallel(model, metadata, recipe.run.tensor_parallel_size)
-    model.save_pretrained(into, max_shard_size=_MAX_SHARD_SIZE)
+    # The original format of weights in MXFP4 has names that a float checkpoint does not have.
+    is_original = not has_mxfp4_weights(weights)
+    model.save_pretrained(into, max_shard_size=_MAX_SHARD_SIZE, save_original_format=is_original)
 
 
 def _check_tensor_parallel(
@@ -124,11 +127,6 @@ def export_program(
             "no `kv_offload` and no `flash` attention",
             hint='set `engine="transformers"` in the recipe',
         )
-    if metadata.required_generation_config.has_experts and recipe.precision != "bf16":
-        raise UnsupportedModel(
-            f"`{recipe.name}`: torch traces the experts of `{metadata.architecture}` in bf16 only",
-            hint='set `precision="bf16"` in the recipe',
-        )
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, metadata, recipe.run.attention)
     write_traced(
@@ -148,6 +146,12 @@ def check_recipe(
             f"`{recipe.name}`: the engine {recipe.engine} does not support models with an encoder",
             hint="use their ONNX graphs",
         )
+    if recipe.precision == "fp16" and metadata.required_generation_config.has_experts:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: torch has no fp16 kernel for the experts of "
+            f"`{metadata.architecture}`",
+            hint='set `precision="bf16"` in the recipe',
+        )
     if recipe.precision not in supported or recipe.options or recipe.per_token_int8:
         raise UnsupportedModel(
             f"`{recipe.name}`: the engine {recipe.engine} does not support {recipe.precision}, "
@@ -162,8 +166,9 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
     `attention` is the implementation that the engine uses.
     """
     rope = getattr(model.config, "rope_parameters", None) or {}
+    kinds = [rope, *(own for own in rope.values() if isinstance(own, dict))]  # by layer type
     # With `alpha`, HunYuan's dynamic type has one table for all lengths.
-    if rope.get("rope_type") == "dynamic" and not rope.get("alpha"):
+    if any(each.get("rope_type") == "dynamic" and not each.get("alpha") for each in kinds):
         raise UnsupportedModel(
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
             hint="use its ONNX graphs",

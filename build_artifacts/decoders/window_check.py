@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from build_artifacts.checkpoints.architectures import load_config, read_windows
+from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.errors import UnsupportedModel
+from deployments.engines.pytorch.sliding_windows import read_windows
 
 if TYPE_CHECKING:
     import onnx

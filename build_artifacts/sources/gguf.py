@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import TransformersConfig, read_windows
+from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     corrupt_file,
@@ -25,6 +25,7 @@ from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
 from deployments.builds.sources import sanitize_id, split_hub_file
+from deployments.engines.pytorch.sliding_windows import read_windows
 
 _MAGIC = b"GGUF"
 # Tensors with which llama.cpp scales RoPE frequencies, for example of Llama 3.1 and Phi-3.

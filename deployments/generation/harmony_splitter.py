@@ -210,7 +210,7 @@ class HarmonySplitter(AnswerSplitter):
             return _HarmonyPart.TEXT if channel == _FINAL else _HarmonyPart.REASONING
         if role and role[0] not in (_ROLE, *_CHANNELS) and not role[0].startswith("to="):
             return _HarmonyPart.REASONING  # an invented message of the user or of a tool
-        if recipient.startswith(_FUNCTIONS) or recipient in self._functions:
+        if recipient.removeprefix(_FUNCTIONS) in self._functions:
             return _HarmonyPart.CALL
         is_other = recipient and recipient not in _NO_RECIPIENTS
         return _HarmonyPart.REASONING if is_other or channel == _ANALYSIS else _HarmonyPart.TEXT

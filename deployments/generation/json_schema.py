@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 # Keywords whose value is a schema or a list of schemas, and keywords whose value maps names to
@@ -14,6 +14,13 @@ SCHEMA_KEYWORDS = (
     *("propertyNames", "unevaluatedItems", "unevaluatedProperties"),
 )
 SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+# Values of keywords without an effect, which generators of schemas write nevertheless. llguidance
+# knows neither keyword of the first two, and null is no value of the others.
+_WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": ({}, True, {"type": "string"}),
+    **dict.fromkeys(("properties", "required", "items", "enum"), (None,)),
+}
 # Keywords that state the type of a value themselves.
 TYPING_KEYWORDS = {"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"}
 
@@ -22,14 +29,17 @@ def state_objects(schema: Any) -> Any:
     """Add `"type": "object"` to each schema with `properties` that states no type.
 
     The standard lets such a schema match strings and numbers too. But the examples of
-    huggingface_hub and of text-generation-inference omit the type and expect an object. Changes
-    `schema` in place and returns it.
+    huggingface_hub and of text-generation-inference omit the type and expect an object. Keywords
+    without an effect are removed. Changes `schema` in place and returns it.
     """
     waiting = [schema]
     while waiting:
         node = waiting.pop()
         if not isinstance(node, dict):
             continue
+        for keyword, values in _WITHOUT_EFFECT.items():
+            if keyword in node and node[keyword] in values:
+                del node[keyword]
         if "properties" in node and TYPING_KEYWORDS.isdisjoint(node):
             node["type"] = "object"
         waiting += _list_parts(node)

@@ -15,7 +15,6 @@ import numpy as np
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
     read_max_positions,
-    read_windows,
 )
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
@@ -38,6 +37,7 @@ from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
+from deployments.engines.pytorch.sliding_windows import read_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

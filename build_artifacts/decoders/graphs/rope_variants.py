@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from build_artifacts.checkpoints.architectures import TransformersConfig, read_windows
+from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.config_flags import always
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.rope_decoder import (
@@ -15,6 +15,7 @@ from build_artifacts.decoders.graphs.rope_decoder import (
     RopeDecoder,
 )
 from build_artifacts.decoders.graphs.weights import FusedModule
+from deployments.engines.pytorch.sliding_windows import read_windows
 
 
 def _normalizes_experts(config: TransformersConfig) -> bool:

@@ -7,6 +7,7 @@ import os
 import shutil
 import sysconfig
 import traceback
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,9 +58,11 @@ def has_group_kernels(precision: Precision) -> bool:
     Elsewhere, the CPU reads the sizes of the groups first.
     https://github.com/pytorch/pytorch/issues/169970
     """
+    if precision != "bf16" or find_spec("torch") is None:
+        return False
     import torch
 
-    if precision != "bf16" or not torch.cuda.is_available():
+    if not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability()[0] in (9, 10)
 

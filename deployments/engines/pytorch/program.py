@@ -15,6 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deployments.engines.graph_io import check_inputs
+from deployments.engines.pytorch.transformers_experts import (
+    EXPERTS_OPERATOR,
+    find_experts_operator,
+)
 from deployments.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -34,12 +38,11 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
-        *("__and__", "_grouped_mm", "arange", "argsort", "baddbmm", "chunk", "contiguous"),
-        *("dropout", "flatten", "layer_norm", "linear", "masked_fill", "matmul", "min"),
-        *("nan_to_num", "new_ones", "ones", "repeat_interleave", "reshape", "rms_norm"),
-        *("scaled_dot_product_attention", "searchsorted", "silu", "softmax", "sort", "split"),
-        *("square", "squeeze", "stack", "to", "transpose", "type_as", "unbind", "where", "zeros"),
-        "zeros_like",
+        *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
+        *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
+        *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
+        *("softmax", "split", "square", "squeeze", "stack", "to", "transpose", "type_as", "unbind"),
+        *("where", "zeros", "zeros_like"),
     }
 )
 # The only operators that may modify an argument. The first writes to a KV cache, the others to
@@ -139,14 +142,17 @@ def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
 
 
 def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
-    """Return the inputs and all nodes that an output or a KV cache write depends on.
+    """Return the inputs and all nodes that an output or a write depends on.
 
-    Assertions on shapes are dropped, because no other node depends on them.
+    Assertions on shapes are dropped, because no other node depends on them. Raises EngineFailed for
+    a write that the format does not permit, even if no other node depends on it.
     """
     needed: list[torch.fx.Node] = []
     seen: set[torch.fx.Node] = set()
     inputs = set(program.graph_signature.user_inputs)
     for node in reversed(program.graph.nodes):
+        if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
+            _function(_name(node.target))
         is_required = node.op == "output" or node.name in inputs or str(node.target) in _IN_PLACE
         if is_required or any(user in seen for user in node.users):
             seen.add(node)
@@ -171,7 +177,7 @@ def _name(target: Any) -> str:
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Return the ATen operator, such as `aten.add.Tensor`, or the function in `_FUNCTIONS`.
+    """Return an ATen operator, such as `aten.add.Tensor`, EXPERTS_OPERATOR, or one of `_FUNCTIONS`.
 
     Raises EngineFailed for a name that is not allowed.
     """
@@ -179,6 +185,9 @@ def _function(name: str) -> Callable[..., Any]:
 
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
+    if name == EXPERTS_OPERATOR:
+        experts: Callable[..., Any] = find_experts_operator()
+        return experts
     namespace, _, path = name.partition(".")
     packet, _, overload = path.partition(".")
     operator_: Any = None

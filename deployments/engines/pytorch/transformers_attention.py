@@ -1,8 +1,8 @@
 """Attention of transformers models over KV slots: masks, and functions that transformers calls.
 
 The functions read the cached keys and values without copies. A layer tells its function whether it
-has a sliding window, a soft cap or attention sinks. All layers get the same mask, which therefore
-contains a mask for layers without a window and one for those with it.
+has a soft cap or attention sinks. All layers get the same mask, which therefore contains a mask for
+layers without a sliding window and one for those with it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import Attention
+from deployments.engines.pytorch.sliding_windows import read_windows
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ def _build_masks(positions: torch.Tensor, cached: torch.Tensor, window: int | No
     kv_positions = torch.arange(cached.shape[2], device=positions.device)
     queries = positions[:, None, :, None]
     masked = kv_positions > queries
-    if window is not None:
+    if window:
         outside = torch.logical_or(masked, kv_positions <= queries - window)
         masked = torch.cat((masked, outside), dim=1)
     return masked.to(cached.dtype).masked_fill(masked, float("-inf"))
@@ -87,7 +88,7 @@ def _attend(
         _group_heads(query, heads),
         key,
         value,
-        attn_mask=_select_mask(attention_mask, query.shape[1] // heads, module, options),
+        attn_mask=_select_mask(attention_mask, query.shape[1] // heads, module),
         scale=options.get("scaling"),
     )
     return output.reshape(query.shape).transpose(1, 2), None
@@ -115,7 +116,7 @@ def _attend_by_products(
     scores = (scaled @ key.transpose(2, 3)).float()
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
-    scores = scores + _select_mask(attention_mask, queries // heads, module, options)
+    scores = scores + _select_mask(attention_mask, queries // heads, module)
     if sinks is None:
         weights = scores.softmax(dim=-1)
     else:
@@ -143,7 +144,7 @@ def _attend_by_length(
     from flash_attn import flash_attn_with_kvcache
 
     _check(options, "s_aux")
-    window = _find_window(module, options)
+    window = _find_window(module)
     output: torch.Tensor = flash_attn_with_kvcache(
         query.transpose(1, 2),
         key.transpose(1, 2),
@@ -171,16 +172,17 @@ def _group_heads(array: torch.Tensor, heads: int) -> torch.Tensor:
     return array.reshape(rows, heads, queries // heads * tokens, size)
 
 
-def _select_mask(
-    masks: torch.Tensor, groups: int, module: object, options: Mapping[str, Any]
-) -> torch.Tensor:
+def _select_mask(masks: torch.Tensor, groups: int, module: object) -> torch.Tensor:
     """Return the mask of a layer for `groups` query heads per key head: [B, 1, groups * T, M]."""
-    mask = masks[:, :1] if _find_window(module, options) is None else masks[:, -1:]
+    mask = masks[:, :1] if _find_window(module) is None else masks[:, -1:]
     return mask.repeat(1, 1, groups, 1)
 
 
-def _find_window(module: object, options: Mapping[str, Any]) -> int | None:
-    """Return the sliding window of a layer. A few modules (Qwen2 MoE) do not pass theirs on."""
-    own = getattr(module, "sliding_window", None)
-    window: int | None = options.get("sliding_window", own)
-    return window
+def _find_window(module: Any) -> int | None:
+    """Return the sliding window of the layer of an attention module, None without one.
+
+    The window that transformers passes is not used: Qwen2 MoE passes none, and OLMoE one that it
+    does not have.
+    """
+    layer: int = module.layer_idx
+    return read_windows(module.config)[layer]

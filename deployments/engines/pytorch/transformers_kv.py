@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import DTYPE_NAMES, Attention
 from deployments.engines.decoder import DecoderSpec
+from deployments.engines.pytorch.sliding_windows import read_windows
 from deployments.engines.pytorch.transformers_attention import register_attention
 from deployments.engines.pytorch.transformers_experts import register_experts
 from deployments.errors import EngineFailed
@@ -43,12 +44,13 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
 
     logging.disable_progress_bar()
     options, config = spec.options, spec.generation_config
-    model = AutoModelForCausalLM.from_pretrained(
+    model, info = AutoModelForCausalLM.from_pretrained(
         spec.path.parent,
         dtype=torch_dtype(spec),
         trust_remote_code=False,
         use_safetensors=True,
         local_files_only=True,
+        output_loading_info=True,
         # Set explicitly, because a checkpoint's config may name kernels to download.
         attn_implementation=register_attention(options.attention)[0],
         experts_implementation=register_experts(),
@@ -56,6 +58,8 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
     )
     expected = (config.layers, spec.vocabulary)
     actual = (model.config.num_hidden_layers, model.config.vocab_size)
+    if missing := sorted(info["missing_keys"]):  # transformers would draw them at random
+        raise EngineFailed(f"the checkpoint has no weights for `{missing[0]}`")
     if actual != expected:
         raise EngineFailed(f"the checkpoint has {actual} layers and tokens; expected {expected}")
     return with_external_kv(model.eval(), options.attention, kv_offload=options.kv_offload)
@@ -73,7 +77,7 @@ def with_external_kv(
     name, build_mask = register_attention(attention)
     model.set_attn_implementation(name)
     model.set_experts_implementation(register_experts())
-    window: int | None = getattr(model.config, "sliding_window", None)
+    window = next(filter(None, read_windows(model.config)), None)  # the same in all layers with one
     write_kv = _write_to_host if kv_offload else _write_in_place
 
     class KvCacheProgram(torch.nn.Module):  # type: ignore[misc]  # torch is not typed

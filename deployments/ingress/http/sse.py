@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -22,7 +22,9 @@ HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 # for a minute. By default, `cold_start_wait_s` is shorter. A request without a running replica
 # therefore fails before the response starts, with a status that clients retry.
 KEEP_ALIVE_S = 30.0
-COMMENT = b": waiting for the first token\n\n"
+COMMENT = b": waiting for tokens\n\n"
+# UTF-8 of NEXT LINE, LINE SEPARATOR and PARAGRAPH SEPARATOR. In JSON they occur in strings only.
+_LINE_ENDS = {ch.encode(): b"\\u%04x" % ord(ch) for ch in "\x85\u2028\u2029"}
 
 
 class Closable(Protocol):
@@ -59,6 +61,7 @@ class SseResponse(Response):
         self.source = source
         self._encode_error = encode_error
         self._write_timeout_s = stream_write_timeout_s
+        self._sent_s = 0.0  # time of the last event or comment, on the clock of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.create_task(self._send_all(send))
@@ -83,12 +86,35 @@ class SseResponse(Response):
         async with aclosing(self.events), aclosing(self._read_events()) as events:
             try:
                 await send(start)
-                async for body in events:
-                    async with asyncio.timeout(self._write_timeout_s):
-                        await send({"type": "http.response.body", "body": body, "more_body": True})
+                async with self._sending_comments(send):
+                    async for body in events:
+                        await self._send_body(send, body)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             except (TimeoutError, OSError) as exc:
                 log.info("stream closed, the client does not read: %r", exc)
+
+    async def _send_body(self, send: Send, body: bytes) -> None:
+        self._sent_s = asyncio.get_running_loop().time()
+        async with asyncio.timeout(self._write_timeout_s):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    @asynccontextmanager
+    async def _sending_comments(self, send: Send) -> AsyncGenerator[None, None]:
+        """Send comments while no event comes, as when a long tool call is held back."""
+        self._sent_s = asyncio.get_running_loop().time()
+        comments = asyncio.create_task(self._send_comments(send))
+        try:
+            yield
+        finally:
+            comments.cancel()
+            await asyncio.gather(comments, return_exceptions=True)
+
+    async def _send_comments(self, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            await asyncio.sleep(self._sent_s + KEEP_ALIVE_S - now())
+            if now() >= self._sent_s + KEEP_ALIVE_S:
+                await self._send_body(send, COMMENT)
 
     async def _read_events(self) -> AsyncGenerator[bytes, None]:
         """Yield the events; a failure becomes the last event."""
@@ -151,7 +177,13 @@ class _LateStream:
 
 
 def build_event(json: bytes) -> bytes:
-    """Build one event from a line of JSON."""
+    """Build one event from a line of JSON.
+
+    Some clients, such as huggingface_hub, split events at all line ends of Unicode.
+    """
+    for character, escape in _LINE_ENDS.items():
+        if character in json:
+            json = json.replace(character, escape)
     return b"data: " + json + b"\n\n"
 
 

@@ -68,6 +68,6 @@ def test_gpu_adds_candidates_and_a_version_of_its_own(model: DemoModel, tmp_path
     assert with_gpu.of(Device.CPU) == plain.of(Device.CPU)
     assert [recipe.name for recipe in with_gpu.of(Device.GPU)] == ["gpu-fp16-bound"]
     on_gpu = [recipe.name for recipe in with_gpu.decoders if recipe.device is Device.GPU]
-    assert on_gpu == ["gpu-fp16", "gpu-fp16-torch"]
+    assert on_gpu == ["gpu-fp16", "gpu-fp16-torch", "gpu-bf16-torch"]
     if model.adapter is None:
         assert model.version(tmp_path) != model.version(tmp_path, with_gpu=True)

@@ -21,7 +21,7 @@ from deployments.ingress.apis.openai.schemas import (
     GenerationBody,
     ToolCall,
 )
-from deployments.ingress.apis.openai.tool_grammar import call_grammar
+from deployments.ingress.apis.openai.tool_grammar import call_grammar, call_or_answer_grammar
 from deployments.ingress.apis.openai.tools import forced_tools, offered_tools
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
@@ -56,7 +56,14 @@ UNSUPPORTED_FIELDS: UnsupportedFields = {
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
         ((), "send `response_format`"),
     ),
+    "allowed_token_ids": ((), "send `logit_bias` or `response_format`"),
+    "bad_words": (([],), "send `logit_bias`"),
+    "documents": (([],), "put their texts into a message"),
     "ignore_eos": ((False,), "send `min_tokens`"),
+    "include_stop_str_in_output": ((False,), "append the text of `stop`"),
+    "skip_special_tokens": ((True,), "omit it"),
+    "truncate_prompt_tokens": ((), "shorten the prompt"),
+    "use_beam_search": ((False,), "omit it"),
     "stop_token_ids": (([],), "send `stop`"),
     "continue_final_message": ((False,), "send a `prompt` to /v1/completions"),
     "add_generation_prompt": ((True,), "send a `prompt` to /v1/completions"),
@@ -170,6 +177,10 @@ def parse_chat_request(
         # The model must call a tool. As in vLLM, the grammar of the call replaces
         # `response_format`, which describes an answer in text.
         options = options._replace(grammar=call_grammar(forced))
+    elif tools and options.grammar is not None and options.grammar.kind == "json_schema":
+        answer = orjson.loads(options.grammar.value)
+        grammar = call_or_answer_grammar(offered_tools(body), answer)
+        options = options._replace(grammar=grammar)
     newer, older = body.max_completion_tokens, body.max_tokens
     return GenerationRequest(
         prompt=Chat(messages, tuple(tools), parse_template_variables(body)),

@@ -86,7 +86,14 @@ class GenerationBody(StreamableBody):
     guided_choice: Any = None
     guided_grammar: Any = None
     structured_outputs: Any = None
+    allowed_token_ids: Any = None
+    bad_words: Any = None
+    documents: Any = None
     ignore_eos: Any = None
+    include_stop_str_in_output: Any = None
+    skip_special_tokens: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
     stop_token_ids: Any = None
     continue_final_message: Any = None
     add_generation_prompt: Any = None

@@ -130,19 +130,19 @@ def _parse_functions(
 def _build_call(
     name: str, written: Mapping[str, str], schemas: Mapping[str, ArgumentSchema]
 ) -> TaggedCall:
-    properties = schemas.get(name, {}).get("properties")
+    root = schemas.get(name, {})
+    properties = root.get("properties")
     described = properties if isinstance(properties, Mapping) else {}
     # JSON stays as written: numbers may have more digits than any type of Python keeps.
     members = (
-        f"{json.dumps(key)}: {_read_value(value, described.get(key))}"
+        f"{json.dumps(key)}: {_read_value(value, set(_list_types(described.get(key), root)))}"
         for key, value in written.items()
     )
     return TaggedCall(name, f"{{{', '.join(members)}}}")
 
 
-def _read_value(text: str, schema: object) -> str:
+def _read_value(text: str, types: Set[str]) -> str:
     """Return a value as JSON: the text itself if it is JSON and no string is due, else a string."""
-    types = set(_list_types(schema))
     written = text.strip()
     written = _LITERALS.get(written, written)
     is_null = written == "null" and "null" in types
@@ -155,17 +155,34 @@ def _read_value(text: str, schema: object) -> str:
     return written
 
 
-def _list_types(schema: object) -> Iterator[str]:
-    """Yield the names of the types that a schema of a value states, also in its alternatives."""
-    if not isinstance(schema, Mapping):
-        return
-    stated = schema.get("type")
-    kinds = stated if isinstance(stated, list) else [stated]
-    yield from (kind for kind in kinds if isinstance(kind, str))
-    values = schema.get("enum")
-    constants = [*(values if isinstance(values, list) else []), schema.get("const")]
-    yield from ("string" for constant in constants if isinstance(constant, str))
-    for keyword in ("anyOf", "oneOf", "allOf"):
-        alternatives = schema.get(keyword)
-        for alternative in alternatives if isinstance(alternatives, list) else []:
-            yield from _list_types(alternative)
+def _list_types(schema: object, root: ArgumentSchema) -> Iterator[str]:
+    """Yield the names of the types that a schema of a value states, also in its alternatives.
+
+    `root` is the schema to which references are relative.
+    """
+    waiting, seen = [schema], set[str]()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, Mapping):
+            continue
+        stated = node.get("type")
+        kinds = stated if isinstance(stated, list) else [stated]
+        yield from (kind for kind in kinds if isinstance(kind, str))
+        values = node.get("enum")
+        constants = [*(values if isinstance(values, list) else []), node.get("const")]
+        yield from ("string" for constant in constants if isinstance(constant, str))
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            alternatives = node.get(keyword)
+            waiting += alternatives if isinstance(alternatives, list) else []
+        if isinstance(reference := node.get("$ref"), str) and reference not in seen:
+            seen.add(reference)
+            waiting.append(_resolve(reference, root))
+
+
+def _resolve(reference: str, root: ArgumentSchema) -> object:
+    """Return the part of `root` that a reference such as `#/$defs/Unit` names, None without one."""
+    start, *names = reference.split("/")
+    node: object = root if start == "#" else None
+    for name in names:
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return node

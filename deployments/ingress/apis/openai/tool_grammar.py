@@ -1,4 +1,4 @@
-"""The grammar of a call to one of several tools."""
+"""The grammar of a call to one of several tools, and of an answer that may be one instead."""
 
 from __future__ import annotations
 
@@ -19,16 +19,33 @@ _MEMBER_KEYWORDS = frozenset(
 )  # fmt: skip
 
 
+_DEFINITIONS = "#/$defs"
+
+
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
     """Build the grammar of a call to one of the tools."""
+    calls, definitions = _build_calls(tools)
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return Grammar("json_schema", orjson.dumps({**schema, "$defs": definitions}).decode())
+
+
+def call_or_answer_grammar(tools: Sequence[Tool], answer: Mapping[str, Any]) -> Grammar:
+    """Build the grammar of a call to one of the tools, or of an answer with the schema `answer`."""
+    calls, definitions = _build_calls(tools)
+    definitions["answer"] = _move_references(_without_id(answer), f"{_DEFINITIONS}/answer")
+    schema = {"anyOf": [{"$ref": f"{_DEFINITIONS}/answer"}, *calls], "$defs": definitions}
+    return Grammar("json_schema", orjson.dumps(schema).decode())
+
+
+def _build_calls(tools: Sequence[Tool]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Build the schemas of calls to each tool, and the definitions to which they refer."""
     calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for i, tool in enumerate(tools):
-        root = f"#/$defs/{i}"
+        root = f"{_DEFINITIONS}/{i}"
         calls.append(_build_call_schema(tool, root))
         definitions[str(i)] = _build_arguments_schema(tool, root)
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return Grammar("json_schema", orjson.dumps({**schema, "$defs": definitions}).decode())
+    return calls, definitions
 
 
 def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
@@ -46,16 +63,19 @@ def _build_arguments_schema(tool: Tool, root: str) -> dict[str, Any]:
     JSON Schema allows any further members by default. Many clients rely on this default, but their
     functions reject members that `properties` does not list, and small models invent them.
     """
-    parameters = dict(tool.function.parameters or {})
-    # With an `$id`, references with `#` would be relative to the `$id`, not to the root.
-    parameters.pop("$id", None)
+    parameters = _without_id(tool.function.parameters or {})
     closing = {"additionalProperties": False} if _lists_members(parameters) else {}
     return {**_move_references(parameters, root), "type": "object", **closing}
 
 
+def _without_id(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """With an `$id`, references with `#` would be relative to the `$id`, not to the root."""
+    return {key: value for key, value in schema.items() if key != "$id"}
+
+
 def _lists_members(schema: Mapping[str, Any]) -> bool:
     """Return whether `properties` alone describes the members, and has all required ones."""
-    properties, required = schema.get("properties", {}), schema.get("required", [])
+    properties, required = schema.get("properties") or {}, schema.get("required") or []
     return (
         _MEMBER_KEYWORDS.isdisjoint(schema)
         and isinstance(properties, Mapping)

@@ -178,10 +178,13 @@ def test_gpu_placement_replaces_gpu_recipes() -> None:
     assert with_gpu_placement(FULL, tensor_parallel_size=1, kv_offload=False) is FULL
     spread = with_gpu_placement(FULL, tensor_parallel_size=4, kv_offload=True)
     for_cpu = [each for each in FULL.decoders if each.device is Device.CPU]
-    assert list(spread.decoders[:-1]) == for_cpu
-    last = spread.decoders[-1]
-    assert (last.name, last.engine) == ("gpu-fp16-x4-offloaded", "transformers")
-    assert (last.run.tensor_parallel_size, last.run.kv_offload) == (4, True)
+    assert list(spread.decoders[:-2]) == for_cpu
+    *_, half, last = spread.decoders
+    assert (half.name, half.engine) == ("gpu-fp16-x4-offloaded", "transformers")
+    assert (last.name, last.precision) == ("gpu-bf16-x4-offloaded", "bf16")
+    assert {(each.run.tensor_parallel_size, each.run.kv_offload) for each in (half, last)} == {
+        (4, True)
+    }
     assert (
         spread.digest()
         != with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=True).digest()
@@ -208,7 +211,7 @@ def test_attention_replaces_that_of_torch_recipes(monkeypatch: pytest.MonkeyPatc
     assert (last.name, last.precision) == ("gpu-bf16-transformers-flash", "bf16")
     assert "torch" not in {each.engine for each in others}
     spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False)
-    assert with_gpu_attention(spread, "flash").decoders[-1].name == "gpu-fp16-x2-flash"
+    assert with_gpu_attention(spread, "flash").decoders[-1].name == "gpu-bf16-x2-flash"
 
 
 def test_flash_attention_needs_its_package_and_a_gpu(
@@ -248,7 +251,7 @@ def built(
 ) -> BuildResult:
     """A build on a simulated machine with two GPUs. All graphs run on the CPU."""
     store = tmp_path_factory.mktemp("store")
-    spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-1]
+    spread = with_gpu_placement(FULL, tensor_parallel_size=2, kv_offload=False).decoders[-2]
     recipes = (DECODER_INT8, spread, DECODER_GPU_NF4_BNB)
     # Logits of random weights lie closer together than those of trained weights, so quantization
     # changes more of the next tokens.

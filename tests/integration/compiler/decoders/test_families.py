@@ -17,7 +17,6 @@ import transformers
 from numpy.linalg import norm
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.architectures import WINDOW_IN_ALL_LAYERS
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import SUPPORTED
 from build_artifacts.checkpoints.tasks import select_tasks
@@ -37,6 +36,7 @@ from deployments.artifacts.types import KvCacheDtype
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx.decoder import OnnxDecoder
+from deployments.engines.pytorch.sliding_windows import WINDOW_IN_ALL_LAYERS
 from tests.support.decoder_families import OWN, WINDOW, write_decoder
 
 IntArray = NDArray[np.int64]

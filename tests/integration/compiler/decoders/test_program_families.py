@@ -1,7 +1,6 @@
 """Every supported decoder architecture in torch: as a traced program, and in transformers.
 
-Texts are longer than sliding windows. Mixtures of experts have programs in bf16 only, which are
-compared with transformers' own model in bf16 over the same slots.
+Texts are longer than sliding windows.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.checkpoints.decoders import SUPPORTED
-from build_artifacts.decoders.torch_export import export_program
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import (
     DECODER_BF16_TORCH,
     DECODER_FP16_TORCH,
+    DECODER_FP16_TRANSFORMERS,
     DECODER_GPU_INT8_BNB,
     DECODER_GPU_NF4_BNB,
 )
@@ -32,10 +31,11 @@ from deployments.artifacts.types import Attention
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.pytorch.decoder import TorchDecoder
+from deployments.errors import EngineFailed
+from tests.integration.compiler.checkpoints.test_gpt_oss import write_mxfp4
 from tests.support import flash_attention
-from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_families import OWN, WINDOW, write_decoder
-from tests.support.decoder_programs import PROGRAM, WHOLE, program_spec, whole_spec
+from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
 
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()
 FIRST_CHUNK = 50
@@ -78,16 +78,45 @@ def run(spec: DecoderSpec) -> FloatArray:
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_program_matches_transformers(architecture: str, tmp_path: Path) -> None:
     checkpoint, expected = write(architecture, tmp_path)
-    whole = whole_spec(checkpoint, tmp_path / "whole")
-    np.testing.assert_allclose(run(whole), expected, atol=1e-4)
-    graph = tmp_path / "graph"
-    graph.mkdir()
-    if not has_experts(load_config(checkpoint)):
-        np.testing.assert_allclose(run(program_spec(checkpoint, graph)), expected, atol=1e-4)
-        return
-    program = program_spec(checkpoint, graph, DECODER_BF16_TORCH)
-    rounded = whole_spec(checkpoint, tmp_path / "rounded", replace(WHOLE, precision="bf16"))
-    np.testing.assert_array_equal(run(program), run(rounded))
+    (tmp_path / "graph").mkdir()
+    for spec in (
+        whole_spec(checkpoint, tmp_path / "whole"),
+        program_spec(checkpoint, tmp_path / "graph"),
+    ):
+        np.testing.assert_allclose(run(spec), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
+def test_program_of_experts_in_bf16_computes_as_transformers(family: str, tmp_path: Path) -> None:
+    checkpoint, expected = write(f"{family}ForCausalLM", tmp_path)
+    program = run(program_spec(checkpoint, tmp_path, DECODER_BF16_TORCH))
+    whole = run(whole_spec(checkpoint, tmp_path / "whole", replace(WHOLE, precision="bf16")))
+    np.testing.assert_array_equal(program, whole)
+    assert np.abs(program - expected).mean() < 0.15
+
+
+@pytest.mark.slow
+def test_checkpoint_in_mxfp4_has_its_experts(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "checkpoint")
+    from transformers import AutoModelForCausalLM, Mxfp4Config
+
+    model = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "checkpoint", dtype="float32", quantization_config=Mxfp4Config(dequantize=True)
+    )
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0].numpy()
+    spec = whole_spec(tmp_path / "checkpoint", tmp_path / "whole")
+    np.testing.assert_allclose(run(spec), expected, atol=1e-4)
+
+
+def test_checkpoint_without_experts_is_refused(tmp_path: Path) -> None:
+    """transformers would open it with random weights."""
+    checkpoint, _ = write("Qwen3MoeForCausalLM", tmp_path)
+    spec = whole_spec(checkpoint, tmp_path / "whole")
+    weights = load_file(spec.path)
+    save_file({n: w for n, w in weights.items() if "experts" not in n}, spec.path, {"format": "pt"})
+    with pytest.raises(EngineFailed, match=r"no weights for `model\.layers\.0\.mlp\.experts"):
+        run(spec)
 
 
 @pytest.mark.slow
@@ -105,9 +134,19 @@ def test_other_attention_has_windows_and_soft_caps(
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager", "flash"])
-def test_window_that_a_layer_does_not_pass_on_counts(attention: Attention, tmp_path: Path) -> None:
-    changes = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
-    checkpoint, expected = write("Qwen2MoeForCausalLM", tmp_path, changes)
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        # Its layers pass no window on.
+        ("Qwen2Moe", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("Olmoe", {}),  # no field of this architecture, but its layers pass it on
+    ],
+)
+def test_window_of_the_config_decides(
+    family: str, changes: Mapping[str, Any], attention: Attention, tmp_path: Path
+) -> None:
+    changed = {**changes, "sliding_window": WINDOW}
+    checkpoint, expected = write(f"{family}ForCausalLM", tmp_path, changed)
     recipe = replace(WHOLE, run=EngineOptions(attention=attention))
     found = run(whole_spec(checkpoint, tmp_path / "whole", recipe))
     np.testing.assert_allclose(found, expected, atol=1e-4)
@@ -128,9 +167,21 @@ def test_bitsandbytes_does_not_quantize_experts(recipe: DecoderRecipe, tmp_path:
         whole_spec(checkpoint, tmp_path / "whole", recipe)
 
 
-@pytest.mark.parametrize("recipe", [PROGRAM, DECODER_FP16_TORCH], ids=lambda recipe: recipe.name)
-def test_programs_of_experts_are_in_bf16(recipe: DecoderRecipe, tmp_path: Path) -> None:
+def test_experts_have_no_fp16(tmp_path: Path) -> None:
     checkpoint, _ = write("Qwen3MoeForCausalLM", tmp_path)
-    metadata = read_checkpoint_metadata(checkpoint)
-    with pytest.raises(UnsupportedModel, match="experts of `Qwen3MoeForCausalLM` in bf16 only"):
-        export_program(checkpoint, metadata, recipe, tmp_path / "p")
+    for write_spec, recipe in (
+        (program_spec, DECODER_FP16_TORCH),
+        (whole_spec, DECODER_FP16_TRANSFORMERS),
+    ):
+        with pytest.raises(UnsupportedModel, match="no fp16 kernel for the experts of `Qwen3Moe"):
+            write_spec(checkpoint, tmp_path / recipe.engine, recipe)
+
+
+def test_rope_by_layer_type_may_depend_on_the_length(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4}
+    changes = {"rope_parameters": {
+        "sliding_attention": rope,
+        "full_attention": rope | {"rope_type": "dynamic", "factor": 2.0}}}  # fmt: skip
+    checkpoint, _ = write("Gemma3ForCausalLM", tmp_path, changes)
+    with pytest.raises(UnsupportedModel, match="depends on the text length"):
+        whole_spec(checkpoint, tmp_path / "whole")

@@ -48,7 +48,7 @@ def generate(
     *texts: str,
     prompt: str = PROMPT,
     grammar: str | None = None,
-    functions: Sequence[str] = (),
+    functions: Sequence[str] = ("measure", "go"),
     ends: Sequence[str] = TURN_ENDS,
     **options: Any,
 ) -> SplitAnswer:
@@ -158,6 +158,12 @@ def test_texts_of_several_messages_are_apart() -> None:
         *message("analysis", "b"), *NEXT, *message("final", "Two."), RETURN,
     )  # fmt: skip
     assert (answer.text, answer.reasoning) == ("One.\n\nTwo.", "a\n\nb")
+
+
+def test_message_to_a_function_that_is_not_offered_is_reasoning() -> None:
+    """The model wrote no call of a form that clients know, so none is shown."""
+    answer = generate(*message("commentary to=functions.go", "{}"), CALL, functions=["measure"])
+    assert (answer.text, answer.reasoning) == ("", "{}")
 
 
 @pytest.mark.parametrize("recipient", ["functions.web.search-2", "web.search-2"])

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
 
+import orjson
 import pytest
 from starlette.types import Receive, Scope, Send
 
@@ -199,6 +200,32 @@ class LateStart:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "KEEP_ALIVE_S", 0.01)
+
+
+async def test_comments_are_sent_while_no_event_comes(impatient: None) -> None:
+    going_on = asyncio.Event()
+
+    class Paused(EventSource):
+        async def events(self) -> AsyncGenerator[bytes, None]:
+            async for event in super().events():
+                yield event
+                await going_on.wait()
+
+    source = Paused([build_event(b"1"), build_event(b"2")])
+    client = open_stream(source)
+    await client.wait_for_text(f"data: 1\n\n{2 * COMMENT.decode()}")
+    going_on.set()
+    await client.task
+    assert client.text.replace(COMMENT.decode(), "") == "data: 1\n\ndata: 2\n\n"
+    assert source.is_closed()
+
+
+def test_line_ends_of_unicode_are_escaped() -> None:
+    """huggingface_hub splits a stream at them."""
+    text = "a\u2028b\u2029c\x85d\u00e9"
+    event = build_event(orjson.dumps(text)).decode()
+    assert event.splitlines() == event.split("\n")[:-1]
+    assert orjson.loads(event.removeprefix("data: ")) == text
 
 
 async def test_stream_that_starts_soon_has_no_comment() -> None:

@@ -24,6 +24,22 @@ SCHEMA = {
 PARSER = ToolCallParser(frozenset({"weather", "clock"}), schemas={"weather": SCHEMA})
 
 
+REFERRING = {
+    "$defs": {
+        "Unit": {"enum": ["1", "2"]},
+        "Zip": {"type": "string"},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"type": "integer"}]},
+    },
+    "properties": {
+        "unit": {"$ref": "#/$defs/Unit"},
+        "zip": {"anyOf": [{"$ref": "#/$defs/Zip"}, {"type": "null"}]},
+        "days": {"$ref": "#/$defs/Loop"},
+        "other": {"$ref": "#/$defs/Missing/type"},
+        "remote": {"$ref": "https://schemas.test/unit.json"},
+    },
+}
+
+
 def qwen(name: str = "weather", /, **arguments: str) -> str:
     written = "".join(
         f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items()
@@ -257,3 +273,12 @@ async def test_chat_returns_tagged_calls(write: Any, stream: bool, writing_store
     assert choices[-1]["finish_reason"] == "tool_calls"
     (call,) = message["tool_calls"]
     assert orjson.loads(call["function"]["arguments"]) == {"city": "7", "days": 7}
+
+
+@pytest.mark.parametrize("write", [qwen, glm])
+def test_references_of_a_schema_are_followed(write: Any) -> None:
+    parser = ToolCallParser(frozenset({"weather"}), schemas={"weather": REFERRING})
+    text = write(unit="1", zip="10115", days="7", other="true", remote="3")
+    ((call,),) = [parser.parse_tool_calls(text)[1]]
+    assert orjson.loads(call.arguments) == {
+        "unit": "1", "zip": "10115", "days": 7, "other": True, "remote": 3}  # fmt: skip
