@@ -22,7 +22,8 @@ captured prefill runs there, and its keys and values are copied from and to the 
 Chunks are padded to the sizes of `_CHUNK_SIZES`. Longer chunks, prompts that need logits of all
 tokens, and checkpoints of transformers, whose prefill may branch on values, run uncaptured.
 
-Calls with a KV cache on the host or with tensor parallelism are not captured. While a model is
+Calls with a KV cache on the host, with tensor parallelism, or with experts for which torch has no
+kernel on the GPU, are not captured. While a model is
 being opened, nothing is captured. Prefill is not compiled.
 """
 

@@ -34,6 +34,7 @@ BLOCK_TYPES: Mapping[str, tuple[str, ...]] = {
 UNSUPPORTED_FIELDS: UnsupportedFields = {
     "mcp_servers": (([],), "call the servers in the client, and send their tools in `tools`"),
     "container": ((), "omit it"),
+    "output_format": ((), "send `output_config.format`"),  # its name in the beta
 }
 ERROR_PREFIX = "Error: "  # of a tool result with `is_error`: chat templates have no such flag
 # Values of the template variable `enable_thinking`. With `adaptive`, or without `thinking`, the

@@ -175,6 +175,7 @@ class PromptBody(StreamableBody):
     thread: Any = None  # a conversation that the server would keep
     mcp_servers: list[Any] | None = None
     container: Any = None
+    output_format: Any = None
 
 
 class MessagesBody(PromptBody):

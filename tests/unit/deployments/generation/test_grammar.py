@@ -112,6 +112,23 @@ def test_schema_with_properties_yields_an_object(compiler: GrammarCompiler) -> N
         assert isinstance(found["where"]["properties"], int)
 
 
+def test_keywords_without_an_effect_are_ignored(compiler: GrammarCompiler) -> None:
+    """Generators of schemas write them, such as zod, and the types of Anthropic's SDK."""
+    record = {"type": "object", "propertyNames": {"type": "string"}, "required": None}
+    items = {"type": "array", "uniqueItems": False, "items": {"type": "integer"}}
+    wanted = {
+        "properties": {"record": record | {"properties": None}, "items": items},
+        "required": ["record", "items"],
+        "additionalProperties": False,
+    }
+    found = json.loads(written(compiler.compile(schema(wanted)), 0))
+    assert isinstance(found["record"], dict)
+    assert all(isinstance(item, int) for item in found["items"])
+    for effective in ({"uniqueItems": True}, {"propertyNames": {"maxLength": 3}}):
+        with pytest.raises(InvalidField, match="Unimplemented"):
+            compiler.compile(schema({"type": "object"} | effective))
+
+
 def test_json_object_grammar_yields_an_object(compiler: GrammarCompiler) -> None:
     values = [
         json.loads(written(compiler.compile(Grammar("json_object")), seed)) for seed in range(25)

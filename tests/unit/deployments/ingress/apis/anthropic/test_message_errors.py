@@ -107,6 +107,7 @@ def tool(**changes: Any) -> dict[str, Any]:
             "`thinking.type`: Input should be 'enabled', 'disabled' or 'adaptive'",
         ),
         ({"output_config": {"format": {"type": "xml"}}}, "`output_config.format.type`: Input"),
+        ({"output_format": {"type": "json_schema"}}, "`output_format` is not supported; send `ou"),
         ({"options": {"priority": "high"}}, "`options.priority`"),
     ],
 )
