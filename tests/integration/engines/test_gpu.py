@@ -112,6 +112,7 @@ def test_captured_step_matches_uncaptured_step(tmp_path: Path, kind: str) -> Non
         for decoder in (captured, plain):
             for steps, expected in zip(decoded(decoder), due, strict=True):
                 np.testing.assert_allclose(steps, expected, atol=atol)
+                assert np.abs(steps - expected).mean() < atol / 10
         for steps, expected in zip(decoded(captured), decoded(plain), strict=True):
             np.testing.assert_allclose(steps, expected, atol=0.01)
 

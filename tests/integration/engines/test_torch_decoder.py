@@ -259,6 +259,21 @@ def test_program_modifies_inputs_by_scatter_only(tmp_path: Path) -> None:
         write_program(program, tmp_path / "p", in_place=True)
 
 
+def test_write_through_a_view_is_not_dropped(tmp_path: Path) -> None:
+    """No other node depends on such a write."""
+
+    class Clearing(torch.nn.Module):
+        def forward(self, input_ids):
+            copied = input_ids + 1
+            copied[:, 0] = 0
+            return copied
+
+    with torch.no_grad():
+        program = torch.export.export(Clearing(), (), {"input_ids": torch.ones(2, 3)})
+    with pytest.raises(EngineFailed, match=r"cannot call `aten\.\w+_\."):
+        write_program(program, tmp_path / "p", in_place=True)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_missing_device_is_named(spec: DecoderSpec) -> None:
     settings = GeneratorSettings(providers=("CUDAExecutionProvider",))
