@@ -19,39 +19,36 @@ _MEMBER_KEYWORDS = frozenset(
 )  # fmt: skip
 
 
-_DEFINITIONS = "#/$defs"
-
-
 def call_grammar(tools: Sequence[Tool]) -> Grammar:
     """Build the grammar of a call to one of the tools."""
-    calls, definitions = _build_calls(tools)
+    calls: list[dict[str, Any]] = []
+    definitions: dict[str, Any] = {}
+    for i, tool in enumerate(tools):
+        root = f"#/$defs/{i}"
+        calls.append(_build_call_schema([tool], {"$ref": root}))
+        definitions[str(i)] = _build_arguments_schema(tool, root)
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return Grammar("json_schema", orjson.dumps({**schema, "$defs": definitions}).decode())
 
 
 def call_or_answer_grammar(tools: Sequence[Tool], answer: Mapping[str, Any]) -> Grammar:
-    """Build the grammar of a call to one of the tools, or of an answer with the schema `answer`."""
-    calls, definitions = _build_calls(tools)
-    definitions["answer"] = _move_references(_without_id(answer), f"{_DEFINITIONS}/answer")
-    schema = {"anyOf": [{"$ref": f"{_DEFINITIONS}/answer"}, *calls], "$defs": definitions}
+    """Build the grammar of an answer with the schema `answer`, or of a call to one of the tools.
+
+    The arguments are any object, as in calls without a grammar: the schemas of all tools may be too
+    large for one, or have keywords that grammars do not support.
+    """
+    root = "#/$defs/answer"
+    call = _build_call_schema(tools, {"type": "object"})
+    definitions = {"answer": _move_references(_without_id(answer), root)}
+    schema = {"anyOf": [{"$ref": root}, call], "$defs": definitions}
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 
-def _build_calls(tools: Sequence[Tool]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Build the schemas of calls to each tool, and the definitions to which they refer."""
-    calls: list[dict[str, Any]] = []
-    definitions: dict[str, Any] = {}
-    for i, tool in enumerate(tools):
-        root = f"{_DEFINITIONS}/{i}"
-        calls.append(_build_call_schema(tool, root))
-        definitions[str(i)] = _build_arguments_schema(tool, root)
-    return calls, definitions
-
-
-def _build_call_schema(tool: Tool, root: str) -> dict[str, Any]:
+def _build_call_schema(tools: Sequence[Tool], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    names = [tool.function.name for tool in tools]
     return {
         "type": "object",
-        "properties": {"name": {"enum": [tool.function.name]}, "arguments": {"$ref": root}},
+        "properties": {"name": {"enum": names}, "arguments": arguments},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }

@@ -58,10 +58,16 @@ async def test_schema_of_the_answer_allows_a_call_instead(writing_store: Path) -
     harness = script_text(writing_store, CALL)
     response = await harness.post(CHAT, {**TOOLS, "response_format": chosen})
     assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
-    texts = (CALL, '{"answer": "sunny"}', '{"answer": 7}', '{"name": "other", "arguments": {}}')
-    assert accepts(grammar_schema(harness), texts) == [True, True, False, False]
+    texts = (
+        CALL,
+        '{"name": "clock", "arguments": {"any": [1]}}',
+        '{"answer": "sunny"}',
+        '{"answer": 7}',
+        '{"name": "other", "arguments": {}}',
+    )
+    assert accepts(grammar_schema(harness), texts) == [True, True, True, False, False]
     await harness.post(CHAT, {**TOOLS, "response_format": chosen, "tool_choice": "none"})
-    assert accepts(grammar_schema(harness), texts) == [False, True, False, False]
+    assert accepts(grammar_schema(harness), texts) == [False, False, True, False, False]
 
 
 async def test_required_call_compiles_a_grammar_of_all_tools(writing_store: Path) -> None:
