@@ -32,7 +32,7 @@ def open_torch(
     """Open the torch model from which an artifact was built.
 
     The engine's outputs have the layout of the artifact's outputs. `source` has the form that
-    `build_artifacts build` takes. None means the source in the manifest. Unpacked files go to
+    `hundredfold build` takes. None means the source in the manifest. Unpacked files go to
     `scratch`. Raises BenchmarkError or BuildError if the source is unusable.
     """
     from build_artifacts.checkpoints.models import load_model

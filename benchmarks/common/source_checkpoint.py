@@ -19,7 +19,7 @@ CONFIG_NAME = "genai_config.json"
 class SourceCheckpoint:
     """Checkpoint that is fetched on first use. Unpacked files go to `scratch`.
 
-    `source` has the form that `build_artifacts build` takes. None means the artifact's source.
+    `source` has the form that `hundredfold build` takes. None means the artifact's source.
     """
 
     def __init__(self, model: LocalModel, source: str | None, scratch: Path) -> None:

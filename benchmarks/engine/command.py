@@ -86,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="SOURCE",
-        help="compare with torch eager fp32; SOURCE as for `build_artifacts build`; "
+        help="compare with torch eager fp32; SOURCE as for `hundredfold build`; "
         "default: the source of the artifact",
     )
 

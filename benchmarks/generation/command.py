@@ -94,7 +94,7 @@ def _add_baseline_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source",
         metavar="SOURCE",
-        help="checkpoint of the baselines, as for `build_artifacts build`; default: the source of "
+        help="checkpoint of the baselines, as for `hundredfold build`; default: the source of "
         "the artifact",
     )
     genai = parser.add_mutually_exclusive_group()  # a precision has no effect on a built model

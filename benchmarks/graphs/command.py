@@ -89,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"items x tokens (default: {' '.join(map(str, SHAPES))})",
     )
     parser.add_argument(
-        "--eval", type=Path, metavar="FILE", help="labeled data, as for `build_artifacts build`"
+        "--eval", type=Path, metavar="FILE", help="labeled data, as for `hundredfold build`"
     )
     parser.add_argument(
         "--adapter", type=Path, metavar="DIR", help="the LoRA adapter that the build merged"

@@ -40,6 +40,8 @@ def select_tasks(
         _check_entailment(_read_label_names(checkpoint, adapter))
         task = TaskName.TEXT_CLASSIFICATION
     head = find_head(task)
+    if adapter is None:
+        _check_head(checkpoint, task)
     if adapter is not None and head is not find_head(adapter.task):
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="omit `--task`"
@@ -53,6 +55,20 @@ def select_tasks(
     if adapter is None and is_logit_reranker(checkpoint, task):
         return _select_label_tasks(task, 1)
     return _select_label_tasks(task, len(_read_label_names(checkpoint, adapter)))
+
+
+def _check_head(checkpoint: Checkpoint, task: str) -> None:
+    """Raise UnsupportedModel if the checkpoint has a head for another kind of labels.
+
+    The weights of such heads have equal names, so transformers would load them.
+    """
+    architecture = _read_architecture(checkpoint)
+    stated = parse_task_class(architecture)
+    heads = {find_head(task), find_head(task if stated is None else stated)}
+    if len(heads) > 1 and heads <= {ModelHead.LABELS, ModelHead.TOKENS, ModelHead.SPAN}:
+        raise UnsupportedModel(
+            f"`{architecture}` was trained for {stated}, not for {task}", hint="omit `--task`"
+        )
 
 
 def _select_label_tasks(task: str, labels: int) -> tuple[str, ...]:
@@ -99,11 +115,16 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
     if (checkpoint.directory / MODULES_NAME).is_file():
         is_sparse = is_splade_model(checkpoint.directory)
         return TaskName.SPARSE_EMBEDDINGS if is_sparse else TaskName.FEATURE_EXTRACTION
-    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
-    architecture = str((architectures or [""])[0])
+    architecture = _read_architecture(checkpoint)
     if (task := parse_task_class(architecture)) is not None:
         return task
     raise UnsupportedModel(
         f"no task matches the architecture `{architecture or 'none'}`",
         hint=f"pass `--task`, one of: {', '.join(list_task_names())}",
     )
+
+
+def _read_architecture(checkpoint: Checkpoint) -> str:
+    """Return the class name in config.json, or an empty text."""
+    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
+    return str((architectures or [""])[0])

@@ -15,6 +15,8 @@ from deployments.plan.resolution import find_for_inspection
 from deployments.terminal.command_line import INTERRUPTED, print_error
 
 MODEL_HELP = "ID, ID@VERSION or ID@ALIAS; default: ID@latest"
+# NumPy's error for a full disk has no error number, only this text between two numbers of values.
+_CUT_WRITE = " requested and "
 _STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 RunCommand = Callable[[argparse.Namespace], int]
@@ -38,7 +40,7 @@ def store_command(run: RunCommand) -> RunCommand:
             hint = "run the command again; a build continues after its last finished step"
             return print_error("interrupted", hint, code=INTERRUPTED)
         except OSError as error:
-            if error.errno not in _STORE_NOT_WRITABLE:
+            if error.errno not in _STORE_NOT_WRITABLE and _CUT_WRITE not in str(error):
                 raise
             hint = f"check space and permissions of {arguments.store}; run the command again"
             raise BuildError(str(error), hint=hint) from error

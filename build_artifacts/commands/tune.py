@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
         raise encoders_only_error("tune", "generative graphs are measured by the build")
+    if not arguments.tune_seconds:  # one measurement would replace the stored ones
+        raise BuildError("`--tune-seconds 0` measures nothing", hint="pass some seconds or omit it")
     device: Device = arguments.device
     if not has_device(device):
         raise BuildError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -153,7 +154,8 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
     """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
     Raises UnsupportedModel if the checkpoint cannot be loaded, if a token id has no vector in the
-    model, if the chat template fails, or if a logit is not finite.
+    model, if the chat template fails, or if a logit is not finite. Raises OSError if there is no
+    space for the outputs.
     """
     generation_config = metadata.required_generation_config
     decoder_start_token_id = _decoder_start_token_id(generation_config)
@@ -172,6 +174,8 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
         dtype=np.float32,
         shape=(sum(map(len, texts)), metadata.output_width),
     )
+    with (into / _LOGITS_NAME).open("r+b") as file:  # a full disk is an error here, not a signal
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
     _write_logits(model, gate_inputs.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
         raise UnsupportedModel(

@@ -48,7 +48,7 @@ from cluster.launcher.new_session import leads_own_session, run_in_new_session
 from cluster.launcher.ray_host import RayHost
 from cluster.launcher.ray_sessions import remove_ended_sessions
 from cluster.launcher.startup_messages import startup_messages
-from cluster.ports import format_address, open_listener
+from cluster.ports import PORTS, format_address, open_listener
 from cluster.processes import ChildProcesses, kill_previous_run, private_directory
 from cluster.progress import (
     StartError,
@@ -72,13 +72,24 @@ RUN_DIR = ".run"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+def parse_port(text: str) -> int:
+    """Parse the number of a TCP port."""
+    if not text.isdecimal() or int(text) not in PORTS:
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is not a port: use a number from {PORTS[0]} to {PORTS[-1]}"
+        )
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
-    parser.add_argument("--port", type=int, help="port to listen on (default: as in the config)")
+    parser.add_argument(
+        "--port", type=parse_port, help="port to listen on (default: as in the config)"
+    )
     parser.add_argument(
         "--grpc-port",
-        type=int,
+        type=parse_port,
         metavar="PORT",
         help="port for the Open Inference Protocol over gRPC, on the same address "
         "(default: no gRPC)",
@@ -110,7 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--metrics-port",
-        type=int,
+        type=parse_port,
         help=f"port of /metrics (default: {DEFAULT_PORTS['metrics']} or a free one)",
     )
     parser.add_argument(

@@ -22,6 +22,7 @@ from deployments.builds.record import BuildState
 from deployments.errors import ArtifactError
 from tests.support.killable_builds import BuildExit, BuildForkServer
 from tests.support.shared_exports import SharedExports
+from tests.support.tiny_decoders import tiny_llama
 from tests.support.tiny_encoders import tiny_checkpoint
 
 # First steps of every build of these tests. A second `verify` follows if both candidates are
@@ -244,6 +245,20 @@ def test_build_resumes_after_full_disk(
     assert again.status == 0, again.output
     assert again.resumed[:2] == ["reference", "export"]
     assert " is built: " in again.output
+
+
+def test_outputs_of_a_decoder_may_not_fit_on_the_disk(
+    fork_server: BuildForkServer, small_disk: Path | None, tmp_path: Path
+) -> None:
+    """They are written through a memory map, where a full disk would end the process."""
+    if small_disk is None:
+        pytest.skip("no small disk can be mounted here")
+    store = small_disk / "store"
+    fork_server.run("rm", "-rf", str(store))
+    fork_server.run("mount", "-o", "remount,size=600k", str(small_disk))
+    ended = fork_server.start(*command(tiny_llama(tmp_path / "llama"), store)).ended()
+    assert ended.status == 1, ended.output
+    assert "No space left on device" in ended.output
 
 
 def test_killed_builder_of_the_queue_is_resumed_by_the_next(

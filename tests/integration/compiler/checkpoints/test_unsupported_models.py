@@ -50,7 +50,6 @@ def refuse(
     [
         ("bart", "BartForSequenceClassification", None, ENCODER_DECODERS, USE_ENCODER),
         ("gpt2", "GPT2ForSequenceClassification", None, DECODERS, USE_ENCODER),
-        ("llama", "LlamaForSequenceClassification", "token-classification", DECODERS, USE_ENCODER),
         ("llama", "LlamaModel", None, DECODERS, ADD_POOLING),
         ("llama", "LlamaForCausalLM", "text-classification", DECODERS, GENERATE),
         (
@@ -79,6 +78,24 @@ def test_hint_of_a_refused_encoder_offers_only_what_is_supported(
     assert refusal.message.startswith(f"`{architecture}` cannot be built")
     assert reason.format(model_type) in refusal.message
     assert refusal.hint == hint
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "task"),
+    [
+        ("llama", "LlamaForSequenceClassification", "token-classification"),
+        ("bert", "BertForTokenClassification", "question-answering"),
+        ("bert", "BertForQuestionAnswering", "text-ranking"),
+    ],
+)
+def test_head_of_another_task_is_refused(
+    tmp_path: Path, model_type: str, architecture: str, task: str
+) -> None:
+    """The weights of such heads have equal names, so they would be loaded."""
+    refusal = refuse(tmp_path, model_type, architecture, task=task)
+    assert refusal.message.startswith(f"`{architecture}` was trained for ")
+    assert refusal.message.endswith(f", not for {task}")
+    assert refusal.hint == "omit `--task`"
 
 
 @pytest.mark.parametrize(

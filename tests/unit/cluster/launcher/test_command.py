@@ -315,6 +315,20 @@ def test_unusable_certificate_is_named_before_anything_starts(
     assert not isinstance(raised.value, UnusableConfig), "a later start may find a renewed file"
 
 
+@pytest.mark.parametrize("option", ["--port", "--grpc-port", "--metrics-port"])
+@pytest.mark.parametrize("value", ["0", "65536", "-1", "http", "²"])
+def test_wrong_port_is_a_wrong_option(
+    option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A service manager does not start again after exit code 2."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(SystemExit) as exited:
+        parser.parse_args([f"{option}={value}"])
+    assert exited.value.code == 2
+    assert f"`{value}` is not a port" in capsys.readouterr().err
+
+
 def test_key_of_no_certificate_is_refused() -> None:
     result = subprocess.run(
         [sys.executable, "-m", "hundredfold", "serve", "--ssl-keyfile", "k.pem"],
