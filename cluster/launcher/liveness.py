@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -72,12 +74,23 @@ class StoppedProcesses:
         killed = []
         for process in self._find():
             with suppress(psutil.Error):
-                # Context switches increase at each stop, even in an idle process. CPU times are too
-                # coarse: they have steps of 10 ms.
-                found[process] = sum(process.num_ctx_switches())
+                found[process] = count_context_switches(process.pid)
                 if self._seen.get(process) == found[process]:
                     killed.append(process.name())
                     process.kill()
         self._seen = found
         self._looked_s = time.monotonic()
         return killed
+
+
+def count_context_switches(pid: int) -> int:
+    """Return the context switches of all threads of a process.
+
+    They increase at each stop, even in an idle process. CPU times are too coarse: they have steps
+    of 10 ms. The first thread alone may get no turn between two stops on a busy host.
+    """
+    counts = []
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(OSError):  # the thread has ended
+            counts += re.findall(r"ctxt_switches:\s*(\d+)", status.read_text())
+    return sum(map(int, counts))

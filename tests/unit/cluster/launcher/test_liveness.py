@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent import futures
 
@@ -101,3 +102,28 @@ def test_idle_process_that_goes_on_between_two_stops_is_spared(
     sleeper.suspend()
     wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED)
     assert [watched.kill(), watched.kill()] == [[], ["sleep"]]
+
+
+BUSY_THREAD = """
+import threading, time
+def work():
+    while True:
+        time.sleep(0.001)
+threading.Thread(target=work, daemon=True).start()
+print("begun", flush=True)
+threading.Event().wait()
+"""
+
+
+def test_context_switches_of_all_threads_count() -> None:
+    """On a busy host, the first thread may get no turn between two stops."""
+    with subprocess.Popen([sys.executable, "-c", BUSY_THREAD], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        process = psutil.Process(child.pid)
+        first = process.num_ctx_switches()
+        before = liveness.count_context_switches(child.pid)
+        wait_for(lambda: liveness.count_context_switches(child.pid) > before + 20)
+        assert sum(process.num_ctx_switches()) < sum(first) + 20
+        child.kill()
+    assert liveness.count_context_switches(child.pid) == 0
