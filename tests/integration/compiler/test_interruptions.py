@@ -256,7 +256,8 @@ def test_outputs_of_a_decoder_may_not_fit_on_the_disk(
     store = small_disk / "store"
     fork_server.run("rm", "-rf", str(store))
     fork_server.run("mount", "-o", "remount,size=600k", str(small_disk))
-    ended = fork_server.start(*command(tiny_llama(tmp_path / "llama"), store)).ended()
+    llama = tiny_llama(tmp_path / "llama")
+    ended = fork_server.start(*command(llama, store, "--search", "quick")).ended()
     assert ended.status == 1, ended.output
     assert "No space left on device" in ended.output
 
