@@ -28,7 +28,7 @@ from deployments.generation.grammar_trials import (
     TrialLimits,
     build_matcher,
 )
-from deployments.generation.json_schema import state_objects
+from deployments.generation.json_schema import normalize_schema
 from deployments.messages import Grammar
 
 MAX_CHARACTERS = 65_536  # per schema or regular expression
@@ -198,7 +198,7 @@ def _build_source(grammar: Grammar) -> str:
 def _read_schema(text: str) -> str:
     """Return the schema with the types that it implies. llguidance reports what is not JSON."""
     try:
-        return json.dumps(state_objects(json.loads(text)))
+        return json.dumps(normalize_schema(json.loads(text)))
     except (ValueError, RecursionError):
         return text
 

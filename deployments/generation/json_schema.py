@@ -25,12 +25,12 @@ _WITHOUT_EFFECT: Mapping[str, tuple[Any, ...]] = {
 TYPING_KEYWORDS = {"type", "$ref", "enum", "const", "anyOf", "oneOf", "allOf"}
 
 
-def state_objects(schema: Any) -> Any:
-    """Add `"type": "object"` to each schema with `properties` that states no type.
+def normalize_schema(schema: Any) -> Any:
+    """Remove keywords without an effect, and state the type of objects. Return the changed schema.
 
-    The standard lets such a schema match strings and numbers too. But the examples of
-    huggingface_hub and of text-generation-inference omit the type and expect an object. Keywords
-    without an effect are removed. Changes `schema` in place and returns it.
+    Each schema with `properties` that states no type gets `"type": "object"`. The standard lets it
+    match strings and numbers too, but the examples of huggingface_hub and of
+    text-generation-inference omit the type and expect an object.
     """
     waiting = [schema]
     while waiting:

@@ -56,10 +56,10 @@ def open_checkpoint(spec: DecoderSpec, device: str) -> torch.nn.Module:
         experts_implementation=register_experts(),
         **_placement_arguments(options.tensor_parallel_size, device),
     )
+    if missing := sorted(info["missing_keys"]):  # transformers has drawn them at random
+        raise EngineFailed(f"the checkpoint has no weights for `{missing[0]}`")
     expected = (config.layers, spec.vocabulary)
     actual = (model.config.num_hidden_layers, model.config.vocab_size)
-    if missing := sorted(info["missing_keys"]):  # transformers would draw them at random
-        raise EngineFailed(f"the checkpoint has no weights for `{missing[0]}`")
     if actual != expected:
         raise EngineFailed(f"the checkpoint has {actual} layers and tokens; expected {expected}")
     return with_external_kv(model.eval(), options.attention, kv_offload=options.kv_offload)
