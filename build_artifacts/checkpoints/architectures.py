@@ -14,6 +14,12 @@ from deployments.artifacts.types import TaskName
 TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the library
 
 
+# Classes of models with image inputs, of which the text model is built alone, and its class.
+_TEXT_MODELS: Mapping[str, str] = {
+    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
+}
+
 # Task by suffix of the model class in the config of a checkpoint or an adapter. The first matching
 # suffix decides, so the more general suffixes come last.
 _TASKS_BY_CLASS: Mapping[str, TaskName] = {
@@ -28,6 +34,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "LMHeadModel": TaskName.TEXT_GENERATION,
     "PegasusForConditionalGeneration": TaskName.SUMMARIZATION,
     "M2M100ForConditionalGeneration": TaskName.TRANSLATION,
+    **dict.fromkeys(_TEXT_MODELS, TaskName.TEXT_GENERATION),
     "ForConditionalGeneration": TaskName.TEXT2TEXT_GENERATION,
     "MTModel": TaskName.TRANSLATION,
     "Model": TaskName.FEATURE_EXTRACTION,
@@ -40,7 +47,7 @@ _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, Arithmetic
 
 
 def load_config(weights: Path) -> TransformersConfig:
-    """Load config.json with transformers.
+    """Load config.json with transformers. The result is that of the text model in _TEXT_MODELS.
 
     Raises UnsupportedModel if transformers rejects it or `architectures` is not a list.
     """
@@ -49,7 +56,15 @@ def load_config(weights: Path) -> TransformersConfig:
     # Check the type of this field, because transformers does not.
     read_field(weights / CONFIG_NAME, "architectures", list)
     with config_errors(CONFIG_NAME):
-        return AutoConfig.from_pretrained(weights, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
+    text_model = _TEXT_MODELS.get(read_architecture(config))
+    if text_model is None:
+        return config
+    text_config = config.get_text_config()
+    text_config.architectures = [text_model]
+    if hasattr(config, "quantization_config"):
+        text_config.quantization_config = config.quantization_config
+    return text_config
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
     unreadable_source,
 )
+from build_artifacts.checkpoints.recurrent_states import count_state_values, has_known_states
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import (
@@ -30,7 +31,12 @@ from deployments.artifacts.manifest import (
     TOOL_TEMPLATE_NAME,
 )
 from deployments.artifacts.types import TaskName
-from deployments.engines.pytorch.sliding_windows import GLOBAL_LAYER, LOCAL_LAYER
+from deployments.engines.pytorch.layer_types import (
+    GLOBAL_LAYER,
+    LOCAL_LAYER,
+    RECURRENT_LAYERS,
+    list_attention_layers,
+)
 from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
 
@@ -50,7 +56,8 @@ GRAPH_BUILDERS = (
     "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
     "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
     "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
-    "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
+    "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM", "Lfm2ForCausalLM",
+    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
@@ -105,11 +112,17 @@ def check_decoder(config: TransformersConfig) -> None:
             "plain KV cache",
             hint=f"supported: {', '.join(SUPPORTED)}",
         )
-    other = set(getattr(config, "layer_types", None) or ()) - {LOCAL_LAYER, GLOBAL_LAYER}
+    known = {LOCAL_LAYER, GLOBAL_LAYER, *(RECURRENT_LAYERS if has_known_states(config) else ())}
+    other = set(getattr(config, "layer_types", None) or ()) - known
     if other:
         raise UnsupportedModel(
             f"`{architecture}` has layers of the type `{min(other)}`, which cannot be built",
             hint="use a model of this architecture with attention in all layers",
+        )
+    if not list_attention_layers(config):
+        raise UnsupportedModel(
+            f"`{architecture}` has no layer with attention, so it cannot be built",
+            hint="use a model of this architecture with attention in some layers",
         )
     check_unquantized(config)
 
@@ -129,7 +142,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
     suppressed = read_suppressed_tokens(read_object(find_generation_config(weights)))
     special = special_tokens(weights)
     return GenerationConfig(
-        layers=config.num_hidden_layers,
+        layers=len(list_attention_layers(config)),
         heads=heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -138,6 +151,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         suppressed_token_ids=tuple(each for each in suppressed if each < config.vocab_size),
         defaults=_read_defaults(weights),
         has_experts=has_experts(config),
+        state_values=count_state_values(config),
     )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from build_artifacts.graph_files import session_errors
 from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.generation_config import GenerationConfig
-from deployments.engines.decoder import LOGITS_FROM
+from deployments.engines.decoder import LOGITS_FROM, PAST_STATES
 
 if TYPE_CHECKING:
     import onnx
@@ -80,9 +80,16 @@ def _build_feeds(
     """Build the inputs for a prompt, with an empty KV cache that has room for the prompt only."""
     count = len(text)
     cache = np.zeros((1, generation_config.kv_heads, count, generation_config.head_dim), np.float32)
+    states = (i for i in model.graph.input if i.name.startswith(PAST_STATES))
     return {
+        **{i.name: np.zeros(_read_state_shape(i), np.float32) for i in states},
         **{i.name: cache for i in model.graph.input if i.name.startswith("past_key_values.")},
         "input_ids": np.array([text]),
         "attention_mask": np.ones((1, count), np.int64),
         LOGITS_FROM: np.array([count - 1]),
     }
+
+
+def _read_state_shape(state: onnx.ValueInfoProto) -> tuple[int, ...]:
+    """Return the shape of a recurrent state of one slot."""
+    return (1, *(axis.dim_value for axis in state.type.tensor_type.shape.dim[1:]))

@@ -63,7 +63,8 @@ def smooth_activations(graph: FloatGraph, value: str, observed: FloatArray) -> F
     if divisor is None or not only_products:
         return observed
     names = [node.input[1] for node in products]
-    rows = np.max([np.abs(graph.table(name)).max(axis=1) for name in names], axis=0)
+    # Weights are [K, N], or [1, K, N] if they are not to be quantized.
+    rows = np.max([np.abs(graph.table(name)).max(axis=-1).ravel() for name in names], axis=0)
     sizes, weights = divisor.reduce(np.abs(observed).max(axis=0)), divisor.reduce(rows)
     factors = (sizes**_MIGRATION_STRENGTH / weights ** (1 - _MIGRATION_STRENGTH)).astype(np.float32)
     graph.scale_columns(divisor.tables, divisor.first, np.reciprocal(factors))

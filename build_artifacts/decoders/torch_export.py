@@ -146,6 +146,12 @@ def check_recipe(
             f"`{recipe.name}`: the engine {recipe.engine} does not support models with an encoder",
             hint="use their ONNX graphs",
         )
+    if metadata.required_generation_config.state_values:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: the engine {recipe.engine} does not support recurrent layers, such "
+            f"as those of `{metadata.architecture}`",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
     if recipe.precision == "fp16" and metadata.required_generation_config.has_experts:
         raise UnsupportedModel(
             f"`{recipe.name}`: torch has no fp16 kernel for the experts of "

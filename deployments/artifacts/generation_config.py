@@ -53,7 +53,7 @@ class GenerationConfig(FrozenModel):
     The KV cache of a layer is two arrays [slots, kv_heads, tokens, head_dim], keys and values.
     """
 
-    layers: int = Field(ge=1)
+    layers: int = Field(ge=1)  # with a KV cache; other layers have recurrent states
     heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
@@ -62,6 +62,8 @@ class GenerationConfig(FrozenModel):
     special_tokens: dict[str, str] = Field(default_factory=dict)
     suppressed_token_ids: tuple[int, ...] = ()  # tokens that are never generated
     has_experts: bool = False  # whether layers are mixtures of experts
+    # Number of values in fp32 of the recurrent states of a slot; 0 if all layers have a KV cache.
+    state_values: int = Field(0, ge=0)
     encoder_decoder: EncoderDecoderConfig | None = None  # None: decoder-only
     defaults: GenerationDefaults = GenerationDefaults()
     # Text inserted before the prompt, by task, such as {"summarization": "summarize: "}.

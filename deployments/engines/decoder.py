@@ -1,7 +1,8 @@
 """Interfaces of decoder engines: KV slots, prefill, decode steps and verification.
 
-A decoder caches the keys and values of every computed token, for each layer. The cache is divided
-into KV slots, one per sequence, and persists between calls.
+A decoder caches the keys and values of every computed token, for each layer with attention. The
+cache is divided into KV slots, one per sequence, and persists between calls. Other layers have
+recurrent states, one per slot, which also persist.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ IS_PREFILL = "is_prefill"
 # The two cache arrays of a layer. Names of graph inputs and outputs contain these words, such as
 # `past_key_values.0.key`.
 KV_NAMES = ("key", "value")
+
+# Prefixes of the graph inputs and outputs with recurrent states, such as `past_states.0.conv`.
+PAST_STATES, PRESENT_STATES = "past_states.", "present_states."
 
 TokenColumn = NDArray[np.int64]  # [n], a token id or a length for each of n slots
 Logits = NDArray[np.float32]  # [V] or [n, V], V: vocabulary; valid until the next engine call
@@ -102,6 +106,9 @@ class DecoderInfo:
     # prompt is not chunked.
     max_source_tokens: int | None = None
     max_draft_tokens: int = 0  # per `verify` call; 0: `verify` is not supported
+    # Whether layers have recurrent states. A call changes the states of all its slots, also if it
+    # fails. A prefill starts at token 0, at the end of a slot or at the start of its last prefill.
+    is_recurrent: bool = False
 
 
 def check_prompt(info: DecoderInfo, ids: Sequence[int], start: int) -> None:
@@ -140,8 +147,9 @@ class DecoderEngine(Protocol):
         """Compute one token for each of the slots 0 to n-1. Return their logits, [n, V].
 
         Slot i has `lengths[i]` valid tokens before the call, and the call does not change them.
-        The caller may therefore pass any token for a slot whose logits it ignores. Exception: in a
-        full slot the call overwrites the last token and returns undefined logits.
+        Unless the decoder is recurrent, the caller may therefore pass any token for a slot whose
+        logits it ignores. Exception: in a full slot the call overwrites the last token and returns
+        undefined logits.
         """
         ...
 

@@ -18,6 +18,8 @@ from deployments.engines.pytorch.capture import count_staging_slots
 from deployments.errors import EngineFailed, RequirementMissing
 
 WARM_UP_TOKENS = 32
+# Bytes per value of the recurrent states of a slot. Engines keep two states in fp32.
+_STATE_BYTES = 2 * 4
 
 
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngine:
@@ -59,7 +61,7 @@ def _measure_slot(spec: DecoderSpec, context: int) -> int:
     tokens = context + (0 if source is None else source.max_source_tokens)
     slot_bytes = tokens * kv_bytes_per_token(config, _kv_value_bytes(spec))
     # With tensor parallelism each GPU caches only its share of the heads.
-    return slot_bytes // spec.options.tensor_parallel_size
+    return slot_bytes // spec.options.tensor_parallel_size + _STATE_BYTES * config.state_values
 
 
 def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:

@@ -46,6 +46,7 @@ Owner = Hashable
 @dataclass(slots=True)
 class _SlotContents:
     prompt: list[int] = field(default_factory=list)  # prefilled tokens
+    last_chunk: int = 0  # index of the first token of the last prefilled chunk
     answer_tokens: int = 0  # tokens of an answer after the prompt
     used_at: int = 0  # sequence number of the prompt; the lowest is the least recently used
     scope: str = ""  # `prefix_cache_scope` of the prompt
@@ -61,7 +62,9 @@ class SlotTable:
     Some methods return moves. The caller applies them to the KV cache before the next engine call.
     """
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, *, is_recurrent: bool = False) -> None:
+        """Create the table. A recurrent decoder continues a prompt at its last chunk only."""
+        self._is_recurrent = is_recurrent
         self._owners: list[Owner] = []  # owner of each used slot; used slots come first
         self._contents = [_SlotContents() for _ in range(slots)]
         self._prompts = 0
@@ -114,17 +117,35 @@ class SlotTable:
             moves.append(CopySlot(source, slot, cached))
         self._prompts += 1
         self._contents[slot] = _SlotContents(
-            list(prompt[:cached]), used_at=self._prompts, scope=scope
+            list(prompt[:cached]), last_chunk=cached, used_at=self._prompts, scope=scope
         )
         return cached, moves
 
     def append_prompt(self, slot: int, ids: Sequence[int]) -> None:
         """Append prefilled tokens to the prompt of a slot."""
-        self._contents[slot].prompt += ids
+        contents = self._contents[slot]
+        contents.last_chunk = len(contents.prompt)
+        contents.prompt += ids
+
+    def drop_prompt(self, slot: int) -> None:
+        """Forget the prompt of a slot after a failed prefill."""
+        self._contents[slot] = _SlotContents()
 
     def append_token(self, slot: int) -> None:
         """Record one token of an answer."""
         self._contents[slot].answer_tokens += 1
+
+    def move_last(self, owners: Sequence[Owner]) -> list[CacheMove]:
+        """Move the slots of `owners` behind all other used slots."""
+        moves: list[CacheMove] = []
+        first_slot = self.used_slots - len(owners)
+        misplaced = [slot for slot in map(self.slot_of, owners) if slot < first_slot]
+        for slot in range(first_slot, self.used_slots):
+            if self._owners[slot] not in owners:
+                other = misplaced.pop()
+                self._owners[slot], self._owners[other] = self._owners[other], self._owners[slot]
+                moves.append(self._swap(slot, other))
+        return moves
 
     def transfer(self, owner: Owner, successor: Owner) -> None:
         """Assign the slot of `owner` to `successor`.
@@ -173,7 +194,7 @@ class SlotTable:
         """
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # compute the last chunk, for its logits
         lengths = [
-            min(_common_prefix_length(contents.prompt, prompt), max_tokens)
+            self._cached_prefix_length(contents, prompt, max_tokens)
             if contents.scope == scope
             else 0
             for contents in self._contents
@@ -183,6 +204,14 @@ class SlotTable:
             key=lambda slot: (lengths[slot], -len(self._contents[slot].prompt), slot),
         )
         return (best, lengths[best]) if lengths[best] >= MIN_PREFIX_TOKENS else (None, 0)
+
+    def _cached_prefix_length(
+        self, contents: _SlotContents, prompt: Sequence[int], max_tokens: int
+    ) -> int:
+        common = min(_common_prefix_length(contents.prompt, prompt), max_tokens)
+        if not self._is_recurrent:
+            return common
+        return contents.last_chunk if contents.last_chunk <= common else 0
 
     def _choose_evicted(self, slot: int, source: int | None, cached: int) -> int:
         """Return the slot whose prompt is evicted for a new prompt in `slot`: `slot` or a free one.

@@ -7,6 +7,8 @@ from deployments.config import SchedulingSettings
 # Minimum size of a prefill chunk. Kernels for one token round differently from kernels for several
 # tokens. With chunks of one token, the output would depend on chunk sizes and the prefix cache.
 MIN_CHUNK_TOKENS = 2
+# Size of the last chunk of a prompt for a recurrent decoder. Generation prompts are shorter.
+LAST_CHUNK_TOKENS = 16
 # Maximum duration of a prefill while no job decodes, in seconds. It is far below HANG_TIMEOUT_S
 # (health.py), so that a prompt on a slow machine does not count as a hang.
 MAX_IDLE_PREFILL_S = 2.0
@@ -42,6 +44,16 @@ def chunk_size(remaining: int, max_tokens: int) -> int:
     if remaining - max_tokens == 1:
         return max_tokens - 1 if max_tokens > MIN_CHUNK_TOKENS else remaining
     return min(remaining, max_tokens)
+
+
+def resumable_chunk_size(remaining: int, max_tokens: int) -> int:
+    """Return the size of the next chunk for a recurrent decoder.
+
+    A later prompt with the same prefix can continue at the start of the last chunk only. That chunk
+    is therefore short, but covers the end of a chat prompt, which is no part of the next turn's.
+    """
+    before_last = remaining - LAST_CHUNK_TOKENS
+    return chunk_size(remaining if before_last < MIN_CHUNK_TOKENS else before_last, max_tokens)
 
 
 class PrefillRate:

@@ -17,7 +17,13 @@ from deployments.errors import EngineFailed, EngineLost, ServeError, hide_detail
 from deployments.generation.isolation import IsolatedStep, decode_isolated
 from deployments.generation.job import Job
 from deployments.generation.kv_slots import CacheMove, CopySlot, Owner, SlotTable
-from deployments.generation.prefill import PrefillRate, chunk_size, fits_min_chunk, prefill_budget
+from deployments.generation.prefill import (
+    PrefillRate,
+    chunk_size,
+    fits_min_chunk,
+    prefill_budget,
+    resumable_chunk_size,
+)
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
 from deployments.health import WorkerHealth
 from deployments.messages import StreamEvent
@@ -76,12 +82,15 @@ class StepExecutor:
         self._health = health
         self._decoder = decoder
         self._next_job = next_job
-        self._slots = SlotTable(decoder.info.slots)
+        self._slots = self._create_slots()
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
         self._prefills_oldest = True  # whether the next step starts with the oldest prompt
         # Whether the last failure was in a decode step and no decode step has succeeded since.
         self._decode_fails = False
+
+    def _create_slots(self) -> SlotTable:
+        return SlotTable(self._decoder.info.slots, is_recurrent=self._decoder.info.is_recurrent)
 
     @property
     def used_slots(self) -> int:
@@ -169,6 +178,7 @@ class StepExecutor:
             raise
         except Exception as error:
             log.error("prefill of a prompt of %d tokens failed", len(job.prompt), exc_info=error)
+            self._slots.drop_prompt(self._slots.slot_of(job.slot_owners[0]))
             self._fail(job, hide_details(error))
             return 0
 
@@ -186,7 +196,8 @@ class StepExecutor:
             job.remaining_prompt_tokens -= cached
         if with_logprobs:
             max_tokens = min(max_tokens, MAX_LOGPROB_CHUNK_TOKENS)
-        tokens = chunk_size(job.remaining_prompt_tokens, max_tokens)
+        size = resumable_chunk_size if self._decoder.info.is_recurrent else chunk_size
+        tokens = size(job.remaining_prompt_tokens, max_tokens)
         done = len(job.prompt) - job.remaining_prompt_tokens
         ids = job.prompt[done : done + tokens]
         started_s = time.perf_counter()
@@ -272,14 +283,18 @@ class StepExecutor:
         If one slot makes the call fail, the job of this slot ends. The jobs in later slots wait for
         the next step.
         """
+        if jobs and self._decoder.info.is_recurrent:
+            pending = (job for job in self.active.values() if not job.is_prefilled)
+            owners = [owner for job in pending for owner in job.slot_owners]
+            self._apply_moves(self._slots.move_last(owners))
         job_slots = [
             (job, [self._slots.slot_of(owner) for owner in job.slot_owners[: len(job.last_tokens)]])
             for job in jobs
         ]
         if not job_slots:
             return NO_OUTPUT
-        # Slots of jobs that are not prefilled may lie in between. They decode token 0, and their
-        # results are ignored.
+        # Slots of jobs that are not prefilled may lie in between, unless the decoder is recurrent.
+        # They decode token 0, and their results are ignored.
         ids = np.zeros(1 + max(max(slots) for _, slots in job_slots), np.int64)
         for job, slots in job_slots:
             ids[slots] = job.last_tokens
@@ -300,15 +315,19 @@ class StepExecutor:
         return StepOutput(tokens, tokens)
 
     def _decode_slots(self, ids: NDArray[np.int64]) -> IsolatedStep:
-        """Decode a token per slot. If a slot makes the call fail, decode only the earlier slots."""
+        """Decode a token per slot. If a slot makes the call fail, decode only the earlier slots.
+
+        A recurrent decoder would read the tokens twice, so its failures are raised.
+        """
         lengths = np.array([self._slots.used_tokens(slot) for slot in range(len(ids))])
         started_s = time.perf_counter()
-        step = decode_isolated(
-            lambda count: self._call_engine(
-                lambda: self._decoder.decode(ids[:count], lengths[:count])
-            ),
-            len(ids),
-        )
+
+        def decode(count: int) -> Logits:
+            return self._call_engine(lambda: self._decoder.decode(ids[:count], lengths[:count]))
+
+        if self._decoder.info.is_recurrent:
+            return IsolatedStep(decode(len(ids)))
+        step = decode_isolated(decode, len(ids))
         if len(ids) == 1 and step.error is None:
             self._verify_cost.update(int(lengths[0]), 1, time.perf_counter() - started_s)
         return step
@@ -366,4 +385,4 @@ class StepExecutor:
         """End all active jobs after a failed step: the contents of their slots are unknown."""
         self.events += [JobEvent(number, error) for number in self.active]
         self.active.clear()
-        self._slots = SlotTable(self._decoder.info.slots)
+        self._slots = self._create_slots()

@@ -28,6 +28,20 @@ GRANITE_EXPERTS = {
     "num_local_experts": 8, "num_experts_per_tok": 3, "embedding_multiplier": 12.0,
     "attention_multiplier": 0.1, "residual_multiplier": 0.25, "logits_scaling": 4.0,
 }  # fmt: skip
+DELTA_NET = {
+    "num_hidden_layers": 3, "layer_types": [
+        "linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 32, "linear_value_head_dim": 16,
+}  # fmt: skip
+MAMBA2 = {
+    "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
+    "mamba_d_head": 64, "mamba_d_state": 32,
+}  # fmt: skip
+# Architectures whose OWN values include recurrent layers.
+HYBRIDS = (
+    "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+)  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": WINDOW},
@@ -78,6 +92,15 @@ OWN: dict[str, dict[str, Any]] = {
         "swiglu_limit": 1.5, "sliding_window": WINDOW, "rope_parameters": {
             "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0,
             "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": WINDOW}},
+    "Lfm2ForCausalLM": {
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+        "conv_bias": True},
+    "Lfm2MoeForCausalLM": EXPERTS | {
+        "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1, "moe_intermediate_size": 64, "routed_scaling_factor": 1.5},
+    "Qwen3_5ForCausalLM": DELTA_NET,
+    "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | {
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
@@ -93,6 +116,13 @@ def write_decoder(architecture: str, directory: Path, own: dict[str, Any]) -> An
     config = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | own
     torch.manual_seed(0)
     model = kind(kind.config_class(**config)).eval()
+    randomize(model)
+    model.save_pretrained(directory)
+    return model
+
+
+def randomize(model: Any) -> None:
+    """Replace weights that a new model leaves equal, such as those of norms."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
@@ -100,7 +130,5 @@ def write_decoder(architecture: str, directory: Path, own: dict[str, Any]) -> An
             else:
                 parameter.add_(torch.randn_like(parameter), alpha=0.1)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):  # zero in a new model
+            if name.endswith(("e_score_correction_bias", "expert_bias")):  # zero in a new model
                 buffer.normal_(std=0.1)
-    model.save_pretrained(directory)
-    return model

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -89,6 +89,50 @@ class FakeDecoder:
     def _wait(self) -> None:
         if self.held is not None:
             self.held.wait(timeout=TIMEOUT_S)
+
+
+class RecurrentFakeDecoder(FakeDecoder):
+    """Decoder with recurrent states: every call changes those of its slots, also of ignored ones.
+
+    A prefill starts at token 0, at the end of its slot or at the start of the slot's last prefill.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.info = replace(self.info, is_recurrent=True)
+        # Tokens and kinds of calls that the states include, and those at the last prefill's start.
+        self._states: list[list[tuple[int, int]]] = [[] for _ in range(self.slots)]
+        self._resumable: list[list[tuple[int, int]]] = [[] for _ in range(self.slots)]
+
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Logits:
+        if start in (0, len(self._resumable[slot])):
+            self._states[slot] = self._resumable[slot][:start]
+        assert len(self._states[slot]) == start, "there are no states at the start of a prefill"
+        self._resumable[slot] = self._states[slot]
+        kind = PREFILL if len(ids) > 1 else SINGLE_TOKEN
+        self._states[slot] = [*self._states[slot], *((token, kind) for token in ids)]
+        return super().prefill(slot, ids, start, all_logits=all_logits)
+
+    def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
+        for slot, token in enumerate(ids.tolist()):
+            self._states[slot] = [*self._states[slot], (token, DECODE)]
+        logits = super().decode(ids, lengths)
+        for slot, length in enumerate(lengths.tolist()):
+            held = list(map(tuple, self.memory[slot, : length + 1].tolist()))
+            assert held == self._states[slot], "a state includes other tokens than its slot"
+        return logits
+
+    def copy(self, source: int, target: int, tokens: int) -> None:
+        super().copy(source, target, tokens)
+        for states in (self._states, self._resumable):
+            states[target] = states[source]
+
+    def swap(self, first: int, second: int, tokens: int) -> None:
+        super().swap(first, second, tokens)
+        for states in (self._states, self._resumable):
+            states[first], states[second] = states[second], states[first]
 
 
 class SteppedDecoder(FakeDecoder):

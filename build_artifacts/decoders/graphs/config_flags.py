@@ -11,6 +11,11 @@ LayerFlag = Callable[[TransformersConfig, int], bool]  # takes the config and a 
 ConfigFactor = Callable[[TransformersConfig], float]
 
 
+def read_activation(config: TransformersConfig) -> str:
+    """Return the activation of the MLPs. LFM2's configs do not state it."""
+    return str(getattr(config, "hidden_act", "silu"))
+
+
 def never(_: TransformersConfig) -> bool:
     return False
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.block_weights import EXPERTS
-from build_artifacts.decoders.graphs.config_flags import ConfigFlag, always
+from build_artifacts.decoders.graphs.config_flags import ConfigFlag, always, read_activation
 from build_artifacts.decoders.graphs.expert_weights import find_experts
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.operators import Value
@@ -145,9 +145,10 @@ class ExpertLayer(NamedTuple):
 
     def _check(self) -> None:
         config, model_type = self.config, self.config.model_type
-        if config.hidden_act not in ("silu", "swish"):
+        activation = read_activation(config)
+        if activation not in ("silu", "swish"):
             raise UnsupportedModel(
-                f"experts with the activation `{config.hidden_act}` are not supported",
+                f"experts with the activation `{activation}` are not supported",
                 hint="ONNX Runtime's operator for experts supports `silu`",
             )
         # A field counts only if the config class declares it: transformers ignores all others.

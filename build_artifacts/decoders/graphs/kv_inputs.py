@@ -80,7 +80,7 @@ GraphFamily = Callable[[TransformersConfig, Path], ModelGraphs]
 
 # Attention score of padding. The softmax maps this score to zero. Sums with this score stay finite.
 MASKED_SCORE = -1e30
-_TO_THE_END = 2**62
+TO_THE_END = 2**62
 # GroupQueryAttention requires heads of a multiple of _SIZE_STEP channels. It applies RoPE only to a
 # multiple of _ROPE_STEP channels, in heads of a multiple of _ROPE_STEP channels.
 _SIZE_STEP, _ROPE_STEP = 8, 16
@@ -221,7 +221,7 @@ class SelfAttentionInputs:
 
     def select_logits_positions(self, hidden: Value) -> Value:
         """Select the tokens that need logits: [B, T, D] -> [B, T - logits_from, D]."""
-        end, axis = self._graph.constant([_TO_THE_END]), self._graph.constant([1])
+        end, axis = self._graph.constant([TO_THE_END]), self._graph.constant([1])
         return self._graph.op("Slice", hidden, self._logits_from, end, axis)
 
 

@@ -23,6 +23,7 @@ from build_artifacts.decoders.graphs.config_flags import (
     always,
     everywhere,
     never,
+    read_activation,
 )
 from build_artifacts.decoders.graphs.experts import ExpertLayer, Experts
 from build_artifacts.decoders.graphs.graph import GraphWriter
@@ -34,10 +35,11 @@ from build_artifacts.decoders.graphs.kv_inputs import (
     SelfAttentionInputs,
 )
 from build_artifacts.decoders.graphs.operators import Value
+from build_artifacts.decoders.graphs.recurrent_layers import RecurrentLayer, RecurrentModule
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.sliding_windows import read_windows
+from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ class Factors:
 class RopeDecoder:
     """Variant of the architecture. A call builds the graph of a checkpoint."""
 
-    norm: Literal["rms", "layer"] = "rms"  # kind of all norms
+    # Kind of all norms. The weights of "offset rms" are added to 1.
+    norm: Literal["rms", "offset rms", "layer"] = "rms"
     epsilon: str = "rms_norm_eps"  # config field with the epsilon of all norms
     norms: LayerNorms = LayerNorms()
     # Norms of queries and keys, over all heads or over each of them.
@@ -87,6 +90,8 @@ class RopeDecoder:
     has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
     has_sinks: bool = False  # whether each head has a score for attention to no token
+    has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
+    recurrent: RecurrentLayer | None = None  # what layers without attention have instead
     factors: Factors = Factors()
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
@@ -125,6 +130,7 @@ class _DecoderBuilder:
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
+        self._attention_layers = list_attention_layers(config)
         self._rope_by_kind: dict[str | None, LayerRope] = {}  # by kind of layer
         self._is_parallel = variant.parallel(config)
         self._query_norm = variant.query_norm if variant.has_query_norm(config) else None
@@ -153,7 +159,7 @@ class _DecoderBuilder:
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(
             decoder=graph,
-            layers=config.num_hidden_layers,
+            layers=len(self._attention_layers),
             shape=self._shape,
             vocabulary=vocabulary,
         )
@@ -162,7 +168,7 @@ class _DecoderBuilder:
         graph, norms, layer = self._graph, self._variant.norms, f"layers.{number}"
         factor = self._variant.factors.layers
         source = self._optional_norm(hidden, layer, norms.before_attention)
-        attended = self._attention(number, source)
+        attended = self._attention_or_recurrence(number, source)
         attended = self._optional_norm(attended, layer, norms.after_attention)
         summed = graph.op("Add", hidden, self._scale(attended, factor))
         if not self._is_parallel:
@@ -172,6 +178,14 @@ class _DecoderBuilder:
         computed = self._mlp_or_experts(number, source)
         computed = self._optional_norm(computed, layer, norms.after_mlp)
         return graph.op("Add", summed, self._scale(computed, factor))
+
+    def _attention_or_recurrence(self, number: int, hidden: Value) -> Value:
+        if number in self._attention_layers:
+            return self._attention(number, hidden)
+        apply = self._variant.recurrent
+        assert apply is not None, "bug: a layer without attention in a variant that has none"
+        layer = RecurrentModule(self._graph, self._config, f"layers.{number}", number)
+        return apply(layer, hidden)
 
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, shape = self._graph, self._variant, self._shape
@@ -191,7 +205,11 @@ class _DecoderBuilder:
             ]
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
         options = AttentionOptions(rope=inside, window=self._windows[number], sinks=sinks)
-        attended = self._inputs.attend(number, parts, shape, options)
+        cached = self._attention_layers.index(number)
+        attended = self._inputs.attend(cached, parts, shape, options)
+        if variant.has_output_gate:
+            gate = graph.op("Sigmoid", graph.linear(hidden, [f"{name}.output_gate"]))
+            attended = graph.op("Mul", attended, gate)
         return graph.linear(attended, [f"{name}.o_proj"])
 
     def _norm_and_rope(self, value: Value, norm: str, heads: int, rope: LayerRope | None) -> Value:
@@ -248,7 +266,7 @@ class _DecoderBuilder:
         return graph.op("Add", computed, added)
 
     def _mlp(self, name: str, hidden: Value) -> Value:
-        graph, activation = self._graph, self._config.hidden_act
+        graph, activation = self._graph, read_activation(self._config)
         if not self._variant.gated:
             inner = graph.activation(graph.linear(hidden, [f"{name}.up_proj"]), activation)
         else:
@@ -268,4 +286,10 @@ class _DecoderBuilder:
         epsilon = getattr(self._config, self._variant.epsilon)
         if self._variant.norm == "layer":
             return self._graph.layer_norm(value, module, epsilon)
-        return self._graph.rms_norm(value, self._graph.stored(f"{module}.weight"), epsilon)
+        graph, name = self._graph, f"{module}.weight"
+        scale = graph.stored(name)
+        if self._variant.norm == "offset rms":
+            scale = graph.weight(
+                f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
+            )
+        return graph.rms_norm(value, scale, epsilon)

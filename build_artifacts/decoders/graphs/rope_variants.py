@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.config_flags import always
 from build_artifacts.decoders.graphs.experts import Experts
+from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
+from build_artifacts.decoders.graphs.recurrent_layers import (
+    apply_gated_delta_net,
+    apply_mamba2,
+    apply_short_convolution,
+)
 from build_artifacts.decoders.graphs.rope_decoder import (
     POST_NORMS,
     SHARED_NORM,
@@ -15,7 +22,7 @@ from build_artifacts.decoders.graphs.rope_decoder import (
     RopeDecoder,
 )
 from build_artifacts.decoders.graphs.weights import FusedModule
-from deployments.engines.pytorch.sliding_windows import read_windows
+from deployments.engines.pytorch.layer_types import read_windows
 
 
 def _normalizes_experts(config: TransformersConfig) -> bool:
@@ -45,6 +52,11 @@ def _neox_heads(config: TransformersConfig) -> FusedModule:
 
 def _glm_gate(_: TransformersConfig) -> FusedModule:
     return FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
+
+
+def _gated_queries(config: TransformersConfig) -> FusedModule:
+    parts = ("self_attn.q_proj", "self_attn.output_gate")
+    return FusedModule("self_attn.q_proj", parts, groups=config.num_attention_heads)
 
 
 def _shared_gate(_: TransformersConfig) -> FusedModule:
@@ -154,18 +166,24 @@ GRANITE_MOE = RopeDecoder(
     ),
     fused=_shared_gate,
 )
-# Granite 4 without experts and without Mamba layers.
-GRANITE_HYBRID = replace(
-    GRANITE_MOE,
+_GRANITE_HYBRID_MOE = replace(GRANITE_MOE, has_rope=_has_positions, recurrent=apply_mamba2)
+_GRANITE_HYBRID_DENSE = replace(
+    _GRANITE_HYBRID_MOE,
     experts=None,
-    has_rope=_has_positions,
     renames=(
         ("shared_mlp.input_linear", "mlp.gate_up_proj"),
         ("shared_mlp.output_linear", "mlp.down_proj"),
     ),
     fused=_glm_gate,
-    unsupported=("num_local_experts",),
 )
+
+
+def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of Granite 4, which has experts or none."""
+    variant = _GRANITE_HYBRID_MOE if config.num_local_experts else _GRANITE_HYBRID_DENSE
+    return variant(config, checkpoint)
+
+
 ERNIE_MOE = RopeDecoder(
     interleaved=True,
     experts=Experts(corrected="Softmax"),
@@ -183,3 +201,32 @@ GPT_OSS = RopeDecoder(
     experts=Experts(clamped=True, transposed=True),
     renames=(("mlp.router", "mlp.gate"),),
 )
+LFM2 = RopeDecoder(
+    epsilon="norm_eps",
+    query_norm="each head",
+    recurrent=apply_short_convolution,
+    renames=(
+        ("embedding_norm", "norm"),
+        ("operator_norm", "input_layernorm"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("self_attn.out_proj", "self_attn.o_proj"),
+        ("q_layernorm", "q_norm"),
+        ("k_layernorm", "k_norm"),
+        ("feed_forward.expert_bias", "mlp.gate.e_score_correction_bias"),
+        ("feed_forward", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
+)
+LFM2_MOE = replace(LFM2, experts=_SIGMOIDS)
+QWEN3_5 = RopeDecoder(
+    norm="offset rms",
+    query_norm="each head",
+    has_output_gate=True,
+    recurrent=apply_gated_delta_net,
+    # Checkpoints with image inputs have this prefix.
+    renames=(("language_model.", ""),),
+    fused=_gated_queries,
+)
+QWEN3_5_MOE = replace(QWEN3_5, experts=Experts())

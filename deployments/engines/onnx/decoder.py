@@ -13,8 +13,9 @@ call and for single tokens.
 
 Inputs: input_ids [B, T], attention_mask [B, context], past_key_values.{layer}.{key,value}
 [B, heads, tokens, size], logits_from [1] (index of the first of the T tokens that gets logits),
-is_prefill (only with an int8 KV cache).
-Outputs: logits [B, T - logits_from, V], present.{layer}.{key,value}.
+is_prefill (only with an int8 KV cache), past_states.{layer}.{name} [B, ...] (only with recurrent
+layers; zero before the first token).
+Outputs: logits [B, T - logits_from, V], present.{layer}.{key,value}, present_states.{layer}.{name}.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from deployments.engines.onnx.kv_cache import (
     KvCacheLayout,
     bind_array,
 )
+from deployments.engines.onnx.recurrent_states import RecurrentStates
 from deployments.engines.onnx.sessions import (
     CUDA,
     UNCAPTURED,
@@ -76,6 +78,8 @@ class OnnxDecoder:
             self._session: ort.InferenceSession | None = session
             with translate_errors(spec.path.name):
                 self.kv_cache = self._create_kv_cache()
+        self.states = RecurrentStates(session, slots)
+        self.info = replace(self.info, is_recurrent=bool(self.states))
         self._positions = np.arange(context)
         self._decode_calls: dict[int, _BoundCall] = {}  # by number of slots
         self._verify_calls: dict[int, _BoundCall] = {}  # by number of tokens; each binds one slot
@@ -83,7 +87,7 @@ class OnnxDecoder:
         # call writes take no memory.
         self._verify_logits = self._allocate_logits(1, MAX_DRAFT_TOKENS + 1)
         self.has_prefill_branch = IS_PREFILL in {given.name for given in session.get_inputs()}
-        if self.has_prefill_branch and self._verifies_exactly():
+        if self.has_prefill_branch and not self.states and self._verifies_exactly():
             self.info = replace(self.info, max_draft_tokens=MAX_DRAFT_TOKENS)
 
     def prefill(
@@ -93,6 +97,7 @@ class OnnxDecoder:
         buffer = self._allocate_logits(1, tokens if all_logits else 1)
         with self._lock.run_pass():
             call = _BoundCall(self, range(slot, slot + 1), tokens, buffer, is_prefill=True)
+            self.states.start_prefill(slot, start, tokens)
             call.ids[0] = ids
             call.mask[0, : start + tokens] = 1
             logits: Logits = self._run(call)[0]
@@ -107,6 +112,7 @@ class OnnxDecoder:
                 graph = str(slots) if self._captures else UNCAPTURED
                 buffer = self._allocate_logits(slots, 1)
                 call = _BoundCall(self, range(slots), 1, buffer, graph=graph)
+            self.states.start_decode(lengths)
             call.ids[:, 0] = ids
             np.less_equal(self._positions, lengths[:, None], out=call.mask, casting="unsafe")
             logits: Logits = self._run(call)[:, 0]
@@ -128,10 +134,12 @@ class OnnxDecoder:
     def copy(self, source: int, target: int, tokens: int) -> None:
         with translate_errors(self.info.compute_type), self._lock.run_pass():
             self.kv_cache.copy(source, target, tokens)
+            self.states.copy(source, target)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         with translate_errors(self.info.compute_type), self._lock.run_pass():
             self.kv_cache.swap(first, second, tokens)
+            self.states.swap(first, second)
 
     def close(self) -> None:
         if self._session is None:
@@ -139,7 +147,7 @@ class OnnxDecoder:
         with self._lock.run_pass():
             self._session = None
             self._decode_calls, self._verify_calls = {}, {}
-            del self.kv_cache
+            del self.kv_cache, self.states
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -243,6 +251,7 @@ class _BoundCall:
             bind_array(self._binding, self._is_prefill, IS_PREFILL)
         self._receive = kv_cache.bind_output(self._binding, "logits", logits)
         kv_cache.bind(self._binding, slots.start, slots.stop)
+        decoder.states.bind(self._binding, slots.start, slots.stop)
 
     def run(self, session: ort.InferenceSession) -> Logits:
         """Run the call. Return logits [slots, n, V]."""

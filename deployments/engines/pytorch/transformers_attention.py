@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import Attention
-from deployments.engines.pytorch.sliding_windows import read_windows
+from deployments.engines.pytorch.layer_types import read_windows
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import DTYPE_NAMES, Attention
 from deployments.engines.decoder import DecoderSpec
-from deployments.engines.pytorch.sliding_windows import read_windows
+from deployments.engines.pytorch.layer_types import read_windows
 from deployments.engines.pytorch.transformers_attention import register_attention
 from deployments.engines.pytorch.transformers_experts import register_experts
 from deployments.errors import EngineFailed

@@ -36,8 +36,8 @@ from deployments.artifacts.types import KvCacheDtype
 from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx.decoder import OnnxDecoder
-from deployments.engines.pytorch.sliding_windows import WINDOW_IN_ALL_LAYERS
-from tests.support.decoder_families import OWN, WINDOW, write_decoder
+from deployments.engines.pytorch.layer_types import WINDOW_IN_ALL_LAYERS
+from tests.support.decoder_families import MAMBA2, OWN, WINDOW, write_decoder
 
 IntArray = NDArray[np.int64]
 
@@ -63,6 +63,19 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
         ("HeliumForCausalLM", {"hidden_size": 160, "head_dim": 40}),
         ("Exaone4ForCausalLM", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
         ("SmolLM3ForCausalLM", {"tie_word_embeddings": False, "attention_bias": True}),
+        ("GraniteMoeHybridForCausalLM", MAMBA2),
+        (
+            "GraniteMoeHybridForCausalLM",
+            MAMBA2
+            | {
+                "num_local_experts": 8,
+                "mamba_n_groups": 2,
+                "position_embedding_type": None,
+                "mamba_proj_bias": True,
+            },
+        ),
+        ("Lfm2ForCausalLM", {"conv_bias": False, "conv_L_cache": 4}),
+        ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
     ],
 )
 def test_exported_variant_matches_transformers(
@@ -87,12 +100,20 @@ def test_unsupported_variant_is_rejected_by_name(
         export_graph(tmp_path, DECODER_FP32)
 
 
-def test_layers_without_attention_are_rejected(tmp_path: Path) -> None:
-    architecture, layers = "GraniteMoeHybridForCausalLM", ["attention", "mamba"]
+@pytest.mark.parametrize(
+    ("architecture", "layers", "message"),
+    [
+        ("Qwen3ForCausalLM", ["full_attention", "linear_attention"], "has layers of the type"),
+        ("GraniteMoeHybridForCausalLM", ["mamba", "mamba"], "has no layer with attention"),
+    ],
+)
+def test_unsupported_layers_are_rejected(
+    architecture: str, layers: list[str], message: str, tmp_path: Path
+) -> None:
     write_decoder(
         architecture, tmp_path / "checkpoint", OWN[architecture] | {"layer_types": layers}
     )
-    with pytest.raises(UnsupportedModel, match="has layers of the type `linear_attention`"):
+    with pytest.raises(UnsupportedModel, match=message):
         export_graph(tmp_path, DECODER_FP32)
 
 

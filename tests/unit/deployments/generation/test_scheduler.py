@@ -18,7 +18,7 @@ from deployments.messages import (
     GenerationOptions,
     SamplingParams,
 )
-from tests.support.fake_decoder import FakeDecoder, SteppedDecoder
+from tests.support.fake_decoder import FakeDecoder, RecurrentFakeDecoder, SteppedDecoder
 from tests.support.fakes import far_deadline
 from tests.support.scheduler_harness import END, GREEDY, SYSTEM, build_model_context, found_beams
 from tests.support.waiting import wait_for
@@ -48,7 +48,10 @@ def test_answer_is_limited_by_the_context(make_harness) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_answer_is_independent_of_other_jobs(make_harness, seed: int) -> None:
+@pytest.mark.parametrize("kind", [FakeDecoder, RecurrentFakeDecoder])
+def test_answer_is_independent_of_other_jobs(
+    make_harness, kind: type[FakeDecoder], seed: int
+) -> None:
     """Random prompts and lengths. Some prompts share a prefix, and six jobs are cancelled."""
     chance = random.Random(seed)
     prompts = [
@@ -68,9 +71,9 @@ def test_answer_is_independent_of_other_jobs(make_harness, seed: int) -> None:
     ]
     alone = []
     for prompt, options in zip(prompts, orders, strict=True):
-        harness = make_harness()
+        harness = make_harness(kind())
         alone += harness.run_jobs(harness.job(prompt, options=options))
-    crowd = make_harness()
+    crowd = make_harness(kind())
     jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
     dropped = set(chance.sample(range(len(jobs)), 6))
     for number, job in enumerate(jobs):

@@ -1,0 +1,290 @@
+"""Layers with recurrent states instead of attention: short convolutions, DeltaNet and Mamba 2.
+
+A recurrent state has a fixed size, whatever the length of the text. The graph reads the states of B
+slots and returns them after T further tokens (deployments/engines/onnx/decoder.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.graph import GraphWriter
+from build_artifacts.decoders.graphs.kv_inputs import TO_THE_END
+from build_artifacts.decoders.graphs.operators import Value
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.graph_nodes import ORT_DOMAIN
+from build_artifacts.types import FloatArray
+from deployments.engines.decoder import PAST_STATES, PRESENT_STATES
+
+_L2_EPSILON = 1e-6  # added to the squared lengths of queries and keys, as in transformers
+
+
+@dataclass(frozen=True, slots=True)
+class LinearHeads:
+    """Heads of linear attention. The state of a head is [key size, value size]."""
+
+    count: int
+    key_size: int
+    value_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentModule:
+    """The module of one layer in the place of its attention."""
+
+    graph: GraphWriter
+    config: TransformersConfig
+    name: str  # name of the layer in the checkpoint, such as "layers.0"
+    number: int  # index of the layer
+
+    def convolve(self, value: Value, module: str) -> Value:
+        """Convolve each channel of [B, T, C] with the last tokens, causally.
+
+        This takes a third of the time of ONNX Runtime's CausalConvWithState.
+        """
+        graph, weight, bias = self.graph, f"{module}.weight", f"{module}.bias"
+        channels, _, taps = graph.weights.shape(weight)
+        past = self._read_state("conv", taps - 1, channels)
+        tokens = graph.op("Concat", past, value, axis=1)
+        self._write_state("conv", self._cut(tokens, 1 - taps, TO_THE_END), taps - 1, channels)
+        summed = graph.stored(bias) if bias in graph.weights else None
+        for tap in range(taps):
+            end = tap - taps + 1 or TO_THE_END
+            product = graph.op("Mul", self._cut(tokens, tap, end), self._read_tap(weight, tap))
+            summed = product if summed is None else graph.op("Add", summed, product)
+        return summed
+
+    def _read_tap(self, weight: str, tap: int) -> Value:
+        """Return the factors of one of the tokens in a convolution [C, 1, taps]: [C]."""
+        weights = self.graph.weights
+        return self.graph.weight(
+            f"{weight}.{tap}",
+            weights.shape(weight)[:1],
+            lambda: weights.read(weight)[:, 0, tap],
+        )
+
+    def attend_linearly(
+        self,
+        parts: Sequence[Value],
+        gates: Sequence[Value],
+        heads: LinearHeads,
+        rule: Literal["gated", "gated_delta"],
+        scale: float,
+    ) -> Value:
+        """Update the state of each head by one token after the other, and read it.
+
+        `parts` are query, key and value, [B, T, heads x size] each. `gates` are the decay in
+        log-space and, for the delta rule, the update rate, [B, T, heads] each.
+        Returns [B, T, heads x value size].
+        """
+        shape = (heads.count, heads.key_size, heads.value_size)
+        output, present = self.graph.multi_output_op(
+            "LinearAttention",
+            2,
+            *parts,
+            self._read_state("recurrent", *shape),
+            *gates,
+            name=f"{self.name}.recurrent",
+            domain=ORT_DOMAIN,
+            q_num_heads=heads.count,
+            kv_num_heads=heads.count,
+            update_rule=rule,
+            scale=scale,
+        )
+        self._write_state("recurrent", present, *shape)
+        return output
+
+    def _read_state(self, name: str, *shape: int) -> Value:
+        return self.graph.input(f"{PAST_STATES}{self.number}.{name}", "FLOAT", "B", *shape)
+
+    def _write_state(self, name: str, value: Value, *shape: int) -> None:
+        self.graph.output(value, f"{PRESENT_STATES}{self.number}.{name}", "B", *shape)
+
+    def _cut(self, value: Value, first: int, end: int) -> Value:
+        """Return tokens `first` to `end` - 1 of [B, T, C]. Negative numbers count from the end."""
+        bounds = (self.graph.constant([each]) for each in (first, end, 1))
+        return self.graph.op("Slice", value, *bounds)
+
+    def split(self, value: Value, sizes: Sequence[int]) -> Sequence[Value]:
+        """Split the last axis into parts of these sizes."""
+        graph = self.graph
+        return graph.multi_output_op("Split", len(sizes), value, graph.constant(sizes), axis=-1)
+
+    def by_heads(self, value: Value, heads: int, size: int) -> Value:
+        """[B, T, heads x size] -> [B, T, heads, size]."""
+        return self.graph.op("Reshape", value, self.graph.constant([0, 0, heads, size]))
+
+    def side_by_side(self, value: Value) -> Value:
+        """[B, T, heads, size] -> [B, T, heads x size]."""
+        return self.graph.op("Reshape", value, self.graph.constant([0, 0, -1]))
+
+    def repeat_heads(self, value: Value, heads: int, size: int, times: int) -> Value:
+        """Repeat each head: [B, T, heads x size] -> [B, T, heads x times x size]."""
+        if times == 1:
+            return value
+        graph = self.graph
+        apart = graph.op("Reshape", value, graph.constant([0, 0, heads, 1, size]))
+        repeated = graph.op("Expand", apart, graph.constant([1, 1, 1, times, 1]))
+        return self.side_by_side(repeated)
+
+    def linear_rows(
+        self, hidden: Value, module: str, rows: slice = slice(None), *, is_gate: bool = False
+    ) -> Value:
+        """Apply some rows of a linear layer. The weights of a gate are never quantized.
+
+        Gates enter an exponential function, which enlarges errors. Quantizers replace products with
+        matrices only, so the weights of a gate have an axis more. ONNX Runtime multiplies a single
+        row by another kernel than several rows, so a gate gets a row more: its values must not
+        depend on the batch.
+        """
+        graph, names = self.graph, (f"{module}.weight", f"{module}.bias")
+        outputs, inputs = graph.weights.shape(names[0])
+        count = len(range(*rows.indices(outputs)))
+        suffix, shape = ("gates", (1, inputs, count)) if is_gate else ("columns", (inputs, count))
+
+        def read() -> FloatArray:
+            return graph.weights.read(names[0])[rows].T.reshape(shape)
+
+        weight = graph.weight(f"{names[0]}.{suffix}", shape, read)
+        if is_gate:
+            hidden = graph.op("Pad", hidden, graph.constant([0, 0, 0, 0, 1, 0]))
+        product = graph.op("MatMul", hidden, weight, name=f"{module}.{suffix}")
+        if is_gate:
+            product = self._cut(product, 0, -1)
+        if names[1] not in graph.weights:
+            return product
+        bias = graph.weight(
+            f"{names[1]}.{suffix}", (count,), lambda: graph.weights.read(names[1])[rows]
+        )
+        return graph.op("Add", product, bias)
+
+    def negative_rates(self, name: str) -> Value:
+        """Return -exp of the logarithms that the checkpoint stores, [heads]."""
+        graph = self.graph
+        return graph.weight(
+            f"{name}.negative_rates",
+            graph.weights.shape(name),
+            lambda: -np.exp(graph.weights.read(name)),
+        )
+
+
+# Applies the module of a layer: [B, T, D] -> [B, T, D]. Raises UnsupportedModel.
+RecurrentLayer = Callable[[RecurrentModule, Value], Value]
+
+
+def apply_short_convolution(layer: RecurrentModule, hidden: Value) -> Value:
+    """Apply LFM2's gated convolution over three tokens (https://arxiv.org/abs/2511.23404)."""
+    graph, name, width = layer.graph, f"{layer.name}.conv", layer.config.hidden_size
+    projected = graph.linear(hidden, [f"{name}.in_proj"])
+    inner, outer, value = layer.split(projected, [width] * 3)
+    convolved = layer.convolve(graph.op("Mul", inner, value), f"{name}.conv")
+    return graph.linear(graph.op("Mul", outer, convolved), [f"{name}.out_proj"])
+
+
+def apply_gated_delta_net(layer: RecurrentModule, hidden: Value) -> Value:
+    """Apply Qwen3.5's gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464)."""
+    graph, config, name = layer.graph, layer.config, f"{layer.name}.linear_attn"
+    key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
+    heads = LinearHeads(value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
+    mixed = graph.linear(hidden, [f"{name}.in_proj_qkv"])
+    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
+    sizes = [key_heads * heads.key_size] * 2 + [value_heads * heads.value_size]
+    query, key, value = layer.split(mixed, sizes)
+    query, key = (
+        layer.repeat_heads(
+            _normalize_heads(layer, part, key_heads, heads.key_size),
+            key_heads,
+            heads.key_size,
+            value_heads // key_heads,
+        )
+        for part in (query, key)
+    )
+    decay, update_rate = graph.multi_output_op(
+        "LinearAttentionGate",
+        2,
+        layer.linear_rows(hidden, f"{name}.in_proj_a", is_gate=True),
+        graph.stored(f"{name}.dt_bias"),
+        layer.negative_rates(f"{name}.A_log"),
+        layer.linear_rows(hidden, f"{name}.in_proj_b", is_gate=True),
+        domain=ORT_DOMAIN,
+    )
+    attended = layer.attend_linearly(
+        [query, key, value],
+        [decay, update_rate],
+        heads,
+        rule="gated_delta",
+        scale=heads.key_size**-0.5,
+    )
+    apart = layer.by_heads(attended, heads.count, heads.value_size)
+    scale = graph.stored(f"{name}.norm.weight")
+    normed = layer.side_by_side(graph.rms_norm(apart, scale, config.rms_norm_eps))
+    gate = graph.activation(graph.linear(hidden, [f"{name}.in_proj_z"]), config.hidden_act)
+    return graph.linear(graph.op("Mul", normed, gate), [f"{name}.out_proj"])
+
+
+def _normalize_heads(layer: RecurrentModule, value: Value, heads: int, size: int) -> Value:
+    """Divide each head by its length: [B, T, heads x size]."""
+    graph = layer.graph
+    # The norm divides by the RMS, which is the length over sqrt(size).
+    scale = graph.tensor(f"l2_norm_{size}", np.full(size, size**-0.5, np.float32))
+    apart = layer.by_heads(value, heads, size)
+    return layer.side_by_side(graph.rms_norm(apart, scale, _L2_EPSILON / size))
+
+
+def apply_mamba2(layer: RecurrentModule, hidden: Value) -> Value:
+    """Apply Granite 4's Mamba 2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
+
+    It is linear attention with a decay: B are the keys, C the queries, and the inputs times their
+    time steps the values.
+    """
+    graph, config, name = layer.graph, layer.config, f"{layer.name}.mamba"
+    if tuple(config.time_step_limit) != (0.0, float("inf")):
+        raise UnsupportedModel(
+            f"`time_step_limit` of the architecture `{config.model_type}` is "
+            f"{config.time_step_limit}; limits of time steps are not supported",
+            hint="use a model of this architecture without them",
+        )
+    heads = LinearHeads(config.mamba_n_heads, config.mamba_d_state, config.mamba_d_head)
+    groups, width = config.mamba_n_groups, heads.count * heads.value_size
+    shared = groups * heads.key_size
+    inputs = 2 * width + 2 * shared
+    projected = layer.linear_rows(hidden, f"{name}.in_proj", slice(inputs))
+    gate, mixed = layer.split(projected, [width, width + 2 * shared])
+    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
+    value, key, query = layer.split(mixed, [width, shared, shared])
+    steps = layer.linear_rows(hidden, f"{name}.in_proj", slice(inputs, None), is_gate=True)
+    steps = graph.op("Softplus", graph.op("Add", steps, graph.stored(f"{name}.dt_bias")))
+    decay = graph.op("Mul", steps, layer.negative_rates(f"{name}.A_log"))
+    apart = layer.by_heads(value, heads.count, heads.value_size)
+    stepped = graph.op("Mul", apart, graph.op("Unsqueeze", steps, graph.constant([-1])))
+    query, key = (
+        layer.repeat_heads(part, groups, heads.key_size, heads.count // groups)
+        for part in (query, key)
+    )
+    attended = layer.attend_linearly(
+        [query, key, layer.side_by_side(stepped)], [decay], heads, rule="gated", scale=1.0
+    )
+    skipped = graph.weight(
+        f"{name}.D.by_heads", (heads.count, 1), lambda: graph.weights.read(f"{name}.D")[:, None]
+    )
+    added = layer.side_by_side(graph.op("Mul", apart, skipped))
+    summed = graph.op("Add", attended, added)
+    gated = graph.op("Mul", summed, graph.activation(gate, config.hidden_act))
+    normed = _norm_groups(layer, gated, f"{name}.norm.weight", groups)
+    return graph.linear(normed, [f"{name}.out_proj"])
+
+
+def _norm_groups(layer: RecurrentModule, value: Value, scale: str, groups: int) -> Value:
+    """Divide each of the groups of channels by its RMS and multiply by `scale`: [B, T, C]."""
+    graph, epsilon = layer.graph, layer.config.rms_norm_eps
+    if groups == 1:
+        return graph.rms_norm(value, graph.stored(scale), epsilon)
+    size = graph.weights.shape(scale)[0] // groups
+    ones = graph.tensor(f"ones_{size}", np.ones(size, np.float32))
+    apart = graph.rms_norm(layer.by_heads(value, groups, size), ones, epsilon)
+    return graph.op("Mul", layer.side_by_side(apart), graph.stored(scale))

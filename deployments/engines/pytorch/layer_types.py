@@ -1,0 +1,35 @@
+"""Types of the layers of decoders: attention with its sliding windows, or recurrent states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Model types whose layers all have the sliding window. Their configs have no `layer_types`.
+WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe")
+# Values of `layer_types`. transformers renames older values, such as "mamba".
+LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"
+RECURRENT_LAYERS = ("linear_attention", "conv")
+
+
+def read_windows(config: Any) -> list[int | None]:
+    """Return the sliding window of each layer in tokens, None for full attention.
+
+    `config` is a transformers.PretrainedConfig. A field counts only if its class declares it:
+    transformers ignores all other fields.
+    """
+    window = config.sliding_window if hasattr(type(config), "sliding_window") else None
+    return [window if layer == LOCAL_LAYER else None for layer in _list_layers(config)]
+
+
+def list_attention_layers(config: Any) -> list[int]:
+    """Return the numbers of the layers that have a KV cache. All others have recurrent states."""
+    layers = enumerate(_list_layers(config))
+    return [number for number, layer in layers if layer not in RECURRENT_LAYERS]
+
+
+def _list_layers(config: Any) -> list[str]:
+    if config.model_type in WINDOW_IN_ALL_LAYERS:
+        return [LOCAL_LAYER] * config.num_hidden_layers
+    if hasattr(type(config), "layer_types"):
+        return list(config.layer_types)
+    return [GLOBAL_LAYER] * config.num_hidden_layers

@@ -1,0 +1,192 @@
+"""Decoders with recurrent layers: states in slots, builds, and checkpoints with image inputs."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import (
+    DECODER_BF16_TORCH,
+    DECODER_FP16,
+    DECODER_FP16_TRANSFORMERS,
+)
+from build_artifacts.progress import BuildProgress
+from build_artifacts.recipes import DECODER_FP32, BuildRecipe, DecoderRecipe
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import PAST_STATES, DecoderSpec, Logits
+from deployments.engines.decoder_factory import measure_kv_cache, open_decoder
+from deployments.engines.onnx.decoder import OnnxDecoder
+from deployments.errors import EngineFailed
+from tests.integration.compiler.decoders.test_families import (
+    check_logits,
+    compute_logits,
+    export_graph,
+    quantize,
+    run_graph,
+)
+from tests.support.decoder_artifacts import write_byte_tokenizer
+from tests.support.decoder_families import MAMBA2, OWN, SIZES, randomize, write_decoder
+from tests.support.tiny_encoders import write_json
+
+pytestmark = pytest.mark.slow
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Lfm2ForCausalLM": OWN["Lfm2ForCausalLM"],
+    "Qwen3_5ForCausalLM": OWN["Qwen3_5ForCausalLM"],
+    "GraniteMoeHybridForCausalLM": OWN["GraniteMoeHybridForCausalLM"] | MAMBA2,
+}
+RANDOM = np.random.default_rng(0)
+PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
+FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
+
+
+@pytest.fixture(scope="module", params=list(FAMILIES))
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    """An int8 graph with an int8 KV cache."""
+    directory = tmp_path_factory.mktemp("hybrid")
+    write_decoder(request.param, directory / "checkpoint", FAMILIES[request.param])
+    quantized = quantize(export_graph(directory, DECODER_FP32), directory)
+    assert quantized.kv_cache_dtype == "int8"
+    return quantized
+
+
+@pytest.fixture
+def engine(spec: DecoderSpec) -> Iterator[OnnxDecoder]:
+    decoder = OnnxDecoder(spec, GeneratorSettings(), slots=3, context=128)
+    with closing(decoder):
+        yield decoder
+
+
+def read_prompt(engine: OnnxDecoder, slot: int) -> Logits:
+    """Prefill the prompt in three chunks."""
+    for start, end in ((0, FIRST), (FIRST, LAST_CHUNK)):
+        engine.prefill(slot, PROMPT[start:end], start)
+    return engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
+
+
+def step(engine: OnnxDecoder, slot: int, token: int, position: int) -> Logits:
+    """Decode a token of a slot. Slots before it decode the first token of a text."""
+    ids, lengths = np.zeros((2, slot + 1), np.int64)
+    ids[slot], lengths[slot] = token, position
+    return engine.decode(ids, lengths)[slot].copy()
+
+
+def answer(engine: OnnxDecoder, slot: int) -> list[Logits]:
+    return [step(engine, slot, 9 + n, len(PROMPT) + n) for n in range(4)]
+
+
+def test_chunks_and_company_do_not_change_logits(engine: OnnxDecoder) -> None:
+    assert engine.info.is_recurrent
+    assert engine.info.max_draft_tokens == 0
+    whole = engine.prefill(0, PROMPT, 0).copy()
+    alone = answer(engine, 0)
+    engine.prefill(0, OTHER, 0)
+    np.testing.assert_array_equal(read_prompt(engine, 2), whole)
+    np.testing.assert_array_equal(answer(engine, 2), alone)
+
+
+def test_prompt_continues_at_its_last_chunk(engine: OnnxDecoder) -> None:
+    expected = read_prompt(engine, 0)
+    expected_answer = answer(engine, 0)
+    again = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
+    np.testing.assert_array_equal(again, expected)
+    np.testing.assert_array_equal(answer(engine, 0), expected_answer)
+    with pytest.raises(EngineFailed, match="has states after 64 and 44 tokens, not after 24"):
+        engine.prefill(0, PROMPT[FIRST:], FIRST)
+
+
+def test_states_move_with_their_slot(engine: OnnxDecoder) -> None:
+    read_prompt(engine, 0)
+    expected = answer(engine, 0)
+    last = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
+    engine.prefill(1, OTHER, 0)
+    engine.copy(0, 2, len(PROMPT))
+    engine.swap(0, 1, len(PROMPT))
+    for slot in (1, 2):  # a step of a slot changes the slots before it
+        np.testing.assert_array_equal(answer(engine, slot), expected)
+        again = engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK)
+        np.testing.assert_array_equal(again, last)
+
+
+def test_memory_of_states_is_counted(spec: DecoderSpec, engine: OnnxDecoder) -> None:
+    shapes = [i.shape[1:] for i in engine.session.get_inputs() if i.name.startswith(PAST_STATES)]
+    assert len(shapes) > 1
+    values = spec.generation_config.state_values
+    assert values == sum(map(np.prod, shapes))
+    settings = GeneratorSettings(kv_slots=3, max_context_tokens=128)
+    keys_and_values = sum(array.nbytes for array in engine.kv_cache.arrays)
+    assert measure_kv_cache(spec, settings) == keys_and_values + 3 * values * 2 * 4
+
+
+@pytest.mark.parametrize("recipe", [DECODER_FP16, DECODER_FP16_TRANSFORMERS, DECODER_BF16_TORCH])
+def test_gpu_graphs_are_refused(recipe: DecoderRecipe, tmp_path: Path) -> None:
+    write_decoder("Lfm2ForCausalLM", tmp_path / "checkpoint", OWN["Lfm2ForCausalLM"])
+    with pytest.raises(UnsupportedModel, match=f"`{recipe.name}`: "):
+        export_graph(tmp_path, recipe)
+
+
+def test_build_seals_a_graph_that_answers_as_transformers(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    model = write_decoder("Lfm2ForCausalLM", checkpoint, OWN["Lfm2ForCausalLM"])
+    recipe = BuildRecipe(candidates=(), decoders=(DECODER_FP32, DECODER_BF16_TORCH))
+    budget = BuildBudget(tune_seconds=0.3)
+    request = BuildRequest(
+        ref=str(checkpoint), store=tmp_path / "store", recipe=recipe, budget=budget
+    )
+    built = build(request, BuildProgress(io.StringIO()))
+    manifest = ArtifactManifest.read(built.directory)
+    (candidate,) = manifest.candidates
+    assert candidate.name == "cpu-fp32"
+    ids = torch.tensor([PROMPT])
+    generated = model.generate(ids, max_new_tokens=20, min_new_tokens=20, do_sample=False)
+    expected = generated[0, len(PROMPT) :].tolist()
+    spec = DecoderSpec.of(built.directory, manifest, candidate)
+    with closing(open_decoder(spec, GeneratorSettings(kv_slots=2))) as engine:
+        tokens = [int(engine.prefill(1, PROMPT, 0).argmax())]
+        while len(tokens) < len(expected):
+            position = len(PROMPT) + len(tokens) - 1
+            tokens.append(int(step(engine, 1, tokens[-1], position).argmax()))
+    assert tokens == expected
+
+
+def test_text_model_of_a_checkpoint_with_image_inputs(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    tokenizer = write_byte_tokenizer(checkpoint / "tokenizer.json")
+    write_json(checkpoint / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    text = SIZES | OWN["Qwen3_5ForCausalLM"] | {"vocab_size": tokenizer.get_vocab_size()}
+    images = {
+        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
+        "out_hidden_size": text["hidden_size"], "num_position_embeddings": 16,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.Qwen3_5Config(text_config=text, vision_config=images)
+    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+    randomize(model)
+    model.save_pretrained(checkpoint)
+    spec = export_graph(tmp_path, DECODER_FP32)
+    model.config.vocab_size = tokenizer.get_vocab_size()
+    ids, expected = compute_logits(model)
+    check_logits(run_graph(spec, ids), expected, 1e-3)
+    config_file = checkpoint / "config.json"
+    quantized = json.loads(config_file.read_bytes()) | {
+        "quantization_config": {"quant_method": "fp8"}
+    }
+    config_file.write_text(json.dumps(quantized), encoding="utf-8")
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "checkpoint").symlink_to(checkpoint)
+    with pytest.raises(UnsupportedModel, match="the checkpoint is quantized"):
+        export_graph(tmp_path / "again", DECODER_FP32)

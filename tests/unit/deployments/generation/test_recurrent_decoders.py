@@ -1,0 +1,116 @@
+"""Scheduling of decoders with recurrent states, whose calls cannot be repeated or ignored."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from deployments.engines.decoder import Logits
+from deployments.errors import EngineFailed
+from deployments.generation.kv_slots import SlotTable
+from deployments.generation.prefill import (
+    LAST_CHUNK_TOKENS,
+    MIN_CHUNK_TOKENS,
+    resumable_chunk_size,
+)
+from deployments.messages import GenerationOptions
+from tests.support.fake_decoder import RecurrentFakeDecoder
+from tests.support.scheduler_harness import GREEDY, SYSTEM
+
+ENDLESS = GenerationOptions(sampling=GREEDY, min_new_tokens=40, max_new_tokens=40)
+
+
+@pytest.mark.parametrize(
+    ("remaining", "most", "size"),
+    [(100, 256, 84), (300, 256, 256), (16, 256, 16), (17, 256, 17), (18, 256, 2), (5, 4, 3)],
+)
+def test_last_chunk_is_short(remaining: int, most: int, size: int) -> None:
+    assert resumable_chunk_size(remaining, most) == size
+
+
+@pytest.mark.parametrize("most", [4, 16, 64])
+def test_chunks_have_no_single_token(most: int) -> None:
+    for prompt in range(2, 200):
+        remaining, sizes = prompt, []
+        while remaining:
+            sizes.append(resumable_chunk_size(remaining, most))
+            remaining -= sizes[-1]
+        assert min(sizes) >= MIN_CHUNK_TOKENS
+        assert sizes[-1] <= LAST_CHUNK_TOKENS + 1
+
+
+def test_next_turn_continues_at_the_last_chunk(make_harness) -> None:
+    """The prompts of the two turns differ in their last tokens, as with a generation prompt."""
+    harness = make_harness(RecurrentFakeDecoder(), max_prefill_chunk_tokens=64)
+    turn = harness.job([*SYSTEM, 1, 2, 3])
+    (answer,) = harness.run_jobs(turn)
+    prompt = [*SYSTEM, 1, *answer, 4, 5, 6]
+    next_turn = harness.job(prompt)
+    answers = harness.run_jobs(next_turn)
+    started = harness.collector.started(next_turn)
+    assert started.cached_tokens == len(SYSTEM) + 3 - LAST_CHUNK_TOKENS
+    alone = make_harness(RecurrentFakeDecoder())
+    assert answers == alone.run_jobs(alone.job(prompt))
+
+
+def test_prefix_that_ends_before_the_last_chunk_is_not_cached() -> None:
+    slots = SlotTable(2, is_recurrent=True)
+    slots.acquire(1)
+    slots.start_prompt(0, SYSTEM)
+    slots.append_prompt(0, SYSTEM[:20])
+    slots.append_prompt(0, SYSTEM[20:])
+    slots.acquire(2)
+    assert slots.start_prompt(1, [*SYSTEM[:19], *range(60)]) == (0, [])
+    assert slots.start_prompt(1, [*SYSTEM[:21], *range(60)])[0] == 20
+
+
+def test_failed_step_ends_all_jobs(make_harness) -> None:
+    harness = make_harness(RecurrentFakeDecoder(failing_decode=3))
+    jobs = [harness.job([n, n + 1, 5], options=ENDLESS) for n in range(3)]
+    harness.run_jobs(*jobs)
+    for job in jobs:
+        assert isinstance(harness.collector.events[job.number][-1], EngineFailed)
+    assert len(harness.decoder.decodes) == 3, "the failed step was repeated"
+    sound = make_harness(RecurrentFakeDecoder())
+    assert harness.run_jobs(harness.job([1, 2, 5])) == sound.run_jobs(sound.job([1, 2, 5]))
+
+
+def test_prompt_of_a_failed_prefill_is_not_continued(make_harness) -> None:
+    class FailsOnce(RecurrentFakeDecoder):
+        fails = True
+
+        def prefill(self, slot, ids, start, *, all_logits=False) -> Logits:
+            logits = super().prefill(slot, ids, start, all_logits=all_logits)
+            if self.fails and start >= 32:
+                self.fails = False
+                raise EngineFailed("no memory")
+            return logits
+
+    harness, prompt = make_harness(FailsOnce()), [*SYSTEM, *SYSTEM]
+    failed = harness.job(prompt)
+    harness.run_jobs(failed)
+    assert isinstance(harness.collector.events[failed.number][-1], EngineFailed)
+    again = harness.job(prompt)
+    answers = harness.run_jobs(again)
+    assert harness.collector.started(again).cached_tokens == 0
+    sound = make_harness(RecurrentFakeDecoder())
+    assert answers == sound.run_jobs(sound.job(prompt))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_moved_slots_are_the_last(seed: int) -> None:
+    chance = random.Random(seed)
+    slots, owners = SlotTable(8, is_recurrent=True), list(range(chance.randint(1, 8)))
+    for owner in owners:
+        prompt = [owner] * 30
+        slot = slots.acquire(owner)
+        slots.start_prompt(slot, prompt)
+        slots.append_prompt(slot, prompt)
+    contents = [slots.owner_of(slot) for slot in range(len(owners))]
+    last = chance.sample(owners, chance.randint(0, len(owners)))
+    for move in slots.move_last(last):
+        contents[move.first], contents[move.second] = contents[move.second], contents[move.first]
+    assert contents == [slots.owner_of(slot) for slot in range(len(owners))]
+    assert {*contents[len(owners) - len(last) :]} == {*last}
+    assert slots.move_last(last) == []
