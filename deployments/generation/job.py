@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import NamedTuple
@@ -67,6 +67,7 @@ class ModelContext:
     eos_token_ids: tuple[int, ...]
     special_tokens: frozenset[int]
     context: int  # tokens per KV slot
+    call_marks: Mapping[int, str] = field(default_factory=dict)  # text of marks of tool calls
     suppressed: tuple[int, ...] = ()  # ids that no answer contains
     encoder_decoder: EncoderDecoderConfig | None = None
 
@@ -75,7 +76,7 @@ class ModelContext:
 
     def find_stop_tokens(self, stop: Iterable[str], marks: Sequence[int] = ()) -> dict[int, str]:
         """Return the stop strings that are special tokens or `marks`, not end tokens, by id."""
-        omitted = self.special_tokens.union(marks).difference(self.eos_token_ids)
+        omitted = self.special_tokens.union(marks, self.call_marks).difference(self.eos_token_ids)
         tokens = {self.tokenizer.token_to_id(string): string for string in stop}
         return {token: string for token, string in tokens.items() if token in omitted}
 
@@ -321,6 +322,8 @@ class SamplingJob(Job):
     def _decode(self, token: int) -> str:
         """Return the text that a token adds to the whole answer."""
         added = self._detokenizer.push(token)
+        if (mark := self._model.call_marks.get(token)) is not None:
+            added += self._detokenizer.flush() + mark
         # No character begins in the reasoning and ends in the text, not even over a special token.
         if self._reasoning is not None and self._reasoning.is_closed_by(token):
             added += self._detokenizer.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -27,6 +28,7 @@ from deployments.errors import (
     UnknownToken,
 )
 from deployments.generation.beam_search import BeamSearchJob
+from deployments.generation.call_marks import find_call_marks
 from deployments.generation.chat_template import ChatTemplate
 from deployments.generation.grammar import Constraint, GrammarCompiler
 from deployments.generation.grammar_trials import TrialLimits
@@ -222,6 +224,12 @@ class RequestPreparer:
             suppressed=manifest.generation_config.suppressed_token_ids,
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
+        # In answers to requests with tools, marks of calls are text.
+        call_marks = find_call_marks(tokenizer, self._model.special_tokens)
+        special_tokens = self._model.special_tokens.difference(call_marks)
+        self._calling_model = replace(
+            self._model, special_tokens=special_tokens, call_marks=call_marks
+        )
         self._marks = ReasoningMarks.find_all(tokenizer, info.vocabulary)
         self._harmony = HarmonyTokens.find(tokenizer, info.vocabulary)
         self._slots = info.slots
@@ -275,7 +283,9 @@ class RequestPreparer:
             reasoning = self._find_reasoning(
                 call.prompt, ids, is_constrained=constraint is not None
             )
-            job = SamplingJob(ids, options, self._model, constraint, call.deadline_s, reasoning)
+            offers_tools = isinstance(call.prompt, Chat) and bool(call.prompt.tools)
+            model = self._calling_model if offers_tools else self._model
+            job = SamplingJob(ids, options, model, constraint, call.deadline_s, reasoning)
         job.client, job.priority = call.client, call.priority
         job.ignores_tools = self._prompts.ignores_tools(call.prompt)
         return job

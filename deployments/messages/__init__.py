@@ -35,7 +35,9 @@ from deployments.messages.encoder import (
     count_characters,
 )
 from deployments.messages.generation import (
+    CALL_ARGUMENTS,
     CALL_CLOSE,
+    CALL_ID,
     CALL_OPEN,
     TEMPLATE_ARGUMENTS,
     BeamSearchParams,
@@ -77,7 +79,9 @@ from deployments.messages.shared import (
 )
 
 __all__ = [
+    "CALL_ARGUMENTS",
     "CALL_CLOSE",
+    "CALL_ID",
     "CALL_OPEN",
     "CHARACTERS_PER_TOKEN",
     "PRIORITIES",

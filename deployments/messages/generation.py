@@ -139,6 +139,8 @@ class TopLogprob(NamedTuple):
 
 # Marks around a call of a function in the text of an answer, as several model families write them.
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
+# Marks of Mistral within a call, before its id and before its arguments.
+CALL_ID, CALL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
 
 
 class Token(NamedTuple):

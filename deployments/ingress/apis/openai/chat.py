@@ -91,18 +91,19 @@ def build_tool_call_parser(body: ChatBody) -> ToolCallParser | None:
 def build_choice(
     index: int, completion: Completion, parser: ToolCallParser | None, *, with_logprobs: bool
 ) -> ChatChoice:
-    """Build a choice. If the text ends with tool calls, the content is the text before them.
+    """Build a choice. The content is the text without the tool calls at its start or end.
 
     A forced call has no content, even if the text ended before the name of the function did.
     """
     text: str | None = completion.text
     calls: Sequence[FunctionCall] = ()
     if parser is not None:
-        end, calls = parser.parse_tool_calls(
+        start, end, calls = parser.parse_tool_calls(
             completion.text, is_cut=is_cut_short(completion.finished)
         )
         if calls or parser.is_forced:
-            text = completion.text[:end].rstrip() or None
+            content = completion.text[start:end].rstrip()
+            text = (content.lstrip() if start else content) or None
     message = ChatMessage(role="assistant", content=text)
     if reasoning := join_reasoning(completion).strip():
         message["reasoning_content"] = reasoning
@@ -188,13 +189,19 @@ class ChatStreamChoice:
         yield from self._flush(self._count_content())
         if chunk.finished is None:
             return
-        end = len(self._text)
+        start, end = 0, len(self._text)
         calls: Sequence[FunctionCall] = ()
         if self._parser is not None:
-            end, calls = self._parser.parse_tool_calls(
-                self._text, is_cut=is_cut_short(chunk.finished)
+            start, end, calls = self._parser.parse_tool_calls(
+                self._text,
+                is_cut=is_cut_short(chunk.finished),
+                follows_content=self._has_content,
             )
-        yield from self._flush(end, is_last=not calls)
+        if start == 0:
+            yield from self._flush(end, is_last=not calls)
+        elif content := self._text[start:end].strip():
+            # The log-probabilities of all tokens are those of the calls, which came first.
+            yield self._build({"content": content})
         if calls:
             tool_calls = [
                 ResponseToolCall(index=i, **build_tool_call(call)) for i, call in enumerate(calls)

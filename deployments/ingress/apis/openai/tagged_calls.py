@@ -1,7 +1,8 @@
-"""Calls whose arguments are text between tags, in the two forms that models write.
+"""Calls whose arguments are text between tags, or JSON after one, in the forms that models write.
 
     <function=NAME><parameter=KEY>VALUE</parameter></function>      Qwen3-Coder
     NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>          GLM-4.5
+    NAME[CALL_ID]ID[ARGS]{"KEY": VALUE}                             Mistral, also without the id
 
 White space may surround the tags. The schema of a function decides which values are strings.
 """
@@ -14,6 +15,8 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 import msgspec
+
+from deployments.messages import CALL_ARGUMENTS, CALL_ID
 
 FUNCTION = "<function="
 _KEY, _END_KEY = "<arg_key>", "</arg_key>"
@@ -32,11 +35,14 @@ _LOOSE_PARAMETER = re.compile(
     r"(?:</parameter>\s*(?=<parameter=|</function>|$)|(?=<parameter=|</function>\s*$)|$)",
     re.S,
 )
-_NAME = re.compile(r"\s*([^<\s]+)\s*")
+_NAME = re.compile(r"\s*([^<\[\s]+)\s*")
+_NAME_BEFORE_JSON = re.compile(
+    rf"\s*([^<\[\s]+)\s*(?:{re.escape(CALL_ID)}[^\[]*)?{re.escape(CALL_ARGUMENTS)}"
+)
 _PAIR = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
 # A name at the start of a call without white space, and what follows it.
 _BEGUN_FUNCTION = re.compile(rf"{FUNCTION}([^>]*)(>?)")
-_BEGUN_NAME = re.compile(r"([^<]*)(.*)", re.S)
+_BEGUN_NAME = re.compile(r"([^<\[]*)(.*)", re.S)
 _LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's, as some models write
 
 ArgumentSchema = Mapping[str, Any]  # JSON Schema of the arguments of a function
@@ -55,27 +61,29 @@ def may_start_tagged_call(text: str, names: Set[str], end: str) -> bool | None:
     if FUNCTION.startswith(text):
         return None
     if function := _BEGUN_FUNCTION.match(text):
-        return function[1] in names if function[2] else _may_become_name(function[1], names)
+        return function[1] in names if function[2] else may_become_name(function[1], names)
     found = _BEGUN_NAME.match(text)
     assert found is not None, "bug: the pattern matches any text"
     name, following = found.groups()
     if not following:
-        return _may_become_name(name, names)
+        return may_become_name(name, names)
     if name not in names:
         return False
-    if following.startswith((_KEY, end)):
+    marks = (_KEY, end, CALL_ID, CALL_ARGUMENTS)
+    if following.startswith(marks):
         return True
-    return None if _KEY.startswith(following) or end.startswith(following) else False
+    return None if any(mark.startswith(following) for mark in marks) else False
 
 
-def _may_become_name(text: str, names: Set[str]) -> bool | None:
+def may_become_name(text: str, names: Set[str]) -> bool | None:
+    """Return None if `text` is the start of a name, else False."""
     is_possible = len(text) <= _MAX_NAME_CHARS and any(name.startswith(text) for name in names)
     return None if is_possible else False
 
 
 def read_begun_name(text: str) -> str | None:
     """Return the name of the function of a call that may lack its end, if the name is complete."""
-    if found := _FUNCTION.match(text):
+    if found := _FUNCTION.match(text) or _NAME_BEFORE_JSON.match(text):
         return found[1]
     found = _NAME.match(text)
     return found[1] if found and text.startswith(_KEY, found.end()) else None
@@ -91,6 +99,8 @@ def parse_tagged_calls(
     """
     if text.lstrip().startswith(FUNCTION):
         return _parse_functions(text, schemas, is_loose=is_closed and not is_cut)
+    if found := _NAME_BEFORE_JSON.match(text):
+        return _parse_json_arguments(found[1], text[found.end() :].strip())
     found = _NAME.match(text)
     if found is None or not is_closed:
         return None
@@ -103,6 +113,14 @@ def parse_tagged_calls(
         written[pair[1].strip()] = pair[2]
         start = pair.end()
     return [_build_call(name, written, schemas)]
+
+
+def _parse_json_arguments(name: str, text: str) -> list[TaggedCall] | None:
+    try:
+        msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return [TaggedCall(name, text)] if text.startswith("{") else None
 
 
 def _parse_functions(

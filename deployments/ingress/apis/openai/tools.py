@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import NamedTuple
 
 import msgspec
 
 from deployments.errors import InvalidField
+from deployments.ingress.apis.openai.python_calls import (
+    may_start_python_calls,
+    parse_python_calls,
+    read_first_name,
+)
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.apis.openai.tagged_calls import (
     FUNCTION,
     ArgumentSchema,
+    TaggedCall,
     may_start_tagged_call,
     parse_tagged_calls,
     read_begun_name,
@@ -34,6 +42,7 @@ _OPENING = re.compile(rf"(?:{CALL_OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*
 # The start of a further member, which has another key and may be incomplete.
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
+_CLOSED_CALLS = re.compile(rf"\s*{CALL_OPEN}\s*[\[{{]")
 # The start of a call whose first member is a complete name, as `call_grammar` demands it.
 _CUT_CALL = re.compile(
     r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.S
@@ -47,6 +56,14 @@ class FunctionCall:
     name: str
     arguments: str
     is_complete: bool = True  # False: the text ended early; `arguments` may be cut, or empty
+
+
+class ParsedText(NamedTuple):
+    """The content of a text, which is its characters `start` to `end` - 1, and its calls."""
+
+    start: int
+    end: int
+    calls: tuple[FunctionCall, ...]
 
 
 class WrittenCall(msgspec.Struct):
@@ -64,14 +81,14 @@ WRITTEN_CALLS = msgspec.json.Decoder(WrittenCall | list[WrittenCall])
 
 @dataclass(frozen=True, slots=True)
 class ToolCallParser:
-    """Parser of calls of the functions `names`. Calls are a whole text, or the end of a text.
+    """Parser of calls of the functions `names`: a whole text, or the start or the end of a text.
 
-    A call is a JSON object with `name` and `arguments` (or `parameters`), or a list of such
-    objects. The marks CALL_OPEN and CALL_CLOSE may enclose a call. Between them, one or more may
-    also be written with tags (tagged_calls.py). After other text, only calls between marks count.
-    Calls before other text are content. A stream holds text back while the text may be a call. The
-    first MAX_PREFIX_CHARS characters of the text decide this (`may_start_tool_call`). A forced call
-    has the form of `call_grammar`, and is never content.
+    A call is a JSON object with `name` and `arguments` (or `parameters`), a list of such objects,
+    or a list of calls in Python (python_calls.py). The marks CALL_OPEN and CALL_CLOSE may enclose
+    it. Between them, one or more may also be written with tags (tagged_calls.py). Beside other
+    text, only calls between marks count, and those amid other text are content. A stream holds text
+    back while the text may be a call. The first MAX_PREFIX_CHARS characters of the text decide this
+    (`may_start_tool_call`). A forced call has the form of `call_grammar`, and is never content.
     """
 
     names: frozenset[str]
@@ -97,9 +114,12 @@ class ToolCallParser:
             is_tagged = may_start_tagged_call(tagged, self.names, CALL_CLOSE)
             if is_tagged or (is_tagged is None and len(text) < MAX_PREFIX_CHARS):
                 return True
+        if is_python := may_start_python_calls(tagged, self.names):
+            return True
         opening = _OPENING.match(start)
         if opening is None:
-            is_undecided = f"{CALL_OPEN}[{{".startswith(start) or "[{".startswith(start)
+            is_json_undecided = f"{CALL_OPEN}[{{".startswith(start) or "[{".startswith(start)
+            is_undecided = is_json_undecided or is_python is None
         else:
             member = start[opening.end() :]
             if member.startswith(self._members):
@@ -123,27 +143,37 @@ class ToolCallParser:
         return min(len(remove_begun(text, mark)) for mark in (CALL_OPEN, FUNCTION))
 
     def parse_tool_calls(
-        self, text: str, *, is_cut: bool = False
-    ) -> tuple[int, tuple[FunctionCall, ...]]:
-        """Return the length of the content of a whole text, and the calls after the content.
+        self, text: str, *, is_cut: bool = False, follows_content: bool = False
+    ) -> ParsedText:
+        """Return the content of a text, and the calls before and after it.
 
+        The text is whole, or follows content that a stream has sent: then no call precedes content.
         The last call may be incomplete if `is_cut`: a limit or a stop string ended the text. The
         text is split only at marks that may start a call.
         """
         if self.is_forced:
             whole = self._parse_block(text)
-            return 0, parse_cut_call(text) if whole is None else tuple(whole)
-        end = start = 0
+            return ParsedText(0, 0, parse_cut_call(text) if whole is None else tuple(whole))
+        content_start = content_end = start = 0
+        first_calls: list[FunctionCall] = []  # before the content
         calls: list[FunctionCall] = []
         while start < len(text):
-            start, parsed = self._parse_from(text, start, is_cut=is_cut)
-            if parsed is None:
-                end, calls = start, []
-            else:
+            is_first = start == 0 and not follows_content
+            end, parsed = self._parse_from(text, start, is_cut=is_cut, is_first=is_first)
+            if parsed is not None:
                 calls += parsed
+            elif content_end == 0 and not follows_content:
+                content_start, content_end = start, end
+                first_calls, calls = calls, []
+            else:
+                content_end, calls = end, []
+            start = end
+        calls = [*first_calls, *calls]
         if not calls:
-            return len(text), ()
-        return end, tuple(calls if self.is_parallel else calls[:1])
+            return ParsedText(0, len(text), ())
+        return ParsedText(
+            content_start, content_end, tuple(calls if self.is_parallel else calls[:1])
+        )
 
     def _find_mark(self, text: str, start: int) -> int:
         """Return the first position from `start` where a marked call may begin.
@@ -162,10 +192,11 @@ class ToolCallParser:
         return self._find_mark(text, mark + 1 if found is None else found.end())
 
     def _parse_from(
-        self, text: str, start: int, *, is_cut: bool
+        self, text: str, start: int, *, is_cut: bool, is_first: bool
     ) -> tuple[int, list[FunctionCall] | None]:
         """Parse the text from `start` to the next mark. Return its end and calls, None for content.
 
+        Calls that are the first part of an answer may precede other text.
         A mark may be part of an argument. After the start of a call, the text to the mark after
         next is therefore tried, and so on.
         """
@@ -175,6 +206,8 @@ class ToolCallParser:
             parsed = self._parse_block(block, is_cut=is_cut and following == len(text))
             if parsed is not None:
                 return following, parsed
+            if is_first and (closed := self._parse_closed(block)):
+                return closed
             if not self._is_begun(block):
                 break
             if following == len(text):
@@ -182,12 +215,25 @@ class ToolCallParser:
             following = self._find_next_mark(text, following)
         return first, None
 
+    def _parse_closed(self, block: str) -> tuple[int, list[FunctionCall]] | None:
+        """Parse the calls up to a CALL_CLOSE of a marked block that ends with other text.
+
+        A call with tags may quote CALL_CLOSE in a value, so it must end the block.
+        """
+        if _CLOSED_CALLS.match(block) is None:
+            return None
+        closes = islice(re.finditer(CALL_CLOSE, block), _MAX_QUOTED_MARKS)
+        for end in (close.end() for close in closes):
+            if parsed := self._parse_block(block[:end]):
+                return end, parsed
+        return None
+
     def _is_begun(self, block: str) -> bool:
         """Return whether `block` is the start of a call with a name."""
         written = block.lstrip().removeprefix(CALL_OPEN)
         if not self.may_start_tool_call(block):
             return False
-        return read_begun_name(written) in self.names or is_cut_json(written)
+        return _read_name(written) in self.names or is_cut_json(written)
 
     def _parse_block(self, text: str, *, is_cut: bool = False) -> list[FunctionCall] | None:
         """Return the calls of a text that may start with CALL_OPEN; an empty list for a blank text.
@@ -200,12 +246,13 @@ class ToolCallParser:
         if not self.may_start_tool_call(text):
             return None
         body = remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE)
+        if read_first_name(body) is not None:
+            return self._select(parse_python_calls(body))
         if body.lstrip()[:1] not in ("{", "["):
             is_closed = block.endswith(CALL_CLOSE)
-            tagged = parse_tagged_calls(body, self.schemas, is_closed=is_closed, is_cut=is_cut)
-            if not tagged or any(call.name not in self.names for call in tagged):
-                return None
-            return [FunctionCall(call.name, call.arguments) for call in tagged]
+            return self._select(
+                parse_tagged_calls(body, self.schemas, is_closed=is_closed, is_cut=is_cut)
+            )
         try:
             written = WRITTEN_CALLS.decode(body)
             calls = [
@@ -217,13 +264,19 @@ class ToolCallParser:
         are_calls = [call.name in self.names and call.arguments[0] == "{" for call in calls]
         return calls if calls and all(are_calls) else None
 
+    def _select(self, written: Sequence[TaggedCall] | None) -> list[FunctionCall] | None:
+        """Return calls if all of them are calls of offered functions."""
+        if not written or any(call.name not in self.names for call in written):
+            return None
+        return [FunctionCall(call.name, call.arguments) for call in written]
+
     def _parse_cut_block(self, text: str) -> list[FunctionCall] | None:
         """Return the incomplete call of which `text` is the start.
 
         Return None for other texts, such as invalid JSON, and for a start without a whole name.
         """
         block = text.lstrip().removeprefix(CALL_OPEN)
-        name = read_begun_name(block)
+        name = _read_name(block)
         if name is not None and name in self.names:
             return [FunctionCall(name, "", is_complete=False)]
         if not (self.may_start_tool_call(text) and is_cut_json(block)):
@@ -231,6 +284,11 @@ class ToolCallParser:
         calls = list(parse_cut_call(block))
         are_calls = [call.name in self.names and call.arguments[:1] in ("", "{") for call in calls]
         return calls if calls and all(are_calls) else None
+
+
+def _read_name(text: str) -> str | None:
+    """Return the name of the first function of a call that may lack its end, if it is complete."""
+    return read_begun_name(text) or read_first_name(text)
 
 
 def remove_begun(text: str, mark: str) -> str:

@@ -124,7 +124,7 @@ def test_message_to_a_function_is_a_call(
 ) -> None:
     answer = generate(*message("analysis", "Hm."), *NEXT, *header, MESSAGE, written, CALL)
     assert answer.reasoning == "Hm."
-    assert TOOLS.parse_tool_calls(answer.text) == (0, (FunctionCall("measure", arguments),))
+    assert TOOLS.parse_tool_calls(answer.text) == (0, 0, (FunctionCall("measure", arguments),))
 
 
 def test_several_calls_follow_text() -> None:
@@ -133,14 +133,14 @@ def test_several_calls_follow_text() -> None:
         *message("commentary to=functions.measure", '{"a":1}'), *NEXT,
         *message("commentary to=functions.go", "{}"), CALL,
     )  # fmt: skip
-    end, calls = TOOLS.parse_tool_calls(answer.text)
+    _, end, calls = TOOLS.parse_tool_calls(answer.text)
     assert answer.text[:end] == "I measure."
     assert calls == (FunctionCall("measure", '{"a":1}'), FunctionCall("go", "{}"))
 
 
 def test_call_may_be_cut() -> None:
     answer = generate(*message("commentary to=functions.go", '{"a": "bcd'), max_new_tokens=36)
-    _, (call,) = TOOLS.parse_tool_calls(answer.text, is_cut=True)
+    _, _, (call,) = TOOLS.parse_tool_calls(answer.text, is_cut=True)
     assert (call.name, call.is_complete) == ("go", False)
     assert '{"a": "bcd"}'.startswith(call.arguments)
     assert len(call.arguments) > 3
@@ -217,7 +217,7 @@ def test_no_stop_string_is_found_in_the_texts_of_marks() -> None:
     assert generate(*texts, stop=("\n\n", ".\n")).text == "One.\n\nTwo."
     assert generate(*texts, stop=("Two", "e.T")).text == "One.\n\n"
     call = (*message("commentary to=functions.go", '{"a":{}}'), CALL)
-    assert TOOLS.parse_tool_calls(generate(*call, stop=("}}}", '"name"')).text)[1]
+    assert TOOLS.parse_tool_calls(generate(*call, stop=("}}}", '"name"')).text).calls
 
 
 def test_text_without_a_header_has_logprobs() -> None:

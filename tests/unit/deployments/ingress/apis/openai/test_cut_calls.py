@@ -80,7 +80,7 @@ async def test_call_whose_mark_is_cut_is_complete(rest: str, writing_store: Path
         f"{CALL} was",
         f"<tool_call>{CALL[:-1]}</tool_call>, I call",
         f"<tool_call>{CALL[:-1]}</tool_call>",
-        f"<tool_call>{CALL}</tool_call> I",
+        f"So <tool_call>{CALL}</tool_call> I",
     ],
 )
 async def test_other_text_that_is_cut_stays_text(text: str, writing_store: Path) -> None:

@@ -257,6 +257,6 @@ def test_complete_call_with_a_mark_in_its_arguments_is_complete(mark: str) -> No
     arguments = {"city": mark}
     text = orjson.dumps({"name": "weather", "arguments": arguments}).decode()
     parser = ToolCallParser(frozenset({"weather"}), is_forced=True)
-    (call,) = parser.parse_tool_calls(text)[1]
+    (call,) = parser.parse_tool_calls(text).calls
     assert call.is_complete
     assert orjson.loads(call.arguments) == arguments

@@ -56,7 +56,7 @@ def glm(name: str = "weather", /, **arguments: str) -> str:
 
 
 def arguments_of(text: str, parser: ToolCallParser = PARSER) -> dict[str, Any]:
-    end, (call,) = parser.parse_tool_calls(text)
+    _, end, (call,) = parser.parse_tool_calls(text)
     assert (end, call.name, call.is_complete) == (0, "weather", True)
     parsed: dict[str, Any] = orjson.loads(call.arguments)
     return parsed
@@ -111,7 +111,7 @@ def test_odd_schemas_do_not_matter(properties: Any) -> None:
 @pytest.mark.parametrize("write", [qwen, glm])
 def test_several_calls_after_text(write: Any) -> None:
     text = f"I look. \n{write(city='Oslo')}\n{write('clock')}"
-    end, calls = PARSER.parse_tool_calls(text)
+    _, end, calls = PARSER.parse_tool_calls(text)
     assert text[:end].strip() == "I look."
     assert calls == (FunctionCall("weather", '{"city": "Oslo"}'), FunctionCall("clock", "{}"))
 
@@ -129,13 +129,13 @@ def test_several_calls_after_text(write: Any) -> None:
 def test_qwen_may_omit_tags(text: str) -> None:
     assert arguments_of(text) == {"city": "Oslo", "days": 2}
     assert PARSER.count_content(text[:12]) == 0
-    end, calls = PARSER.parse_tool_calls(f"I look.\n{text}")
+    _, end, calls = PARSER.parse_tool_calls(f"I look.\n{text}")
     assert (end, len(calls)) == (8, 1)
 
 
 def test_functions_may_share_marks() -> None:
     text = qwen(city="Oslo").replace("\n</tool_call>", qwen("clock").removeprefix("<tool_call>"))
-    _, calls = PARSER.parse_tool_calls(text)
+    _, _, calls = PARSER.parse_tool_calls(text)
     assert [call.name for call in calls] == ["weather", "clock"]
 
 
@@ -156,7 +156,7 @@ def test_values_may_quote_calls(write: Any, quoted: str) -> None:
     assert arguments_of(text) == {"city": f"See\n{quoted}."}
     cut = text[: text.index(".")]
     assert PARSER.parse_tool_calls(cut, is_cut=True) == (
-        0, (FunctionCall("weather", "", is_complete=False),),
+        0, 0, (FunctionCall("weather", "", is_complete=False),),
     )  # fmt: skip
 
 
@@ -173,7 +173,7 @@ def test_json_may_quote_tagged_calls(quoted: str, marks: tuple[str, str]) -> Non
     "written", ["18446744073709551616", "1.10", "-0", f"{'[' * 900}{']' * 900}", "1e999"]
 )
 def test_numbers_stay_as_written(write: Any, written: str) -> None:
-    _, (call,) = PARSER.parse_tool_calls(write(unknown=written))
+    _, _, (call,) = PARSER.parse_tool_calls(write(unknown=written))
     assert call.arguments in (f'{{"unknown": {written}}}', f'{{"unknown": "{written}"}}')
 
 
@@ -208,7 +208,7 @@ def test_strings_are_found_in_alternatives(schema: dict[str, Any]) -> None:
 def test_hostile_texts_take_linear_time(text: str) -> None:
     """Without a limit of attempts, each of these takes minutes."""
     names = frozenset({"weather", *(f"function_{number}" for number in range(1_000))})
-    assert not ToolCallParser(names).parse_tool_calls(text)[1]
+    assert not ToolCallParser(names).parse_tool_calls(text).calls
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_hostile_texts_take_linear_time(text: str) -> None:
     ],
 )
 def test_other_texts_are_content(text: str) -> None:
-    assert PARSER.parse_tool_calls(text) == (len(text), ())
+    assert PARSER.parse_tool_calls(text) == (0, len(text), ())
 
 
 @pytest.mark.parametrize("text", [qwen(city="Oslo"), glm(city="Oslo"), qwen("clock"), glm("clock")])
@@ -246,8 +246,8 @@ def test_streams_do_not_hold_back_other_texts(text: str) -> None:
 def test_call_may_be_cut(write: Any) -> None:
     text = write(city="Oslo", days="2")
     for count in range(1, len(text) - len("</tool_call>") + 1):
-        assert not PARSER.parse_tool_calls(text[:count])[1] or "</function>" in text[:count]
-        _, calls = PARSER.parse_tool_calls(text[:count], is_cut=True)
+        assert not PARSER.parse_tool_calls(text[:count]).calls or "</function>" in text[:count]
+        _, _, calls = PARSER.parse_tool_calls(text[:count], is_cut=True)
         if calls:
             assert calls[0].name == "weather"
             assert calls[0].is_complete is ("</function>" in text[:count])
@@ -279,6 +279,6 @@ async def test_chat_returns_tagged_calls(write: Any, stream: bool, writing_store
 def test_references_of_a_schema_are_followed(write: Any) -> None:
     parser = ToolCallParser(frozenset({"weather"}), schemas={"weather": REFERRING})
     text = write(unit="1", zip="10115", days="7", other="true", remote="3")
-    ((call,),) = [parser.parse_tool_calls(text)[1]]
+    ((call,),) = [parser.parse_tool_calls(text).calls]
     assert orjson.loads(call.arguments) == {
         "unit": "1", "zip": "10115", "days": 7, "other": True, "remote": 3}  # fmt: skip

@@ -1,0 +1,32 @@
+"""Marks of tool calls that are special tokens, which the text of an answer would omit.
+
+For requests with tools they become text in one form, so that the APIs parse it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from deployments.messages import CALL_ARGUMENTS, CALL_CLOSE, CALL_ID, CALL_OPEN
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Text by the name of a token.
+_TEXTS: Mapping[str, str] = {
+    **{mark: mark for mark in (CALL_OPEN, CALL_CLOSE, CALL_ID, CALL_ARGUMENTS)},
+    "<|tool_call_start|>": CALL_OPEN,  # of LFM2
+    "<|tool_call_end|>": CALL_CLOSE,
+    "<|tool_call|>": CALL_OPEN,  # of Granite 3
+    "[TOOL_CALLS]": CALL_OPEN,  # of Mistral, which marks no end
+}
+
+
+def find_call_marks(tokenizer: Tokenizer, special_tokens: Collection[int]) -> dict[int, str]:
+    """Return the texts of the special tokens that are marks, by id."""
+    return {
+        token: text
+        for name, text in _TEXTS.items()
+        if (token := tokenizer.token_to_id(name)) is not None and token in special_tokens
+    }

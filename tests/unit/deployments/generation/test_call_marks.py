@@ -1,0 +1,62 @@
+"""Marks of tool calls that are special tokens: text for requests with tools only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+from deployments.engines.decoder import DecoderInfo
+from deployments.generation.preparation import RequestPreparer
+from deployments.messages import Chat, GenerationCall, GenerationOptions, Prompt
+from deployments.registry import ModelRegistry
+from deployments.tokenization.encodings import open_tokenizer
+from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
+from tests.support.fakes import far_deadline
+from tests.support.scheduler_harness import GREEDY
+
+MARKS = ("<|tool_call_start|>", "<|tool_call_end|>", "<|other|>", "[ARGS]")
+TOOL = {"type": "function", "function": {"name": "now"}}
+HELLO = Chat(({"role": "user", "content": "hello"},))
+
+
+def generate(store: Path, prompt: Prompt, *, stop: tuple[str, ...] = ()) -> tuple[str, list[bool]]:
+    """Return the text of an answer with all MARKS, and whether its tokens are special."""
+    seal_tiny_decoder(store, added_tokens=[AddedToken(mark, special=True) for mark in MARKS])
+    model = ModelRegistry(store, ()).find(DECODER)
+    info = DecoderInfo("cpu-fake", 2, 90, model.manifest.output_width)
+    options = GenerationOptions(sampling=GREEDY, max_new_tokens=20, logprobs=0, stop=stop)
+    preparer = RequestPreparer(model, info)
+    job = preparer.build_job(GenerationCall(model.ref, prompt, options, far_deadline()), None)
+    tokenizer = open_tokenizer(model.directory)
+    text, special = "", []
+    for token in tokenizer.encode("a<|tool_call_start|>b<|other|>[ARGS]<|tool_call_end|>c").ids:
+        logits = np.zeros((1, info.vocabulary), np.float32)
+        logits[0, token] = 9
+        chunk = job.accept_logits(logits).chunk
+        assert chunk is not None
+        text += chunk.text
+        special += [each.special for each in chunk.tokens]
+        if chunk.finished is not None:
+            break
+    return text, special
+
+
+def test_marks_are_text_in_one_form(tmp_path: Path) -> None:
+    text, special = generate(tmp_path, HELLO._replace(tools=(TOOL,)))
+    assert text == "a<tool_call>b[ARGS]</tool_call>c"
+    assert special == [False, False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("prompt", [HELLO, "hello"])
+def test_answers_without_tools_omit_special_tokens(prompt: Prompt, tmp_path: Path) -> None:
+    text, special = generate(tmp_path, prompt)
+    assert text == "abc"
+    assert special == [False, True, False, True, True, True, False]
+
+
+def test_mark_may_be_a_stop_string(tmp_path: Path) -> None:
+    text, _ = generate(tmp_path, HELLO._replace(tools=(TOOL,)), stop=("<|tool_call_end|>",))
+    assert text == "a<tool_call>b[ARGS]</tool_call>"

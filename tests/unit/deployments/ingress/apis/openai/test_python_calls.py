@@ -1,0 +1,133 @@
+"""Calls as a list in Python, calls of Mistral, and calls that come before other text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
+from deployments.messages import FinishReason
+from tests.support.chat_harness import CHAT
+from tests.unit.deployments.ingress.apis.openai.test_tools import CALL, TOOLS, letters, script_text
+
+PARSER = ToolCallParser(frozenset({"weather", "clock", "time.now"}))
+
+
+def marked(text: str) -> str:
+    return f"<tool_call>{text}</tool_call>"
+
+
+@pytest.mark.parametrize("form", ["{}", marked("{}"), " {}\n", f"\n{marked(' {} ')}"])
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("", {}),
+        ('city="Rome"', {"city": "Rome"}),
+        ("city='It\\'s [Rome], (x)', days=3", {"city": "It's [Rome], (x)", "days": 3}),
+        ("a=True, b=None, c=-1.5, d=false, e=null", {
+            "a": True, "b": None, "c": -1.5, "d": False, "e": None}),
+        ('a=[1, "x", (2, 3)], b={"k": {"n": true}}', {
+            "a": [1, "x", [2, 3]], "b": {"k": {"n": True}}}),
+        ("id=123456789012345678901234567890", {"id": 123456789012345678901234567890}),
+        ('city="Zürich </tool_call>"', {"city": "Zürich </tool_call>"}),
+    ],
+)  # fmt: skip
+def test_list_of_calls(form: str, written: str, arguments: dict[str, Any]) -> None:
+    text = form.replace("{}", f"[weather({written}), time.now()]")
+    start, end, (first, second) = PARSER.parse_tool_calls(text)
+    assert start == end
+    assert (first.name, json.loads(first.arguments)) == ("weather", arguments)
+    assert second == FunctionCall("time.now", "{}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[weather]",
+        "[weather(]",
+        '[weather("Rome")]',
+        "[weather(**{})]",
+        "[weather(a=1, a=2)]",
+        "[weather(a=x)]",
+        "[weather(a={1: 2})]",
+        "[weather(a={**{}})]",
+        "[weather(a={1})]",
+        "[weather(a=b'x')]",
+        "[weather(a=1e999)]",
+        "[weather(a=f'{1}')]",
+        "[weather(a=1)] as you asked",
+        "[other()]",
+        "[weather(), other()]",
+        "[weather(), 1]",
+        "[weather() for x in y]",
+        f"[weather(a={'[' * 10_000})]",
+        f"[weather(a={'-' * 100_000}1)]",
+        f"[weather(a={'9' * 10_000})]",
+        "[*weather()]",
+        "weather()",
+    ],
+)
+def test_other_texts_are_content(text: str) -> None:
+    assert PARSER.parse_tool_calls(text) == (0, len(text), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "possible"),
+    [
+        ("[", True), ("[ wea", True), ("[weather(", True), ("[weather (a=1", True),
+        ("[weather,", False), ("[weathers(", False), ("[1", False), ("[the", False),
+        ("<tool_call>[we", True), ("<tool_call>[1", False), ("[time.n", True),
+        ("<tool_call>weather[AR", True), ("<tool_call>weather[CALL_ID]a[", True),
+        ("<tool_call>weather[1", False), ("weather[ARGS]{", False),
+    ],
+)  # fmt: skip
+def test_streams_hold_back_what_may_be_a_call(text: str, possible: bool) -> None:
+    assert PARSER.may_start_tool_call(text) is possible
+
+
+@pytest.mark.parametrize("written", ["[ARGS]", "[CALL_ID]a1b2c3d4e[ARGS]", " [ARGS] "])
+def test_calls_of_mistral(written: str) -> None:
+    text = f'<tool_call>weather{written}{{"city": "Rome"}}<tool_call>clock{written}{{}}'
+    assert PARSER.parse_tool_calls(text) == (
+        0, 0, (FunctionCall("weather", '{"city": "Rome"}'), FunctionCall("clock", "{}")),
+    )  # fmt: skip
+    for wrong in ("[]", '"x"', "{", "{} x"):
+        other = f"<tool_call>weather{written}{wrong}"
+        assert PARSER.parse_tool_calls(other) == (0, len(other), ())
+
+
+@pytest.mark.parametrize("text", ["[weather(city='Ro", '<tool_call>weather[ARGS]{"city": "Ro'])
+def test_call_that_is_cut_has_its_name(text: str) -> None:
+    cut = (FunctionCall("weather", "", is_complete=False),)
+    assert PARSER.parse_tool_calls(text, is_cut=True) == (0, 0, cut)
+    assert PARSER.parse_tool_calls(text).calls == ()
+
+
+@pytest.mark.parametrize("call", [CALL, f"[{CALL}]", '[weather(city="Rome")]'])
+@pytest.mark.parametrize("after", ["I look.", f"Or {marked(CALL)} again.", "</tool_call>"])
+@pytest.mark.parametrize("reason", [FinishReason.END, FinishReason.LENGTH])
+async def test_call_may_precede_content(
+    call: str, after: str, reason: FinishReason, writing_store: Path
+) -> None:
+    text = f"{marked(call)} {after}"
+    for pieces in (letters(text), (text,)):
+        harness = script_text(writing_store, *pieces, reason=reason)
+        (choice,) = (await harness.post(CHAT, TOOLS)).json()["choices"]
+        events = [event["choices"][0] for event in await harness.events(CHAT, TOOLS)]
+        content = "".join(event["delta"].get("content") or "" for event in events)
+        assert content == choice["message"]["content"] == after
+        (streamed,) = (e["delta"]["tool_calls"] for e in events if "tool_calls" in e["delta"])
+        for (called,) in (choice["message"]["tool_calls"], streamed):
+            assert called["function"]["name"] == "weather"
+            assert json.loads(called["function"]["arguments"]) == {"city": "Rome"}
+        assert events[-1]["finish_reason"] == choice["finish_reason"] == "tool_calls"
+
+
+async def test_calls_may_surround_content(writing_store: Path) -> None:
+    text = f"{marked(CALL)} and {marked(CALL)}"
+    (choice,) = (await script_text(writing_store, text).post(CHAT, TOOLS)).json()["choices"]
+    assert choice["message"]["content"] == "and"
+    assert len(choice["message"]["tool_calls"]) == 2
