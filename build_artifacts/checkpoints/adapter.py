@@ -40,6 +40,7 @@ class Adapter:
     revision: str
     task: TaskName
     labels: tuple[str, ...]  # in id order; empty without labels.json
+    base: str | None = None  # model with which it was trained: a hub id or a path
 
     @property
     def name(self) -> str:
@@ -69,7 +70,10 @@ def read_adapter(directory: Path) -> Adapter:
             hint=f"supported `task_type`: {', '.join(_TASKS)}",
         )
     check_weights(directory, ADAPTER_STEM)
-    return Adapter(directory.resolve(), content_digest(directory), task, _read_labels(directory))
+    base = read_field(directory / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
+    return Adapter(
+        directory.resolve(), content_digest(directory), task, _read_labels(directory), base
+    )
 
 
 def _read_task(directory: Path, config: Mapping[str, Json]) -> TaskName | None:

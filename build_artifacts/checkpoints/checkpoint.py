@@ -28,6 +28,7 @@ _UNREAD_WEIGHTS = re.compile(
     r"((.*/)?consolidated[^/]*|(original|checkpoint-\d+)/.*)\.safetensors", re.DOTALL
 )
 CONFIG_NAME = "config.json"
+_LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # start of a pointer file
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 MODULES_NAME = "modules.json"
 # Module types of sentence-transformers that the build supports, in the order of their use.
@@ -140,9 +141,23 @@ def read_json(path: Path, default: Json = None) -> Json:
 
 def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
     """Build the error for a file with invalid content."""
+    if _is_lfs_pointer(path):
+        return UnsupportedModel(
+            f"`{path.name}` is a pointer of Git LFS, not the file itself",
+            hint="run `git lfs install` and `git lfs pull` in the checkpoint, or download it with "
+            "`hf download`",
+        )
     return UnsupportedModel(
         f"`{path.name}` is corrupt: {reason}", hint="download or save the checkpoint again"
     )
+
+
+def _is_lfs_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_LFS_POINTER)) == _LFS_POINTER
+    except OSError:
+        return False
 
 
 def read_object(path: Path) -> dict[str, Json]:

@@ -29,8 +29,13 @@ def unpack_weights(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def merge_adapter(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
-    """Merge the adapter into the checkpoint. Raises BuildError if they do not fit."""
-    convert, detail = partial(merge, checkpoint, adapter), f"LoRA adapter {adapter.name}"
+    """Merge the adapter into the checkpoint. Raises BuildError if they do not fit.
+
+    The adapter of another model of the same shape fits, so the progress names its base model.
+    """
+    convert = partial(merge, checkpoint, adapter)
+    base = "" if adapter.base is None else f", trained with {adapter.base}"
+    detail = f"LoRA adapter {adapter.name}{base}"
     return _run_cached(steps, "merge", "merge", detail, checkpoint, convert)
 
 
