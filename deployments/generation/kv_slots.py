@@ -17,10 +17,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from deployments.generation.prefill import MIN_CHUNK_TOKENS
+from deployments.generation.prefill import LAST_CHUNK_TOKENS, MIN_CHUNK_TOKENS
 
 # Copying a shorter prefix saves no time.
 MIN_PREFIX_TOKENS = 16
+# Tokens that a shared prefix must save to take a slot of its own for a recurrent decoder.
+MIN_SHARED_TOKENS = 64
 
 
 class CopySlot(NamedTuple):
@@ -47,6 +49,10 @@ Owner = Hashable
 class _SlotContents:
     prompt: list[int] = field(default_factory=list)  # prefilled tokens
     last_chunk: int = 0  # index of the first token of the last prefilled chunk
+    # Length of a prefix that this prompt shares with another one, to be stored when it is
+    # prefilled; 0: none. Recurrent decoders only.
+    shared_prefix: int = 0
+    is_prefix: bool = False  # whether nothing was computed after `prompt`: it may be continued
     answer_tokens: int = 0  # tokens of an answer after the prompt
     used_at: int = 0  # sequence number of the prompt; the lowest is the least recently used
     scope: str = ""  # `prefix_cache_scope` of the prompt
@@ -63,7 +69,11 @@ class SlotTable:
     """
 
     def __init__(self, slots: int, *, is_recurrent: bool = False) -> None:
-        """Create the table. A recurrent decoder continues a prompt at its last chunk only."""
+        """Create the table.
+
+        A recurrent decoder continues a prompt at its last chunk only. What several prompts begin
+        with, such as a system prompt, is therefore also stored alone, in a free slot.
+        """
         self._is_recurrent = is_recurrent
         self._owners: list[Owner] = []  # owner of each used slot; used slots come first
         self._contents = [_SlotContents() for _ in range(slots)]
@@ -105,9 +115,12 @@ class SlotTable:
         right before the prefill, not when the slot is assigned: prompts that are prefilled in
         between may share a longer prefix with `prompt`.
         """
-        source, cached = None, 0
+        source, cached, shared = None, 0, 0
         if not skip_prefix_cache:
             source, cached = self._longest_cached_prefix(prompt, scope)
+            shared = self._find_shared_prefix(prompt, scope, cached)
+        if source is not None and self._contents[source].is_prefix:
+            self._contents[source].used_at = self._prompts
         evicted = self._choose_evicted(slot, source, cached)
         moves: list[CacheMove] = []
         if evicted != slot:
@@ -117,7 +130,11 @@ class SlotTable:
             moves.append(CopySlot(source, slot, cached))
         self._prompts += 1
         self._contents[slot] = _SlotContents(
-            list(prompt[:cached]), last_chunk=cached, used_at=self._prompts, scope=scope
+            list(prompt[:cached]),
+            last_chunk=cached,
+            shared_prefix=shared,
+            used_at=self._prompts,
+            scope=scope,
         )
         return cached, moves
 
@@ -126,6 +143,21 @@ class SlotTable:
         contents = self._contents[slot]
         contents.last_chunk = len(contents.prompt)
         contents.prompt += ids
+
+    def shared_tokens_left(self, slot: int) -> int:
+        """Return how many tokens to prefill until `store_shared_prefix` applies; 0 for never."""
+        contents = self._contents[slot]
+        return max(0, contents.shared_prefix - len(contents.prompt))
+
+    def store_shared_prefix(self, slot: int) -> list[CacheMove]:
+        """Store the prompt so far in a free slot if other prompts begin with it too."""
+        contents, free = self._contents[slot], range(self.used_slots, len(self._contents))
+        if not free or len(contents.prompt) != contents.shared_prefix:
+            return []
+        target = min(free, key=lambda index: self._contents[index].used_at)
+        move = self._copy(slot, target)
+        self._contents[target].is_prefix = True
+        return [move]
 
     def drop_prompt(self, slot: int) -> None:
         """Forget the prompt of a slot after a failed prefill."""
@@ -211,7 +243,25 @@ class SlotTable:
         common = min(_common_prefix_length(contents.prompt, prompt), max_tokens)
         if not self._is_recurrent:
             return common
+        if contents.is_prefix and len(contents.prompt) <= common:
+            return len(contents.prompt)
         return contents.last_chunk if contents.last_chunk <= common else 0
+
+    def _find_shared_prefix(self, prompt: Sequence[int], scope: str, cached: int) -> int:
+        """Return the length of the prefix to store for later prompts, 0 for none.
+
+        Others begin with it too, and more of it is not cached than MIN_SHARED_TOKENS.
+        """
+        if not self._is_recurrent:
+            return 0
+        lengths = (
+            _common_prefix_length(contents.prompt, prompt)
+            for contents in self._contents
+            if contents.scope == scope
+        )
+        shared = max(lengths, default=0)
+        is_short = shared - cached < MIN_SHARED_TOKENS
+        return 0 if is_short or shared > len(prompt) - LAST_CHUNK_TOKENS else shared
 
     def _choose_evicted(self, slot: int, source: int | None, cached: int) -> int:
         """Return the slot whose prompt is evicted for a new prompt in `slot`: `slot` or a free one.
@@ -224,7 +274,9 @@ class SlotTable:
 
         def used_at(index: int) -> int:
             contents = self._contents[index]
-            lost = len(contents.prompt) - (cached if index == source else 0)
+            # A prefix of a recurrent decoder is lost when its states are continued.
+            is_continued = index == source and not contents.is_prefix
+            lost = len(contents.prompt) - (cached if is_continued else 0)
             return contents.used_at if lost >= MIN_PREFIX_TOKENS else 0
 
         candidates: list[int] = [slot, *range(self.used_slots, len(self._contents))]

@@ -196,8 +196,7 @@ class StepExecutor:
             job.remaining_prompt_tokens -= cached
         if with_logprobs:
             max_tokens = min(max_tokens, MAX_LOGPROB_CHUNK_TOKENS)
-        size = resumable_chunk_size if self._decoder.info.is_recurrent else chunk_size
-        tokens = size(job.remaining_prompt_tokens, max_tokens)
+        tokens = self._chunk_size(job, slot, max_tokens)
         done = len(job.prompt) - job.remaining_prompt_tokens
         ids = job.prompt[done : done + tokens]
         started_s = time.perf_counter()
@@ -208,10 +207,18 @@ class StepExecutor:
         elapsed_s = time.perf_counter() - started_s
         self._prefill_rate.update(tokens, elapsed_s, settings.min_prefill_chunk_tokens)
         self._slots.append_prompt(slot, ids)
+        self._apply_moves(self._slots.store_shared_prefix(slot))
         job.accept_prompt_chunk(tokens, logits)
         if job.is_prefilled:
             self._start_answer(job, logits[-1] if with_logprobs else logits)
         return tokens
+
+    def _chunk_size(self, job: Job, slot: int, max_tokens: int) -> int:
+        if not self._decoder.info.is_recurrent:
+            return chunk_size(job.remaining_prompt_tokens, max_tokens)
+        if shared := self._slots.shared_tokens_left(slot):
+            return chunk_size(shared, max_tokens)
+        return resumable_chunk_size(job.remaining_prompt_tokens, max_tokens)
 
     def _encode_source(self, job: Job, slot: int) -> int:
         """Encode the whole prompt. An encoder attends to all tokens, so do not chunk the prompt."""

@@ -8,7 +8,7 @@ import pytest
 
 from deployments.engines.decoder import Logits
 from deployments.errors import EngineFailed
-from deployments.generation.kv_slots import SlotTable
+from deployments.generation.kv_slots import MIN_SHARED_TOKENS, CopySlot, SlotTable
 from deployments.generation.prefill import (
     LAST_CHUNK_TOKENS,
     MIN_CHUNK_TOKENS,
@@ -63,6 +63,69 @@ def test_prefix_that_ends_before_the_last_chunk_is_not_cached() -> None:
     slots.acquire(2)
     assert slots.start_prompt(1, [*SYSTEM[:19], *range(60)]) == (0, [])
     assert slots.start_prompt(1, [*SYSTEM[:21], *range(60)])[0] == 20
+
+
+def test_prompts_with_the_same_start_share_it(make_harness) -> None:
+    """The second prompt stores the shared start, and the later ones continue from it."""
+    system = [n % 60 for n in range(MIN_SHARED_TOKENS)]
+    prompts = [[*system, *([60 + n] * 25), 5, 6] for n in range(3)]
+    prompts.append([*system[:-1], 61, 62, *range(30)])
+    harness = make_harness(RecurrentFakeDecoder(context=120))
+    jobs = [harness.job(prompt) for prompt in prompts]
+    answers = [harness.run_jobs(job)[0] for job in jobs]
+    cached = [harness.collector.started(job).cached_tokens for job in jobs]
+    # The last prompt continues at the last chunk of the shared start.
+    assert cached == [0, 0, len(system), len(system) - 16]
+    for prompt, answer in zip(prompts, answers, strict=True):
+        alone = make_harness(RecurrentFakeDecoder(context=120))
+        assert alone.run_jobs(alone.job(prompt)) == [answer]
+
+
+@pytest.mark.parametrize("free_slots", [0, 1, 2])
+def test_shared_start_is_stored_in_the_least_recently_used_slot(free_slots: int) -> None:
+    slots, system = SlotTable(2 + free_slots, is_recurrent=True), list(range(200))
+    for owner in range(free_slots):  # prompts that end and stay cached
+        read(slots, owner, [owner] * 30)
+        assert slots.release(owner) == []
+    read(slots, 10, [*system, *[10] * 40])
+    assert slots.shared_tokens_left(slots.slot_of(10)) == 0
+    slot = slots.acquire(11)
+    assert slots.start_prompt(slot, [*system, *[11] * 40])[0] == 0
+    assert slots.shared_tokens_left(slot) == len(system)
+    slots.append_prompt(slot, system[:100])
+    assert slots.shared_tokens_left(slot) == len(system) - 100
+    assert slots.store_shared_prefix(slot) == []
+    slots.append_prompt(slot, system[100:])
+    moves = slots.store_shared_prefix(slot)
+    slots.append_prompt(slot, [11] * 40)
+    assert len(moves) == min(free_slots, 1)
+    assert all(isinstance(move, CopySlot) and move.tokens == len(system) for move in moves)
+    assert slots.release(10) + slots.release(11)
+    # Without a free slot, the prompt continues at the last chunk of the second one.
+    slot = slots.acquire(12)
+    assert slots.start_prompt(slot, [*system, *[12] * 40])[0] == len(system)
+
+
+def test_stored_start_stays_while_prompts_continue_from_it() -> None:
+    slots, system = SlotTable(3, is_recurrent=True), list(range(200))
+    read(slots, 0, [*system, *[9] * 40])
+    slots.release(0)
+    for owner in range(1, 6):
+        slot = slots.acquire(owner)
+        cached, _ = slots.start_prompt(slot, [*system, *[owner] * 40])
+        assert cached == (0 if owner == 1 else len(system))
+        slots.append_prompt(slot, system[cached:])
+        slots.store_shared_prefix(slot)
+        for _ in range(2):
+            slots.append_prompt(slot, [owner] * 20)
+        slots.release(owner)
+
+
+def read(slots: SlotTable, owner: int, prompt: list[int]) -> None:
+    """Prefill a prompt in one chunk."""
+    slot = slots.acquire(owner)
+    slots.start_prompt(slot, prompt)
+    slots.append_prompt(slot, prompt)
 
 
 def test_failed_step_ends_all_jobs(make_harness) -> None:

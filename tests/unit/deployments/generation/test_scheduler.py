@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from deployments.errors import DeadlineExceeded, Overloaded
+from deployments.generation import kv_slots
 from deployments.generation.admission import AdmissionQueue
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.job import Job
@@ -50,9 +51,10 @@ def test_answer_is_limited_by_the_context(make_harness) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", [FakeDecoder, RecurrentFakeDecoder])
 def test_answer_is_independent_of_other_jobs(
-    make_harness, kind: type[FakeDecoder], seed: int
+    make_harness, kind: type[FakeDecoder], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Random prompts and lengths. Some prompts share a prefix, and six jobs are cancelled."""
+    monkeypatch.setattr(kv_slots, "MIN_SHARED_TOKENS", 8)
     chance = random.Random(seed)
     prompts = [
         [
