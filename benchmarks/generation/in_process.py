@@ -17,7 +17,7 @@ from deployments.engines.decoder_factory import open_decoder
 from deployments.errors import ServeError
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationScheduler
-from deployments.generation.step_executor import JobEvent
+from deployments.generation.step_results import JobEvent
 from deployments.messages import (
     Chunk,
     GenerationCall,

@@ -14,11 +14,9 @@ from deployments.artifacts.types import TaskName
 TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the library
 
 
-# Classes of models with image inputs, of which the text model is built alone, and its class.
-_TEXT_MODELS: Mapping[str, str] = {
-    "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
-}
+# Model types with image inputs, of which the text model is built alone, and names of their classes.
+_WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
+_IMAGE_CLASSES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
 # Task by suffix of the model class in the config of a checkpoint or an adapter. The first matching
 # suffix decides, so the more general suffixes come last.
@@ -34,7 +32,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "LMHeadModel": TaskName.TEXT_GENERATION,
     "PegasusForConditionalGeneration": TaskName.SUMMARIZATION,
     "M2M100ForConditionalGeneration": TaskName.TRANSLATION,
-    **dict.fromkeys(_TEXT_MODELS, TaskName.TEXT_GENERATION),
+    **dict.fromkeys(_IMAGE_CLASSES, TaskName.TEXT_GENERATION),
     "ForConditionalGeneration": TaskName.TEXT2TEXT_GENERATION,
     "MTModel": TaskName.TRANSLATION,
     "Model": TaskName.FEATURE_EXTRACTION,
@@ -47,7 +45,7 @@ _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, Arithmetic
 
 
 def load_config(weights: Path) -> TransformersConfig:
-    """Load config.json with transformers. The result is that of the text model in _TEXT_MODELS.
+    """Load config.json with transformers; the part of the text model for types in _WITH_IMAGES.
 
     Raises UnsupportedModel if transformers rejects it or `architectures` is not a list.
     """
@@ -57,11 +55,13 @@ def load_config(weights: Path) -> TransformersConfig:
     read_field(weights / CONFIG_NAME, "architectures", list)
     with config_errors(CONFIG_NAME):
         config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
-    text_model = _TEXT_MODELS.get(read_architecture(config))
-    if text_model is None:
+    if config.model_type not in _WITH_IMAGES:
         return config
     text_config = config.get_text_config()
-    text_config.architectures = [text_model]
+    name = read_architecture(config)
+    text_config.architectures = [
+        name.replace("ForConditionalGeneration", "ForCausalLM") if name in _IMAGE_CLASSES else name
+    ]
     if hasattr(config, "quantization_config"):
         text_config.quantization_config = config.quantization_config
     return text_config

@@ -40,8 +40,8 @@ from deployments.engines.pytorch.layer_types import (
 from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
 
-# Architectures that onnxruntime-genai's model builder exports with a plain KV cache. The builder
-# also exports models with image inputs or recurrent layers, but the server does not support them.
+# Architectures that onnxruntime-genai's model builder exports with attention in all layers. It also
+# exports others, with states that the engine does not have.
 _MODEL_BUILDER = (
     "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM",
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
@@ -108,8 +108,7 @@ def check_decoder(config: TransformersConfig) -> None:
     architecture = read_architecture(config)
     if architecture not in SUPPORTED:
         raise UnsupportedModel(
-            f"`{architecture}` cannot be built for text generation: no exporter supports it with a "
-            "plain KV cache",
+            f"`{architecture}` cannot be built for text generation: no exporter supports it",
             hint=f"supported: {', '.join(SUPPORTED)}",
         )
     known = {LOCAL_LAYER, GLOBAL_LAYER, *(RECURRENT_LAYERS if has_known_states(config) else ())}

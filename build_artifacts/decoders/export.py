@@ -93,6 +93,9 @@ def _export_with_graph_builder(
         _check_shape(
             metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary)
         )
+        assert written.state_values == metadata.required_generation_config.state_values, (
+            "bug: the graph has other recurrent states than checkpoints/recurrent_states.py counts"
+        )
         _store_graph(written.decoder, into, _WEIGHT_BITS[recipe.precision])
         if written.encoder is not None:
             _store_graph(written.encoder, into, _WEIGHT_BITS[recipe.precision])

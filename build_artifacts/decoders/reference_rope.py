@@ -14,8 +14,8 @@ from build_artifacts.checkpoints.architectures import TransformersConfig, config
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.types import FloatArray
 
-# Cosines and sines per position and channel pair, [P, D/2] each.
 _MODULES = ("rotary_emb", "pos_emb")  # names of the RoPE module; the second is LFM2-MoE's
+# Cosines and sines per position and channel pair, [P, D/2] each.
 RopeTables = tuple[FloatArray, FloatArray]
 
 
@@ -32,9 +32,9 @@ class ReferenceRope:
         with config_errors(CONFIG_NAME), torch.device("meta"):
             base = AutoModelForCausalLM.from_config(config, trust_remote_code=False).base_model
         self._config: TransformersConfig = base.config
-        found = (getattr(base, name, None) for name in _MODULES)
-        module: Any = next((each for each in found if each is not None), None)
         # A model without positions has no such module.
+        modules = (getattr(base, name, None) for name in _MODULES)
+        module: Any = next((each for each in modules if each is not None), None)
         self._module: Any = None if module is None else type(module)(config=base.config)
         self._by_kind = module is not None and "layer_type" in signature(module.forward).parameters
 

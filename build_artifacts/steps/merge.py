@@ -173,6 +173,12 @@ def _check_complete(model: TorchModel, adapter: Adapter, random: Collection[str]
         stored = set(file.keys())
     required = {*get_peft_model_state_dict(model), *(f"base_model.model.{name}" for name in random)}
     if missing := sorted(required - stored):
+        if any(".language_model." in name for name in stored):
+            raise UnsupportedModel(
+                f"the adapter `{adapter.name}` was trained with the class for image inputs",
+                hint="remove `language_model.` from the names of its tensors, or train it with "
+                "`AutoModelForCausalLM`",
+            )
         raise _missing_weight_error(adapter, missing[0])
 
 

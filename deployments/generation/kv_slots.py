@@ -247,6 +247,11 @@ class SlotTable:
             return len(contents.prompt)
         return contents.last_chunk if contents.last_chunk <= common else 0
 
+    def _count_reusable(self, contents: _SlotContents) -> int:
+        """Return how many tokens of a cached prompt another prompt can have in common at most."""
+        is_whole = contents.is_prefix or not self._is_recurrent
+        return len(contents.prompt) if is_whole else contents.last_chunk
+
     def _find_shared_prefix(self, prompt: Sequence[int], scope: str, cached: int) -> int:
         """Return the length of the prefix to store for later prompts, 0 for none.
 
@@ -274,9 +279,9 @@ class SlotTable:
 
         def used_at(index: int) -> int:
             contents = self._contents[index]
-            # A prefix of a recurrent decoder is lost when its states are continued.
+            # A shared prefix is lost when a prompt continues in its slot.
             is_continued = index == source and not contents.is_prefix
-            lost = len(contents.prompt) - (cached if is_continued else 0)
+            lost = self._count_reusable(contents) - (cached if is_continued else 0)
             return contents.used_at if lost >= MIN_PREFIX_TOKENS else 0
 
         candidates: list[int] = [slot, *range(self.used_slots, len(self._contents))]

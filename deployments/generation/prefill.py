@@ -9,6 +9,7 @@ from deployments.config import SchedulingSettings
 MIN_CHUNK_TOKENS = 2
 # Size of the last chunk of a prompt for a recurrent decoder. Generation prompts are shorter.
 LAST_CHUNK_TOKENS = 16
+MAX_LAST_CHUNK_TOKENS = LAST_CHUNK_TOKENS + MIN_CHUNK_TOKENS - 1
 # Maximum duration of a prefill while no job decodes, in seconds. It is far below HANG_TIMEOUT_S
 # (health.py), so that a prompt on a slow machine does not count as a hang.
 MAX_IDLE_PREFILL_S = 2.0

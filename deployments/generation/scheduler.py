@@ -26,7 +26,8 @@ from deployments.errors import (
 from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
-from deployments.generation.step_executor import NO_OUTPUT, JobEvent, StepExecutor, StepOutput
+from deployments.generation.step_executor import StepExecutor
+from deployments.generation.step_results import NO_OUTPUT, JobEvent, StepOutput
 from deployments.health import WorkerHealth
 from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import Chunk, FinishReason

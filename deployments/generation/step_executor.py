@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from deployments.generation.isolation import IsolatedStep, decode_isolated
 from deployments.generation.job import Job
 from deployments.generation.kv_slots import CacheMove, CopySlot, Owner, SlotTable
 from deployments.generation.prefill import (
+    MAX_LAST_CHUNK_TOKENS,
     PrefillRate,
     chunk_size,
     fits_min_chunk,
@@ -25,8 +25,8 @@ from deployments.generation.prefill import (
     resumable_chunk_size,
 )
 from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
+from deployments.generation.step_results import NO_OUTPUT, JobEvent, PrefillOutput, StepOutput
 from deployments.health import WorkerHealth
-from deployments.messages import StreamEvent
 from deployments.tokenization.encodings import translate_panics
 
 log = logging.getLogger("ray.serve.hundredfold")
@@ -40,34 +40,9 @@ INITIAL_PREFILL_TOKENS_PER_S = 16.0
 MAX_LOGPROB_CHUNK_TOKENS = 64
 
 
-class JobEvent(NamedTuple):
-    """An event of a job. An error or a finished chunk is the last event of a job."""
-
-    job: int  # Job.number
-    payload: StreamEvent
-
-
-class StepOutput(NamedTuple):
-    """Counts of one decode step or verification."""
-
-    tokens: int
-    sequences: int = 1
-    draft_tokens: int = 0
-    accepted_draft_tokens: int = 0
-
-
-class PrefillOutput(NamedTuple):
-    """Prompt tokens of one step."""
-
-    tokens: int  # computed
-    cached_tokens: int  # from the prefix cache
-
-
 class _SlotsUnknown(EngineFailed):
     """A slot could not be copied or swapped, so the contents of several slots are unknown."""
 
-
-NO_OUTPUT = StepOutput(0)
 
 # Dequeues the next job if it fits the given number of free slots.
 NextJob = Callable[[int], Job | None]
@@ -82,6 +57,7 @@ class StepExecutor:
         self._health = health
         self._decoder = decoder
         self._next_job = next_job
+        self._is_recurrent = decoder.info.is_recurrent
         self._slots = self._create_slots()
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
@@ -90,7 +66,7 @@ class StepExecutor:
         self._decode_fails = False
 
     def _create_slots(self) -> SlotTable:
-        return SlotTable(self._decoder.info.slots, is_recurrent=self._decoder.info.is_recurrent)
+        return SlotTable(self._decoder.info.slots, is_recurrent=self._is_recurrent)
 
     @property
     def used_slots(self) -> int:
@@ -161,6 +137,8 @@ class StepExecutor:
             max_tokens = min(remaining, settings.max_prefill_chunk_tokens)
             known = job.cached_tokens
             done += self._prefill_or_fail(job, max_tokens, settings)
+            if job.number in self.active and self._has_last_chunk(job, budget - done):
+                done += self._prefill_or_fail(job, budget - done, settings)
             cached += job.cached_tokens - known
             if not job.is_prefilled and job.number in self.active:
                 break
@@ -178,7 +156,8 @@ class StepExecutor:
             raise
         except Exception as error:
             log.error("prefill of a prompt of %d tokens failed", len(job.prompt), exc_info=error)
-            self._slots.drop_prompt(self._slots.slot_of(job.slot_owners[0]))
+            if self._is_recurrent:  # the states may include a part of the chunk
+                self._slots.drop_prompt(self._slots.slot_of(job.slot_owners[0]))
             self._fail(job, hide_details(error))
             return 0
 
@@ -214,11 +193,16 @@ class StepExecutor:
         return tokens
 
     def _chunk_size(self, job: Job, slot: int, max_tokens: int) -> int:
-        if not self._decoder.info.is_recurrent:
+        if not self._is_recurrent:
             return chunk_size(job.remaining_prompt_tokens, max_tokens)
         if shared := self._slots.shared_tokens_left(slot):
             return chunk_size(shared, max_tokens)
         return resumable_chunk_size(job.remaining_prompt_tokens, max_tokens)
+
+    def _has_last_chunk(self, job: Job, budget: int) -> bool:
+        """Return whether only the short last chunk is left, which `budget` covers."""
+        rest = job.remaining_prompt_tokens
+        return self._is_recurrent and 0 < rest <= min(budget, MAX_LAST_CHUNK_TOKENS)
 
     def _encode_source(self, job: Job, slot: int) -> int:
         """Encode the whole prompt. An encoder attends to all tokens, so do not chunk the prompt."""
@@ -290,7 +274,7 @@ class StepExecutor:
         If one slot makes the call fail, the job of this slot ends. The jobs in later slots wait for
         the next step.
         """
-        if jobs and self._decoder.info.is_recurrent:
+        if jobs and self._is_recurrent:
             pending = (job for job in self.active.values() if not job.is_prefilled)
             owners = [owner for job in pending for owner in job.slot_owners]
             self._apply_moves(self._slots.move_last(owners))
@@ -332,7 +316,7 @@ class StepExecutor:
         def decode(count: int) -> Logits:
             return self._call_engine(lambda: self._decoder.decode(ids[:count], lengths[:count]))
 
-        if self._decoder.info.is_recurrent:
+        if self._is_recurrent:
             return IsolatedStep(decode(len(ids)))
         step = decode_isolated(decode, len(ids))
         if len(ids) == 1 and step.error is None:

@@ -27,7 +27,7 @@ from deployments.generation.grammar_trials import FULL, QUICK, TrialLimits
 from deployments.generation.job import Job
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationScheduler
-from deployments.generation.step_executor import JobEvent
+from deployments.generation.step_results import JobEvent
 from deployments.health import WorkerHealth, check_workers
 from deployments.load import Load
 from deployments.messages import (

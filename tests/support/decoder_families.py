@@ -39,7 +39,7 @@ MAMBA2 = {
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
 # Architectures whose OWN values include recurrent layers.
-HYBRIDS = (
+RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.

@@ -16,7 +16,7 @@ from deployments.errors import ServeError
 from deployments.generation.beam_search import BeamSearch
 from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.scheduler import GenerationScheduler
-from deployments.generation.step_executor import JobEvent
+from deployments.generation.step_results import JobEvent
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams, Started
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder

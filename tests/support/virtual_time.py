@@ -17,7 +17,7 @@ from deployments.engines.decoder import Logits, TokenColumn
 from deployments.errors import Overloaded, ServeError
 from deployments.generation.job import SamplingJob
 from deployments.generation.scheduler import GenerationScheduler
-from deployments.generation.step_executor import JobEvent
+from deployments.generation.step_results import JobEvent
 from deployments.messages import Chunk, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.fakes import ListRecorder

@@ -12,8 +12,8 @@ ConfigFactor = Callable[[TransformersConfig], float]
 
 
 def read_activation(config: TransformersConfig) -> str:
-    """Return the activation of the MLPs. LFM2's configs do not state it."""
-    return str(getattr(config, "hidden_act", "silu"))
+    """Return the activation of the MLPs. LFM2's configs do not declare it."""
+    return "silu" if config.model_type in ("lfm2", "lfm2_moe") else str(config.hidden_act)
 
 
 def never(_: TransformersConfig) -> bool:

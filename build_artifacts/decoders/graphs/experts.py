@@ -128,8 +128,8 @@ class ExpertLayer(NamedTuple):
         The softmax of logarithms is the scores divided by their sum.
         """
         graph = self.graph
-        bias = graph.stored(f"{self.name}.gate.e_score_correction_bias")
-        corrected = graph.op("Add", scores, bias)
+        bias = self._optional(f"{self.name}.gate.e_score_correction_bias")
+        corrected = scores if bias is None else graph.op("Add", scores, bias)
         best = self._find_largest(corrected)
         least = graph.op("ReduceMin", best, graph.constant([-1]), keepdims=1)
         is_selected = graph.op("GreaterOrEqual", corrected, least)

@@ -56,6 +56,7 @@ from build_artifacts.decoders.graphs.rope_variants import (
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.errors import UnsupportedModel
+from deployments.engines.decoder import PAST_STATES
 
 ENCODER_NAME = "encoder.onnx"
 
@@ -140,6 +141,7 @@ class ExportedModel:
     kv_heads: int
     head_dim: int
     vocabulary: int
+    state_values: int  # of the recurrent states of one sequence
     eos_token_ids: tuple[int, ...]
 
 
@@ -186,5 +188,6 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
         kv_heads=graphs.shape.kv_heads,
         head_dim=graphs.shape.size,
         vocabulary=graphs.vocabulary,
+        state_values=graphs.decoder.count_input_values(PAST_STATES),
         eos_token_ids=tuple(iterate_token_ids(generation.eos_token_id)),
     )

@@ -5,6 +5,7 @@ Tensors and their MatMuls carry the checkpoint's names, so the name of a node id
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,11 @@ class GraphWriter:
         value.name, value.shape = name, ir.Shape(shape)
         value.type = ir.TensorType(ir.DataType.FLOAT)
         self._outputs.append(value)
+
+    def count_input_values(self, prefix: str) -> int:
+        """Return the values of the inputs with this prefix that one sequence of a batch has."""
+        shapes = (value.shape for value in self._inputs if value.name.startswith(prefix))
+        return sum(math.prod(shape[1:]) for shape in shapes)
 
     def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
         """Append an operator with one output. `attributes` may include the operator's `domain`."""

@@ -21,6 +21,7 @@ from build_artifacts.graph_nodes import ORT_DOMAIN
 from build_artifacts.types import FloatArray
 from deployments.engines.decoder import PAST_STATES, PRESENT_STATES
 
+_GATE_COLUMNS = 16
 _L2_EPSILON = 1e-6  # added to the squared lengths of queries and keys, as in transformers
 
 
@@ -34,8 +35,8 @@ class LinearHeads:
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrentModule:
-    """The module of one layer in the place of its attention."""
+class RecurrentLayer:
+    """A layer whose module is no attention."""
 
     graph: GraphWriter
     config: TransformersConfig
@@ -45,10 +46,16 @@ class RecurrentModule:
     def convolve(self, value: Value, module: str) -> Value:
         """Convolve each channel of [B, T, C] with the last tokens, causally.
 
-        This takes a third of the time of ONNX Runtime's CausalConvWithState.
+        This takes a third of the time of ONNX Runtime's CausalConvWithState. Raises
+        UnsupportedModel for a convolution without a state.
         """
         graph, weight, bias = self.graph, f"{module}.weight", f"{module}.bias"
         channels, _, taps = graph.weights.shape(weight)
+        if taps < 2:
+            raise UnsupportedModel(
+                f"the convolution `{module}` covers one token only",
+                hint="use a model whose convolutions cover several tokens",
+            )
         past = self._read_state("conv", taps - 1, channels)
         tokens = graph.op("Concat", past, value, axis=1)
         self._write_state("conv", self._cut(tokens, 1 - taps, TO_THE_END), taps - 1, channels)
@@ -110,16 +117,16 @@ class RecurrentModule:
         bounds = (self.graph.constant([each]) for each in (first, end, 1))
         return self.graph.op("Slice", value, *bounds)
 
-    def split(self, value: Value, sizes: Sequence[int]) -> Sequence[Value]:
+    def split_channels(self, value: Value, sizes: Sequence[int]) -> Sequence[Value]:
         """Split the last axis into parts of these sizes."""
         graph = self.graph
         return graph.multi_output_op("Split", len(sizes), value, graph.constant(sizes), axis=-1)
 
-    def by_heads(self, value: Value, heads: int, size: int) -> Value:
+    def split_heads(self, value: Value, heads: int, size: int) -> Value:
         """[B, T, heads x size] -> [B, T, heads, size]."""
         return self.graph.op("Reshape", value, self.graph.constant([0, 0, heads, size]))
 
-    def side_by_side(self, value: Value) -> Value:
+    def join_heads(self, value: Value) -> Value:
         """[B, T, heads, size] -> [B, T, heads x size]."""
         return self.graph.op("Reshape", value, self.graph.constant([0, 0, -1]))
 
@@ -130,40 +137,57 @@ class RecurrentModule:
         graph = self.graph
         apart = graph.op("Reshape", value, graph.constant([0, 0, heads, 1, size]))
         repeated = graph.op("Expand", apart, graph.constant([1, 1, 1, times, 1]))
-        return self.side_by_side(repeated)
+        return self.join_heads(repeated)
 
-    def linear_rows(
-        self, hidden: Value, module: str, rows: slice = slice(None), *, is_gate: bool = False
-    ) -> Value:
-        """Apply some rows of a linear layer. The weights of a gate are never quantized.
+    def linear_rows(self, hidden: Value, module: str, rows: slice) -> Value:
+        """Apply some rows of a linear layer."""
+        names = (f"{module}.weight", f"{module}.bias")
+        return self._multiply(hidden, names, rows, "columns")
 
-        Gates enter an exponential function, which enlarges errors. Quantizers replace products with
-        matrices only, so the weights of a gate have an axis more. ONNX Runtime multiplies a single
-        row by another kernel than several rows, so a gate gets a row more: its values must not
-        depend on the batch.
+    def gate(self, hidden: Value, module: str, first: int = 0) -> Value:
+        """Apply the rows of a linear layer from `first` on, without quantization: [B, T, gates].
+
+        Gates enter an exponential function, which enlarges errors, and their values must not depend
+        on the batch or the chunk. In fp32, ONNX Runtime multiplies a single row by another kernel
+        than several rows, and splits wide products among threads. A gate therefore gets a row more,
+        and has _GATE_COLUMNS columns per product. Quantizers replace products with matrices only,
+        so its weights have an axis more.
         """
         graph, names = self.graph, (f"{module}.weight", f"{module}.bias")
-        outputs, inputs = graph.weights.shape(names[0])
+        outputs, _ = graph.weights.shape(names[0])
+        padded = graph.op("Pad", hidden, graph.constant([0, 0, 0, 0, 1, 0]))
+        parts = [
+            self._multiply(padded, names, slice(start, start + _GATE_COLUMNS), f"gates.{start}", 1)
+            for start in range(first, outputs, _GATE_COLUMNS)
+        ]
+        joined = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
+        return self._cut(joined, 0, -1)
+
+    def _multiply(
+        self, hidden: Value, names: tuple[str, str], rows: slice, suffix: str, *outer: int
+    ) -> Value:
+        """Multiply by rows of a weight, and add those of the bias, if there is one.
+
+        `names` are those of both. The graph stores the weight as [*outer, in, rows].
+        """
+        graph, (weight_name, bias_name) = self.graph, names
+        outputs, inputs = graph.weights.shape(weight_name)
         count = len(range(*rows.indices(outputs)))
-        suffix, shape = ("gates", (1, inputs, count)) if is_gate else ("columns", (inputs, count))
+        shape = (*outer, inputs, count)
 
         def read() -> FloatArray:
-            return graph.weights.read(names[0])[rows].T.reshape(shape)
+            return graph.weights.read(weight_name)[rows].T.reshape(shape)
 
-        weight = graph.weight(f"{names[0]}.{suffix}", shape, read)
-        if is_gate:
-            hidden = graph.op("Pad", hidden, graph.constant([0, 0, 0, 0, 1, 0]))
-        product = graph.op("MatMul", hidden, weight, name=f"{module}.{suffix}")
-        if is_gate:
-            product = self._cut(product, 0, -1)
-        if names[1] not in graph.weights:
+        weight = graph.weight(f"{weight_name}.{suffix}", shape, read)
+        product = graph.op("MatMul", hidden, weight, name=f"{weight_name}.{suffix}")
+        if bias_name not in graph.weights:
             return product
         bias = graph.weight(
-            f"{names[1]}.{suffix}", (count,), lambda: graph.weights.read(names[1])[rows]
+            f"{bias_name}.{suffix}", (count,), lambda: graph.weights.read(bias_name)[rows]
         )
         return graph.op("Add", product, bias)
 
-    def negative_rates(self, name: str) -> Value:
+    def read_negative_rates(self, name: str) -> Value:
         """Return -exp of the logarithms that the checkpoint stores, [heads]."""
         graph = self.graph
         return graph.weight(
@@ -174,19 +198,19 @@ class RecurrentModule:
 
 
 # Applies the module of a layer: [B, T, D] -> [B, T, D]. Raises UnsupportedModel.
-RecurrentLayer = Callable[[RecurrentModule, Value], Value]
+ApplyRecurrence = Callable[[RecurrentLayer, Value], Value]
 
 
-def apply_short_convolution(layer: RecurrentModule, hidden: Value) -> Value:
+def apply_short_convolution(layer: RecurrentLayer, hidden: Value) -> Value:
     """Apply LFM2's gated convolution over three tokens (https://arxiv.org/abs/2511.23404)."""
     graph, name, width = layer.graph, f"{layer.name}.conv", layer.config.hidden_size
     projected = graph.linear(hidden, [f"{name}.in_proj"])
-    inner, outer, value = layer.split(projected, [width] * 3)
+    inner, outer, value = layer.split_channels(projected, [width] * 3)
     convolved = layer.convolve(graph.op("Mul", inner, value), f"{name}.conv")
     return graph.linear(graph.op("Mul", outer, convolved), [f"{name}.out_proj"])
 
 
-def apply_gated_delta_net(layer: RecurrentModule, hidden: Value) -> Value:
+def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
     """Apply Qwen3.5's gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464)."""
     graph, config, name = layer.graph, layer.config, f"{layer.name}.linear_attn"
     key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
@@ -194,7 +218,7 @@ def apply_gated_delta_net(layer: RecurrentModule, hidden: Value) -> Value:
     mixed = graph.linear(hidden, [f"{name}.in_proj_qkv"])
     mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
     sizes = [key_heads * heads.key_size] * 2 + [value_heads * heads.value_size]
-    query, key, value = layer.split(mixed, sizes)
+    query, key, value = layer.split_channels(mixed, sizes)
     query, key = (
         layer.repeat_heads(
             _normalize_heads(layer, part, key_heads, heads.key_size),
@@ -207,10 +231,10 @@ def apply_gated_delta_net(layer: RecurrentModule, hidden: Value) -> Value:
     decay, update_rate = graph.multi_output_op(
         "LinearAttentionGate",
         2,
-        layer.linear_rows(hidden, f"{name}.in_proj_a", is_gate=True),
+        layer.gate(hidden, f"{name}.in_proj_a"),
         graph.stored(f"{name}.dt_bias"),
-        layer.negative_rates(f"{name}.A_log"),
-        layer.linear_rows(hidden, f"{name}.in_proj_b", is_gate=True),
+        layer.read_negative_rates(f"{name}.A_log"),
+        layer.gate(hidden, f"{name}.in_proj_b"),
         domain=ORT_DOMAIN,
     )
     attended = layer.attend_linearly(
@@ -220,30 +244,30 @@ def apply_gated_delta_net(layer: RecurrentModule, hidden: Value) -> Value:
         rule="gated_delta",
         scale=heads.key_size**-0.5,
     )
-    apart = layer.by_heads(attended, heads.count, heads.value_size)
+    apart = layer.split_heads(attended, heads.count, heads.value_size)
     scale = graph.stored(f"{name}.norm.weight")
-    normed = layer.side_by_side(graph.rms_norm(apart, scale, config.rms_norm_eps))
-    gate = graph.activation(graph.linear(hidden, [f"{name}.in_proj_z"]), config.hidden_act)
+    normed = layer.join_heads(graph.rms_norm(apart, scale, config.rms_norm_eps))
+    gate = graph.activation(graph.linear(hidden, [f"{name}.in_proj_z"]), "silu")
     return graph.linear(graph.op("Mul", normed, gate), [f"{name}.out_proj"])
 
 
-def _normalize_heads(layer: RecurrentModule, value: Value, heads: int, size: int) -> Value:
+def _normalize_heads(layer: RecurrentLayer, value: Value, heads: int, size: int) -> Value:
     """Divide each head by its length: [B, T, heads x size]."""
     graph = layer.graph
     # The norm divides by the RMS, which is the length over sqrt(size).
     scale = graph.tensor(f"l2_norm_{size}", np.full(size, size**-0.5, np.float32))
-    apart = layer.by_heads(value, heads, size)
-    return layer.side_by_side(graph.rms_norm(apart, scale, _L2_EPSILON / size))
+    apart = layer.split_heads(value, heads, size)
+    return layer.join_heads(graph.rms_norm(apart, scale, _L2_EPSILON / size))
 
 
-def apply_mamba2(layer: RecurrentModule, hidden: Value) -> Value:
+def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
     """Apply Granite 4's Mamba 2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
 
     It is linear attention with a decay: B are the keys, C the queries, and the inputs times their
     time steps the values.
     """
     graph, config, name = layer.graph, layer.config, f"{layer.name}.mamba"
-    if tuple(config.time_step_limit) != (0.0, float("inf")):
+    if config.time_step_limit is None or tuple(config.time_step_limit) != (0.0, float("inf")):
         raise UnsupportedModel(
             f"`time_step_limit` of the architecture `{config.model_type}` is "
             f"{config.time_step_limit}; limits of time steps are not supported",
@@ -254,37 +278,44 @@ def apply_mamba2(layer: RecurrentModule, hidden: Value) -> Value:
     shared = groups * heads.key_size
     inputs = 2 * width + 2 * shared
     projected = layer.linear_rows(hidden, f"{name}.in_proj", slice(inputs))
-    gate, mixed = layer.split(projected, [width, width + 2 * shared])
+    gate, mixed = layer.split_channels(projected, [width, width + 2 * shared])
     mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
-    value, key, query = layer.split(mixed, [width, shared, shared])
-    steps = layer.linear_rows(hidden, f"{name}.in_proj", slice(inputs, None), is_gate=True)
-    steps = graph.op("Softplus", graph.op("Add", steps, graph.stored(f"{name}.dt_bias")))
-    decay = graph.op("Mul", steps, layer.negative_rates(f"{name}.A_log"))
-    apart = layer.by_heads(value, heads.count, heads.value_size)
+    value, key, query = layer.split_channels(mixed, [width, shared, shared])
+    # ONNX Runtime's Softplus would depend on the number of tokens: threads split it.
+    (steps,) = graph.multi_output_op(
+        "LinearAttentionGate",
+        1,
+        layer.gate(hidden, f"{name}.in_proj", inputs),
+        graph.stored(f"{name}.dt_bias"),
+        graph.tensor(f"ones_{heads.count}", np.ones(heads.count, np.float32)),
+        domain=ORT_DOMAIN,
+    )
+    decay = graph.op("Mul", steps, layer.read_negative_rates(f"{name}.A_log"))
+    apart = layer.split_heads(value, heads.count, heads.value_size)
     stepped = graph.op("Mul", apart, graph.op("Unsqueeze", steps, graph.constant([-1])))
     query, key = (
         layer.repeat_heads(part, groups, heads.key_size, heads.count // groups)
         for part in (query, key)
     )
     attended = layer.attend_linearly(
-        [query, key, layer.side_by_side(stepped)], [decay], heads, rule="gated", scale=1.0
+        [query, key, layer.join_heads(stepped)], [decay], heads, rule="gated", scale=1.0
     )
     skipped = graph.weight(
         f"{name}.D.by_heads", (heads.count, 1), lambda: graph.weights.read(f"{name}.D")[:, None]
     )
-    added = layer.side_by_side(graph.op("Mul", apart, skipped))
+    added = layer.join_heads(graph.op("Mul", apart, skipped))
     summed = graph.op("Add", attended, added)
-    gated = graph.op("Mul", summed, graph.activation(gate, config.hidden_act))
+    gated = graph.op("Mul", summed, graph.activation(gate, "silu"))
     normed = _norm_groups(layer, gated, f"{name}.norm.weight", groups)
     return graph.linear(normed, [f"{name}.out_proj"])
 
 
-def _norm_groups(layer: RecurrentModule, value: Value, scale: str, groups: int) -> Value:
+def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, groups: int) -> Value:
     """Divide each of the groups of channels by its RMS and multiply by `scale`: [B, T, C]."""
     graph, epsilon = layer.graph, layer.config.rms_norm_eps
     if groups == 1:
         return graph.rms_norm(value, graph.stored(scale), epsilon)
     size = graph.weights.shape(scale)[0] // groups
     ones = graph.tensor(f"ones_{size}", np.ones(size, np.float32))
-    apart = graph.rms_norm(layer.by_heads(value, groups, size), ones, epsilon)
-    return graph.op("Mul", layer.side_by_side(apart), graph.stored(scale))
+    apart = graph.rms_norm(layer.split_heads(value, groups, size), ones, epsilon)
+    return graph.op("Mul", layer.join_heads(apart), graph.stored(scale))

@@ -35,7 +35,7 @@ from build_artifacts.decoders.graphs.kv_inputs import (
     SelfAttentionInputs,
 )
 from build_artifacts.decoders.graphs.operators import Value
-from build_artifacts.decoders.graphs.recurrent_layers import RecurrentLayer, RecurrentModule
+from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
@@ -91,7 +91,7 @@ class RopeDecoder:
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
     has_sinks: bool = False  # whether each head has a score for attention to no token
     has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
-    recurrent: RecurrentLayer | None = None  # what layers without attention have instead
+    recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
     factors: Factors = Factors()
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
@@ -184,7 +184,7 @@ class _DecoderBuilder:
             return self._attention(number, hidden)
         apply = self._variant.recurrent
         assert apply is not None, "bug: a layer without attention in a variant that has none"
-        layer = RecurrentModule(self._graph, self._config, f"layers.{number}", number)
+        layer = RecurrentLayer(self._graph, self._config, f"layers.{number}", number)
         return apply(layer, hidden)
 
     def _attention(self, number: int, hidden: Value) -> Value:

@@ -25,9 +25,9 @@ class RecurrentStates:
 
     def __init__(self, session: ort.InferenceSession, slots: int) -> None:
         shapes = {
-            given.name.removeprefix(PAST_STATES): (slots, *given.shape[1:])
-            for given in session.get_inputs()
-            if given.name.startswith(PAST_STATES)
+            state.name.removeprefix(PAST_STATES): (slots, *state.shape[1:])
+            for state in session.get_inputs()
+            if state.name.startswith(PAST_STATES)
         }
         self._current, self._resumable = _allocate(shapes), _allocate(shapes)
         # Number of tokens that both kinds of states include, [slots].

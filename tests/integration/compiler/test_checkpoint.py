@@ -164,14 +164,6 @@ def remote_tokenizer(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["t.T", None]}})
 
 
-def lfs_pointer(name: str) -> Callable[[Path], None]:
-    def damage(directory: Path) -> None:
-        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
-        (directory / name).write_text(pointer, encoding="utf-8")
-
-    return damage
-
-
 def shards_elsewhere(directory: Path) -> None:
     index = {"weight_map": {"embeddings": "../../secret.safetensors"}}
     write_json(directory / INDEX_NAME, index)
@@ -212,8 +204,6 @@ def pooling_elsewhere(directory: Path) -> None:
         (header_without_end, UnsupportedModel, "`model.safetensors` is corrupt"),
         (directory_for("model.safetensors"), SourceUnreadable, "safetensors.*a directory, not"),
         (dangling("model.safetensors"), SourceUnreadable, "broken link to `../../blobs/gone`"),
-        (lfs_pointer("model.safetensors"), UnsupportedModel, "`model.safetensors` is a pointer of"),
-        (lfs_pointer("tokenizer.json"), UnsupportedModel, "`tokenizer.json` is a pointer of Git"),
         (no_tokenizer, SourceNotFound, "no `tokenizer.json`"),
         (cut_tokenizer, UnsupportedModel, "`tokenizer.json` is corrupt"),
         (directory_for("tokenizer.json"), SourceUnreadable, "tokenizer.json.*a directory, not"),

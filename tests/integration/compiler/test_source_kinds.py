@@ -56,6 +56,18 @@ def with_words_only(directory: Path) -> None:
     write_json(directory / "tokenizer_config.json", {"model_max_length": 512})
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_pointer_of_git_lfs_is_named(
+    name: str, tmp_path: Path, source: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
+    (source / name).write_text(pointer, encoding="utf-8")
+    assert build(source, tmp_path / "store") == 1
+    shown = capfd.readouterr().err
+    assert f"`{name}` is a pointer of Git LFS" in shown
+    assert "git lfs pull" in shown
+
+
 def test_shards_and_vocabulary_build_same_artifact(
     tmp_path: Path, source: Path, embedding_source: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

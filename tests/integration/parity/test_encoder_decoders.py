@@ -23,7 +23,7 @@ from deployments.engines.decoder_factory import open_decoder
 from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.scheduler import GenerationScheduler
-from deployments.generation.step_executor import JobEvent
+from deployments.generation.step_results import JobEvent
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
 from tests.support.tiny_checkpoints import (

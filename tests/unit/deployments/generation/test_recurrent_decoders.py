@@ -54,6 +54,42 @@ def test_next_turn_continues_at_the_last_chunk(make_harness) -> None:
     assert answers == alone.run_jobs(alone.job(prompt))
 
 
+def test_short_last_chunk_needs_no_step_of_its_own(make_harness) -> None:
+    """A decode step of all other jobs would delay the first token."""
+    harness = make_harness(
+        RecurrentFakeDecoder(), max_prefill_chunk_tokens=64, min_prefill_chunk_tokens=64
+    )
+    running = harness.job([1, 2, 5], options=ENDLESS)
+    harness.scheduler.submit(running)
+    harness.collector.wait_for_tokens(running, 1)
+    harness.run_jobs(harness.job(SYSTEM))
+    harness.collector.wait_until_done(running)
+    chunks = [tokens for slot, tokens in harness.decoder.parts if slot == 1]
+    assert chunks == [len(SYSTEM) - LAST_CHUNK_TOKENS, LAST_CHUNK_TOKENS]
+    assert [step.prompt_tokens for step in harness.steps.records if step.prompt_tokens][1:] == [
+        len(SYSTEM)
+    ]
+
+
+def test_a_conversation_keeps_the_prefixes_of_others() -> None:
+    slots = SlotTable(4, is_recurrent=True)
+    prompts = {owner: [owner] * 64 for owner in range(4)}
+
+    def take_turn(owner: int) -> int:
+        prompt = prompts[owner]
+        slot = slots.acquire(owner)
+        cached, _ = slots.start_prompt(slot, prompt)
+        slots.append_prompt(slot, prompt[cached:-LAST_CHUNK_TOKENS])
+        slots.append_prompt(slot, prompt[-LAST_CHUNK_TOKENS:])
+        slots.release(owner)
+        prompts[owner] = [*prompt, *range(50, 70)]
+        return cached
+
+    assert [take_turn(owner) for owner in range(4)] == [0, 0, 0, 0]
+    assert all(take_turn(0) for _ in range(4))
+    assert [take_turn(owner) for owner in (1, 2, 3)] == [64 - LAST_CHUNK_TOKENS] * 3
+
+
 def test_prefix_that_ends_before_the_last_chunk_is_not_cached() -> None:
     slots = SlotTable(2, is_recurrent=True)
     slots.acquire(1)

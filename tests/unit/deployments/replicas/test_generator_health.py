@@ -14,7 +14,7 @@ from deployments.engines.decoder import DecoderInfo, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.errors import EngineFailed, EngineLost, ServeError
-from deployments.generation.step_executor import StepOutput
+from deployments.generation.step_results import StepOutput
 from deployments.messages import Completion
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.decoder_artifacts import DECODER

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 
+from build_artifacts.checkpoints.architectures import load_config, read_architecture
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
@@ -56,7 +57,7 @@ FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
     """An int8 graph with an int8 KV cache."""
-    directory = tmp_path_factory.mktemp("hybrid")
+    directory = tmp_path_factory.mktemp("recurrent")
     write_decoder(request.param, directory / "checkpoint", FAMILIES[request.param])
     quantized = quantize(export_graph(directory, DECODER_FP32), directory)
     assert quantized.kv_cache_dtype == "int8"
@@ -88,7 +89,7 @@ def answer(engine: OnnxDecoder, slot: int) -> list[Logits]:
     return [step(engine, slot, 9 + n, len(PROMPT) + n) for n in range(4)]
 
 
-def test_chunks_and_company_do_not_change_logits(engine: OnnxDecoder) -> None:
+def test_logits_are_batch_and_chunk_invariant(engine: OnnxDecoder) -> None:
     assert engine.info.is_recurrent
     assert engine.info.max_draft_tokens == 0
     whole = engine.prefill(0, PROMPT, 0).copy()
@@ -96,6 +97,27 @@ def test_chunks_and_company_do_not_change_logits(engine: OnnxDecoder) -> None:
     engine.prefill(0, OTHER, 0)
     np.testing.assert_array_equal(read_prompt(engine, 2), whole)
     np.testing.assert_array_equal(answer(engine, 2), alone)
+
+
+def test_wide_gates_are_chunk_invariant_with_several_threads(tmp_path: Path) -> None:
+    """ONNX Runtime would split a gate of 48 columns, and its softplus, by the number of tokens."""
+    wide = {"hidden_size": 1536, "mamba_n_heads": 48, "mamba_d_state": 128}
+    own = OWN["GraniteMoeHybridForCausalLM"] | MAMBA2 | wide
+    write_decoder("GraniteMoeHybridForCausalLM", tmp_path / "checkpoint", own)
+    spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
+    prompts = [RANDOM.integers(8, 250, tokens).tolist() for tokens in range(40, 120, 8)]
+    settings = GeneratorSettings(intra_op_threads=2)
+    with closing(OnnxDecoder(spec, settings, slots=2, context=128)) as decoder:
+        for prompt in prompts:
+            whole = decoder.prefill(0, prompt, 0).copy()
+            decoder.prefill(1, prompt[:-16], 0)
+            chunk = decoder.prefill(1, prompt[-16:], len(prompt) - 16)
+            np.testing.assert_array_equal(chunk, whole)
+            lengths = np.full(2, len(prompt))
+            alone = decoder.decode(np.array([9]), lengths[:1]).copy()
+            decoder.prefill(0, prompt, 0)
+            both = decoder.decode(np.array([9, 9]), lengths)
+            np.testing.assert_array_equal(both, [alone[0], alone[0]])
 
 
 def test_prompt_continues_at_its_last_chunk(engine: OnnxDecoder) -> None:
@@ -182,6 +204,10 @@ def test_text_model_of_a_checkpoint_with_image_inputs(tmp_path: Path) -> None:
     ids, expected = compute_logits(model)
     check_logits(run_graph(spec, ids), expected, 1e-3)
     config_file = checkpoint / "config.json"
+    renamed = json.loads(config_file.read_bytes()) | {"architectures": ["Qwen3_5ForCausalLM"]}
+    config_file.write_text(json.dumps(renamed), encoding="utf-8")
+    assert read_architecture(load_config(checkpoint)) == "Qwen3_5ForCausalLM"
+    assert load_config(checkpoint).num_hidden_layers == text["num_hidden_layers"]
     quantized = json.loads(config_file.read_bytes()) | {
         "quantization_config": {"quant_method": "fp8"}
     }
