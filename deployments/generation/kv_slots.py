@@ -68,13 +68,14 @@ class SlotTable:
     Some methods return moves. The caller applies them to the KV cache before the next engine call.
     """
 
-    def __init__(self, slots: int, *, is_recurrent: bool = False) -> None:
-        """Create the table.
+    def __init__(self, slots: int, *, is_recurrent: bool = False, min_prefix: int = 0) -> None:
+        """Create the table. Shorter prefixes than `min_prefix` tokens are not cached.
 
         A recurrent decoder continues a prompt at its last chunk only. What several prompts begin
         with, such as a system prompt, is therefore also stored alone, in a free slot.
         """
         self._is_recurrent = is_recurrent
+        self._min_prefix = max(MIN_PREFIX_TOKENS, min_prefix)
         self._owners: list[Owner] = []  # owner of each used slot; used slots come first
         self._contents = [_SlotContents() for _ in range(slots)]
         self._prompts = 0
@@ -221,7 +222,7 @@ class SlotTable:
     def _longest_cached_prefix(self, prompt: Sequence[int], scope: str) -> tuple[int | None, int]:
         """Return the slot with the longest cached prefix of `prompt`, and the prefix length.
 
-        Consider only prompts of the same scope. Return (None, 0) below MIN_PREFIX_TOKENS. Among
+        Consider only prompts of the same scope. Return (None, 0) below `min_prefix`. Among
         equal prefixes prefer the shortest prompt, then a free slot.
         """
         max_tokens = len(prompt) - MIN_CHUNK_TOKENS  # compute the last chunk, for its logits
@@ -235,7 +236,7 @@ class SlotTable:
             range(len(lengths)),
             key=lambda slot: (lengths[slot], -len(self._contents[slot].prompt), slot),
         )
-        return (best, lengths[best]) if lengths[best] >= MIN_PREFIX_TOKENS else (None, 0)
+        return (best, lengths[best]) if lengths[best] >= self._min_prefix else (None, 0)
 
     def _cached_prefix_length(
         self, contents: _SlotContents, prompt: Sequence[int], max_tokens: int

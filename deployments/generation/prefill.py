@@ -57,6 +57,16 @@ def resumable_chunk_size(remaining: int, max_tokens: int) -> int:
     return chunk_size(remaining if before_last < MIN_CHUNK_TOKENS else before_last, max_tokens)
 
 
+def extend_first_chunk(tokens: int, done: int, remaining: int, min_end: int) -> int:
+    """Extend a chunk of `tokens` tokens that would end before `min_end` and before its prompt.
+
+    It follows `done` tokens, and never leaves a single token for the next chunk.
+    """
+    if tokens == remaining or done + tokens >= min_end:
+        return tokens
+    return chunk_size(remaining, min_end - done)
+
+
 class PrefillRate:
     """Prefill speed in tokens per second, estimated from recent chunks."""
 

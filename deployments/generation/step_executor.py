@@ -20,6 +20,7 @@ from deployments.generation.prefill import (
     MAX_LAST_CHUNK_TOKENS,
     PrefillRate,
     chunk_size,
+    extend_first_chunk,
     fits_min_chunk,
     prefill_budget,
     resumable_chunk_size,
@@ -66,7 +67,8 @@ class StepExecutor:
         self._decode_fails = False
 
     def _create_slots(self) -> SlotTable:
-        return SlotTable(self._decoder.info.slots, is_recurrent=self._is_recurrent)
+        info = self._decoder.info
+        return SlotTable(info.slots, is_recurrent=info.is_recurrent, min_prefix=info.min_chunk_end)
 
     @property
     def used_slots(self) -> int:
@@ -175,8 +177,13 @@ class StepExecutor:
             job.remaining_prompt_tokens -= cached
         if with_logprobs:
             max_tokens = min(max_tokens, MAX_LOGPROB_CHUNK_TOKENS)
-        tokens = self._chunk_size(job, slot, max_tokens)
         done = len(job.prompt) - job.remaining_prompt_tokens
+        tokens = extend_first_chunk(
+            self._chunk_size(job, slot, max_tokens),
+            done,
+            job.remaining_prompt_tokens,
+            self._decoder.info.min_chunk_end,
+        )
         ids = job.prompt[done : done + tokens]
         started_s = time.perf_counter()
         logits = self._call_engine(

@@ -15,7 +15,7 @@ from tests.support.waiting import TIMEOUT_S
 
 VOCABULARY = 64
 # Kind of the call that computed a token. Real kernels round differently for each kind of call.
-PREFILL, SINGLE_TOKEN, DECODE = 1, 2, 3
+PREFILL, SINGLE_TOKEN, DECODE, EARLY_PREFILL = 1, 2, 3, 4
 
 
 @dataclass
@@ -27,6 +27,7 @@ class FakeDecoder:
     failing_decode: int = -1  # index of the decode call that fails
     failure: EngineFailed = field(default_factory=lambda: EngineFailed("the device is gone"))
     max_draft_tokens: int = 0
+    min_chunk_end: int = 0
     memorable: int = 0  # the last n ids determine the logits; 0: all ids and kinds do
     held: threading.Event | None = None  # every call waits for this event
     parts: list[tuple[int, int]] = field(default_factory=list)  # (slot, tokens) of each prefill
@@ -36,7 +37,12 @@ class FakeDecoder:
 
     def __post_init__(self) -> None:
         self.info = DecoderInfo(
-            "cpu-fake", self.slots, self.context, VOCABULARY, max_draft_tokens=self.max_draft_tokens
+            "cpu-fake",
+            self.slots,
+            self.context,
+            VOCABULARY,
+            max_draft_tokens=self.max_draft_tokens,
+            min_chunk_end=self.min_chunk_end,
         )
         self.memory = np.full((self.slots, self.context, 2), -1, np.int64)
 
@@ -45,7 +51,7 @@ class FakeDecoder:
     ) -> Logits:
         self._wait()
         self.parts.append((slot, len(ids)))
-        kind = PREFILL if len(ids) > 1 else SINGLE_TOKEN
+        kind = self._kind(ids, start)
         self.memory[slot, start : start + len(ids)] = [(token, kind) for token in ids]
         ends = range(start + 1, start + len(ids) + 1) if all_logits else [start + len(ids)]
         logits = np.stack([self._logits(slot, end) for end in ends])
@@ -82,6 +88,11 @@ class FakeDecoder:
     def close(self) -> None:
         self.memory = np.zeros((0, 0, 2), np.int64)
 
+    def _kind(self, ids: Sequence[int], start: int) -> int:
+        if start + len(ids) < self.min_chunk_end:
+            return EARLY_PREFILL
+        return PREFILL if len(ids) > 1 else SINGLE_TOKEN
+
     def _logits(self, slot: int, end: int) -> Logits:
         held = self.memory[slot, :end]
         return _logits(held[-self.memorable :, 0] if self.memorable else held)
@@ -111,7 +122,7 @@ class RecurrentFakeDecoder(FakeDecoder):
             self._states[slot] = self._resumable[slot][:start]
         assert len(self._states[slot]) == start, "there are no states at the start of a prefill"
         self._resumable[slot] = self._states[slot]
-        kind = PREFILL if len(ids) > 1 else SINGLE_TOKEN
+        kind = self._kind(ids, start)
         self._states[slot] = [*self._states[slot], *((token, kind) for token in ids)]
         return super().prefill(slot, ids, start, all_logits=all_logits)
 

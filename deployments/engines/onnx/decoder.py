@@ -63,6 +63,12 @@ from deployments.errors import EngineFailed
 MAX_DRAFT_TOKENS = 8
 
 
+# ONNX Runtime's fp32 product of matrices splits sums of more than _SPLIT_SUM products into parts,
+# unless the result has at most _UNSPLIT_COLUMNS columns. In a prefill, attention multiplies
+# queries by the keys of so many tokens, over the channels of a head.
+_SPLIT_SUM, _UNSPLIT_COLUMNS = 128, 64
+
+
 class OnnxDecoder:
     """Decoder engine for one ONNX Runtime session."""
 
@@ -70,7 +76,13 @@ class OnnxDecoder:
         self, spec: DecoderSpec, hardware: HardwareSettings, *, slots: int, context: int
     ) -> None:
         context = min(context, spec.max_tokens)
-        self.info = DecoderInfo(spec.compute_type, slots, context, spec.vocabulary)
+        self.info = DecoderInfo(
+            spec.compute_type,
+            slots,
+            context,
+            spec.vocabulary,
+            min_chunk_end=_find_min_chunk_end(spec.generation_config.head_dim),
+        )
         self._lock = find_capture_lock(is_gpu=uses_gpu(spec.options, hardware))
         with self._lock.open_model():
             session, self._captures = self._open(spec, hardware)
@@ -259,3 +271,8 @@ class _BoundCall:
             send()
         session.run_with_iobinding(self._binding, self._options)
         return self._receive().astype(np.float32, copy=False)
+
+
+def _find_min_chunk_end(head_dim: int) -> int:
+    """Return the smallest number of tokens at whose end a chunk rounds as a longer one does."""
+    return 1 + _UNSPLIT_COLUMNS if head_dim > _SPLIT_SUM else 0

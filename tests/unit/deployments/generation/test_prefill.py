@@ -10,6 +10,7 @@ from deployments.generation.prefill import (
     MIN_CHUNK_TOKENS,
     PrefillRate,
     chunk_size,
+    extend_first_chunk,
     fits_min_chunk,
     prefill_budget,
 )
@@ -50,6 +51,22 @@ def test_prefill_budget_follows_rate_and_stall_limit(
 )
 def test_remaining_budget_requires_a_minimum_chunk(unread: int, budget: int, worth: bool) -> None:
     assert fits_min_chunk(unread, budget, RULES) is worth
+
+
+@pytest.mark.parametrize(
+    ("tokens", "done", "remaining", "extended"),
+    [
+        pytest.param(16, 0, 200, 65, id="too early an end"),
+        pytest.param(16, 40, 160, 25, id="too early an end after a chunk"),
+        pytest.param(16, 0, 16, 16, id="a whole prompt"),
+        pytest.param(16, 0, 66, 66, id="never a single token"),
+        pytest.param(70, 0, 200, 70, id="a late end"),
+        pytest.param(16, 65, 100, 16, id="a late start"),
+    ],
+)
+def test_first_chunk_is_extended(tokens: int, done: int, remaining: int, extended: int) -> None:
+    assert extend_first_chunk(tokens, done, remaining, min_end=65) == extended
+    assert extend_first_chunk(tokens, done, remaining, min_end=0) == tokens
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 
@@ -56,15 +57,14 @@ def test_next_turn_continues_at_the_last_chunk(make_harness) -> None:
 
 def test_short_last_chunk_needs_no_step_of_its_own(make_harness) -> None:
     """A decode step of all other jobs would delay the first token."""
-    harness = make_harness(
-        RecurrentFakeDecoder(), max_prefill_chunk_tokens=64, min_prefill_chunk_tokens=64
-    )
-    running = harness.job([1, 2, 5], options=ENDLESS)
-    harness.scheduler.submit(running)
-    harness.collector.wait_for_tokens(running, 1)
-    harness.run_jobs(harness.job(SYSTEM))
-    harness.collector.wait_until_done(running)
-    chunks = [tokens for slot, tokens in harness.decoder.parts if slot == 1]
+    decoder = RecurrentFakeDecoder(held=threading.Event())
+    harness = make_harness(decoder, max_prefill_chunk_tokens=64, min_prefill_chunk_tokens=64)
+    jobs = [harness.job([1, 2, 5], options=ENDLESS), harness.job(SYSTEM)]
+    for job in jobs:
+        harness.scheduler.submit(job)
+    decoder.held.set()
+    harness.collector.wait_until_done(*jobs)
+    chunks = [tokens for slot, tokens in decoder.parts if slot == 1]
     assert chunks == [len(SYSTEM) - LAST_CHUNK_TOKENS, LAST_CHUNK_TOKENS]
     assert [step.prompt_tokens for step in harness.steps.records if step.prompt_tokens][1:] == [
         len(SYSTEM)

@@ -50,8 +50,13 @@ def test_answer_is_limited_by_the_context(make_harness) -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("kind", [FakeDecoder, RecurrentFakeDecoder])
+@pytest.mark.parametrize("min_chunk_end", [0, 20])
 def test_answer_is_independent_of_other_jobs(
-    make_harness, kind: type[FakeDecoder], seed: int, monkeypatch: pytest.MonkeyPatch
+    make_harness,
+    kind: type[FakeDecoder],
+    min_chunk_end: int,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Random prompts and lengths. Some prompts share a prefix, and six jobs are cancelled."""
     monkeypatch.setattr(kv_slots, "MIN_SHARED_TOKENS", 8)
@@ -73,9 +78,9 @@ def test_answer_is_independent_of_other_jobs(
     ]
     alone = []
     for prompt, options in zip(prompts, orders, strict=True):
-        harness = make_harness(kind())
+        harness = make_harness(kind(min_chunk_end=min_chunk_end))
         alone += harness.run_jobs(harness.job(prompt, options=options))
-    crowd = make_harness(kind())
+    crowd = make_harness(kind(min_chunk_end=min_chunk_end))
     jobs = [crowd.job(p, options=o) for p, o in zip(prompts, orders, strict=True)]
     dropped = set(chance.sample(range(len(jobs)), 6))
     for number, job in enumerate(jobs):

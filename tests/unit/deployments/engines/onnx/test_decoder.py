@@ -8,6 +8,7 @@ from typing import NoReturn
 import numpy as np
 import onnxruntime as ort
 import pytest
+from onnx import helper
 
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
@@ -180,6 +181,40 @@ def test_closed_decoder_fails(open_rows: OpenRows) -> None:
         decoder.prefill(0, PROMPT, 0)
     with pytest.raises(EngineFailed, match="closed"):
         decoder.verify(0, PROMPT[:3], 0)
+
+
+def multiply(channels: int, columns: int) -> np.ndarray:
+    """Return the first columns of a product of random matrices, as one thread computes it."""
+    names = [("a", ["M", channels]), ("b", [channels, "N"]), ("c", ["M", "N"])]
+    *given, result = [helper.make_tensor_value_info(name, 1, shape) for name, shape in names]
+    node = helper.make_node("MatMul", ["a", "b"], ["c"])
+    graph = helper.make_graph([node], "product", given, [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options)
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape).astype("f") for shape in ((9, channels), (channels, 99)))
+    return session.run(None, {"a": a, "b": np.ascontiguousarray(b[:, :columns])})[0][:, :16]
+
+
+def test_long_sums_round_by_the_number_of_columns() -> None:
+    """Attention over heads of more than 128 channels therefore needs `min_chunk_end`."""
+    np.testing.assert_array_equal(multiply(128, 20), multiply(128, 99))
+    np.testing.assert_array_equal(multiply(256, 20), multiply(256, 64))
+    np.testing.assert_array_equal(multiply(256, 65), multiply(256, 99))
+    assert not np.array_equal(multiply(256, 64), multiply(256, 65))
+
+
+@pytest.mark.parametrize(("head_dim", "end"), [(64, 0), (128, 0), (256, 65)])
+def test_wide_heads_have_a_minimum_end_of_chunks(
+    head_dim: int, end: int, spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OnnxDecoder, "_create_kv_cache", lambda _: None)
+    config = spec.generation_config.model_copy(update={"head_dim": head_dim})
+    wide = replace(spec, generation_config=config)
+    decoder = OnnxDecoder(wide, GeneratorSettings(), slots=1, context=16)
+    assert decoder.info.min_chunk_end == end
 
 
 def test_slots_are_limited_by_kv_cache_bytes(spec: DecoderSpec) -> None:
