@@ -1,6 +1,6 @@
-"""Marks of tool calls that are special tokens, which the text of an answer would omit.
+"""Marks of tool calls, which become text in one form for requests with tools.
 
-For requests with tools they become text in one form, so that the APIs parse it.
+Most are special tokens, which the text of an answer would omit.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ _TEXTS: Mapping[str, str] = {
 
 
 def find_call_marks(tokenizer: Tokenizer, special_tokens: Collection[int]) -> dict[int, str]:
-    """Return the texts of the special tokens that are marks, by id."""
+    """Return the texts of marks that are special tokens or have another name, by id."""
     return {
         token: text
         for name, text in _TEXTS.items()
-        if (token := tokenizer.token_to_id(name)) is not None and token in special_tokens
+        if (token := tokenizer.token_to_id(name)) is not None
+        and (token in special_tokens or text != name)
     }

@@ -76,7 +76,7 @@ class ModelContext:
 
     def find_stop_tokens(self, stop: Iterable[str], marks: Sequence[int] = ()) -> dict[int, str]:
         """Return the stop strings that are special tokens or `marks`, not end tokens, by id."""
-        omitted = self.special_tokens.union(marks, self.call_marks).difference(self.eos_token_ids)
+        omitted = self.special_tokens.union(marks).difference(self.eos_token_ids)
         tokens = {self.tokenizer.token_to_id(string): string for string in stop}
         return {token: string for token, string in tokens.items() if token in omitted}
 
@@ -321,9 +321,9 @@ class SamplingJob(Job):
 
     def _decode(self, token: int) -> str:
         """Return the text that a token adds to the whole answer."""
-        added = self._detokenizer.push(token)
         if (mark := self._model.call_marks.get(token)) is not None:
-            added += self._detokenizer.flush() + mark
+            return self._detokenizer.flush() + ("" if token in self._stop_tokens else mark)
+        added = self._detokenizer.push(token)
         # No character begins in the reasoning and ends in the text, not even over a special token.
         if self._reasoning is not None and self._reasoning.is_closed_by(token):
             added += self._detokenizer.flush()

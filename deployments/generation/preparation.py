@@ -226,7 +226,7 @@ class RequestPreparer:
         )
         # In answers to requests with tools, marks of calls are text.
         call_marks = find_call_marks(tokenizer, self._model.special_tokens)
-        special_tokens = self._model.special_tokens.difference(call_marks)
+        special_tokens = self._model.special_tokens.union(call_marks)
         self._calling_model = replace(
             self._model, special_tokens=special_tokens, call_marks=call_marks
         )

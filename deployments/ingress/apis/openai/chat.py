@@ -200,7 +200,7 @@ class ChatStreamChoice:
         if start == 0:
             yield from self._flush(end, is_last=not calls)
         elif content := self._text[start:end].strip():
-            # The log-probabilities of all tokens are those of the calls, which came first.
+            # All tokens go with the calls, because the calls came first.
             yield self._build({"content": content})
         if calls:
             tool_calls = [

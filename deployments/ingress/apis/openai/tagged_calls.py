@@ -43,12 +43,16 @@ _PAIR = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s
 # A name at the start of a call without white space, and what follows it.
 _BEGUN_FUNCTION = re.compile(rf"{FUNCTION}([^>]*)(>?)")
 _BEGUN_NAME = re.compile(r"([^<\[]*)(.*)", re.S)
-_LITERALS = {"True": "true", "False": "false", "None": "null"}  # Python's, as some models write
+_PYTHON_LITERALS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}  # Python's, as some models write
 
 ArgumentSchema = Mapping[str, Any]  # JSON Schema of the arguments of a function
 
 
-class TaggedCall(NamedTuple):
+class ParsedCall(NamedTuple):
     name: str
     arguments: str  # JSON object
 
@@ -83,7 +87,7 @@ def may_become_name(text: str, names: Set[str]) -> bool | None:
 
 def read_begun_name(text: str) -> str | None:
     """Return the name of the function of a call that may lack its end, if the name is complete."""
-    if found := _FUNCTION.match(text) or _NAME_BEFORE_JSON.match(text):
+    if found := _FUNCTION.match(text):
         return found[1]
     found = _NAME.match(text)
     return found[1] if found and text.startswith(_KEY, found.end()) else None
@@ -91,7 +95,7 @@ def read_begun_name(text: str) -> str | None:
 
 def parse_tagged_calls(
     text: str, schemas: Mapping[str, ArgumentSchema], *, is_closed: bool, is_cut: bool
-) -> list[TaggedCall] | None:
+) -> list[ParsedCall] | None:
     """Parse a text that consists of complete calls. Return None for other texts.
 
     `is_closed` is whether the mark that ends a call follows. If so, tags that end a parameter or a
@@ -115,19 +119,25 @@ def parse_tagged_calls(
     return [_build_call(name, written, schemas)]
 
 
-def _parse_json_arguments(name: str, text: str) -> list[TaggedCall] | None:
+def read_begun_json(text: str) -> tuple[str, str] | None:
+    """Return name and arguments of a call of Mistral whose JSON lacks its end."""
+    found = _NAME_BEFORE_JSON.match(text)
+    return None if found is None else (found[1], text[found.end() :].strip())
+
+
+def _parse_json_arguments(name: str, text: str) -> list[ParsedCall] | None:
     try:
         msgspec.json.decode(text)
     except (ValueError, RecursionError):
         return None
-    return [TaggedCall(name, text)] if text.startswith("{") else None
+    return [ParsedCall(name, text)] if text.startswith("{") else None
 
 
 def _parse_functions(
     text: str, schemas: Mapping[str, ArgumentSchema], *, is_loose: bool
-) -> list[TaggedCall] | None:
+) -> list[ParsedCall] | None:
     argument = _LOOSE_PARAMETER if is_loose else _PARAMETER
-    calls: list[TaggedCall] = []
+    calls: list[ParsedCall] = []
     start, end = 0, len(text.rstrip())
     while start < end:
         function = _FUNCTION.match(text, start)
@@ -147,7 +157,7 @@ def _parse_functions(
 
 def _build_call(
     name: str, written: Mapping[str, str], schemas: Mapping[str, ArgumentSchema]
-) -> TaggedCall:
+) -> ParsedCall:
     root = schemas.get(name, {})
     properties = root.get("properties")
     described = properties if isinstance(properties, Mapping) else {}
@@ -156,13 +166,13 @@ def _build_call(
         f"{json.dumps(key)}: {_read_value(value, set(_list_types(described.get(key), root)))}"
         for key, value in written.items()
     )
-    return TaggedCall(name, f"{{{', '.join(members)}}}")
+    return ParsedCall(name, f"{{{', '.join(members)}}}")
 
 
 def _read_value(text: str, types: Set[str]) -> str:
     """Return a value as JSON: the text itself if it is JSON and no string is due, else a string."""
     written = text.strip()
-    written = _LITERALS.get(written, written)
+    written = _PYTHON_LITERALS.get(written, written)
     is_null = written == "null" and "null" in types
     if "string" in types and not is_null:
         return json.dumps(text, ensure_ascii=False)

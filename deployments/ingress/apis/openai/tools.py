@@ -11,18 +11,15 @@ from typing import NamedTuple
 import msgspec
 
 from deployments.errors import InvalidField
-from deployments.ingress.apis.openai.python_calls import (
-    may_start_python_calls,
-    parse_python_calls,
-    read_first_name,
-)
+from deployments.ingress.apis.openai.python_calls import may_start_python_calls, scan_python_calls
 from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.apis.openai.tagged_calls import (
     FUNCTION,
     ArgumentSchema,
-    TaggedCall,
+    ParsedCall,
     may_start_tagged_call,
     parse_tagged_calls,
+    read_begun_json,
     read_begun_name,
 )
 from deployments.messages import CALL_CLOSE, CALL_OPEN
@@ -43,6 +40,9 @@ _OPENING = re.compile(rf"(?:{CALL_OPEN})?\[?{{(?:{_KEY}(?:{_STRING}|{_WORD}+),)*
 _STRING_START = r'"(?:[^"\\]|\\.)*(?:\\|")?'
 _MEMBER_START = re.compile(rf"{_STRING_START}|{_KEY}(?:{_STRING_START}|{_WORD}*)")
 _CLOSED_CALLS = re.compile(rf"\s*{CALL_OPEN}\s*[\[{{]")
+# The start of a list of calls in Python, with or without a mark, and what may follow it.
+_PYTHON_START = re.compile(rf"\s*({CALL_OPEN})?\s*(?=\[\s*[^\s\[{{\"\]])")
+_CLOSE = re.compile(rf"\s*(?:{CALL_CLOSE}\s*)?")
 # The start of a call whose first member is a complete name, as `call_grammar` demands it.
 _CUT_CALL = re.compile(
     r'\s*{\s*"name"\s*:\s*"([^"]*)"(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(.*))?', re.S
@@ -158,10 +158,12 @@ class ToolCallParser:
         first_calls: list[FunctionCall] = []  # before the content
         calls: list[FunctionCall] = []
         while start < len(text):
-            is_first = start == 0 and not follows_content
+            is_first = content_end == 0 and not follows_content
             end, parsed = self._parse_from(text, start, is_cut=is_cut, is_first=is_first)
             if parsed is not None:
                 calls += parsed
+            elif is_cut and calls and end == len(text) and self._is_mark(text[start:end]):
+                pass  # the start of a further call, which has no name yet
             elif content_end == 0 and not follows_content:
                 content_start, content_end = start, end
                 first_calls, calls = calls, []
@@ -201,13 +203,15 @@ class ToolCallParser:
         next is therefore tried, and so on.
         """
         following = first = self._find_next_mark(text, start)
+        if python := _PYTHON_START.match(text, start):
+            return self._scan_python(text, python, is_cut=is_cut, is_first=is_first)
         for _ in range(_MAX_QUOTED_MARKS):
             block = text[start:following]
             parsed = self._parse_block(block, is_cut=is_cut and following == len(text))
             if parsed is not None:
                 return following, parsed
-            if is_first and (closed := self._parse_closed(block)):
-                return closed
+            if is_first and following == first and (closed := self._parse_closed(block)):
+                return start + closed[0], closed[1]
             if not self._is_begun(block):
                 break
             if following == len(text):
@@ -215,8 +219,36 @@ class ToolCallParser:
             following = self._find_next_mark(text, following)
         return first, None
 
+    def _scan_python(
+        self, text: str, begun: re.Match[str], *, is_cut: bool, is_first: bool
+    ) -> tuple[int, list[FunctionCall] | None]:
+        """Parse a list of calls in Python as `_parse_from` does; a string may quote any mark."""
+        first = self._find_next_mark(text, begun.start())
+        scanned = scan_python_calls(text, begun.end())
+        if scanned is None:
+            return first, None
+        if scanned.end is None:
+            names = [*(call.name for call in scanned.calls), *filter(None, [scanned.begun])]
+            if not is_cut or not self.names.issuperset(names):
+                return len(text), None
+            calls = self._select(scanned.calls) or []
+            if scanned.begun is not None:
+                calls.append(FunctionCall(scanned.begun, "", is_complete=False))
+            return len(text), calls
+        closed = _CLOSE.match(text, scanned.end)
+        assert closed is not None, "bug: the pattern matches any text"
+        end, following = closed.end(), self._find_mark(text, closed.end())
+        rest, is_closed = text[end:following].strip(), CALL_CLOSE in closed[0]
+        if not is_closed and not remove_begun(rest, CALL_CLOSE):
+            rest = ""
+        if not rest:
+            return following, self._select(scanned.calls)
+        if is_closed and is_first and begun[1] is not None:
+            return end, self._select(scanned.calls)
+        return following, None
+
     def _parse_closed(self, block: str) -> tuple[int, list[FunctionCall]] | None:
-        """Parse the calls up to a CALL_CLOSE of a marked block that ends with other text.
+        """Parse the calls up to the first CALL_CLOSE of a marked block that ends with other text.
 
         A call with tags may quote CALL_CLOSE in a value, so it must end the block.
         """
@@ -228,12 +260,21 @@ class ToolCallParser:
                 return end, parsed
         return None
 
+    def _is_mark(self, block: str) -> bool:
+        """Return whether a block is a mark, or the start of one, before an undecided call."""
+        text = block.strip()
+        return CALL_OPEN.startswith(text) or (
+            text.startswith(CALL_OPEN) and self.may_start_tool_call(text)
+        )
+
     def _is_begun(self, block: str) -> bool:
         """Return whether `block` is the start of a call with a name."""
         written = block.lstrip().removeprefix(CALL_OPEN)
         if not self.may_start_tool_call(block):
             return False
-        return _read_name(written) in self.names or is_cut_json(written)
+        json_call = read_begun_json(written)
+        name = read_begun_name(written) if json_call is None else json_call[0]
+        return name in self.names or is_cut_json(written)
 
     def _parse_block(self, text: str, *, is_cut: bool = False) -> list[FunctionCall] | None:
         """Return the calls of a text that may start with CALL_OPEN; an empty list for a blank text.
@@ -246,8 +287,10 @@ class ToolCallParser:
         if not self.may_start_tool_call(text):
             return None
         body = remove_begun(block.removeprefix(CALL_OPEN), CALL_CLOSE)
-        if read_first_name(body) is not None:
-            return self._select(parse_python_calls(body))
+        if _PYTHON_START.match(body):
+            scanned = scan_python_calls(body.strip())
+            is_whole = scanned is not None and scanned.end == len(body.strip())
+            return self._select(scanned.calls) if scanned is not None and is_whole else None
         if body.lstrip()[:1] not in ("{", "["):
             is_closed = block.endswith(CALL_CLOSE)
             return self._select(
@@ -264,7 +307,7 @@ class ToolCallParser:
         are_calls = [call.name in self.names and call.arguments[0] == "{" for call in calls]
         return calls if calls and all(are_calls) else None
 
-    def _select(self, written: Sequence[TaggedCall] | None) -> list[FunctionCall] | None:
+    def _select(self, written: Sequence[ParsedCall] | None) -> list[FunctionCall] | None:
         """Return calls if all of them are calls of offered functions."""
         if not written or any(call.name not in self.names for call in written):
             return None
@@ -276,19 +319,18 @@ class ToolCallParser:
         Return None for other texts, such as invalid JSON, and for a start without a whole name.
         """
         block = text.lstrip().removeprefix(CALL_OPEN)
-        name = _read_name(block)
-        if name is not None and name in self.names:
-            return [FunctionCall(name, "", is_complete=False)]
+        if json_call := read_begun_json(block):
+            name, arguments = json_call
+            is_cut = name in self.names and (not arguments or is_cut_json(arguments))
+            return [FunctionCall(name, arguments, is_complete=False)] if is_cut else None
+        begun = read_begun_name(block)
+        if begun is not None and begun in self.names:
+            return [FunctionCall(begun, "", is_complete=False)]
         if not (self.may_start_tool_call(text) and is_cut_json(block)):
             return None
         calls = list(parse_cut_call(block))
         are_calls = [call.name in self.names and call.arguments[:1] in ("", "{") for call in calls]
         return calls if calls and all(are_calls) else None
-
-
-def _read_name(text: str) -> str | None:
-    """Return the name of the first function of a call that may lack its end, if it is complete."""
-    return read_begun_name(text) or read_first_name(text)
 
 
 def remove_begun(text: str, mark: str) -> str:

@@ -50,7 +50,7 @@ class ResponseOutput:
         delta = ChatDelta(**choice["message"])
         logprobs = choice["logprobs"]
         if logprobs is not None and "tool_calls" in delta:
-            content = select_content_tokens(logprobs["content"], len(delta["content"] or ""))
+            content = select_content_tokens(logprobs["content"], delta["content"] or "")
             logprobs = {**logprobs, "content": content}
         whole = ChatChunkChoice(
             index=0,
@@ -227,8 +227,13 @@ class OpenTextItem:
         return TextEvent(type=kind, item_id=self._id, output_index=self._index, content_index=0)
 
 
-def select_content_tokens(tokens: Sequence[ChatTokenLogprob], chars: int) -> list[ChatTokenLogprob]:
-    """Return the tokens that begin within the first `chars` characters."""
+def select_content_tokens(
+    tokens: Sequence[ChatTokenLogprob], content: str
+) -> list[ChatTokenLogprob]:
+    """Return the tokens of `content`, which comes first; none if calls come before it."""
+    if not "".join(token["token"] for token in tokens).startswith(content):
+        return []
+    chars = len(content)
     starts = accumulate((len(token["token"]) for token in tokens), initial=0)
     return [token for token, start in zip(tokens, starts, strict=False) if start < chars]
 

@@ -22,9 +22,19 @@ TOOL = {"type": "function", "function": {"name": "now"}}
 HELLO = Chat(({"role": "user", "content": "hello"},))
 
 
-def generate(store: Path, prompt: Prompt, *, stop: tuple[str, ...] = ()) -> tuple[str, list[bool]]:
-    """Return the text of an answer with all MARKS, and whether its tokens are special."""
-    seal_tiny_decoder(store, added_tokens=[AddedToken(mark, special=True) for mark in MARKS])
+def generate(
+    store: Path,
+    prompt: Prompt,
+    *,
+    stop: tuple[str, ...] = (),
+    ordinary: tuple[str, ...] = (),
+) -> tuple[str, list[bool]]:
+    """Return the text of an answer with all MARKS, and whether its tokens are special.
+
+    The marks `ordinary` are no special tokens of the tokenizer.
+    """
+    added_tokens = [AddedToken(mark, special=mark not in ordinary) for mark in MARKS]
+    seal_tiny_decoder(store, added_tokens=added_tokens)
     model = ModelRegistry(store, ()).find(DECODER)
     info = DecoderInfo("cpu-fake", 2, 90, model.manifest.output_width)
     options = GenerationOptions(sampling=GREEDY, max_new_tokens=20, logprobs=0, stop=stop)
@@ -44,10 +54,11 @@ def generate(store: Path, prompt: Prompt, *, stop: tuple[str, ...] = ()) -> tupl
     return text, special
 
 
-def test_marks_are_text_in_one_form(tmp_path: Path) -> None:
-    text, special = generate(tmp_path, HELLO._replace(tools=(TOOL,)))
+@pytest.mark.parametrize("ordinary", [(), MARKS[:1]])
+def test_marks_are_text_in_one_form(ordinary: tuple[str, ...], tmp_path: Path) -> None:
+    text, special = generate(tmp_path, HELLO._replace(tools=(TOOL,)), ordinary=ordinary)
     assert text == "a<tool_call>b[ARGS]</tool_call>c"
-    assert special == [False, False, False, True, False, False, False]
+    assert special == [False, True, False, True, True, True, False]
 
 
 @pytest.mark.parametrize("prompt", [HELLO, "hello"])
@@ -59,4 +70,9 @@ def test_answers_without_tools_omit_special_tokens(prompt: Prompt, tmp_path: Pat
 
 def test_mark_may_be_a_stop_string(tmp_path: Path) -> None:
     text, _ = generate(tmp_path, HELLO._replace(tools=(TOOL,)), stop=("<|tool_call_end|>",))
-    assert text == "a<tool_call>b[ARGS]</tool_call>"
+    assert text == "a<tool_call>b[ARGS]"
+
+
+def test_stop_strings_are_not_found_in_marks(tmp_path: Path) -> None:
+    text, _ = generate(tmp_path, HELLO._replace(tools=(TOOL,)), stop=("<", "[ARGS", "b["))
+    assert text == "a<tool_call>b[ARGS]</tool_call>c"

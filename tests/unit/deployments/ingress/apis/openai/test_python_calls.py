@@ -33,6 +33,11 @@ def marked(text: str) -> str:
             "a": [1, "x", [2, 3]], "b": {"k": {"n": True}}}),
         ("id=123456789012345678901234567890", {"id": 123456789012345678901234567890}),
         ('city="Zürich </tool_call>"', {"city": "Zürich </tool_call>"}),
+        ("from='a', user-id=\"b\", class=1,", {"from": "a", "user-id": "b", "class": 1}),
+        ("zip=01234, a='x\ny'", {"zip": "01234", "a": "x\ny"}),
+        (r"a='\d+\n\'\x41\u0042\U00000043\\'", {"a": "\\d+\n'ABC\\"}),
+        (r'a="\ud83d\ude00", b="\ud83d"', {"a": "😀", "b": "\ufffd"}),
+        (r"a='\xzz\u12'", {"a": r"\xzz\u12"}),
     ],
 )  # fmt: skip
 def test_list_of_calls(form: str, written: str, arguments: dict[str, Any]) -> None:
@@ -56,7 +61,11 @@ def test_list_of_calls(form: str, written: str, arguments: dict[str, Any]) -> No
         "[weather(a={**{}})]",
         "[weather(a={1})]",
         "[weather(a=b'x')]",
-        "[weather(a=1e999)]",
+        "[weather(a=1_000)]",
+        "[weather(a=.5)]",
+        "[weather(a='x' + 'y')]",
+        "[weather()] # as you asked",
+        "[weather(a='x'), ['y']]",
         "[weather(a=f'{1}')]",
         "[weather(a=1)] as you asked",
         "[other()]",
@@ -65,7 +74,6 @@ def test_list_of_calls(form: str, written: str, arguments: dict[str, Any]) -> No
         "[weather() for x in y]",
         f"[weather(a={'[' * 10_000})]",
         f"[weather(a={'-' * 100_000}1)]",
-        f"[weather(a={'9' * 10_000})]",
         "[*weather()]",
         "weather()",
     ],
@@ -99,11 +107,72 @@ def test_calls_of_mistral(written: str) -> None:
         assert PARSER.parse_tool_calls(other) == (0, len(other), ())
 
 
-@pytest.mark.parametrize("text", ["[weather(city='Ro", '<tool_call>weather[ARGS]{"city": "Ro'])
-def test_call_that_is_cut_has_its_name(text: str) -> None:
-    cut = (FunctionCall("weather", "", is_complete=False),)
+@pytest.mark.parametrize("written", ["1.10", "-0.12345678901234567890", "1e999", "7" * 5_000])
+def test_numbers_stay_as_written(written: str) -> None:
+    ((call,),) = [PARSER.parse_tool_calls(f"[weather(a={written})]").calls]
+    assert call.arguments == f'{{"a": {written}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("[weather(city='Ro", ""),
+        ("[weather(", ""),
+        ("<tool_call>[weather(a=[1, {'b': 2", ""),
+        ('<tool_call>weather[ARGS]{"city": "Ro', '{"city": "Ro'),
+        ("<tool_call>weather[CALL_ID]abc[ARGS]", ""),
+    ],
+)
+def test_call_that_is_cut_is_incomplete(text: str, arguments: str) -> None:
+    cut = (FunctionCall("weather", arguments, is_complete=False),)
     assert PARSER.parse_tool_calls(text, is_cut=True) == (0, 0, cut)
     assert PARSER.parse_tool_calls(text).calls == ()
+
+
+def test_complete_calls_before_a_cut_one_are_kept() -> None:
+    first = FunctionCall("weather", '{"city": "a"}')
+    text = "<tool_call>[weather(city='a'), clock("
+    calls = PARSER.parse_tool_calls(text, is_cut=True).calls
+    assert calls == (first, FunctionCall("clock", "", is_complete=False))
+    for rest in ("<tool_", "<tool_call>", "<tool_call>clo", "<tool_call>[clo"):
+        text = f"{marked('[weather(city=1)]')}{rest}"
+        parsed = PARSER.parse_tool_calls(text, is_cut=True)
+        assert [call.name for call in parsed.calls] == ["weather"]
+        assert parsed.start == parsed.end
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[clock (the one on the wall)](http://x) is a long article about clocks and",
+        "[weather(city='a')] is how you call it. First,",
+        "[weather(x) for x in cities] builds a list of",
+        "<tool_call>weather[ARGS]{} and prose that goes on",
+        "<tool_call>weather[ARGS]x",
+    ],
+)
+def test_prose_that_is_cut_is_content(text: str) -> None:
+    assert PARSER.parse_tool_calls(text, is_cut=True) == (0, len(text), ())
+
+
+def test_several_calls_may_precede_content() -> None:
+    text = f"\n{marked('[weather()]')}\n{marked(CALL)}{marked('[clock()]')} Some text."
+    start, end, calls = PARSER.parse_tool_calls(text)
+    assert [call.name for call in calls] == ["weather", "weather", "clock"]
+    assert text[start:end].strip() == "Some text."
+
+
+@pytest.mark.parametrize(
+    "unit",
+    ["1,", "x(),", "a=1,", "weather(a=1),", "[", "'", '"', "{'a':", "(", "\\", "=", " ", "01,"],
+)
+@pytest.mark.parametrize("before", ["[weather(", "<tool_call>[weather(a=[", "<tool_call>["])
+def test_hostile_texts_take_linear_time(unit: str, before: str) -> None:
+    """Each of these takes milliseconds; parsing at every mark would take seconds."""
+    tail = ("</tool_call>" * 8 + "<tool_call>[weather(") * 8
+    for text in (before + unit * 20_000, before + unit * 20_000 + tail):
+        PARSER.parse_tool_calls(text)
+        PARSER.parse_tool_calls(text, is_cut=True)
 
 
 @pytest.mark.parametrize("call", [CALL, f"[{CALL}]", '[weather(city="Rome")]'])
