@@ -21,8 +21,8 @@ from deployments.ingress.apis.openai.schemas import (
     GenerationBody,
     ToolCall,
 )
+from deployments.ingress.apis.openai.tool_choice import forced_tools, offered_tools
 from deployments.ingress.apis.openai.tool_grammar import call_grammar, call_or_answer_grammar
-from deployments.ingress.apis.openai.tools import forced_tools, offered_tools
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.ingress.request_options import RequestOptions

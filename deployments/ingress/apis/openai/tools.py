@@ -1,4 +1,4 @@
-"""Tool calls: the tools that a request offers, and parsing of calls in generated text."""
+"""Tool calls: parsing of calls in generated text."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.python_calls import may_start_python_calls, scan_python_calls
-from deployments.ingress.apis.openai.schemas import ChatBody, Tool
 from deployments.ingress.apis.openai.tagged_calls import (
     FUNCTION,
     ArgumentSchema,
@@ -370,33 +368,3 @@ def read_arguments(written: bytes) -> str:
 def list_deciding_members(names: Iterable[str]) -> list[str]:
     """Return the starts of the members of a call, without white space."""
     return ['"arguments":', '"parameters":', *(f'"name":"{name}"' for name in names)]
-
-
-def offered_tools(body: ChatBody) -> Sequence[Tool]:
-    return () if body.tool_choice == "none" else body.tools or ()
-
-
-def forced_tools(body: ChatBody) -> Sequence[Tool]:
-    """Return the tools from which the model must call one; empty if a call is optional.
-
-    Raises InvalidField if `tool_choice` is invalid, names a tool that is not offered, or requires a
-    call although no tools are offered.
-    """
-    choice = body.tool_choice
-    if choice in (None, "none", "auto"):
-        return ()
-    tools = body.tools or ()
-    if choice == "required":
-        if not tools:
-            raise InvalidField("`tool_choice` needs `tools`", field="tool_choice")
-        return tools
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    named = [tool for tool in tools if tool.function.name == name]
-    if not named:
-        raise InvalidField(
-            "`tool_choice` must be `none`, `auto`, `required`, or name one of the `tools` as "
-            '{"type": "function", "function": {"name": ...}}',
-            field="tool_choice",
-        )
-    return named
