@@ -196,13 +196,13 @@ class ToolCallParser:
     ) -> tuple[int, list[FunctionCall] | None]:
         """Parse the text from `start` to the next mark. Return its end and calls, None for content.
 
-        Calls that are the first part of an answer may precede other text.
-        A mark may be part of an argument. After the start of a call, the text to the mark after
-        next is therefore tried, and so on.
+        If nothing but calls comes before (`is_first`), other text may follow. A mark may be part of
+        an argument. After the start of a call, the text to the mark after next is therefore tried,
+        and so on.
         """
         following = first = self._find_next_mark(text, start)
         if python := _PYTHON_START.match(text, start):
-            return self._scan_python(text, python, is_cut=is_cut, is_first=is_first)
+            return self._scan_python(text, python, first, is_cut=is_cut, is_first=is_first)
         for _ in range(_MAX_QUOTED_MARKS):
             block = text[start:following]
             parsed = self._parse_block(block, is_cut=is_cut and following == len(text))
@@ -218,13 +218,15 @@ class ToolCallParser:
         return first, None
 
     def _scan_python(
-        self, text: str, begun: re.Match[str], *, is_cut: bool, is_first: bool
+        self, text: str, begun: re.Match[str], next_mark: int, *, is_cut: bool, is_first: bool
     ) -> tuple[int, list[FunctionCall] | None]:
-        """Parse a list of calls in Python as `_parse_from` does; a string may quote any mark."""
-        first = self._find_next_mark(text, begun.start())
+        """Parse what may be a list of calls in Python as `_parse_from` does.
+
+        The list has an end of its own, so a string in it may quote marks.
+        """
         scanned = scan_python_calls(text, begun.end())
         if scanned is None:
-            return first, None
+            return next_mark, None
         if scanned.end is None:
             names = [*(call.name for call in scanned.calls), *filter(None, [scanned.begun])]
             if not is_cut or not self.names.issuperset(names):
@@ -246,7 +248,7 @@ class ToolCallParser:
         return following, None
 
     def _parse_closed(self, block: str) -> tuple[int, list[FunctionCall]] | None:
-        """Parse the calls up to the first CALL_CLOSE of a marked block that ends with other text.
+        """Parse the calls up to a CALL_CLOSE of a marked block that ends with other text.
 
         A call with tags may quote CALL_CLOSE in a value, so it must end the block.
         """
