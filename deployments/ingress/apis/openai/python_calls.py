@@ -35,6 +35,11 @@ class PythonCalls(NamedTuple):
     end: int | None  # of the list in the text; None: the text ends before the list
     begun: str | None = None  # name of the call at whose arguments the text ends
 
+    @property
+    def names(self) -> set[str]:
+        names = {call.name for call in self.calls}
+        return names if self.begun is None else {*names, self.begun}
+
 
 def may_start_python_calls(text: str, names: Set[str]) -> bool | None:
     """Return whether `text`, without white space, begins as a list of calls; None if too short."""

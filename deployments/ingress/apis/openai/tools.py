@@ -225,16 +225,13 @@ class ToolCallParser:
         The list has an end of its own, so a string in it may quote marks.
         """
         scanned = scan_python_calls(text, begun.end())
-        if scanned is None:
+        if scanned is None or not self.names.issuperset(scanned.names):
             return next_mark, None
+        calls = [FunctionCall(call.name, call.arguments) for call in scanned.calls]
         if scanned.end is None:
-            names = [*(call.name for call in scanned.calls), *filter(None, [scanned.begun])]
-            if not is_cut or not self.names.issuperset(names):
-                return len(text), None
-            calls = self._select(scanned.calls) or []
             if scanned.begun is not None:
                 calls.append(FunctionCall(scanned.begun, "", is_complete=False))
-            return len(text), calls
+            return len(text), calls if is_cut else None
         closed = _CLOSE.match(text, scanned.end)
         assert closed is not None, "bug: the pattern matches any text"
         end, following = closed.end(), self._find_mark(text, closed.end())
@@ -242,9 +239,9 @@ class ToolCallParser:
         if not is_closed and not remove_begun(rest, CALL_CLOSE):
             rest = ""
         if not rest:
-            return following, self._select(scanned.calls)
+            return following, calls
         if is_closed and is_first and begun[1] is not None:
-            return end, self._select(scanned.calls)
+            return end, calls
         return following, None
 
     def _parse_closed(self, block: str) -> tuple[int, list[FunctionCall]] | None:
