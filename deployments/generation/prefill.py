@@ -64,7 +64,8 @@ def extend_first_chunk(tokens: int, done: int, remaining: int, min_end: int) -> 
     """
     if tokens == remaining or done + tokens >= min_end:
         return tokens
-    return chunk_size(remaining, min_end - done)
+    wanted = min_end - done
+    return wanted if remaining - wanted >= MIN_CHUNK_TOKENS else remaining
 
 
 class PrefillRate:
