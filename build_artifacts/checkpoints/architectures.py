@@ -15,7 +15,7 @@ TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the libr
 
 
 # Model types with image inputs, of which the text model is built alone, and names of their classes.
-_WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
+WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
 _IMAGE_CLASSES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 
 # Task by suffix of the model class in the config of a checkpoint or an adapter. The first matching
@@ -45,7 +45,7 @@ _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, Arithmetic
 
 
 def load_config(weights: Path) -> TransformersConfig:
-    """Load config.json with transformers; the part of the text model for types in _WITH_IMAGES.
+    """Load config.json with transformers; the part of the text model for types in WITH_IMAGES.
 
     Raises UnsupportedModel if transformers rejects it or `architectures` is not a list.
     """
@@ -55,7 +55,7 @@ def load_config(weights: Path) -> TransformersConfig:
     read_field(weights / CONFIG_NAME, "architectures", list)
     with config_errors(CONFIG_NAME):
         config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
-    if config.model_type not in _WITH_IMAGES:
+    if config.model_type not in WITH_IMAGES:
         return config
     text_config = config.get_text_config()
     name = read_architecture(config)

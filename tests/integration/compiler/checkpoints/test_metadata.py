@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from build_artifacts.checkpoints.adapter import read_adapter
-from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.architectures import WITH_IMAGES, parse_task_class
 from build_artifacts.checkpoints.decoders import (
     GRAPH_BUILDERS,
     find_decoder_settings,
@@ -281,8 +281,8 @@ def test_chat_templates_that_are_no_objects_are_refused(directory: Path) -> None
     ("change", "sentence"),
     [
         (
-            {"model_type": "lfm2", "architectures": ["Lfm2ForCausalLM"]},
-            "`Lfm2ForCausalLM` cannot be built for text generation",
+            {"model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"]},
+            "`FalconH1ForCausalLM` cannot be built for text generation",
         ),
         (
             {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
@@ -394,4 +394,4 @@ def test_unsupported_encoder_decoder_is_rejected_by_name(directory: Path) -> Non
 def test_supported_types_match_graph_builders() -> None:
     assert set(SUPPORTED) == set(ENCODER_DECODERS)
     classes = (getattr(transformers, name).config_class for name in GRAPH_BUILDERS)
-    assert {kind.model_type for kind in classes} == set(DECODERS)
+    assert {*WITH_IMAGES, *(kind.model_type for kind in classes)} == set(DECODERS)
