@@ -59,9 +59,7 @@ def load_config(weights: Path) -> TransformersConfig:
         return config
     text_config = config.get_text_config()
     name = read_architecture(config)
-    text_config.architectures = [
-        name.replace("ForConditionalGeneration", "ForCausalLM") if name in _IMAGE_CLASSES else name
-    ]
+    text_config.architectures = [name.replace("ForConditionalGeneration", "ForCausalLM")]
     if hasattr(config, "quantization_config"):
         text_config.quantization_config = config.quantization_config
     return text_config

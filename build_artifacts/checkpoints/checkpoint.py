@@ -27,8 +27,8 @@ _HASHED_SUFFIXES = (".json", ".txt", ".jinja", ".safetensors")
 _UNREAD_WEIGHTS = re.compile(
     r"((.*/)?consolidated[^/]*|(original|checkpoint-\d+)/.*)\.safetensors", re.DOTALL
 )
-CONFIG_NAME = "config.json"
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # start of a pointer file
+CONFIG_NAME = "config.json"
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 MODULES_NAME = "modules.json"
 # Module types of sentence-transformers that the build supports, in the order of their use.

@@ -106,7 +106,8 @@ class DecoderInfo:
     # prompt is not chunked.
     max_source_tokens: int | None = None
     max_draft_tokens: int = 0  # per `verify` call; 0: `verify` is not supported
-    # A prefill that ends within so many first tokens of a longer prompt rounds differently.
+    # A prefill that ends before the end of its prompt needs so many tokens in the slot. With fewer,
+    # the keys and values of its tokens would be rounded differently than in a longer prefill.
     min_chunk_end: int = 0
     # Whether layers have recurrent states. A call changes the states of all its slots, also if it
     # fails. A prefill starts at token 0, at the end of a slot or at the start of its last prefill.

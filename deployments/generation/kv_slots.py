@@ -280,7 +280,8 @@ class SlotTable:
 
         def used_at(index: int) -> int:
             contents = self._contents[index]
-            # A shared prefix is lost when a prompt continues in its slot.
+            # A prompt that continues in the slot of a shared prefix replaces its states, so that no
+            # other prompt could start from them: the prefix would be lost as a whole.
             is_continued = index == source and not contents.is_prefix
             lost = self._count_reusable(contents) - (cached if is_continued else 0)
             return contents.used_at if lost >= MIN_PREFIX_TOKENS else 0

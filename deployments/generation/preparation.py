@@ -224,7 +224,7 @@ class RequestPreparer:
             suppressed=manifest.generation_config.suppressed_token_ids,
             encoder_decoder=manifest.generation_config.encoder_decoder,
         )
-        # In answers to requests with tools, marks of calls are text.
+        # The APIs find calls by their marks, so for requests with tools these are part of the text.
         call_marks = find_call_marks(tokenizer, self._model.special_tokens)
         special_tokens = self._model.special_tokens.union(call_marks)
         self._calling_model = replace(

@@ -287,9 +287,9 @@ class _DecoderBuilder:
         if self._variant.norm == "layer":
             return self._graph.layer_norm(value, module, epsilon)
         graph, name = self._graph, f"{module}.weight"
-        scale = graph.stored(name)
-        if self._variant.norm == "offset rms":
-            scale = graph.weight(
-                f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
-            )
+        if self._variant.norm == "rms":
+            return graph.rms_norm(value, graph.stored(name), epsilon)
+        scale = graph.weight(
+            f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
+        )
         return graph.rms_norm(value, scale, epsilon)

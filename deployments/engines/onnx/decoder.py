@@ -63,9 +63,9 @@ from deployments.errors import EngineFailed
 MAX_DRAFT_TOKENS = 8
 
 
-# ONNX Runtime's fp32 product of matrices splits sums of more than _SPLIT_SUM products into parts,
-# unless the result has at most _UNSPLIT_COLUMNS columns. In a prefill, attention multiplies
-# queries by the keys of so many tokens, over the channels of a head.
+# In an fp32 product of matrices, ONNX Runtime adds more than _SPLIT_SUM products in parts, which
+# rounds differently, unless the result has at most _UNSPLIT_COLUMNS columns. Attention scores are
+# such a product: they add over the channels of a head, and have a column for each token of a slot.
 _SPLIT_SUM, _UNSPLIT_COLUMNS = 128, 64
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deployments.ingress.apis.openai import tools
+from deployments.ingress.apis.openai.python_calls import PythonCalls, scan_python_calls
 from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
 from deployments.messages import FinishReason
 from tests.support.chat_harness import CHAT
@@ -162,17 +165,34 @@ def test_several_calls_may_precede_content() -> None:
     assert text[start:end].strip() == "Some text."
 
 
+IN_ARGUMENTS = ("1,", "a=1,", "[", "'", '"', "{'a':", "(", "\\", "=", " ", "01,")
+
+
 @pytest.mark.parametrize(
-    "unit",
-    ["1,", "x(),", "a=1,", "weather(a=1),", "[", "'", '"', "{'a':", "(", "\\", "=", " ", "01,"],
+    ("before", "unit"),
+    [
+        *product(("[weather(", "<tool_call>[weather(a=["), IN_ARGUMENTS),
+        *product(("[", "<tool_call>["), ("x(),", "weather(a=1),", "weather(a='</tool_call>'),")),
+    ],
 )
-@pytest.mark.parametrize("before", ["[weather(", "<tool_call>[weather(a=[", "<tool_call>["])
-def test_hostile_texts_take_linear_time(unit: str, before: str) -> None:
-    """Each of these takes milliseconds; parsing at every mark would take seconds."""
+def test_hostile_texts_are_scanned_once(
+    before: str, unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scanning again at every mark would take seconds."""
+    starts: list[int] = []
+
+    def scan(text: str, start: int = 0) -> PythonCalls | None:
+        starts.append(start)
+        return scan_python_calls(text, start)
+
+    monkeypatch.setattr(tools, "scan_python_calls", scan)
     tail = ("</tool_call>" * 8 + "<tool_call>[weather(") * 8
     for text in (before + unit * 20_000, before + unit * 20_000 + tail):
-        PARSER.parse_tool_calls(text)
-        PARSER.parse_tool_calls(text, is_cut=True)
+        for is_cut in (False, True):
+            starts.clear()
+            PARSER.parse_tool_calls(text, is_cut=is_cut)
+            assert starts, "the text is no candidate: the test shows nothing"
+            assert len(starts) == len(set(starts))
 
 
 @pytest.mark.parametrize("call", [CALL, f"[{CALL}]", '[weather(city="Rome")]'])
