@@ -22,7 +22,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import BuildRecipe, artifact_version, compute_digest
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
-from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights
+from build_artifacts.steps.convert_weights import convert_weights, merge_adapter
 from build_artifacts.steps.resolve import resolve
 from build_artifacts.steps.seal import (
     ArtifactIdentity,
@@ -120,7 +120,7 @@ def _compile(
     identity: ArtifactIdentity,
 ) -> Path:
     """Build the artifact in the workspace and return its directory there."""
-    checkpoint = unpack_weights(steps, checkpoint)
+    checkpoint = convert_weights(steps, checkpoint)
     if adapter is not None:
         checkpoint = merge_adapter(steps, checkpoint, adapter)
     family = find_family(checkpoint, tasks)

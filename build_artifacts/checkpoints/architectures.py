@@ -14,9 +14,23 @@ from deployments.artifacts.types import TaskName
 TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the library
 
 
-# Model types with image inputs, of which the text model is built alone, and names of their classes.
-WITH_IMAGES = ("qwen3_5", "qwen3_5_moe")
-_IMAGE_CLASSES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
+# Class names by model type of checkpoints with image inputs. The text model is built alone.
+WITH_IMAGES: Mapping[str, str] = {
+    "gemma3": "Gemma3ForConditionalGeneration",
+    "idefics3": "Idefics3ForConditionalGeneration",
+    "internvl": "InternVLForConditionalGeneration",
+    "lfm2_vl": "Lfm2VlForConditionalGeneration",
+    "llava": "LlavaForConditionalGeneration",
+    "llava_next": "LlavaNextForConditionalGeneration",
+    "llava_onevision": "LlavaOnevisionForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
+    "qwen2_vl": "Qwen2VLForConditionalGeneration",
+    "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
+    "qwen3_vl": "Qwen3VLForConditionalGeneration",
+    "qwen3_5": "Qwen3_5ForConditionalGeneration",
+    "qwen3_5_moe": "Qwen3_5MoeForConditionalGeneration",
+    "smolvlm": "SmolVLMForConditionalGeneration",
+}
 
 # Task by suffix of the model class in the config of a checkpoint or an adapter. The first matching
 # suffix decides, so the more general suffixes come last.
@@ -32,7 +46,7 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
     "LMHeadModel": TaskName.TEXT_GENERATION,
     "PegasusForConditionalGeneration": TaskName.SUMMARIZATION,
     "M2M100ForConditionalGeneration": TaskName.TRANSLATION,
-    **dict.fromkeys(_IMAGE_CLASSES, TaskName.TEXT_GENERATION),
+    **dict.fromkeys(WITH_IMAGES.values(), TaskName.TEXT_GENERATION),
     "ForConditionalGeneration": TaskName.TEXT2TEXT_GENERATION,
     "MTModel": TaskName.TRANSLATION,
     "Model": TaskName.FEATURE_EXTRACTION,
@@ -45,7 +59,7 @@ _CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, Arithmetic
 
 
 def load_config(weights: Path) -> TransformersConfig:
-    """Load config.json with transformers; the part of the text model for types in WITH_IMAGES.
+    """Load config.json with transformers.
 
     Raises UnsupportedModel if transformers rejects it or `architectures` is not a list.
     """
@@ -54,15 +68,7 @@ def load_config(weights: Path) -> TransformersConfig:
     # Check the type of this field, because transformers does not.
     read_field(weights / CONFIG_NAME, "architectures", list)
     with config_errors(CONFIG_NAME):
-        config = AutoConfig.from_pretrained(weights, trust_remote_code=False)
-    if config.model_type not in WITH_IMAGES:
-        return config
-    text_config = config.get_text_config()
-    name = read_architecture(config)
-    text_config.architectures = [name.replace("ForConditionalGeneration", "ForCausalLM")]
-    if hasattr(config, "quantization_config"):
-        text_config.quantization_config = config.quantization_config
-    return text_config
+        return AutoConfig.from_pretrained(weights, trust_remote_code=False)
 
 
 @contextmanager

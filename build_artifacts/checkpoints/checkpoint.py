@@ -29,6 +29,8 @@ _UNREAD_WEIGHTS = re.compile(
 )
 _LFS_POINTER = b"version https://git-lfs.github.com/spec/"  # start of a pointer file
 CONFIG_NAME = "config.json"
+SAFETENSORS_NAME = "model.safetensors"
+SAFETENSORS_INDEX_NAME = f"{SAFETENSORS_NAME}.index.json"  # with the file of each tensor, by name
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 MODULES_NAME = "modules.json"
 # Module types of sentence-transformers that the build supports, in the order of their use.
@@ -275,6 +277,14 @@ def hashed_files(directory: Path) -> Iterator[tuple[str, Path]]:
         name = path.relative_to(directory).as_posix()
         if is_hashed(name) and is_plain_file(path):
             yield name, path
+
+
+def list_weight_files(weights: Path) -> list[Path]:
+    """Return the files of the weights. As in transformers, one whole file precedes shards."""
+    if (weights / SAFETENSORS_NAME).is_file():
+        return [weights / SAFETENSORS_NAME]
+    shards = read_object(weights / SAFETENSORS_INDEX_NAME)["weight_map"].values()
+    return [weights / shard for shard in sorted(set(shards))]
 
 
 def copy_without_weights(

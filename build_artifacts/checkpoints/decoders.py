@@ -240,6 +240,8 @@ def read_chat_templates(weights: Path) -> dict[str, str]:
         return {name: text for name, text in files.items() if text is not None}
     config = weights / TOKENIZER_CONFIG_NAME
     value = read_object(config).get("chat_template")
+    if value is None:  # a checkpoint with image inputs may have a file of its own
+        value = read_object(weights / "chat_template.json").get("chat_template")
     if not isinstance(value, list):
         return {CHAT_TEMPLATE_NAME: value} if isinstance(value, str) else {}
     if not all(isinstance(entry, dict) for entry in value):

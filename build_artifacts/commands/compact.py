@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from build_artifacts.families import read_metadata
     from build_artifacts.progress import BuildProgress
     from build_artifacts.sources.hub import HuggingFaceHub
-    from build_artifacts.steps.convert_weights import unpack_weights
+    from build_artifacts.steps.convert_weights import convert_weights
     from build_artifacts.steps.resolve import resolve
     from build_artifacts.workspaces.opening import open_temporary_workspace
     from build_artifacts.workspaces.step_runner import StepRunner
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = select_tasks(checkpoint, None, None)
         if find_head(tasks[0]) is ModelHead.NEXT_TOKEN:
             raise encoders_only_error("compact", "the compiler compacts no generative models")
-        checkpoint = unpack_weights(StepRunner(files, progress), checkpoint)
+        checkpoint = convert_weights(StepRunner(files, progress), checkpoint)
         head = read_metadata(checkpoint, tasks).loaded_head
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:

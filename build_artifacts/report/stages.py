@@ -8,7 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files, read_object
+from build_artifacts.checkpoints.checkpoint import (
+    SAFETENSORS_INDEX_NAME,
+    SAFETENSORS_NAME,
+    Checkpoint,
+    hashed_files,
+    read_object,
+)
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
@@ -23,7 +29,7 @@ from build_artifacts.pruning.prune import Pruning, describe_pruning
 from build_artifacts.recipes import CandidateRecipe, ExportRecipe
 from build_artifacts.report.values import BASELINE, ServedVariants, TimingModes
 from build_artifacts.sources.hub import Hub
-from build_artifacts.steps.convert_weights import merge_adapter, unpack_weights
+from build_artifacts.steps.convert_weights import convert_weights, merge_adapter
 from build_artifacts.steps.resolve import pin_to_revision, resolve
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import (
@@ -61,7 +67,7 @@ def rebuild_checkpoint(
         checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
-    checkpoint = unpack_weights(steps, checkpoint)
+    checkpoint = convert_weights(steps, checkpoint)
     if manifest.source.adapter is None:
         return checkpoint
     return merge_adapter(steps, checkpoint, find_adapter(manifest.source, adapter))
@@ -141,8 +147,8 @@ def sum_weight_bytes(directory: Path) -> int:
         for name, path in hashed_files(directory)
         if name.endswith(".safetensors")
     }
-    if "model.safetensors" in sizes:
-        shards = read_object(directory / "model.safetensors.index.json").get("weight_map", {})
+    if SAFETENSORS_NAME in sizes:
+        shards = read_object(directory / SAFETENSORS_INDEX_NAME).get("weight_map", {})
         for shard in set(shards.values()):
             sizes.pop(shard, None)
     return sum(sizes.values())

@@ -1,4 +1,4 @@
-"""Cached steps on the weights of a checkpoint of any family: unpack a file, merge an adapter."""
+"""Cached steps on the weights of a checkpoint of any family: convert them, merge an adapter."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.text_models import has_images
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.merge import merge
+from build_artifacts.steps.text_model import extract_text_model
 from build_artifacts.workspaces.step_runner import StepRunner
 
 
-def unpack_weights(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """Convert a checkpoint with weights in a GGUF or ONNX file to safetensors in fp32.
+def convert_weights(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint of a text model in safetensors.
 
-    Return other checkpoints unchanged. Raises UnsupportedModel if the weights cannot be converted.
+    Weights in a GGUF or ONNX file are converted to fp32, and the text model is taken from a
+    checkpoint with image inputs. Others are returned unchanged. Raises UnsupportedModel if the
+    weights cannot be converted.
     """
     file = checkpoint.packed
-    if file is None:
-        return checkpoint
-    convert = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
-    detail = f"weights of {file.name} to fp32"
-    return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
+    if file is not None:
+        convert = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
+        detail = f"weights of {file.name} to fp32"
+        return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
+    if has_images(checkpoint.weights):
+        detail = "the text model, without image inputs"
+        convert = partial(extract_text_model, checkpoint)
+        return _run_cached(steps, "text-model", "extract", detail, checkpoint, convert)
+    return checkpoint
 
 
 def merge_adapter(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:

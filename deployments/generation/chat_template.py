@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,8 @@ _PROBE_TOOL: dict[str, Any] = {
         },
     },
 }
+# A text that no template contains, to find out in which form a template reads contents.
+_PROBE_TEXT = "content 7c1f"
 # A conversation with a tool, to find out whether a template uses tools.
 PROBE = Chat(({"role": "user", "content": "Hello"},), tools=(_PROBE_TOOL,))
 
@@ -89,6 +91,32 @@ class ChatTemplate:
 
         Raises InvalidField with the error of the template, InputTooLong beyond MAX_CHARACTERS.
         """
+        chat = chat._replace(messages=tuple(map(dict, self._adapt(chat.messages))))
+        return self._render_adapted(chat, add_generation_prompt=add_generation_prompt)
+
+    def _adapt(self, messages: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+        """Return the messages in the form that the template expects."""
+        if self.is_harmony:
+            return adapt_messages(messages)
+        return map(_split_content, messages) if self._reads_parts_only else messages
+
+    @cached_property
+    def _reads_parts_only(self) -> bool:
+        """Whether the template reads contents as lists of parts, as many for images do.
+
+        From a text, such a template drops all characters, or fails.
+        """
+        message = {"role": "user", "content": _PROBE_TEXT}
+        return not self._shows_probe(message) and self._shows_probe(_split_content(message))
+
+    def _shows_probe(self, message: Mapping[str, Any]) -> bool:
+        chat = Chat((dict(message),))
+        try:
+            return _PROBE_TEXT in self._render_adapted(chat, add_generation_prompt=True)
+        except (InvalidField, InputTooLong):
+            return False
+
+    def _render_adapted(self, chat: Chat, *, add_generation_prompt: bool) -> str:
         self._environment.start_counting()
         pieces: list[str] = []
         length = 0
@@ -123,7 +151,7 @@ class ChatTemplate:
         try:
             yield from self._template.generate(
                 {**dict(chat.variables), **self._special_tokens},
-                messages=list(adapt_messages(chat.messages) if self.is_harmony else chat.messages),
+                messages=list(chat.messages),
                 tools=(adapt_tools(chat.tools) if self.is_harmony else list(chat.tools)) or None,
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
@@ -205,6 +233,11 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _split_content(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with its text as a list of one part."""
+    return {**message, "content": [{"type": "text", "text": message["content"]}]}
 
 
 def _raise(reason: str) -> None:

@@ -93,9 +93,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "gpt_oss": GPT_OSS,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
-    "qwen3_5": QWEN3_5,
     "qwen3_5_text": QWEN3_5,
-    "qwen3_5_moe": QWEN3_5_MOE,
     "qwen3_5_moe_text": QWEN3_5_MOE,
 }
 ENCODER_DECODERS: Mapping[str, GraphFamily] = {

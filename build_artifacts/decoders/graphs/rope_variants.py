@@ -225,8 +225,6 @@ QWEN3_5 = RopeDecoder(
     query_norm="each head",
     has_output_gate=True,
     recurrent=apply_gated_delta_net,
-    # Checkpoints with image inputs have this prefix.
-    renames=(("language_model.", ""),),
     fused=_gated_queries,
 )
 QWEN3_5_MOE = replace(QWEN3_5, experts=Experts())

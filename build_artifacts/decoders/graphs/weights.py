@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +10,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.checkpoints.checkpoint import list_weight_files
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
 
 Side = Literal["encoder", "decoder"]
 # Pairs of a part of a name in a checkpoint and its replacement.
 Renames = Sequence[tuple[str, str]]
-
-_SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +69,7 @@ class CheckpointWeights:
         from safetensors import safe_open
 
         self._tensors: dict[str, _StoredTensor] = {}
-        for path in _files(checkpoint):
+        for path in list_weight_files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - the file object is no mapping
                 name = stored.removeprefix(base)
@@ -133,11 +130,3 @@ class CheckpointWeights:
 def embedding_names(side: Side) -> list[str]:
     """Return the possible names of the embedding table of `side`: its own or the shared table."""
     return [f"{side}.embed_tokens.weight", "shared.weight"]
-
-
-def _files(checkpoint: Path) -> list[Path]:
-    """Return the files of the weights. As in transformers, one whole file comes before shards."""
-    if (checkpoint / _SINGLE).is_file():
-        return [checkpoint / _SINGLE]
-    shards = json.loads((checkpoint / _INDEX).read_bytes())["weight_map"].values()
-    return [checkpoint / shard for shard in sorted(set(shards))]

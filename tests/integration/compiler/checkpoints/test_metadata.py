@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 from build_artifacts.checkpoints.adapter import read_adapter
-from build_artifacts.checkpoints.architectures import WITH_IMAGES, parse_task_class
+from build_artifacts.checkpoints.architectures import parse_task_class
 from build_artifacts.checkpoints.decoders import (
     GRAPH_BUILDERS,
     find_decoder_settings,
@@ -247,6 +247,8 @@ def test_special_tokens_have_template_names(directory: Path) -> None:
 )
 def test_chat_template_in_tokenizer_config_is_read(directory: Path, settings: object) -> None:
     assert read_chat_templates(directory) == {}
+    write_json(directory / "chat_template.json", {"chat_template": "for images"})
+    assert read_chat_templates(directory) == {CHAT_TEMPLATE_NAME: "for images"}
     write_json(directory / "tokenizer_config.json", {"chat_template": settings})
     assert read_chat_templates(directory) == {CHAT_TEMPLATE_NAME: "a template"}
     (directory / CHAT_TEMPLATE_NAME).write_text("the file", encoding="utf-8")
@@ -394,4 +396,4 @@ def test_unsupported_encoder_decoder_is_rejected_by_name(directory: Path) -> Non
 def test_supported_types_match_graph_builders() -> None:
     assert set(SUPPORTED) == set(ENCODER_DECODERS)
     classes = (getattr(transformers, name).config_class for name in GRAPH_BUILDERS)
-    assert {*WITH_IMAGES, *(kind.model_type for kind in classes)} == set(DECODERS)
+    assert {kind.model_type for kind in classes} == set(DECODERS)

@@ -1,9 +1,8 @@
-"""Decoders with recurrent layers: states in slots, builds, and checkpoints with image inputs."""
+"""Decoders with recurrent layers: states in slots, and builds."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,9 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 
-from build_artifacts.checkpoints.architectures import load_config, read_architecture
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
@@ -32,15 +29,10 @@ from deployments.engines.decoder_factory import measure_kv_cache, open_decoder
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.errors import EngineFailed
 from tests.integration.compiler.decoders.test_families import (
-    check_logits,
-    compute_logits,
     export_graph,
     quantize,
-    run_graph,
 )
-from tests.support.decoder_artifacts import write_byte_tokenizer
-from tests.support.decoder_families import MAMBA2, OWN, SIZES, randomize, write_decoder
-from tests.support.tiny_encoders import write_json
+from tests.support.decoder_families import MAMBA2, OWN, write_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -182,37 +174,3 @@ def test_build_seals_a_graph_that_answers_as_transformers(tmp_path: Path) -> Non
             position = len(PROMPT) + len(tokens) - 1
             tokens.append(int(step(engine, 1, tokens[-1], position).argmax()))
     assert tokens == expected
-
-
-def test_text_model_of_a_checkpoint_with_image_inputs(tmp_path: Path) -> None:
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
-    tokenizer = write_byte_tokenizer(checkpoint / "tokenizer.json")
-    write_json(checkpoint / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    text = SIZES | OWN["Qwen3_5ForCausalLM"] | {"vocab_size": tokenizer.get_vocab_size()}
-    images = {
-        "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2,
-        "out_hidden_size": text["hidden_size"], "num_position_embeddings": 16,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    config = transformers.Qwen3_5Config(text_config=text, vision_config=images)
-    model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
-    randomize(model)
-    model.save_pretrained(checkpoint)
-    spec = export_graph(tmp_path, DECODER_FP32)
-    model.config.vocab_size = tokenizer.get_vocab_size()
-    ids, expected = compute_logits(model)
-    check_logits(run_graph(spec, ids), expected, 1e-3)
-    config_file = checkpoint / "config.json"
-    renamed = json.loads(config_file.read_bytes()) | {"architectures": ["Qwen3_5ForCausalLM"]}
-    config_file.write_text(json.dumps(renamed), encoding="utf-8")
-    assert read_architecture(load_config(checkpoint)) == "Qwen3_5ForCausalLM"
-    assert load_config(checkpoint).num_hidden_layers == text["num_hidden_layers"]
-    quantized = json.loads(config_file.read_bytes()) | {
-        "quantization_config": {"quant_method": "fp8"}
-    }
-    config_file.write_text(json.dumps(quantized), encoding="utf-8")
-    (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "checkpoint").symlink_to(checkpoint)
-    with pytest.raises(UnsupportedModel, match="the checkpoint is quantized"):
-        export_graph(tmp_path / "again", DECODER_FP32)

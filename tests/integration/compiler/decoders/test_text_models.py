@@ -1,0 +1,157 @@
+"""Text models of checkpoints with image inputs, compared with the whole models in transformers."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from build_artifacts.checkpoints.architectures import WITH_IMAGES
+from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.progress import BuildProgress
+from build_artifacts.recipes import DECODER_FP32, BuildRecipe
+from build_artifacts.steps.text_model import extract_text_model
+from deployments.artifacts.manifest import ModelSource
+from tests.integration.compiler.decoders.test_families import (
+    TOKENS,
+    check_logits,
+    export_graph,
+    run_graph,
+)
+from tests.support.decoder_artifacts import write_byte_tokenizer
+from tests.support.decoder_families import OWN, SIZES, randomize
+from tests.support.tiny_encoders import write_json
+
+VISION = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "image_size": 28, "patch_size": 14,
+}  # fmt: skip
+QWEN_VISION = {
+    "depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 256,
+    "num_position_embeddings": 16,
+}  # fmt: skip
+IMAGE_POSITIONS = {
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]},
+}  # fmt: skip
+# Values of the text model and of the image encoder, by model type of the checkpoint.
+KINDS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (OWN["Gemma3ForCausalLM"], VISION),
+    "idefics3": ({"model_type": "llama"}, VISION),
+    "internvl": (
+        {"model_type": "qwen3"} | OWN["Qwen3ForCausalLM"],
+        VISION | {"image_size": [28, 28], "patch_size": [14, 14]},
+    ),
+    "lfm2_vl": ({"model_type": "lfm2"} | OWN["Lfm2ForCausalLM"], VISION),
+    "llava": ({"model_type": "mistral"} | OWN["MistralForCausalLM"], VISION),
+    "llava_next": ({"model_type": "llama"}, VISION),
+    "llava_onevision": ({"model_type": "qwen2"}, VISION),
+    "mistral3": ({"model_type": "mistral"} | OWN["MistralForCausalLM"], VISION),
+    "qwen2_vl": (
+        IMAGE_POSITIONS, {"depth": 1, "embed_dim": 32, "hidden_size": 256, "num_heads": 2},
+    ),
+    "qwen2_5_vl": (IMAGE_POSITIONS, QWEN_VISION),
+    "qwen3_vl": (OWN["Qwen3ForCausalLM"], QWEN_VISION),
+    "qwen3_5": (OWN["Qwen3_5ForCausalLM"], QWEN_VISION),
+    "qwen3_5_moe": (OWN["Qwen3_5MoeForCausalLM"], QWEN_VISION),
+    "smolvlm": ({"model_type": "llama"}, VISION),
+}  # fmt: skip
+
+
+def write_model(kind: str, directory: Path, *, hub_names: bool = True) -> Any:
+    """Write a tiny model with random weights to `directory`, with the hub's names of tensors."""
+    directory.mkdir()
+    tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    own, vision = KINDS[kind]
+    text = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | own
+    model_class = getattr(transformers, WITH_IMAGES[kind])
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(text_config=text, vision_config=vision)).eval()
+    randomize(model)
+    model.save_pretrained(directory, save_original_format=hub_names)
+    return model
+
+
+def extract(directory: Path) -> Path:
+    """Extract the text model of `directory / "whole"` to `directory / "checkpoint"`."""
+    whole = Checkpoint(directory / "whole", ModelSource(ref="here", revision="1"), "tiny/model")
+    (directory / "checkpoint").mkdir(exist_ok=True)
+    return extract_text_model(whole, directory / "checkpoint").weights
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hub_names", [True, False], ids=["hub", "transformers 5"])
+@pytest.mark.parametrize("kind", WITH_IMAGES)
+def test_text_model_computes_what_the_whole_model_computes(
+    kind: str, hub_names: bool, tmp_path: Path
+) -> None:
+    model = write_model(kind, tmp_path / "whole", hub_names=hub_names)
+    weights = extract(tmp_path)
+    read = transformers.AutoConfig.from_pretrained(weights)
+    assert read.architectures[0].endswith("ForCausalLM")
+    ids = np.random.default_rng(0).integers(8, read.vocab_size, TOKENS)
+    with torch.inference_mode():
+        expected = model(torch.from_numpy(ids)[None]).logits[0].numpy()
+    spec = export_graph(tmp_path, DECODER_FP32)
+    check_logits(run_graph(spec, ids), expected, 2e-4)
+
+
+@pytest.mark.slow
+def test_build_of_a_checkpoint_with_images_seals_its_text_model(tmp_path: Path) -> None:
+    write_model("smolvlm", tmp_path / "whole")
+    request = BuildRequest(
+        ref=str(tmp_path / "whole"),
+        store=tmp_path / "store",
+        recipe=BuildRecipe(candidates=(), decoders=(DECODER_FP32,)),
+        budget=BuildBudget(tune_seconds=0),
+    )
+    log = io.StringIO()
+    manifest = build(request, BuildProgress(log)).manifest
+    assert "the text model, without image inputs" in log.getvalue()
+    assert manifest.architecture == "LlamaForCausalLM"
+    assert manifest.tasks == ("text-generation",)
+    assert [candidate.name for candidate in manifest.candidates] == ["cpu-fp32"]
+
+
+def edit_config(directory: Path, changes: dict[str, Any]) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes), encoding="utf-8")
+
+
+def test_quantized_checkpoint_is_rejected_before_it_is_copied(tmp_path: Path) -> None:
+    write_model("qwen3_5", tmp_path / "whole")
+    edit_config(tmp_path / "whole", {"quantization_config": {"quant_method": "fp8"}})
+    with pytest.raises(UnsupportedModel, match="the checkpoint is quantized"):
+        extract(tmp_path)
+    assert not list((tmp_path / "checkpoint").iterdir())
+
+
+def test_unsupported_text_model_is_rejected_by_name(tmp_path: Path) -> None:
+    write_model("llava", tmp_path / "whole")
+    edit_config(tmp_path / "whole", {"text_config": {"model_type": "rwkv"}})
+    with pytest.raises(UnsupportedModel, match="`RwkvForCausalLM` cannot be built"):
+        extract(tmp_path)
+    edit_config(tmp_path / "whole", {"text_config": {"model_type": "t5"}})
+    with pytest.raises(UnsupportedModel, match="no class for the text model `t5`"):
+        extract(tmp_path)
+
+
+def test_checkpoint_without_weights_of_the_text_model_is_rejected(tmp_path: Path) -> None:
+    write_model("llava", tmp_path / "whole")
+    path = tmp_path / "whole" / "model.safetensors"
+    tensors = load_file(path)
+    save_file({name: each for name, each in tensors.items() if "language" not in name}, path)
+    with pytest.raises(UnsupportedModel, match="has no weights of a text model"):
+        extract(tmp_path)

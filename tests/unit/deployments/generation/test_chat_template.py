@@ -1,0 +1,49 @@
+"""Chat templates that read contents as lists of parts, as those of models with images do."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployments.errors import InvalidField
+from deployments.generation.chat_template import ChatTemplate
+from deployments.messages import Chat
+
+# Such a template of SmolVLM's kind loses the characters of a text without an error.
+PARTS = (
+    "{% for message in messages %}{{ message['role'] }}:"
+    "{% if message['content'][0]['type'] == 'image' %}<image>{% endif %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}"
+    "{% endif %}{% endfor %};{% endfor %}"
+)
+TEXTS = "{% for message in messages %}{{ message['role'] }}:{{ message['content'] }};{% endfor %}"
+BOTH = (
+    "{% for message in messages %}{{ message['role'] }}:"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{{ part['text'] }}!{% endfor %}{% endif %};{% endfor %}"
+)
+TALK = Chat(
+    (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": ""},
+    )
+)
+
+
+@pytest.mark.parametrize("source", [PARTS, TEXTS, BOTH])
+def test_template_gets_contents_in_the_form_that_it_reads(source: str) -> None:
+    template = ChatTemplate(source, {})
+    for _ in range(2):
+        assert template.render(TALK) == "system:Be brief.;user:Hello;assistant:;"
+
+
+def test_template_that_fails_for_texts_gets_parts() -> None:
+    source = f"{{% if messages[0]['content'] is string %}}{{{{ 1 / 0 }}}}{{% endif %}}{PARTS}"
+    assert ChatTemplate(source, {}).render(TALK).startswith("system:Be brief.;")
+
+
+def test_template_that_reads_neither_form_gets_texts() -> None:
+    template = ChatTemplate("{{ messages[0]['content'].upper() }}", {})
+    assert template.render(TALK) == "BE BRIEF."
+    with pytest.raises(InvalidField, match="rejects `messages`: too short"):
+        ChatTemplate("{{ raise_exception('too short') }}", {}).render(TALK)
