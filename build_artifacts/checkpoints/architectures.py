@@ -17,6 +17,8 @@ TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the libr
 # Class names by model type of checkpoints with image inputs. The text model is built alone.
 WITH_IMAGES: Mapping[str, str] = {
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma4": "Gemma4ForConditionalGeneration",
+    "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration",
     "internvl": "InternVLForConditionalGeneration",
     "lfm2_vl": "Lfm2VlForConditionalGeneration",

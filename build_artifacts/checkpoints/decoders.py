@@ -57,9 +57,12 @@ GRAPH_BUILDERS = (
     "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
     "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
     "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM", "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
+# Model types whose layers differ in heads, or share KV caches.
+_UNEQUAL_LAYERS = ("gemma4_text", "gemma4_unified_text")
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
 _TURN_ENDS = (
     "<|im_end|>",
@@ -138,13 +141,17 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
     Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
     heads = config.num_attention_heads
+    shapes = _list_kv_shapes(config)
+    kv_heads, head_dim = max(shapes, key=lambda shape: shape[1])
+    values = 2 * sum(each_heads * size for each_heads, size in shapes)
     suppressed = read_suppressed_tokens(read_object(find_generation_config(weights)))
     special = special_tokens(weights)
     return GenerationConfig(
-        layers=len(list_attention_layers(config)),
+        layers=len(shapes),
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        token_kv_values=values if config.model_type in _UNEQUAL_LAYERS else None,
         eos_token_ids=_read_eos_token_ids(weights, special, config.vocab_size),
         special_tokens=special,
         suppressed_token_ids=tuple(each for each in suppressed if each < config.vocab_size),
@@ -152,6 +159,19 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         has_experts=has_experts(config),
         state_values=count_state_values(config),
     )
+
+
+def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
+    """Return KV heads and values per head of each layer that has a KV cache of its own."""
+    heads = config.num_attention_heads
+    layers = list_attention_layers(config)
+    if config.model_type in _UNEQUAL_LAYERS:
+        own = layers[: len(layers) - config.num_kv_shared_layers]  # the others read earlier caches
+        each = (config.per_layer_config[layer] for layer in own)
+        return [(layer.num_key_value_heads, layer.head_dim) for layer in each]
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    return [(kv_heads, head_dim)] * len(layers)
 
 
 def _read_defaults(weights: Path) -> GenerationDefaults:

@@ -79,15 +79,24 @@ def _build_feeds(
 ) -> dict[str, NDArray[np.generic]]:
     """Build the inputs for a prompt, with an empty KV cache that has room for the prompt only."""
     count = len(text)
-    cache = np.zeros((1, generation_config.kv_heads, count, generation_config.head_dim), np.float32)
+    caches = (i for i in model.graph.input if i.name.startswith("past_key_values."))
     states = (i for i in model.graph.input if i.name.startswith(PAST_STATES))
     return {
         **{i.name: np.zeros(_read_state_shape(i), np.float32) for i in states},
-        **{i.name: cache for i in model.graph.input if i.name.startswith("past_key_values.")},
+        **{i.name: _build_cache(i, count, generation_config) for i in caches},
         "input_ids": np.array([text]),
         "attention_mask": np.ones((1, count), np.int64),
         LOGITS_FROM: np.array([count - 1]),
     }
+
+
+def _build_cache(
+    cache: onnx.ValueInfoProto, tokens: int, generation_config: GenerationConfig
+) -> FloatArray:
+    """Return empty keys or values of a layer. Graphs of the model builder state no head size."""
+    _, heads, _, size = (axis.dim_value for axis in cache.type.tensor_type.shape.dim)
+    kv_heads, head_dim = generation_config.kv_heads, generation_config.head_dim
+    return np.zeros((1, heads or kv_heads, tokens, size or head_dim), np.float32)
 
 
 def _read_state_shape(state: onnx.ValueInfoProto) -> tuple[int, ...]:

@@ -93,6 +93,8 @@ def _export_with_graph_builder(
         _check_shape(
             metadata, (written.layers, written.kv_heads, written.head_dim, written.vocabulary)
         )
+        kv_values = written.kv_values, metadata.required_generation_config.token_kv_values
+        assert kv_values[1] in (None, kv_values[0]), "bug: the graph has another KV cache"
         assert written.state_values == metadata.required_generation_config.state_values, (
             "bug: the graph has other recurrent states than checkpoints/recurrent_states.py counts"
         )

@@ -152,6 +152,12 @@ def check_recipe(
             f"as those of `{metadata.architecture}`",
             hint="use its ONNX graphs, which run on the CPU",
         )
+    if metadata.required_generation_config.token_kv_values is not None:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: the engine {recipe.engine} needs equal KV caches in all layers; "
+            f"those of `{metadata.architecture}` differ",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
     if recipe.precision == "fp16" and metadata.required_generation_config.has_experts:
         raise UnsupportedModel(
             f"`{recipe.name}`: torch has no fp16 kernel for the experts of "

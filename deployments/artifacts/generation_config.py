@@ -50,13 +50,16 @@ class GenerationDefaults(FrozenModel):
 class GenerationConfig(FrozenModel):
     """Settings of a generative model: shape of its KV cache, token ids, texts and defaults.
 
-    The KV cache of a layer is two arrays [slots, kv_heads, tokens, head_dim], keys and values.
+    The KV cache of a layer is two arrays [slots, kv_heads, tokens, head_dim], keys and values. If
+    layers differ in these sizes, `head_dim` is the largest, and `token_kv_values` counts all.
     """
 
     layers: int = Field(ge=1)  # with a KV cache; other layers have recurrent states
     heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)
+    # Number of keys and values of one token, if the layers differ. None: all layers are equal.
+    token_kv_values: int | None = Field(None, ge=1)
     eos_token_ids: tuple[int, ...] = Field(min_length=1)  # each of these tokens ends an answer
     # Variables of the chat template, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = Field(default_factory=dict)

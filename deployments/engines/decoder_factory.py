@@ -133,4 +133,5 @@ def _warm_up(decoder: DecoderEngine) -> None:
 
 def kv_bytes_per_token(config: GenerationConfig, value_bytes: int) -> int:
     """Return the bytes of the keys and values of one token in all layers."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * value_bytes
+    equal = 2 * config.layers * config.kv_heads * config.head_dim
+    return (config.token_kv_values or equal) * value_bytes

@@ -38,9 +38,11 @@ MAMBA2 = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
-# Architectures whose OWN values include recurrent layers.
-RECURRENT = (
+# Architectures that torch engines do not run: their OWN values include recurrent layers, or their
+# layers differ in KV caches.
+CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -101,6 +103,15 @@ OWN: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": DELTA_NET,
     "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "Gemma4UnifiedForCausalLM": {
+        "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "head_dim": 16,
+        "global_head_dim": 32, "sliding_window": WINDOW, "final_logit_softcapping": 3.0},
+    "Gemma4ForCausalLM": {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW,
+        "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 300,
+        "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
@@ -132,3 +143,5 @@ def randomize(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):  # zero in a new model
                 buffer.normal_(std=0.1)
+            elif name.endswith("layer_scalar"):  # one in a new model
+                buffer.uniform_(0.5, 1.5)

@@ -18,6 +18,7 @@ from build_artifacts.decoders.graphs.bart import (
     MBART,
     PEGASUS,
 )
+from build_artifacts.decoders.graphs.gemma4 import build_gemma4
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
 from build_artifacts.decoders.graphs.rope_variants import (
@@ -64,6 +65,8 @@ ENCODER_NAME = "encoder.onnx"
 DECODERS: Mapping[str, GraphFamily] = {
     "gpt2": build_gpt2,
     "gpt_neox": GPT_NEOX,
+    "gemma4_text": build_gemma4,
+    "gemma4_unified_text": build_gemma4,
     "smollm3": SMOLLM3,
     "seed_oss": LLAMA,
     "olmo2": OLMO2,
@@ -139,6 +142,7 @@ class ExportedModel:
     kv_heads: int
     head_dim: int
     vocabulary: int
+    kv_values: int  # keys and values of one token in all layers
     state_values: int  # of the recurrent states of one sequence
     eos_token_ids: tuple[int, ...]
 
@@ -186,6 +190,7 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
         kv_heads=graphs.shape.kv_heads,
         head_dim=graphs.shape.size,
         vocabulary=graphs.vocabulary,
+        kv_values=graphs.decoder.count_input_values("past_key_values."),
         state_values=graphs.decoder.count_input_values(PAST_STATES),
         eos_token_ids=tuple(iterate_token_ids(generation.eos_token_id)),
     )

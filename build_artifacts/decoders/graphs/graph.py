@@ -56,9 +56,14 @@ class GraphWriter:
         self._outputs.append(value)
 
     def count_input_values(self, prefix: str) -> int:
-        """Return the values of the inputs with this prefix that one sequence of a batch has."""
+        """Return the values of the inputs with this prefix that one sequence of a batch has.
+
+        For inputs that grow with its tokens, these are the values of one token.
+        """
         shapes = (value.shape for value in self._inputs if value.name.startswith(prefix))
-        return sum(math.prod(shape[1:]) for shape in shapes)
+        return sum(
+            math.prod(axis for axis in shape[1:] if isinstance(axis, int)) for shape in shapes
+        )
 
     def op(self, op_type: str, *inputs: Value | None, name: str = "", **attributes: Any) -> Value:
         """Append an operator with one output. `attributes` may include the operator's `domain`."""

@@ -70,8 +70,8 @@ class ModelGraphs:
 
     decoder: GraphWriter
     encoder: GraphWriter | None = None  # encoder-decoder models only
-    layers: int  # number of decoder layers
-    shape: HeadShape  # attention heads of a decoder layer
+    layers: int  # number of decoder layers with a KV cache
+    shape: HeadShape  # attention heads of a decoder layer; the largest, if layers differ
     vocabulary: int
 
 
@@ -163,6 +163,7 @@ class SelfAttentionInputs:
         self._total = graph.op("Cast", self._width, to=INT32)
         self.tokens = read_length(graph, self.ids)
         self._positions: Value | None = None
+        self._present: dict[int, Sequence[Value]] = {}  # keys and values by layer
 
     def positions(self) -> Value:
         """Return the token positions within each slot, [B, T]."""
@@ -217,7 +218,21 @@ class SelfAttentionInputs:
         )
         for part, value in zip(KV_NAMES, present, strict=True):
             graph.output(value, f"present.{layer}.{part}", *size)
+        self._present[layer] = present
         return attended
+
+    def attend_to_layer(
+        self, layer: int, query: Value, shape: HeadShape, *, window: int | None, name: str
+    ) -> Value:
+        """Attend causally to the keys and values of an earlier `layer`, new tokens included.
+
+        `query` is [B, T, heads x size], after RoPE. The operator gets no new keys and values.
+        """
+        graph = self._graph
+        none = empty_kv(graph, self.ids, shape)
+        attributes = shape.grouped | ({} if window is None else {"local_window_size": window})
+        inputs = [query, none, none, *self._present[layer], self._lengths, self._total]
+        return graph.op("GroupQueryAttention", *inputs, name=name, **attributes)
 
     def select_logits_positions(self, hidden: Value) -> Value:
         """Select the tokens that need logits: [B, T, D] -> [B, T - logits_from, D]."""
@@ -241,9 +256,7 @@ class CrossAttentionInputs:
         self._total = graph.op("Cast", read_length(graph, mask), to=INT32)
         self._mask = graph.op("Cast", mask, to=INT32)
         self._is_step = graph.op("Equal", tokens, graph.constant(1))
-        empty = [graph.op("Shape", mask, end=1), graph.constant([0, shape.heads * shape.size])]
-        empty_kv = graph.op("ConstantOfShape", graph.op("Concat", *empty, axis=0))
-        self._empty_kv = [empty_kv, empty_kv]  # keys and values of zero tokens
+        self._empty_kv = [empty_kv(graph, mask, shape)] * 2
 
     def attend(self, layer: int, query: Value) -> Value:
         """Attend to the source: [B, T, heads x size] -> [B, T, heads x size].
@@ -269,6 +282,12 @@ class CrossAttentionInputs:
             **shape.attributes,
         )
         return self._graph.if_else(self._is_step, [step], [part], name)
+
+
+def empty_kv(graph: GraphWriter, rows: Value, shape: HeadShape) -> Value:
+    """Return keys or values of zero tokens, [B, 0, KV heads x size], for `rows` [B, N]."""
+    sizes = [graph.op("Shape", rows, end=1), graph.constant([0, shape.kv_heads * shape.size])]
+    return graph.op("ConstantOfShape", graph.op("Concat", *sizes, axis=0))
 
 
 def sum_rows(graph: GraphWriter, mask: Value) -> Value:

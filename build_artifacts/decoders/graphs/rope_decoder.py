@@ -10,12 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from build_artifacts.checkpoints.architectures import (
-    TransformersConfig,
-    read_max_positions,
-)
+from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
     ConfigFlag,
@@ -34,6 +29,7 @@ from build_artifacts.decoders.graphs.kv_inputs import (
     ModelGraphs,
     SelfAttentionInputs,
 )
+from build_artifacts.decoders.graphs.layer_ropes import LayerRopes
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
@@ -126,12 +122,12 @@ class _DecoderBuilder:
         weights: CheckpointWeights,
         rope: ReferenceRope,
     ) -> None:
-        self._variant, self._config, self._rope = variant, config, rope
+        self._variant, self._config = variant, config
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
         self._attention_layers = list_attention_layers(config)
-        self._rope_by_kind: dict[str | None, LayerRope] = {}  # by kind of layer
+        self._ropes = LayerRopes(self._graph, config, rope, interleaved=variant.interleaved)
         self._is_parallel = variant.parallel(config)
         self._query_norm = variant.query_norm if variant.has_query_norm(config) else None
         heads = config.num_attention_heads
@@ -234,21 +230,9 @@ class _DecoderBuilder:
         return graph.op("Reshape", self._norm(apart, module), graph.constant([0, 0, -1]))
 
     def _layer_rope(self, number: int) -> LayerRope | None:
-        """Return the RoPE of a layer. Layers of one kind share tables."""
         if not self._variant.has_rope(self._config, number):
             return None
-        kind = self._rope.kind(number)
-        if kind not in self._rope_by_kind:
-            positions = read_max_positions(self._config)
-            assert positions is not None, "bug: a config without a maximum of positions"
-            cosines, sines = self._rope.compute_tables(kind, np.arange(positions))
-            self._rope_by_kind[kind] = LayerRope(
-                self._graph.tensor(f"rope.{kind}.cosines", cosines),
-                self._graph.tensor(f"rope.{kind}.sines", sines),
-                channels=2 * cosines.shape[1],
-                interleaved=self._variant.interleaved,
-            )
-        return self._rope_by_kind[kind]
+        return self._ropes.of(number)
 
     def _mlp_or_experts(self, number: int, hidden: Value) -> Value:
         """Apply the MLP of a layer, or its mixture of experts if the checkpoint has a router."""

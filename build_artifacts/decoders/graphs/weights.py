@@ -104,6 +104,12 @@ class CheckpointWeights:
         """Return a copy of the tensor. Raises UnsupportedModel when it is missing."""
         return self.read_stored(name).astype(np.float32, copy=False)
 
+    def read_columns(self, name: str, columns: slice) -> FloatArray:
+        """Return columns of a matrix. Raises UnsupportedModel when it is missing."""
+        tensor = self._find(name)
+        part: NDArray[np.generic] = tensor.file.get_slice(tensor.name)[:, columns]
+        return part.astype(np.float32, copy=False)
+
     def read_stored(self, name: str) -> NDArray[np.generic]:
         """Return a copy of the tensor with its own type.
 

@@ -35,7 +35,7 @@ class KvCacheLayout:
     """Two arrays per layer, keys and values: [slots, heads, tokens, size]."""
 
     names: tuple[str, ...]  # a name per array, such as "0.key"
-    shape: tuple[int, int, int, int]  # of each array
+    shapes: tuple[tuple[int, int, int, int], ...]  # of each array
     dtype: np.dtype[np.generic]
     logits_dtype: np.dtype[np.generic]
 
@@ -44,13 +44,27 @@ class KvCacheLayout:
         """Return the layout of `slots` slots of `context` tokens, with the types of the graph."""
         config = spec.generation_config
         types = {output.name: _parse_dtype(output) for output in session.get_outputs()}
+        sizes = {given.name: given.shape for given in session.get_inputs()}
         names = tuple(f"{layer}.{name}" for layer in range(config.layers) for name in KV_NAMES)
+        shapes = []
+        for name in names:
+            _, heads, _, size = sizes[f"past_key_values.{name}"]
+            # onnxruntime-genai's model builder names the head size instead of stating it.
+            stated = isinstance(heads, int) and isinstance(size, int)
+            kv_heads, head_dim = (heads, size) if stated else (config.kv_heads, config.head_dim)
+            shapes.append((slots, kv_heads, context, head_dim))
         return cls(
             names,
-            (slots, config.kv_heads, context, config.head_dim),
+            tuple(shapes),
             dtype=types[f"present.{names[0]}"],
             logits_dtype=types["logits"],
         )
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """The shape of all arrays, for a model whose layers have equal heads."""
+        assert len(set(self.shapes)) == 1, "bug: arrays of different shapes"
+        return self.shapes[0]
 
 
 def _parse_dtype(output: ort.NodeArg) -> np.dtype[np.generic]:
@@ -102,7 +116,7 @@ class HostKvCache:
     def __init__(self, layout: KvCacheLayout) -> None:
         self.names = layout.names
         self.arrays: list[NDArray[np.generic]] = [
-            np.zeros(layout.shape, layout.dtype) for _ in layout.names
+            np.zeros(shape, layout.dtype) for shape in layout.shapes
         ]
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:

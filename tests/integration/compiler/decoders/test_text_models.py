@@ -48,6 +48,13 @@ IMAGE_POSITIONS = {
 # Values of the text model and of the image encoder, by model type of the checkpoint.
 KINDS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (OWN["Gemma3ForCausalLM"], VISION),
+    "gemma4": (
+        OWN["Gemma4ForCausalLM"],
+        VISION | {"num_key_value_heads": 2, "head_dim": 16, "position_embedding_size": 16},
+    ),
+    "gemma4_unified": (
+        OWN["Gemma4UnifiedForCausalLM"], {"mm_embed_dim": 256, "mm_posemb_size": 16},
+    ),
     "idefics3": ({"model_type": "llama"}, VISION),
     "internvl": (
         {"model_type": "qwen3"} | OWN["Qwen3ForCausalLM"],

@@ -1,0 +1,42 @@
+"""RoPE tables of the layers of one graph."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from build_artifacts.checkpoints.architectures import TransformersConfig, read_max_positions
+from build_artifacts.decoders.graphs.graph import GraphWriter
+from build_artifacts.decoders.graphs.kv_inputs import LayerRope
+from build_artifacts.decoders.reference_rope import ReferenceRope
+
+
+class LayerRopes:
+    """RoPE of the layers. Layers of one kind share tables."""
+
+    def __init__(
+        self,
+        graph: GraphWriter,
+        config: TransformersConfig,
+        reference: ReferenceRope,
+        *,
+        interleaved: bool = False,
+    ) -> None:
+        """`interleaved`: RoPE pairs neighboring channels, instead of the halves."""
+        self._graph, self._config, self._reference = graph, config, reference
+        self._interleaved = interleaved
+        self._by_kind: dict[str | None, LayerRope] = {}
+
+    def of(self, layer: int) -> LayerRope:
+        """Return the RoPE of a layer."""
+        kind = self._reference.kind(layer)
+        if kind not in self._by_kind:
+            positions = read_max_positions(self._config)
+            assert positions is not None, "bug: a config without a maximum of positions"
+            cosines, sines = self._reference.compute_tables(kind, np.arange(positions))
+            self._by_kind[kind] = LayerRope(
+                self._graph.tensor(f"rope.{kind}.cosines", cosines),
+                self._graph.tensor(f"rope.{kind}.sines", sines),
+                channels=2 * cosines.shape[1],
+                interleaved=self._interleaved,
+            )
+        return self._by_kind[kind]
