@@ -71,6 +71,8 @@ _TURN_ENDS = (
     "<|end|>",
     "<|end_of_turn|>",
     "<|eom_id|>",
+    "<turn|>",
+    "<|tool_response>",  # of Gemma 4, which begins the result of its call
 )
 GENERATION_CONFIG_NAME = "generation_config.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"

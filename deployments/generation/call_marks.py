@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
-from deployments.messages import CALL_ARGUMENTS, CALL_CLOSE, CALL_ID, CALL_OPEN
+from deployments.messages import CALL_ARGUMENTS, CALL_CLOSE, CALL_ID, CALL_OPEN, CALL_STRING
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 # Text by the name of a token.
 _TEXTS: Mapping[str, str] = {
-    **{mark: mark for mark in (CALL_OPEN, CALL_CLOSE, CALL_ID, CALL_ARGUMENTS)},
+    **{mark: mark for mark in (CALL_OPEN, CALL_CLOSE, CALL_ID, CALL_ARGUMENTS, CALL_STRING)},
     "<|tool_call_start|>": CALL_OPEN,  # of LFM2
     "<|tool_call_end|>": CALL_CLOSE,
     "<|tool_call|>": CALL_OPEN,  # of Granite 3
+    "<|tool_call>": CALL_OPEN,  # of Gemma 4
+    "<tool_call|>": CALL_CLOSE,
     "[TOOL_CALLS]": CALL_OPEN,  # of Mistral, which marks no end
 }
 

@@ -22,6 +22,7 @@ class MarkTexts(NamedTuple):
 
     open: str
     close: str
+    label: str = ""  # text between the first mark and the reasoning
 
 
 THINK = MarkTexts("<think>", "</think>")  # of Qwen3, DeepSeek-R1 and most others
@@ -30,6 +31,7 @@ KNOWN_MARKS = (
     MarkTexts("[THINK]", "[/THINK]"),  # of Magistral
     MarkTexts("<seed:think>", "</seed:think>"),  # of Seed-OSS
     MarkTexts("<|START_THINKING|>", "<|END_THINKING|>"),  # of Command A
+    MarkTexts("<|channel>", "<channel|>", label="thought\n"),  # of Gemma 4
 )
 
 
@@ -130,6 +132,7 @@ class ReasoningSplitter(AnswerSplitter):
         self.marks = marks
         self._phase = _Phase.INSIDE if is_inside else _Phase.BEFORE
         self._trims_text = trims_text
+        self._label = marks.texts.label  # characters of it that may follow
         self._held: list[Token] = []  # blank tokens of BEFORE
 
     @classmethod
@@ -180,13 +183,20 @@ class ReasoningSplitter(AnswerSplitter):
                 self._phase = _Phase.AFTER if self._trims_text else _Phase.OVER
                 return [self._hide(token, self.marks.texts.close)]
             case _Phase.INSIDE:
-                return [self._hide(token)]
+                return [self._hide(self._skip_label(token))]
             case _Phase.AFTER if is_blank:
                 return [self._hide(token)]
             case _Phase.AFTER:
                 token = _trim_start(token)
         self._phase = _Phase.OVER
         return [*self.flush(), token]
+
+    def _skip_label(self, token: Token) -> Token:
+        """Return `token` without the characters that are part of the label."""
+        label = self._label
+        rest = token.text.removeprefix(label)
+        self._label = label[len(token.text) :] if label.startswith(token.text) else ""
+        return token._replace(text="" if self._label else rest)
 
     def flush(self) -> list[Token]:
         held, self._held = self._held, []

@@ -141,6 +141,7 @@ class TopLogprob(NamedTuple):
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 # Marks of Mistral within a call, before its id and before its arguments.
 CALL_ID, CALL_ARGUMENTS = "[CALL_ID]", "[ARGS]"
+CALL_STRING = '<|"|>'  # before and after a string, in the calls of Gemma 4
 
 
 class Token(NamedTuple):

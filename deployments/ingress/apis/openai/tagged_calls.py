@@ -3,6 +3,7 @@
     <function=NAME><parameter=KEY>VALUE</parameter></function>      Qwen3-Coder
     NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>          GLM-4.5
     NAME[CALL_ID]ID[ARGS]{"KEY": VALUE}                             Mistral, also without the id
+    call:NAME{KEY:VALUE}                                            Gemma 4 (gemma_calls.py)
 
 White space may surround the tags. The schema of a function decides which values are strings.
 """
@@ -16,9 +17,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from deployments.ingress.apis.openai.gemma_calls import read_gemma_arguments
 from deployments.messages import CALL_ARGUMENTS, CALL_ID
 
 FUNCTION = "<function="
+_GEMMA = "call:"
 _KEY, _END_KEY = "<arg_key>", "</arg_key>"
 _MAX_NAME_CHARS = 128
 
@@ -39,6 +42,7 @@ _NAME = re.compile(r"\s*([^<\[\s]+)\s*")
 _NAME_BEFORE_JSON = re.compile(
     rf"\s*([^<\[\s]+)\s*(?:{re.escape(CALL_ID)}[^\[]*)?{re.escape(CALL_ARGUMENTS)}"
 )
+_GEMMA_NAME = re.compile(rf"\s*{_GEMMA}\s*([^{{\s]+)\s*(?={{)")
 _PAIR = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.S)
 # A name at the start of a call without white space, and what follows it.
 _BEGUN_FUNCTION = re.compile(rf"{FUNCTION}([^>]*)(>?)")
@@ -66,6 +70,11 @@ def may_start_tagged_call(text: str, names: Set[str], end: str) -> bool | None:
         return None
     if function := _BEGUN_FUNCTION.match(text):
         return function[1] in names if function[2] else may_become_name(function[1], names)
+    if _GEMMA.startswith(text):
+        return None
+    if text.startswith(_GEMMA):
+        name, brace, _ = text.removeprefix(_GEMMA).partition("{")
+        return name in names if brace else may_become_name(name, names)
     found = _BEGUN_NAME.match(text)
     assert found is not None, "bug: the pattern matches any text"
     name, following = found.groups()
@@ -89,6 +98,8 @@ def read_begun_name(text: str) -> str | None:
     """Return the name of the function of a call that may lack its end, if the name is complete."""
     if found := _FUNCTION.match(text):
         return found[1]
+    if found := _GEMMA_NAME.match(text):
+        return found[1]
     found = _NAME.match(text)
     return found[1] if found and text.startswith(_KEY, found.end()) else None
 
@@ -105,6 +116,9 @@ def parse_tagged_calls(
         return _parse_functions(text, schemas, is_loose=is_closed and not is_cut)
     if found := _NAME_BEFORE_JSON.match(text):
         return _parse_json_arguments(found[1], text[found.end() :].strip())
+    if found := _GEMMA_NAME.match(text):
+        arguments = read_gemma_arguments(text[found.end() :])
+        return None if arguments is None else [ParsedCall(found[1], arguments)]
     found = _NAME.match(text)
     if found is None or not is_closed:
         return None

@@ -34,7 +34,7 @@ from deployments.engines.pytorch.decoder import TorchDecoder
 from deployments.errors import EngineFailed
 from tests.integration.compiler.checkpoints.test_gpt_oss import write_mxfp4
 from tests.support import flash_attention
-from tests.support.decoder_families import OWN, CPU_ONLY, WINDOW, write_decoder
+from tests.support.decoder_families import CPU_ONLY, OWN, WINDOW, write_decoder
 from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
 
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()

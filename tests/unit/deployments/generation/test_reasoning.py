@@ -25,7 +25,7 @@ from tests.support.fakes import far_deadline
 from tests.support.scheduler_harness import GREEDY
 from tests.support.small_tokenizers import END, START, byte_level, byte_token
 
-OPEN, CLOSE = THINK
+OPEN, CLOSE = THINK.open, THINK.close
 OPENED, CLOSED = f"{OPEN}\n", f"{OPEN}\n\n{CLOSE}\n\n"
 NEITHER = "assistant\n"
 
@@ -58,7 +58,7 @@ class SplitAnswer(NamedTuple):
 def thinking_tokenizer(texts: MarkTexts = THINK, *, special: bool = False) -> Tokenizer:
     tokenizer = byte_level()
     add = tokenizer.add_special_tokens if special else tokenizer.add_tokens
-    add(list(texts))
+    add([texts.open, texts.close])
     return tokenizer
 
 
@@ -302,6 +302,24 @@ def test_each_known_pair_of_marks_separates_the_reasoning(texts: MarkTexts, spec
     tokenizer = thinking_tokenizer(texts, special=special)
     answer = generate(NEITHER, texts.open, "hm", texts.close, "yes", tokenizer=tokenizer)
     assert (answer.reasoning, answer.text, answer.reasoning_tokens) == ("hm", "yes", 4)
+
+
+@pytest.mark.parametrize(
+    ("texts", "reasoning"),
+    [
+        (("thought", "\n", "hm"), "hm"),
+        (("thought\nhm",), "hm"),
+        ((), ""),
+        (("a thought",), "a thought"),
+    ],
+)
+def test_label_of_the_reasoning_is_no_part_of_it(texts: tuple[str, ...], reasoning: str) -> None:
+    marks = KNOWN_MARKS[-1]
+    assert marks.label == "thought\n"
+    tokenizer = thinking_tokenizer(marks)
+    tokenizer.add_tokens(list(texts))
+    answer = generate(NEITHER, marks.open, *texts, marks.close, "yes", tokenizer=tokenizer)
+    assert (answer.reasoning, answer.text) == (reasoning, "yes")
 
 
 def test_template_names_a_pair_by_either_mark() -> None:

@@ -14,7 +14,7 @@ from tests.support.decoder_artifacts import CHATML, seal_tiny_decoder
 from tests.support.in_process import InProcess
 from tests.support.messages_harness import COUNT, MESSAGES
 
-OPEN, CLOSE = THINK
+OPEN, CLOSE = THINK.open, THINK.close
 THINKER, SAYS = "tiny/hybrid", f"{OPEN}Hm.{CLOSE} Yes!"
 # As Qwen3's template: it closes the reasoning if the request disables it.
 TEMPLATE = (

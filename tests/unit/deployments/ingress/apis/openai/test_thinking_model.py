@@ -21,10 +21,10 @@ INDENTED = "tiny/indented"
 THINKER = "tiny/thinker"
 # The same model as HYBRID with a template that names no mark.
 PLAIN = "tiny/plain"
-# As Magistral, Seed-OSS and Command A: other marks.
+# As Magistral, Seed-OSS, Command A and Gemma 4: other marks.
 OTHERS = {f"tiny/others{number}": marks for number, marks in enumerate(KNOWN_MARKS[1:])}
 MODELS = (HYBRID, INDENTED, THINKER, PLAIN, *OTHERS)
-OPEN, CLOSE = THINK
+OPEN, CLOSE = THINK.open, THINK.close
 REASONING, CONTENT = "Hm.", "Yes!"
 ENABLED = f"{{% if enable_thinking is false %}}{{{{ '{OPEN}\n\n{CLOSE}\n\n' }}}}{{% endif %}}"
 PAST = "{% for m in messages if m.reasoning_content %}{{ m.reasoning_content }}{% endfor %}"
@@ -54,7 +54,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
             model,
             says=f"{marks.open}{REASONING}{marks.close} {CONTENT}",
             template=f"{{{{ '{marks.open}' if messages is undefined }}}}" + CHATML,
-            added_tokens=marks,
+            added_tokens=(marks.open, marks.close),
         )
     return store
 
