@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
@@ -31,6 +32,7 @@ from build_artifacts.steps.adapter_texts import (
     copy_chat_format,
     copy_sentence_config,
 )
+from build_artifacts.steps.text_model import extract_text_adapter
 from deployments.artifacts.types import ModelHead
 from deployments.tasks import find_head
 
@@ -66,12 +68,26 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
 
 def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
-    from peft import PeftModel
-
     base, random = _base_model(weights, adapter)
     table = _find_tied_table(base)
+    with TemporaryDirectory() as scratch:
+        directory = extract_text_adapter(adapter.directory, Path(scratch))
+        model = _adapt(base, adapter, directory)
+        _check_complete(model, adapter, directory, random)
+    if table is None:
+        return model.merge_and_unload().eval()
+    _untie(model, table)
+    merged = model.merge_and_unload().eval()
+    _tie_if_equal(merged)
+    return merged
+
+
+def _adapt(base: TorchModel, adapter: Adapter, directory: Path) -> TorchModel:
+    """Add the adapter, whose files are in `directory`, to the base model."""
+    from peft import PeftModel
+
     try:
-        model = PeftModel.from_pretrained(base, str(adapter.directory))
+        return PeftModel.from_pretrained(base, str(directory))
     except (RuntimeError, ValueError) as exc:
         raise UnsupportedModel(
             f"the adapter `{adapter.name}` does not fit the model: {first_line(exc)}",
@@ -79,13 +95,6 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
         ) from exc
     except KeyError as exc:
         raise _missing_weight_error(adapter, str(exc.args[0])) from exc
-    _check_complete(model, adapter, random)
-    if table is None:
-        return model.merge_and_unload().eval()
-    _untie(model, table)
-    merged = model.merge_and_unload().eval()
-    _tie_if_equal(merged)
-    return merged
 
 
 def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]:
@@ -160,7 +169,9 @@ def _read_labels(weights: Path) -> list[str]:
     return list(read_labels(weights, load_config(weights)))
 
 
-def _check_complete(model: TorchModel, adapter: Adapter, random: Collection[str]) -> None:
+def _check_complete(
+    model: TorchModel, adapter: Adapter, directory: Path, random: Collection[str]
+) -> None:
     """Reject an adapter file that lacks weights, because the missing weights would be random.
 
     `random` names weights of the base model that the file must replace.
@@ -168,17 +179,11 @@ def _check_complete(model: TorchModel, adapter: Adapter, random: Collection[str]
     from peft import get_peft_model_state_dict
     from safetensors import safe_open
 
-    path = adapter.directory / f"{ADAPTER_STEM}.safetensors"
+    path = directory / f"{ADAPTER_STEM}.safetensors"
     with safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
     required = {*get_peft_model_state_dict(model), *(f"base_model.model.{name}" for name in random)}
     if missing := sorted(required - stored):
-        if any(".language_model." in name for name in stored):
-            raise UnsupportedModel(
-                f"the adapter `{adapter.name}` was trained with the class for image inputs",
-                hint="remove `language_model.` from the names of its tensors, or train it with "
-                "`AutoModelForCausalLM`",
-            )
         raise _missing_weight_error(adapter, missing[0])
 
 

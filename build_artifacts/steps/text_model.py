@@ -1,11 +1,14 @@
-"""Extraction of the text model from a checkpoint with image inputs."""
+"""Extraction of the text model from a checkpoint with image inputs, or from an adapter of one."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+from build_artifacts.checkpoints.adapter import ADAPTER_STEM
 from build_artifacts.checkpoints.checkpoint import (
+    ADAPTER_CONFIG_NAME,
     SAFETENSORS_INDEX_NAME,
     Checkpoint,
     copy_without_weights,
@@ -14,6 +17,8 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.checkpoints.decoders import check_decoder
 from build_artifacts.checkpoints.text_models import find_text_name, load_text_config
 from build_artifacts.errors import UnsupportedModel
+
+_ADAPTED = "base_model.model."  # start of the names of an adapter's tensors
 
 
 def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
@@ -50,3 +55,20 @@ def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         config.tie_word_embeddings = False
     config.save_pretrained(into)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
+
+
+def extract_text_adapter(adapter: Path, into: Path) -> Path:
+    """Return the directory of the adapter as one of the text model, which may be a copy in `into`.
+
+    An adapter that was trained with the class for image inputs has the names of its modules.
+    """
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(adapter / f"{ADAPTER_STEM}.safetensors")
+    names = {name: find_text_name(name.removeprefix(_ADAPTED)) for name in tensors}
+    if not any(text and f"{_ADAPTED}{text}" != name for name, text in names.items()):
+        return adapter
+    renamed = {f"{_ADAPTED}{text}": tensors[name] for name, text in names.items() if text}
+    save_file(renamed, into / f"{ADAPTER_STEM}.safetensors", metadata={"format": "pt"})
+    shutil.copyfile(adapter / ADAPTER_CONFIG_NAME, into / ADAPTER_CONFIG_NAME)
+    return into

@@ -12,17 +12,22 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
+from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.architectures import WITH_IMAGES
 from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.models import load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families.base import BuildBudget
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import DECODER_FP32, BuildRecipe
+from build_artifacts.steps.merge import merge
 from build_artifacts.steps.text_model import extract_text_model
 from deployments.artifacts.manifest import ModelSource
+from deployments.artifacts.types import ModelHead
 from tests.integration.compiler.decoders.test_families import (
     TOKENS,
     check_logits,
@@ -130,6 +135,32 @@ def test_build_of_a_checkpoint_with_images_seals_its_text_model(tmp_path: Path) 
     assert manifest.architecture == "LlamaForCausalLM"
     assert manifest.tasks == ("text-generation",)
     assert [candidate.name for candidate in manifest.candidates] == ["cpu-fp32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gemma3", "smolvlm", "qwen3_vl"])
+def test_adapter_of_the_whole_model_fits_the_text_model(kind: str, tmp_path: Path) -> None:
+    """It may also adapt the image encoder, which answers to texts do not need."""
+    model = write_model(kind, tmp_path / "whole")
+    weights = extract(tmp_path)
+    options = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules="all-linear")
+    adapted = get_peft_model(model, options).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    adapted.save_pretrained(tmp_path / "adapter")
+    adapter = read_adapter(tmp_path / "adapter")
+    source = Checkpoint(weights, ModelSource(ref="here", revision="1"), "tiny/model")
+    merged = load_model(
+        merge(source, adapter, tmp_path / "merged").weights,
+        head=ModelHead.NEXT_TOKEN,
+        dtype="float32",
+    )
+    ids = torch.arange(8, 60)[None]
+    with torch.inference_mode():
+        expected = adapted(input_ids=ids).logits
+        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-4, rtol=1e-4)
 
 
 def edit_config(directory: Path, changes: dict[str, Any]) -> None:

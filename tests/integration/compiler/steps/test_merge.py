@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from build_artifacts.checkpoints.adapter import read_adapter
@@ -196,17 +195,6 @@ def test_adapter_replaces_head_of_another_size(head: ModelHead, tmp_path: Path) 
     ids = torch.arange(5, 25)[None]
     with torch.inference_mode():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-4, rtol=1e-4)
-
-
-def test_adapter_of_the_class_with_image_inputs_is_named(llama: Path, adapter: Path) -> None:
-    path = adapter / "adapter_model.safetensors"
-    weights = load_file(path)
-    renamed = {
-        name.replace(".layers.", ".language_model.layers."): weights[name] for name in weights
-    }
-    save_file(renamed, path)
-    with pytest.raises(UnsupportedModel, match="trained with the class for image inputs"):
-        merged(llama, adapter, adapter.parent / "merged")
 
 
 def test_random_weights_beside_the_adapter_are_rejected(tmp_path: Path) -> None:
