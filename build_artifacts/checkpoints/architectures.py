@@ -110,6 +110,20 @@ def read_architecture(config: TransformersConfig) -> str:
     return str((config.architectures or [config.model_type])[0])
 
 
+def read_head_size(config: TransformersConfig) -> int:
+    """Return the channels of each attention head of a decoder."""
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def read_kv_heads(config: TransformersConfig) -> int:
+    """Return the number of KV heads of a decoder."""
+    heads: int = config.num_attention_heads
+    # As in transformers, only a field that the class declares counts.
+    is_declared = hasattr(type(config), "num_key_value_heads")
+    return config.num_key_value_heads or heads if is_declared else heads
+
+
 def read_max_positions(config: TransformersConfig) -> int | None:
     """Return the maximum number of input tokens, or None if the config states no maximum.
 

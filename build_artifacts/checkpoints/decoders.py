@@ -13,6 +13,8 @@ from build_artifacts.checkpoints.architectures import (
     check_unquantized,
     has_experts,
     read_architecture,
+    read_head_size,
+    read_kv_heads,
 )
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
@@ -49,15 +51,15 @@ _MODEL_BUILDER = (
 )  # fmt: skip
 # Architectures that `decoders/graphs/` exports.
 GRAPH_BUILDERS = (
-    "GPT2LMHeadModel", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM", "SeedOssForCausalLM",
-    "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "CohereForCausalLM",
-    "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "GlmForCausalLM",
-    "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM", "HeliumForCausalLM",
-    "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
-    "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
-    "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
-    "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM", "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM",
+    "SeedOssForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM",
+    "CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+    "GlmForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM",
+    "HeliumForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM", "FlexOlmoForCausalLM", "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM",
+    "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
+    "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
@@ -137,14 +139,13 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
     Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
-    heads = config.num_attention_heads
     suppressed = read_suppressed_tokens(read_object(find_generation_config(weights)))
     special = special_tokens(weights)
     return GenerationConfig(
         layers=len(list_attention_layers(config)),
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        heads=config.num_attention_heads,
+        kv_heads=read_kv_heads(config),
+        head_dim=read_head_size(config),
         eos_token_ids=_read_eos_token_ids(weights, special, config.vocab_size),
         special_tokens=special,
         suppressed_token_ids=tuple(each for each in suppressed if each < config.vocab_size),

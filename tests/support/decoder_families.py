@@ -53,7 +53,8 @@ OWN: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {"original_max_position_embeddings": 128, "sliding_window": WINDOW},
     "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "Ernie4_5ForCausalLM": {"head_dim": 16},
-    "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "rotary_pct": 0.5},
+    "OPTForCausalLM": {"ffn_dim": 96},
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.5},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},
     "Olmo3ForCausalLM": {"sliding_window": WINDOW, "layer_types": [

@@ -18,9 +18,9 @@ from build_artifacts.decoders.graphs.bart import (
     MBART,
     PEGASUS,
 )
-from build_artifacts.decoders.graphs.gpt2 import build_gpt2
+from build_artifacts.decoders.graphs.gpt_variants import GPT2, GPT_NEOX, build_opt
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
-from build_artifacts.decoders.graphs.rope_variants import (
+from build_artifacts.decoders.graphs.llama_variants import (
     ARCEE,
     COHERE,
     COHERE2,
@@ -31,7 +31,6 @@ from build_artifacts.decoders.graphs.rope_variants import (
     GLM,
     GLM4,
     GLM4_MOE,
-    GPT_NEOX,
     GPT_OSS,
     GRANITE_MOE,
     HELIUM,
@@ -62,8 +61,9 @@ ENCODER_NAME = "encoder.onnx"
 
 # Graph families by `model_type` of config.json.
 DECODERS: Mapping[str, GraphFamily] = {
-    "gpt2": build_gpt2,
+    "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
+    "opt": build_opt,
     "smollm3": SMOLLM3,
     "seed_oss": LLAMA,
     "olmo2": OLMO2,

@@ -57,6 +57,9 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
+        # Norms after the sums and embeddings of another size, as in opt-350m.
+        ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 128}),
+        ("OPTForCausalLM", {"_remove_final_layer_norm": True, "enable_bias": False}),
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
         # RoPE of 20 of 80 channels, as in pythia-2.8b.
         ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}),
@@ -89,17 +92,18 @@ def test_exported_variant_matches_transformers(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "field"),
+    ("architecture", "field", "value"),
     [
-        ("CohereForCausalLM", "use_qk_norm"),
-        ("StableLmForCausalLM", "qk_layernorm"),
-        ("StableLmForCausalLM", "use_parallel_residual"),
+        ("CohereForCausalLM", "use_qk_norm", True),
+        ("StableLmForCausalLM", "qk_layernorm", True),
+        ("StableLmForCausalLM", "use_parallel_residual", True),
+        ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
     ],
 )
 def test_unsupported_variant_is_rejected_by_name(
-    architecture: str, field: str, tmp_path: Path
+    architecture: str, field: str, value: bool, tmp_path: Path
 ) -> None:
-    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: True})
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: value})
     with pytest.raises(UnsupportedModel, match=f"`{field}` of the architecture"):
         export_graph(tmp_path, DECODER_FP32)
 
