@@ -51,7 +51,8 @@ _MODEL_BUILDER = (
 )  # fmt: skip
 # Architectures that `decoders/graphs/` exports.
 GRAPH_BUILDERS = (
-    "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM",
+    "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM",
+    "FalconForCausalLM", "GPTBigCodeForCausalLM", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM",
     "SeedOssForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM",
     "CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
     "GlmForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM",

@@ -7,6 +7,7 @@ deployments/engines/pytorch/decoder.py describes inputs and outputs of the progr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("int8", "nf4"), "float16"),
 }
+# What modules of transformers import whose models look their attention function up by name.
+_ATTENTION_FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"
 _MAX_SHARD_SIZE = "1000TB"  # keeps all weights in one file
 
 
@@ -167,10 +170,17 @@ def check_recipe(
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for a RoPE type or sinks that torch engines do not support.
+    """Raise UnsupportedModel for attention that torch engines do not support, such as ALiBi.
 
     `attention` is the implementation that the engine uses.
     """
+    # Models that compute their attention themselves ignore the engine's functions and masks.
+    if not hasattr(sys.modules[type(model).__module__], _ATTENTION_FUNCTIONS):
+        raise UnsupportedModel(
+            f"transformers has no exchangeable attention for `{metadata.architecture}`, so torch "
+            "engines cannot run it over KV slots",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
     rope = getattr(model.config, "rope_parameters", None) or {}
     kinds = [rope, *(own for own in rope.values() if isinstance(own, dict))]  # by layer type
     # With `alpha`, HunYuan's dynamic type has one table for all lengths.

@@ -38,6 +38,15 @@ MAMBA2 = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
+FALCON_40B = {
+    "new_decoder_architecture": True,
+    "num_kv_heads": 2,
+    "num_ln_in_parallel_attn": None,
+}
+FALCON_RW = {
+    "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
+    "num_attention_heads": 12, "hidden_size": 192,  # slopes that bf16 does not represent
+}  # fmt: skip
 # Architectures whose OWN values include recurrent layers.
 RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
@@ -54,6 +63,13 @@ OWN: dict[str, dict[str, Any]] = {
     "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "Ernie4_5ForCausalLM": {"head_dim": 16},
     "OPTForCausalLM": {"ffn_dim": 96},
+    # Scores without a factor grow with the size.
+    "GPTNeoForCausalLM": {"hidden_size": 64, "window_size": WINDOW, "attention_types": [
+        [["global", "local"], 1]]},
+    "GPTJForCausalLM": {"rotary_dim": 32},
+    "BloomForCausalLM": {},
+    "FalconForCausalLM": {"num_ln_in_parallel_attn": 1},
+    "GPTBigCodeForCausalLM": {},
     "GPTNeoXForCausalLM": {"rotary_pct": 0.5},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},

@@ -82,6 +82,13 @@ DECODERS: Mapping[str, Callable[[], Any]] = {
     "opt": _decoder("OPTForCausalLM", ffn_dim=40),
     "opt-post-norm": _decoder("OPTForCausalLM", ffn_dim=40, do_layer_norm_before=False,
                               word_embed_proj_dim=24),
+    "gpt_neo": _decoder("GPTNeoForCausalLM", attention_types=[[["local", "global"], 1]],
+                        window_size=4),
+    "gptj": _decoder("GPTJForCausalLM", rotary_dim=4),
+    "bloom": _decoder("BloomForCausalLM"),
+    "falcon": _decoder("FalconForCausalLM"),
+    "falcon-alibi": _decoder("FalconForCausalLM", alibi=True, parallel_attn=False, bias=True),
+    "gpt_bigcode": _decoder("GPTBigCodeForCausalLM"),
 }  # fmt: skip
 ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
     "bart": _bart_like("Bart", "BartForConditionalGeneration"),

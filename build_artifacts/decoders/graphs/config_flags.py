@@ -13,8 +13,8 @@ LayerFlag = Callable[[TransformersConfig, int], bool]
 LayerFactor = Callable[[TransformersConfig, int], float]
 
 # Activations that configs do not declare, by model type, and fields of those that do.
-_ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu"}
-_ACTIVATION_FIELDS = ("hidden_act", "activation_function")
+_ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu", "bloom": "gelu_pytorch_tanh", "mpt": "gelu"}
+_ACTIVATION_FIELDS = ("hidden_act", "activation_function", "activation")
 
 
 def read_activation(config: TransformersConfig) -> str:

@@ -20,6 +20,7 @@ from build_artifacts.checkpoints.architectures import (
     read_kv_heads,
     read_max_positions,
 )
+from build_artifacts.decoders.graphs.alibi import Alibi
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
     ConfigFlag,
@@ -99,6 +100,7 @@ class DecoderVariant:
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
+    alibi: Alibi | None = None
     # Row of the first token in a table of positions, which is added to the embeddings. None without
     # such a table.
     first_position: int | None = None
@@ -165,6 +167,8 @@ class _DecoderBuilder:
             read_head_size(config),
             shared_heads=read_kv_heads(config),
         )
+        alibi = variant.alibi
+        self._bias = None if alibi is None else alibi.bias(self._graph, self._inputs, config)
 
     @cached_property
     def _rope(self) -> ReferenceRope:
@@ -254,7 +258,7 @@ class _DecoderBuilder:
                 value,
             ]
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
-        options = AttentionOptions(rope=inside, window=self._windows[number], sinks=sinks)
+        options = AttentionOptions(self._bias, inside, self._windows[number], sinks)
         cached = self._attention_layers.index(number)
         attended = self._inputs.attend(cached, parts, shape, options)
         if variant.has_output_gate:

@@ -18,7 +18,16 @@ from build_artifacts.decoders.graphs.bart import (
     MBART,
     PEGASUS,
 )
-from build_artifacts.decoders.graphs.gpt_variants import GPT2, GPT_NEOX, build_opt
+from build_artifacts.decoders.graphs.gpt_variants import (
+    BLOOM,
+    GPT2,
+    GPT_BIGCODE,
+    GPT_NEO,
+    GPT_NEOX,
+    GPTJ,
+    build_falcon,
+    build_opt,
+)
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
 from build_artifacts.decoders.graphs.llama_variants import (
     ARCEE,
@@ -64,6 +73,11 @@ DECODERS: Mapping[str, GraphFamily] = {
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "opt": build_opt,
+    "gpt_neo": GPT_NEO,
+    "gptj": GPTJ,
+    "bloom": BLOOM,
+    "falcon": build_falcon,
+    "gpt_bigcode": GPT_BIGCODE,
     "smollm3": SMOLLM3,
     "seed_oss": LLAMA,
     "olmo2": OLMO2,

@@ -7,8 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import TransformersConfig, read_kv_heads
-from build_artifacts.decoders.graphs.config_flags import nowhere
-from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant, Factors, LayerNorms
+from build_artifacts.decoders.graphs.alibi import Alibi
+from build_artifacts.decoders.graphs.config_flags import always, nowhere
+from build_artifacts.decoders.graphs.decoder_variant import (
+    SHARED_NORM,
+    DecoderVariant,
+    Factors,
+    LayerNorms,
+)
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
 from build_artifacts.decoders.graphs.weights import FusedModule
 
@@ -31,15 +37,19 @@ def _gpt2_heads(_: TransformersConfig) -> FusedModule:
 
 
 def _gpt2_scale(config: TransformersConfig, layer: int) -> float:
-    """Return the factor of the scores. Configs of GPT-BigCode have no factor by layer."""
+    """Return the factor of the scores. GPT-BigCode has none by layer."""
     size = config.hidden_size // config.num_attention_heads
     scale = size**-0.5 if config.scale_attn_weights else 1.0
-    by_layer = getattr(config, "scale_attn_by_inverse_layer_idx", False)
+    by_layer = config.model_type == "gpt2" and config.scale_attn_by_inverse_layer_idx
     return float(scale / (layer + 1) if by_layer else scale)
 
 
 def _has_parallel_layers(config: TransformersConfig) -> bool:
     return bool(config.use_parallel_residual)
+
+
+def _falcon_is_parallel(config: TransformersConfig) -> bool:
+    return bool(config.new_decoder_architecture or config.parallel_attn)
 
 
 def _opt_projects(config: TransformersConfig) -> bool:
@@ -74,6 +84,34 @@ GPT2 = DecoderVariant(
     fused=_gpt2_heads,
     transposed=("c_attn", "c_fc", "c_proj"),
     unsupported=("add_cross_attention",),
+)
+GPT_BIGCODE = replace(GPT2, fused=_join_heads("self_attn.c_attn"), transposed=())
+GPT_NEO = replace(
+    GPT2,
+    factors=Factors(scores=lambda _, __: 1.0),
+    renames=(
+        (".attn.attention.", ".self_attn."),
+        (".out_proj.", ".o_proj."),
+        *_NAMES,
+    ),
+    fused=None,
+    transposed=(),
+    unsupported=(),
+)
+GPTJ = DecoderVariant(
+    norm="layer",
+    epsilon="layer_norm_epsilon",
+    norms=SHARED_NORM,
+    parallel=always,
+    gated=False,
+    interleaved=True,
+    base="transformer.",
+    renames=(
+        *_NAMES,
+        (".out_proj.", ".o_proj."),
+        (".mlp.fc_in.", ".mlp.up_proj."),
+        (".mlp.fc_out.", ".mlp.down_proj."),
+    ),
 )
 _OPT = DecoderVariant(
     norm="layer",
@@ -132,3 +170,43 @@ GPT_NEOX = DecoderVariant(
     ),
     fused=_join_heads("self_attention.query_key_value"),
 )
+BLOOM = DecoderVariant(
+    norm="layer",
+    epsilon="layer_norm_epsilon",
+    has_embeddings_norm=True,
+    gated=False,
+    has_rope=nowhere,
+    alibi=Alibi(),
+    base="transformer.",
+    renames=(
+        *_NAMES,
+        (".word_embeddings.", ".embed_tokens."),
+        (".word_embeddings_layernorm.", ".embed_norm."),
+        *_MEGATRON_NAMES,
+    ),
+    fused=_join_heads("self_attention.query_key_value"),
+    unsupported=("apply_residual_connection_post_layernorm",),
+)
+_FALCON = DecoderVariant(
+    norm="layer",
+    epsilon="layer_norm_epsilon",
+    parallel=_falcon_is_parallel,
+    gated=False,
+    base="transformer.",
+    renames=BLOOM.renames,
+    fused=_join_heads("self_attention.query_key_value"),
+)
+
+
+def build_falcon(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of a Falcon, which has RoPE or ALiBi, and one or two norms per layer."""
+    norms = LayerNorms()  # of layers whose MLP reads the result of the attention
+    if config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2):
+        norms = LayerNorms(before_attention="ln_attn", before_mlp="ln_mlp")
+    elif _falcon_is_parallel(config):
+        norms = SHARED_NORM
+    variant = replace(_FALCON, norms=norms)
+    if config.alibi:
+        alibi = Alibi(is_rounded=True, is_scaled=True)
+        variant = replace(variant, has_rope=nowhere, alibi=alibi)
+    return variant(config, checkpoint)

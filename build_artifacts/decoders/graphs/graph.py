@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ElementType = Literal["FLOAT", "INT64"]
 
-INT32 = 6  # ONNX's number of the type int32, for Cast
+FLOAT, INT32, BFLOAT16 = 1, 6, 16  # ONNX's numbers of types, for Cast
 _OPSET, _IR_VERSION = 20, 10
 
 

@@ -17,6 +17,8 @@ def read_windows(config: Any) -> list[int | None]:
     `config` is a transformers.PretrainedConfig. A field counts only if its class declares it:
     transformers ignores all other fields.
     """
+    if config.model_type == "gpt_neo":
+        return [config.window_size if kind == "local" else None for kind in config.attention_layers]
     window = config.sliding_window if hasattr(type(config), "sliding_window") else None
     return [window if layer == LOCAL_LAYER else None for layer in _list_layers(config)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import Qwen2Config
+from transformers import BloomConfig, Qwen2Config
 
 from build_artifacts.checkpoints.architectures import read_max_positions
 
@@ -22,3 +22,10 @@ from build_artifacts.checkpoints.architectures import read_max_positions
 def test_yarn_extends_the_context(rope: dict[str, Any], tokens: int) -> None:
     config = Qwen2Config(max_position_embeddings=64, rope_parameters={"rope_theta": 1e4, **rope})
     assert read_max_positions(config) == tokens
+
+
+@pytest.mark.parametrize(("stated", "tokens"), [({}, 2048), ({"seq_length": 512}, 512)])
+def test_model_with_alibi_has_the_limit_of_its_training(
+    stated: dict[str, int], tokens: int
+) -> None:
+    assert read_max_positions(BloomConfig(**stated)) == tokens

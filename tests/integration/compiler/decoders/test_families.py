@@ -37,7 +37,14 @@ from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.engines.pytorch.layer_types import WINDOW_IN_ALL_LAYERS
-from tests.support.decoder_families import MAMBA2, OWN, WINDOW, write_decoder
+from tests.support.decoder_families import (
+    FALCON_40B,
+    FALCON_RW,
+    MAMBA2,
+    OWN,
+    WINDOW,
+    write_decoder,
+)
 
 IntArray = NDArray[np.int64]
 
@@ -60,6 +67,26 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
         # Norms after the sums and embeddings of another size, as in opt-350m.
         ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 128}),
         ("OPTForCausalLM", {"_remove_final_layer_norm": True, "enable_bias": False}),
+        ("GPTNeoForCausalLM", {"attention_types": [[["local"], 2]], "tie_word_embeddings": False}),
+        # RoPE of 24 channels, which the attention leaves to a node before it.
+        ("GPTJForCausalLM", {"rotary_dim": 24, "n_inner": 96}),
+        (
+            "BloomForCausalLM",
+            {"num_attention_heads": 12, "hidden_size": 192, "tie_word_embeddings": False},
+        ),
+        # As in falcon-40b, in falcon-11b, and in falcon-rw-1b.
+        ("FalconForCausalLM", FALCON_40B),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("FalconForCausalLM", FALCON_RW),
+        ("FalconForCausalLM", {"alibi": True, "multi_query": True}),
+        (
+            "FalconForCausalLM",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        ),
+        (
+            "GPTBigCodeForCausalLM",
+            {"multi_query": False, "scale_attn_weights": False, "hidden_size": 64},
+        ),
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
         # RoPE of 20 of 80 channels, as in pythia-2.8b.
         ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}),
@@ -98,6 +125,7 @@ def test_exported_variant_matches_transformers(
         ("StableLmForCausalLM", "qk_layernorm", True),
         ("StableLmForCausalLM", "use_parallel_residual", True),
         ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
+        ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
     ],
 )
 def test_unsupported_variant_is_rejected_by_name(
@@ -151,6 +179,11 @@ def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> Non
     [
         ("Cohere2ForCausalLM", {}, [(0, 1), (62, 63)]),
         ("GPTNeoXForCausalLM", {}, [(0, 16), (15, 31)]),
+        ("OPTForCausalLM", {}, []),
+        ("GPTNeoForCausalLM", {}, []),
+        ("GPTJForCausalLM", {}, [(0, 1), (30, 31)]),
+        ("FalconForCausalLM", {}, [(0, 32), (31, 63)]),
+        ("GPTBigCodeForCausalLM", {}, []),
         # The attention leaves this RoPE to a node before it.
         ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}, [(0, 10), (9, 19)]),
     ],
@@ -162,15 +195,33 @@ def test_int8_kv_cache_stays_close(
     model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
     spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
     assert spec.kv_cache_dtype == "int8"
-    ids, expected = compute_logits(model)
-    found = run_graph(spec, ids)
-    cosines = (found * expected).sum(axis=1) / (norm(found, axis=1) * norm(expected, axis=1))
-    assert cosines.mean() > 0.99
+    check_cosines(spec, model)
     tables = onnx.load(spec.path).graph.initializer
     (scales,) = (onnx.numpy_helper.to_array(t) for t in tables if t.name == "kv_cache/0/key_scales")
     for first, second in pairs:
         np.testing.assert_array_equal(scales[..., first], scales[..., second])
     assert len(np.unique(scales)) >= scales.size / 2
+
+
+def check_cosines(spec: DecoderSpec, model: Any) -> None:
+    """Check that the logits of a quantized graph are close to those of the model."""
+    ids, expected = compute_logits(model)
+    found = run_graph(spec, ids)
+    cosines = (found * expected).sum(axis=1) / (norm(found, axis=1) * norm(expected, axis=1))
+    assert cosines.mean() > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "changes"), [("BloomForCausalLM", {}), ("FalconForCausalLM", {"alibi": True})]
+)
+def test_kv_cache_with_alibi_stays_float(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
+    spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
+    assert spec.kv_cache_dtype is None
+    check_cosines(spec, model)
 
 
 @pytest.mark.slow

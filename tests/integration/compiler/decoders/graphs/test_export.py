@@ -52,7 +52,8 @@ def first_logits(written: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "base"), [("gpt2", "transformer."), ("opt", "model."), ("bart", "model.")]
+    ("name", "base"),
+    [("gpt2", "transformer."), ("bloom", "transformer."), ("opt", "model."), ("bart", "model.")],
 )
 def test_checkpoint_without_base_prefix_exports(
     exported: ExportModel,
