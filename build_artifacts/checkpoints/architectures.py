@@ -107,7 +107,12 @@ def check_unquantized(config: TransformersConfig) -> None:
 
 def read_architecture(config: TransformersConfig) -> str:
     """Return the class name in the config, or the model type if the config names no class."""
-    return str((config.architectures or [config.model_type])[0])
+    name = str((config.architectures or [config.model_type])[0])
+    return _CLASSES_OF_TRANSFORMERS.get(name, name)
+
+
+# Classes in the code of checkpoints, and the classes of transformers for the same models.
+_CLASSES_OF_TRANSFORMERS: Mapping[str, str] = {"MPTForCausalLM": "MptForCausalLM"}
 
 
 def read_head_size(config: TransformersConfig) -> int:
@@ -117,7 +122,7 @@ def read_head_size(config: TransformersConfig) -> int:
 
 
 def read_kv_heads(config: TransformersConfig) -> int:
-    """Return the number of KV heads of a decoder."""
+    """Return the number of KV heads of each layer of a decoder."""
     heads: int = config.num_attention_heads
     if getattr(config, "new_decoder_architecture", False):  # of Falcon
         return int(config.num_kv_heads)
@@ -133,7 +138,7 @@ def read_max_positions(config: TransformersConfig) -> int | None:
 
     Raises UnsupportedModel if the maximum depends on a padding id that the config does not state.
     """
-    positions = getattr(config, "max_position_embeddings", None) or _read_alibi_limit(config)
+    positions = _read_alibi_limit(config) or getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     if positions and skipped:
         positions -= skipped(config)

@@ -52,7 +52,8 @@ _MODEL_BUILDER = (
 # Architectures that `decoders/graphs/` exports.
 GRAPH_BUILDERS = (
     "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM",
-    "FalconForCausalLM", "GPTBigCodeForCausalLM", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM",
+    "FalconForCausalLM", "GPTBigCodeForCausalLM", "MptForCausalLM", "CodeGenForCausalLM",
+    "XGLMForCausalLM", "BioGptForCausalLM", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM",
     "SeedOssForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM",
     "CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
     "GlmForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM",

@@ -89,6 +89,10 @@ DECODERS: Mapping[str, Callable[[], Any]] = {
     "falcon": _decoder("FalconForCausalLM"),
     "falcon-alibi": _decoder("FalconForCausalLM", alibi=True, parallel_attn=False, bias=True),
     "gpt_bigcode": _decoder("GPTBigCodeForCausalLM"),
+    "mpt": _decoder("MptForCausalLM", max_seq_len=POSITIONS),
+    "codegen": _decoder("CodeGenForCausalLM", rotary_dim=4),
+    "xglm": _decoder("XGLMForCausalLM", ffn_dim=40),
+    "biogpt": _decoder("BioGptForCausalLM", intermediate_size=40),
 }  # fmt: skip
 ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
     "bart": _bart_like("Bart", "BartForConditionalGeneration"),

@@ -1,10 +1,12 @@
-"""ALiBi: each head lowers the score of a key in proportion to its distance from the query."""
+"""ALiBi: biases that lower the score of a key in proportion to its distance from the query.
+
+Keys after the query get arbitrary biases, because the attention masks them.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,60 +16,84 @@ from build_artifacts.decoders.graphs.kv_inputs import SelfAttentionInputs
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.types import FloatArray
 
+# Returns the bias of the scores, [B, heads, T, M].
+BuildBias = Callable[[GraphWriter, SelfAttentionInputs, TransformersConfig], Value]
 
-def press_slopes(config: TransformersConfig) -> FloatArray:
-    """Return the slope of each head, [heads], as the authors of ALiBi compute them.
 
-    The slopes are a geometric series for the largest power of two. Further heads have every other
-    slope of the series for twice that number.
+def build_bloom_bias(
+    graph: GraphWriter, inputs: SelfAttentionInputs, config: TransformersConfig
+) -> Value:
+    """Return the bias with the slopes of ALiBi's authors, [B, heads, T, M]."""
+    return _multiply_distances(graph, inputs, _compute_slopes(config.num_attention_heads))
+
+
+def build_mpt_bias(
+    graph: GraphWriter, inputs: SelfAttentionInputs, config: TransformersConfig
+) -> Value:
+    """Return the bias of MPT, [B, heads, T, M].
+
+    If the number of heads is no power of two, the slopes are from the series for the next one:
+    every other slope, then those between them.
     """
     heads = config.num_attention_heads
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = _series(power) ** np.arange(1, power + 1)
-    further = _series(2 * power) ** np.arange(1, 2 * (heads - power), 2)
-    return np.concatenate([slopes, further]).astype(np.float32)
+    power = 2 ** math.ceil(math.log2(heads))
+    slopes = _compute_series(power)
+    if power != heads:
+        slopes = np.concatenate([slopes[1::2], slopes[::2]])[:heads]
+    return _multiply_distances(graph, inputs, slopes)
 
 
-def _series(heads: int) -> np.float32:
-    """Return the first slope and the ratio of the series for a power of two."""
-    return np.float32(2 ** (-8 / heads))
+def build_falcon_bias(
+    graph: GraphWriter, inputs: SelfAttentionInputs, config: TransformersConfig
+) -> Value:
+    """Return the bias of Falcon, [B, heads, T, M].
+
+    Slopes, positions and their products are rounded to bf16, as in its training. The scale of the
+    scores applies to the bias too.
+    """
+    slopes = _compute_slopes(config.num_attention_heads).reshape(1, -1, 1, 1)
+    scale = graph.constant((config.hidden_size // config.num_attention_heads) ** -0.5)
+    # The rounding depends on the position of a key, not on its distance. The product of the query
+    # is common to all keys, so the softmax ignores it.
+    products = []
+    for positions in (inputs.cache_positions(), _align_queries(graph, inputs)):
+        rounded = [_round(graph, value) for value in (positions, graph.constant(slopes))]
+        product = _round(graph, graph.op("Mul", *rounded))
+        products.append(graph.op("Mul", product, scale))
+    return graph.op("Sub", *products)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alibi:
-    """Linear biases of the attention scores."""
+def _multiply_distances(
+    graph: GraphWriter, inputs: SelfAttentionInputs, slopes: FloatArray
+) -> Value:
+    """Multiply the distances, key minus query, by `slopes` [heads]."""
+    apart = graph.op("Sub", inputs.cache_positions(), _align_queries(graph, inputs))
+    by_head = graph.constant(slopes.reshape(1, -1, 1, 1))
+    return graph.op("Mul", graph.op("Cast", apart, to=FLOAT), by_head)
 
-    slopes: Callable[[TransformersConfig], FloatArray] = press_slopes
-    # Whether slopes, positions and their products are rounded to bf16, as in Falcon's training.
-    is_rounded: bool = False
-    is_scaled: bool = False  # whether the default factor of the scores applies to the biases too
 
-    def bias(
-        self, graph: GraphWriter, inputs: SelfAttentionInputs, config: TransformersConfig
-    ) -> Value:
-        """Return the bias of the scores, [B, heads, T, M].
-
-        Keys after the query have arbitrary values, because the attention masks them.
-        """
-        slopes = self.slopes(config).reshape(1, -1, 1, 1)
-        queries = graph.op("Unsqueeze", inputs.positions(), graph.constant([1, 3]))
-        keys = inputs.cache_positions()
-        factor = (config.hidden_size // config.num_attention_heads) ** -0.5
-        if not self.is_rounded:
-            by_head = graph.constant(slopes * factor if self.is_scaled else slopes)
-            apart = graph.op("Cast", graph.op("Sub", keys, queries), to=FLOAT)
-            return graph.op("Mul", apart, by_head)
-        # The rounding depends on the position of the key, so distances would not give the same.
-        by_head = _round(graph, graph.constant(slopes))
-        products = [
-            _round(graph, graph.op("Mul", _round(graph, positions), by_head))
-            for positions in (keys, queries)
-        ]
-        # The softmax ignores what all keys of a query have in common, here the query's product.
-        bias = graph.op("Sub", *products)
-        return graph.op("Mul", bias, graph.constant(factor)) if self.is_scaled else bias
+def _align_queries(graph: GraphWriter, inputs: SelfAttentionInputs) -> Value:
+    """Return the positions of the queries, [B, 1, T, 1]."""
+    return graph.op("Unsqueeze", inputs.positions(), graph.constant([1, 3]))
 
 
 def _round(graph: GraphWriter, value: Value) -> Value:
     """Round to bf16, as float."""
     return graph.op("Cast", graph.op("Cast", value, to=BFLOAT16), to=FLOAT)
+
+
+def _compute_slopes(heads: int) -> FloatArray:
+    """Return the slope of each head.
+
+    They are the series for the largest power of two, and every other slope of the series for twice
+    that number.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    return np.concatenate([_compute_series(power), _compute_series(2 * power)[::2]])[:heads]
+
+
+def _compute_series(heads: int) -> FloatArray:
+    """Return the slopes for a power of two: a geometric series that ends with 2^-8."""
+    ratio = np.float32(2 ** (-8 / heads))
+    slopes: FloatArray = ratio ** np.arange(1, heads + 1, dtype=np.float32)
+    return slopes

@@ -6,9 +6,10 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ from build_artifacts.checkpoints.architectures import (
     read_kv_heads,
     read_max_positions,
 )
-from build_artifacts.decoders.graphs.alibi import Alibi
+from build_artifacts.decoders.graphs.alibi import BuildBias
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
     ConfigFlag,
@@ -45,6 +46,7 @@ from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, Re
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
 
 
@@ -67,6 +69,15 @@ POST_NORMS = LayerNorms(
     after_mlp="post_feedforward_layernorm",
 )
 SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPositions:
+    """Table of positions, whose rows are added to the embeddings of the tokens."""
+
+    first: int = 0  # row of the first token
+    # Computes the table, [rows, D]. None: the checkpoint has it.
+    compute: Callable[[TransformersConfig], FloatArray] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,10 +111,8 @@ class DecoderVariant:
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
-    alibi: Alibi | None = None
-    # Row of the first token in a table of positions, which is added to the embeddings. None without
-    # such a table.
-    first_position: int | None = None
+    alibi: BuildBias | None = None  # builds a bias of the scores that depends on the positions
+    positions: TokenPositions | None = None
     # Whether embeddings have another size than layers, so that linear layers project both ways.
     has_projections: ConfigFlag = never
     has_sinks: bool = False  # whether each head has a score for attention to no token
@@ -115,8 +124,8 @@ class DecoderVariant:
     renames: Renames = ()
     fused: Callable[[TransformersConfig], FusedModule] | None = None
     transposed: tuple[str, ...] = ()  # modules whose weights checkpoints have as [in, out]
-    unsupported: tuple[str, ...] = ()  # config fields that must be false
-    required: tuple[str, ...] = ()  # config fields that must be true
+    # Config fields and their only supported values. None, false and 0 are the same.
+    only: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
         """Build the graph of a checkpoint.
@@ -124,15 +133,14 @@ class DecoderVariant:
         Raises UnsupportedModel for an unsupported activation, head size or option of the variant,
         or a missing tensor.
         """
-        changed = [name for name in self.unsupported if getattr(config, name)]
-        changed += [name for name in self.required if not getattr(config, name)]
-        if changed:
-            value = json.dumps(getattr(config, changed[0]))
-            raise UnsupportedModel(
-                f"`{changed[0]}` of the architecture `{config.model_type}` is not supported with "
-                f"the value {value}",
-                hint="use a model of this architecture with another value",
-            )
+        for name, only in self.only.items():
+            value = attrgetter(name)(config)
+            if value != only and (value or only):
+                raise UnsupportedModel(
+                    f"`{name}` of the architecture `{config.model_type}` is not supported with the "
+                    f"value {json.dumps(value)}",
+                    hint=f"use a model of this architecture with the value {json.dumps(only)}",
+                )
         fused = [] if self.fused is None else [self.fused(config)]
         weights = CheckpointWeights(
             checkpoint,
@@ -167,8 +175,8 @@ class _DecoderBuilder:
             read_head_size(config),
             shared_heads=read_kv_heads(config),
         )
-        alibi = variant.alibi
-        self._bias = None if alibi is None else alibi.bias(self._graph, self._inputs, config)
+        build_bias = variant.alibi
+        self._bias = build_bias and build_bias(self._graph, self._inputs, config)
 
     @cached_property
     def _rope(self) -> ReferenceRope:
@@ -206,12 +214,21 @@ class _DecoderBuilder:
         hidden = self._scale(hidden, variant.factors.embeddings)
         if variant.has_projections(self._config):
             hidden = graph.linear(hidden, ["project_in"])
-        if (first := variant.first_position) is not None:
-            rows = self._inputs.positions()
-            rows = graph.op("Add", rows, graph.constant(first)) if first else rows
-            table = graph.stored("embed_positions.weight")
-            hidden = graph.op("Add", hidden, graph.op("Gather", table, rows))
+        if variant.positions is not None:
+            hidden = graph.op("Add", hidden, self._embed_positions(variant.positions))
         return self._norm(hidden, "embed_norm") if variant.has_embeddings_norm else hidden
+
+    def _embed_positions(self, positions: TokenPositions) -> Value:
+        """Return the rows of the tokens, [B, T, D]."""
+        graph, name = self._graph, "embed_positions.weight"
+        rows = self._inputs.positions()
+        if positions.first:
+            rows = graph.op("Add", rows, graph.constant(positions.first))
+        if positions.compute is None:
+            table = graph.stored(name)
+        else:
+            table = graph.tensor(name, positions.compute(self._config))
+        return graph.op("Gather", table, rows)
 
     def _layer(self, number: int, hidden: Value) -> Value:
         norms, layer = self._variant.norms, f"layers.{number}"

@@ -19,12 +19,16 @@ from build_artifacts.decoders.graphs.bart import (
     PEGASUS,
 )
 from build_artifacts.decoders.graphs.gpt_variants import (
+    BIOGPT,
     BLOOM,
+    CODEGEN,
     GPT2,
     GPT_BIGCODE,
     GPT_NEO,
     GPT_NEOX,
     GPTJ,
+    MPT,
+    XGLM,
     build_falcon,
     build_opt,
 )
@@ -78,6 +82,10 @@ DECODERS: Mapping[str, GraphFamily] = {
     "bloom": BLOOM,
     "falcon": build_falcon,
     "gpt_bigcode": GPT_BIGCODE,
+    "mpt": MPT,
+    "codegen": CODEGEN,
+    "xglm": XGLM,
+    "biogpt": BIOGPT,
     "smollm3": SMOLLM3,
     "seed_oss": LLAMA,
     "olmo2": OLMO2,

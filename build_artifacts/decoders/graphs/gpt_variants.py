@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import TransformersConfig, read_kv_heads
-from build_artifacts.decoders.graphs.alibi import Alibi
-from build_artifacts.decoders.graphs.config_flags import always, nowhere
+from build_artifacts.decoders.graphs.alibi import (
+    build_bloom_bias,
+    build_falcon_bias,
+    build_mpt_bias,
+)
+from build_artifacts.decoders.graphs.config_flags import always, never, nowhere
 from build_artifacts.decoders.graphs.decoder_variant import (
     SHARED_NORM,
     DecoderVariant,
     Factors,
     LayerNorms,
+    TokenPositions,
 )
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
+from build_artifacts.decoders.graphs.operators import stretched_sinusoids
 from build_artifacts.decoders.graphs.weights import FusedModule
+from build_artifacts.types import FloatArray
 
 _QUERY, _KEY, _VALUE = (f"self_attn.{part}_proj" for part in "qkv")
 
@@ -42,6 +50,28 @@ def _gpt2_scale(config: TransformersConfig, layer: int) -> float:
     scale = size**-0.5 if config.scale_attn_weights else 1.0
     by_layer = config.model_type == "gpt2" and config.scale_attn_by_inverse_layer_idx
     return float(scale / (layer + 1) if by_layer else scale)
+
+
+def _codegen_heads(_: TransformersConfig) -> FusedModule:
+    """Describe the order in which the weights were split among four devices."""
+    return FusedModule("self_attn.qkv_proj", (_QUERY, _VALUE, _KEY), groups=4)
+
+
+def _mpt_scale(config: TransformersConfig, _: int) -> float:
+    size = config.hidden_size // config.num_attention_heads
+    return float(config.attn_config.softmax_scale or size**-0.5)
+
+
+def _fairseq_scale(config: TransformersConfig) -> float:
+    return math.sqrt(config.hidden_size) if config.scale_embedding else 1.0
+
+
+def _xglm_positions(config: TransformersConfig) -> FloatArray:
+    """Return sinusoids, with zeros in the row that has the number of the padding token."""
+    table = stretched_sinusoids(config.max_position_embeddings + 2, config.hidden_size)
+    if config.pad_token_id is not None:
+        table[config.pad_token_id] = 0
+    return table
 
 
 def _has_parallel_layers(config: TransformersConfig) -> bool:
@@ -77,13 +107,13 @@ GPT2 = DecoderVariant(
     epsilon="layer_norm_epsilon",
     gated=False,
     has_rope=nowhere,
-    first_position=0,
+    positions=TokenPositions(),
     factors=Factors(scores=_gpt2_scale),
     base="transformer.",
     renames=_NAMES,
     fused=_gpt2_heads,
     transposed=("c_attn", "c_fc", "c_proj"),
-    unsupported=("add_cross_attention",),
+    only={"add_cross_attention": False},
 )
 GPT_BIGCODE = replace(GPT2, fused=_join_heads("self_attn.c_attn"), transposed=())
 GPT_NEO = replace(
@@ -96,7 +126,7 @@ GPT_NEO = replace(
     ),
     fused=None,
     transposed=(),
-    unsupported=(),
+    only={},
 )
 GPTJ = DecoderVariant(
     norm="layer",
@@ -113,6 +143,15 @@ GPTJ = DecoderVariant(
         (".mlp.fc_out.", ".mlp.down_proj."),
     ),
 )
+CODEGEN = replace(GPTJ, fused=_codegen_heads)
+_FAIRSEQ_NAMES = (
+    (".self_attn_layer_norm.", ".input_layernorm."),
+    (".final_layer_norm.", ".norm."),  # before the MLP of a layer; in OPT also after all layers
+    (".layer_norm.", ".norm."),
+    (".out_proj.", ".o_proj."),
+    (".fc1.", ".mlp.up_proj."),
+    (".fc2.", ".mlp.down_proj."),
+)
 _OPT = DecoderVariant(
     norm="layer",
     epsilon=1e-5,  # torch's default; the configs state none
@@ -120,17 +159,10 @@ _OPT = DecoderVariant(
     has_last_norm=_opt_has_last_norm,
     gated=False,
     has_rope=nowhere,
-    first_position=2,
+    positions=TokenPositions(first=2),
     has_projections=_opt_projects,
-    renames=(
-        (".decoder.", "."),
-        (".self_attn_layer_norm.", ".input_layernorm."),
-        (".final_layer_norm.", ".norm."),  # of the MLP in a layer, and after all layers
-        (".out_proj.", ".o_proj."),
-        (".fc1.", ".mlp.up_proj."),
-        (".fc2.", ".mlp.down_proj."),
-    ),
-    required=("layer_norm_elementwise_affine",),
+    renames=((".decoder.", "."), *_FAIRSEQ_NAMES),
+    only={"layer_norm_elementwise_affine": True},
 )
 _OPT_POST_NORM = replace(
     _OPT,
@@ -150,6 +182,21 @@ def build_opt(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
     return variant(config, checkpoint)
 
 
+BIOGPT = replace(
+    _OPT,
+    has_last_norm=always,
+    has_projections=never,
+    factors=Factors(embeddings=_fairseq_scale),
+    base="biogpt.",
+    renames=((".output_projection.", ".lm_head."), *_FAIRSEQ_NAMES),
+    only={},
+)
+XGLM = replace(
+    BIOGPT,
+    positions=TokenPositions(first=2, compute=_xglm_positions),
+    base="model.",
+    only={"add_cross_attention": False},
+)
 _MEGATRON_NAMES = (
     (".attention.", ".self_attention."),
     (".self_attention.dense.", ".self_attn.o_proj."),
@@ -176,7 +223,7 @@ BLOOM = DecoderVariant(
     has_embeddings_norm=True,
     gated=False,
     has_rope=nowhere,
-    alibi=Alibi(),
+    alibi=build_bloom_bias,
     base="transformer.",
     renames=(
         *_NAMES,
@@ -185,7 +232,37 @@ BLOOM = DecoderVariant(
         *_MEGATRON_NAMES,
     ),
     fused=_join_heads("self_attention.query_key_value"),
-    unsupported=("apply_residual_connection_post_layernorm",),
+    only={"apply_residual_connection_post_layernorm": False},
+)
+MPT = DecoderVariant(
+    norm="layer",
+    epsilon="layer_norm_epsilon",
+    gated=False,
+    has_rope=nowhere,
+    alibi=build_mpt_bias,
+    factors=Factors(scores=_mpt_scale),
+    base="transformer.",
+    renames=(
+        *_NAMES,
+        (".blocks.", ".layers."),
+        (".norm_f.", ".norm."),
+        (".norm_1.", ".input_layernorm."),
+        (".norm_2.", ".post_attention_layernorm."),
+        (".out_proj.", ".o_proj."),
+        (".ffn.", ".mlp."),
+    ),
+    fused=lambda _: FusedModule("self_attn.Wqkv", (_QUERY, _KEY, _VALUE)),
+    # transformers supports `clip_qkv` and ignores the others.
+    only={
+        "attn_config.clip_qkv": None,
+        "attn_config.alibi": True,
+        "attn_config.alibi_bias_max": 8,
+        "attn_config.attn_type": "multihead_attention",
+        "attn_config.prefix_lm": False,
+        "attn_config.qk_ln": False,
+        "logit_scale": None,
+        "no_bias": True,
+    },
 )
 _FALCON = DecoderVariant(
     norm="layer",
@@ -207,6 +284,5 @@ def build_falcon(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
         norms = SHARED_NORM
     variant = replace(_FALCON, norms=norms)
     if config.alibi:
-        alibi = Alibi(is_rounded=True, is_scaled=True)
-        variant = replace(variant, has_rope=nowhere, alibi=alibi)
+        variant = replace(variant, has_rope=nowhere, alibi=build_falcon_bias)
     return variant(config, checkpoint)

@@ -82,13 +82,13 @@ COHERE = DecoderVariant(
     parallel=always,
     interleaved=True,
     factors=Factors(logits=lambda config: config.logit_scale),
-    unsupported=("use_qk_norm",),
+    only={"use_qk_norm": False},
 )
-COHERE2 = replace(COHERE, has_rope=_has_window, unsupported=())
+COHERE2 = replace(COHERE, has_rope=_has_window, only={})
 STABLELM = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
-    unsupported=("qk_layernorm", "use_parallel_residual"),
+    only={"qk_layernorm": False, "use_parallel_residual": False},
 )
 STARCODER2 = DecoderVariant(
     norm="layer",
@@ -119,7 +119,7 @@ MIXTRAL = DecoderVariant(
 )
 QWEN2_MOE = DecoderVariant(experts=_PROBABILITIES)
 QWEN3_MOE = replace(QWEN3, experts=_PROBABILITIES)
-OLMOE = DecoderVariant(query_norm="all heads", experts=_PROBABILITIES, unsupported=("clip_qkv",))
+OLMOE = DecoderVariant(query_norm="all heads", experts=_PROBABILITIES, only={"clip_qkv": None})
 FLEX_OLMO = replace(OLMO2, experts=_PROBABILITIES)
 GRANITE_MOE = DecoderVariant(
     experts=Experts(),

@@ -15,7 +15,7 @@ def read_windows(config: Any) -> list[int | None]:
     """Return the sliding window of each layer in tokens, None for full attention.
 
     `config` is a transformers.PretrainedConfig. A field counts only if its class declares it:
-    transformers ignores all other fields.
+    transformers ignores all other fields. GPT-Neo has fields of its own.
     """
     if config.model_type == "gpt_neo":
         return [config.window_size if kind == "local" else None for kind in config.attention_layers]

@@ -87,6 +87,12 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
             "GPTBigCodeForCausalLM",
             {"multi_query": False, "scale_attn_weights": False, "hidden_size": 64},
         ),
+        ("MptForCausalLM", {"num_attention_heads": 12, "hidden_size": 192}),
+        ("MptForCausalLM", {"attn_config": {"softmax_scale": 0.3}, "tie_word_embeddings": False}),
+        ("CodeGenForCausalLM", {"num_attention_heads": 8, "n_inner": 96}),
+        # The table of positions has a row of zeros for the padding token.
+        ("XGLMForCausalLM", {"pad_token_id": 9, "scale_embedding": False}),
+        ("BioGptForCausalLM", {"scale_embedding": False, "hidden_act": "relu"}),
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
         # RoPE of 20 of 80 channels, as in pythia-2.8b.
         ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}),
@@ -126,12 +132,20 @@ def test_exported_variant_matches_transformers(
         ("StableLmForCausalLM", "use_parallel_residual", True),
         ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
         ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
+        ("MptForCausalLM", "no_bias", False),
+        ("MptForCausalLM", "attn_config.clip_qkv", 6.0),
+        ("MptForCausalLM", "attn_config.alibi", False),
+        ("MptForCausalLM", "attn_config.alibi_bias_max", 16),
+        ("MptForCausalLM", "attn_config.prefix_lm", True),
+        ("XGLMForCausalLM", "add_cross_attention", True),
     ],
 )
 def test_unsupported_variant_is_rejected_by_name(
-    architecture: str, field: str, value: bool, tmp_path: Path
+    architecture: str, field: str, value: float, tmp_path: Path
 ) -> None:
-    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: value})
+    outer, _, inner = field.rpartition(".")
+    changes = {outer: {inner: value}} if outer else {field: value}
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
     with pytest.raises(UnsupportedModel, match=f"`{field}` of the architecture"):
         export_graph(tmp_path, DECODER_FP32)
 
@@ -163,6 +177,16 @@ def test_scaled_rope_matches_transformers(
     rope = {"rope_type": rope_type, "rope_theta": 1e4, "factor": 4.0, **scaled}
     own = OWN.get(architecture, {})
     check_export(tmp_path, architecture, own | {"rope_parameters": rope})
+
+
+@pytest.mark.slow
+def test_alibi_is_rounded_in_long_texts(tmp_path: Path) -> None:
+    """Falcon rounds positions to bf16, which does not represent all numbers above 256."""
+    own = FALCON_RW | {"max_position_embeddings": 512}
+    model = write_decoder("FalconForCausalLM", tmp_path / "checkpoint", own)
+    ids, expected = compute_logits(model, 400)
+    found = run_graph(export_graph(tmp_path, DECODER_FP32), ids, context=448)
+    check_logits(found, expected, 1e-4)
 
 
 def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> None:
@@ -213,7 +237,8 @@ def check_cosines(spec: DecoderSpec, model: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("architecture", "changes"), [("BloomForCausalLM", {}), ("FalconForCausalLM", {"alibi": True})]
+    ("architecture", "changes"),
+    [("BloomForCausalLM", {}), ("FalconForCausalLM", {"alibi": True}), ("MptForCausalLM", {})],
 )
 def test_kv_cache_with_alibi_stays_float(
     architecture: str, changes: dict[str, Any], tmp_path: Path
@@ -264,16 +289,16 @@ def test_every_sliding_window_has_known_layers() -> None:
             assert is_uniform != hasattr(config_class, "layer_types"), architecture
 
 
-def compute_logits(model: Any) -> tuple[IntArray, FloatArray]:
-    """Return random token ids, and their logits by transformers, [TOKENS, vocabulary]."""
-    ids = np.random.default_rng(0).integers(8, model.config.vocab_size, TOKENS)
+def compute_logits(model: Any, tokens: int = TOKENS) -> tuple[IntArray, FloatArray]:
+    """Return random token ids, and their logits by transformers, [tokens, vocabulary]."""
+    ids = np.random.default_rng(0).integers(8, model.config.vocab_size, tokens)
     with torch.inference_mode():
         return ids, model(torch.from_numpy(ids)[None]).logits[0].numpy()
 
 
-def run_graph(spec: DecoderSpec, ids: IntArray) -> FloatArray:
+def run_graph(spec: DecoderSpec, ids: IntArray, context: int = 128) -> FloatArray:
     """Return the logits of a prefill of all tokens but one, and of a decode step."""
-    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)
+    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=context)
     try:
         read = engine.prefill(1, ids[:-1].tolist(), 0, all_logits=True).copy()
         step = engine.decode(ids[[-1, -1]], np.array([0, len(ids) - 1]))[1:]

@@ -40,7 +40,10 @@ from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()
 FIRST_CHUNK = 50
 # Architectures whose attention transformers computes without exchangeable functions.
-OWN_ATTENTION = ("GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM", "FalconForCausalLM")
+OWN_ATTENTION = (
+    "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM", "FalconForCausalLM",
+    "MptForCausalLM", "CodeGenForCausalLM", "XGLMForCausalLM",
+)  # fmt: skip
 LEFT_OUT = ("GPT2LMHeadModel", *RECURRENT, *OWN_ATTENTION)
 ARCHITECTURES = [name for name in SUPPORTED if name not in LEFT_OUT]
 

@@ -1,13 +1,13 @@
-"""Maximum of tokens that a config allows."""
+"""Maximum of tokens that a config allows, and the class that it names."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from transformers import BloomConfig, Qwen2Config
+from transformers import BloomConfig, MptConfig, PreTrainedConfig, Qwen2Config
 
-from build_artifacts.checkpoints.architectures import read_max_positions
+from build_artifacts.checkpoints.architectures import read_architecture, read_max_positions
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,19 @@ def test_yarn_extends_the_context(rope: dict[str, Any], tokens: int) -> None:
     assert read_max_positions(config) == tokens
 
 
-@pytest.mark.parametrize(("stated", "tokens"), [({}, 2048), ({"seq_length": 512}, 512)])
+@pytest.mark.parametrize(
+    ("config", "tokens"),
+    [
+        (BloomConfig(), 2048),
+        (BloomConfig(seq_length=512), 512),
+        (MptConfig(max_seq_len=8192), 8192),
+    ],
+)
 def test_model_with_alibi_has_the_limit_of_its_training(
-    stated: dict[str, int], tokens: int
+    config: PreTrainedConfig, tokens: int
 ) -> None:
-    assert read_max_positions(BloomConfig(**stated)) == tokens
+    assert read_max_positions(config) == tokens
+
+
+def test_class_in_the_code_of_a_checkpoint_is_that_of_transformers() -> None:
+    assert read_architecture(MptConfig(architectures=["MPTForCausalLM"])) == "MptForCausalLM"
