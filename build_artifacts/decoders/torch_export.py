@@ -25,8 +25,6 @@ _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("int8", "nf4"), "float16"),
 }
-# What modules of transformers import whose models look their attention function up by name.
-_ATTENTION_FUNCTIONS = "ALL_ATTENTION_FUNCTIONS"
 _MAX_SHARD_SIZE = "1000TB"  # keeps all weights in one file
 
 
@@ -155,6 +153,12 @@ def check_recipe(
             f"as those of `{metadata.architecture}`",
             hint="use its ONNX graphs, which run on the CPU",
         )
+    if not _has_exchangeable_attention(metadata.architecture):
+        raise UnsupportedModel(
+            f"`{recipe.name}`: transformers has no exchangeable attention for "
+            f"`{metadata.architecture}`, so the engine {recipe.engine} cannot run it over KV slots",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
     if recipe.precision == "fp16" and metadata.required_generation_config.has_experts:
         raise UnsupportedModel(
             f"`{recipe.name}`: torch has no fp16 kernel for the experts of "
@@ -169,18 +173,22 @@ def check_recipe(
         )
 
 
+def _has_exchangeable_attention(architecture: str) -> bool:
+    """Return whether the model looks its attention function up by name.
+
+    Other models compute their attention themselves, and ignore the engine's function and mask.
+    """
+    import transformers
+
+    module = getattr(transformers, architecture).__module__
+    return hasattr(sys.modules[module], "ALL_ATTENTION_FUNCTIONS")
+
+
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for attention that torch engines do not support, such as ALiBi.
+    """Raise UnsupportedModel for a RoPE type or sinks that torch engines do not support.
 
     `attention` is the implementation that the engine uses.
     """
-    # Models that compute their attention themselves ignore the engine's functions and masks.
-    if not hasattr(sys.modules[type(model).__module__], _ATTENTION_FUNCTIONS):
-        raise UnsupportedModel(
-            f"transformers has no exchangeable attention for `{metadata.architecture}`, so torch "
-            "engines cannot run it over KV slots",
-            hint="use its ONNX graphs, which run on the CPU",
-        )
     rope = getattr(model.config, "rope_parameters", None) or {}
     kinds = [rope, *(own for own in rope.values() if isinstance(own, dict))]  # by layer type
     # With `alpha`, HunYuan's dynamic type has one table for all lengths.
