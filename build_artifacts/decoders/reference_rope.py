@@ -22,7 +22,7 @@ RopeTables = tuple[FloatArray, FloatArray]
 
 
 class ReferenceRope:
-    """RoPE of a checkpoint, computed by the RoPE module of transformers, which has no weights."""
+    """RoPE of a checkpoint, computed by a module of transformers without weights or a function."""
 
     def __init__(self, weights: Path) -> None:
         import torch
@@ -39,7 +39,9 @@ class ReferenceRope:
         module: Any = next((each for each in modules if each is not None), None)
         self._module: Any = None if module is None else type(module)(config=base.config)
         # GPT-J and CodeGen have a function instead, for sines followed by cosines, [P, D].
-        self._compute: Any = getattr(sys.modules[type(base).__module__], _FUNCTION, None)
+        self._compute: Any = None
+        if module is None:
+            self._compute = getattr(sys.modules[type(base).__module__], _FUNCTION, None)
         self._by_kind = module is not None and "layer_type" in signature(module.forward).parameters
 
     def kind(self, layer: int) -> str | None:

@@ -176,7 +176,8 @@ class _DecoderBuilder:
             shared_heads=read_kv_heads(config),
         )
         build_bias = variant.alibi
-        self._bias = build_bias and build_bias(self._graph, self._inputs, config)
+        # All layers share the bias.
+        self._bias = None if build_bias is None else build_bias(self._graph, self._inputs, config)
 
     @cached_property
     def _rope(self) -> ReferenceRope:
