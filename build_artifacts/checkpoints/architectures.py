@@ -115,7 +115,30 @@ def check_unquantized(config: TransformersConfig) -> None:
 
 def read_architecture(config: TransformersConfig) -> str:
     """Return the class name in the config, or the model type if the config names no class."""
-    return str((config.architectures or [config.model_type])[0])
+    name = str((config.architectures or [config.model_type])[0])
+    return _CLASSES_OF_TRANSFORMERS.get(name, name)
+
+
+# Classes in the code of checkpoints, and the classes of transformers for the same models.
+_CLASSES_OF_TRANSFORMERS: Mapping[str, str] = {"MPTForCausalLM": "MptForCausalLM"}
+
+
+def read_head_size(config: TransformersConfig) -> int:
+    """Return the channels of each attention head of a decoder."""
+    size = getattr(config, "head_dim", None)
+    return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def read_kv_heads(config: TransformersConfig) -> int:
+    """Return the number of KV heads of each layer of a decoder."""
+    heads: int = config.num_attention_heads
+    if getattr(config, "new_decoder_architecture", False):  # of Falcon
+        return int(config.num_kv_heads)
+    if config.model_type in _MULTI_QUERY:
+        return 1 if config.multi_query else heads
+    # As in transformers, only a field that the class declares counts.
+    is_declared = hasattr(type(config), "num_key_value_heads")
+    return config.num_key_value_heads or heads if is_declared else heads
 
 
 def read_max_positions(config: TransformersConfig) -> int | None:
@@ -123,12 +146,34 @@ def read_max_positions(config: TransformersConfig) -> int | None:
 
     Raises UnsupportedModel if the maximum depends on a padding id that the config does not state.
     """
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = _read_alibi_limit(config) or getattr(config, "max_position_embeddings", None)
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     if positions and skipped:
         positions -= skipped(config)
     limits = (_extend_by_yarn(positions, config), _read_rope_limit(config))
     return min((limit for limit in limits if limit), default=None)
+
+
+# Model types with one KV head for all query heads if `multi_query` is true.
+_MULTI_QUERY = ("falcon", "gpt_bigcode")
+
+
+def _read_alibi_limit(config: TransformersConfig) -> int | None:
+    """Return the tokens of the training texts of a model with ALiBi, None for other models.
+
+    ALiBi itself has no limit.
+    """
+    if config.model_type not in _ALIBI_LIMITS:
+        return None
+    name, default = _ALIBI_LIMITS[config.model_type]
+    return int(getattr(config, name, None) or default)
+
+
+# Fields of configs, and their values in the training of models whose configs lack them.
+_ALIBI_LIMITS: Mapping[str, tuple[str, int]] = {
+    "bloom": ("seq_length", 2048),
+    "mpt": ("max_seq_len", 2048),
+}
 
 
 def _extend_by_yarn(positions: int | None, config: TransformersConfig) -> int | None:

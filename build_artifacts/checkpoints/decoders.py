@@ -13,6 +13,8 @@ from build_artifacts.checkpoints.architectures import (
     check_unquantized,
     has_experts,
     read_architecture,
+    read_head_size,
+    read_kv_heads,
 )
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
@@ -49,16 +51,18 @@ _MODEL_BUILDER = (
 )  # fmt: skip
 # Architectures that `decoders/graphs/` exports.
 GRAPH_BUILDERS = (
-    "GPT2LMHeadModel", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM", "SeedOssForCausalLM",
-    "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM", "CohereForCausalLM",
-    "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "GlmForCausalLM",
-    "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM", "HeliumForCausalLM",
-    "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM", "OlmoeForCausalLM",
-    "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
-    "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
-    "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM", "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Gemma4ForCausalLM",
-    "Gemma4UnifiedForCausalLM",
+    "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM",
+    "FalconForCausalLM", "GPTBigCodeForCausalLM", "MptForCausalLM", "CodeGenForCausalLM",
+    "XGLMForCausalLM", "BioGptForCausalLM", "GPTNeoXForCausalLM", "SmolLM3ForCausalLM",
+    "SeedOssForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM", "Exaone4ForCausalLM",
+    "CohereForCausalLM", "Cohere2ForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+    "GlmForCausalLM", "Glm4ForCausalLM", "HunYuanDenseV1ForCausalLM", "ArceeForCausalLM",
+    "HeliumForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM",
+    "OlmoeForCausalLM", "FlexOlmoForCausalLM", "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM",
+    "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
+    "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.
@@ -142,7 +146,6 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
     Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
-    heads = config.num_attention_heads
     shapes = _list_kv_shapes(config)
     kv_heads, head_dim = max(shapes, key=lambda shape: shape[1])
     values = 2 * sum(each_heads * size for each_heads, size in shapes)
@@ -150,7 +153,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
     special = special_tokens(weights)
     return GenerationConfig(
         layers=len(shapes),
-        heads=heads,
+        heads=config.num_attention_heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         token_kv_values=values if config.model_type in _UNEQUAL_LAYERS else None,
@@ -165,15 +168,12 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
     """Return KV heads and values per head of each layer that has a KV cache of its own."""
-    heads = config.num_attention_heads
     layers = list_attention_layers(config)
     if config.model_type in _UNEQUAL_LAYERS:
         own = layers[: len(layers) - config.num_kv_shared_layers]  # the others read earlier caches
         each = (config.per_layer_config[layer] for layer in own)
         return [(layer.num_key_value_heads, layer.head_dim) for layer in each]
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return [(kv_heads, head_dim)] * len(layers)
+    return [(read_kv_heads(config), read_head_size(config))] * len(layers)
 
 
 def _read_defaults(weights: Path) -> GenerationDefaults:

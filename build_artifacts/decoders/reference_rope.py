@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from inspect import signature
 from pathlib import Path
@@ -14,13 +15,14 @@ from build_artifacts.checkpoints.architectures import TransformersConfig, config
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME
 from build_artifacts.types import FloatArray
 
+_FUNCTION = "create_sinusoidal_positions"
 _MODULES = ("rotary_emb", "pos_emb")  # names of the RoPE module; the second is LFM2-MoE's
 # Cosines and sines per position and channel pair, [P, D/2] each.
 RopeTables = tuple[FloatArray, FloatArray]
 
 
 class ReferenceRope:
-    """RoPE of a checkpoint, computed by the RoPE module of transformers, which has no weights."""
+    """RoPE of a checkpoint, computed by a module of transformers without weights or a function."""
 
     def __init__(self, weights: Path) -> None:
         import torch
@@ -36,6 +38,10 @@ class ReferenceRope:
         modules = (getattr(base, name, None) for name in _MODULES)
         module: Any = next((each for each in modules if each is not None), None)
         self._module: Any = None if module is None else type(module)(config=base.config)
+        # GPT-J and CodeGen have a function instead, for sines followed by cosines, [P, D].
+        self._compute: Any = None
+        if module is None:
+            self._compute = getattr(sys.modules[type(base).__module__], _FUNCTION, None)
         self._by_kind = module is not None and "layer_type" in signature(module.forward).parameters
 
     def kind(self, layer: int) -> str | None:
@@ -52,6 +58,10 @@ class ReferenceRope:
         """Return cosines and sines at `positions` [P], each [P, half of the rotated width]."""
         import torch
 
+        if self._compute is not None:
+            table = self._compute(int(positions.max()) + 1, self._config.rotary_dim).numpy()
+            sines, cosines = np.split(table[positions], 2, axis=1)
+            return cosines, sines
         how = {} if kind is None else {"layer_type": kind}
         with torch.inference_mode():
             tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)

@@ -7,6 +7,7 @@ deployments/engines/pytorch/decoder.py describes inputs and outputs of the progr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -158,6 +159,12 @@ def check_recipe(
             f"those of `{metadata.architecture}` differ",
             hint="use its ONNX graphs, which run on the CPU",
         )
+    if not _has_exchangeable_attention(metadata.architecture):
+        raise UnsupportedModel(
+            f"`{recipe.name}`: transformers has no exchangeable attention for "
+            f"`{metadata.architecture}`, so the engine {recipe.engine} cannot run it over KV slots",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
     if recipe.precision == "fp16" and metadata.required_generation_config.has_experts:
         raise UnsupportedModel(
             f"`{recipe.name}`: torch has no fp16 kernel for the experts of "
@@ -170,6 +177,17 @@ def check_recipe(
             "options of the model builder, or `per_token_int8`",
             hint=f"supported precisions: {', '.join(supported)}",
         )
+
+
+def _has_exchangeable_attention(architecture: str) -> bool:
+    """Return whether the model looks its attention function up by name.
+
+    Other models compute their attention themselves, and ignore the engine's function and mask.
+    """
+    import transformers
+
+    module = getattr(transformers, architecture).__module__
+    return hasattr(sys.modules[module], "ALL_ATTENTION_FUNCTIONS")
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:

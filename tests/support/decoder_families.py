@@ -38,6 +38,15 @@ MAMBA2 = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
+FALCON_40B = {
+    "new_decoder_architecture": True,
+    "num_kv_heads": 2,
+    "num_ln_in_parallel_attn": None,
+}
+FALCON_RW = {
+    "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
+    "num_attention_heads": 12, "hidden_size": 192,  # slopes that bf16 does not represent
+}  # fmt: skip
 # Architectures that torch engines do not run: their OWN values include recurrent layers, or their
 # layers differ in KV caches.
 CPU_ONLY = (
@@ -55,7 +64,19 @@ OWN: dict[str, dict[str, Any]] = {
     "Phi3ForCausalLM": {"original_max_position_embeddings": 128, "sliding_window": WINDOW},
     "PhiForCausalLM": {"num_key_value_heads": 4, "partial_rotary_factor": 0.5},
     "Ernie4_5ForCausalLM": {"head_dim": 16},
-    "GPTNeoXForCausalLM": {"num_key_value_heads": 4, "rotary_pct": 0.5},
+    "OPTForCausalLM": {"ffn_dim": 96},
+    # Scores without a factor grow with the size.
+    "GPTNeoForCausalLM": {"hidden_size": 64, "window_size": WINDOW, "attention_types": [
+        [["global", "local"], 1]]},
+    "GPTJForCausalLM": {"rotary_dim": 32},
+    "BloomForCausalLM": {},
+    "FalconForCausalLM": {"num_ln_in_parallel_attn": 1},
+    "GPTBigCodeForCausalLM": {},
+    "MptForCausalLM": {"max_seq_len": 128},
+    "CodeGenForCausalLM": {"rotary_dim": 32},
+    "XGLMForCausalLM": {"ffn_dim": 96},
+    "BioGptForCausalLM": {},
+    "GPTNeoXForCausalLM": {"rotary_pct": 0.5},
     "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
     "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},
     "Olmo3ForCausalLM": {"sliding_window": WINDOW, "layer_types": [

@@ -1,4 +1,4 @@
-"""Tiny GPT-2 and encoder-decoder checkpoints, with random weights that make errors visible."""
+"""Tiny decoders and encoder-decoders, with random weights that make errors visible."""
 
 from __future__ import annotations
 
@@ -56,28 +56,44 @@ def _t5_like(name: str, **options: Any) -> Callable[[], Any]:
     return make
 
 
-def _gpt2(**options: Any) -> Callable[[], Any]:
+def _decoder(model: str, **options: Any) -> Callable[[], Any]:
     def make() -> Any:
-        config = transformers.GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=POSITIONS,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            bos_token_id=END,
-            eos_token_id=END,
-            **options,
-        )
-        return transformers.GPT2LMHeadModel(config)
+        kind = getattr(transformers, model)
+        return kind(kind.config_class(**_DECODER_SIZES | options))
 
     return make
 
 
-GPT2: Mapping[str, Callable[[], Any]] = {
-    "gpt2": _gpt2(),
-    "gpt2-scaled-by-layer": _gpt2(scale_attn_by_inverse_layer_idx=True, n_inner=40),
-    "gpt2-relu-untied": _gpt2(activation_function="relu", tie_word_embeddings=False),
-}
+_DECODER_SIZES = dict(
+    vocab_size=VOCABULARY,
+    max_position_embeddings=POSITIONS,
+    hidden_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    bos_token_id=END,
+    eos_token_id=END,
+)
+DECODERS: Mapping[str, Callable[[], Any]] = {
+    "gpt2": _decoder("GPT2LMHeadModel"),
+    "gpt2-scaled-by-layer": _decoder("GPT2LMHeadModel", scale_attn_by_inverse_layer_idx=True,
+                                     n_inner=40),
+    "gpt2-relu-untied": _decoder("GPT2LMHeadModel", activation_function="relu",
+                                 tie_word_embeddings=False),
+    "opt": _decoder("OPTForCausalLM", ffn_dim=40),
+    "opt-post-norm": _decoder("OPTForCausalLM", ffn_dim=40, do_layer_norm_before=False,
+                              word_embed_proj_dim=24),
+    "gpt_neo": _decoder("GPTNeoForCausalLM", attention_types=[[["local", "global"], 1]],
+                        window_size=4),
+    "gptj": _decoder("GPTJForCausalLM", rotary_dim=4),
+    "bloom": _decoder("BloomForCausalLM"),
+    "falcon": _decoder("FalconForCausalLM"),
+    "falcon-alibi": _decoder("FalconForCausalLM", alibi=True, parallel_attn=False, bias=True),
+    "gpt_bigcode": _decoder("GPTBigCodeForCausalLM"),
+    "mpt": _decoder("MptForCausalLM", max_seq_len=POSITIONS),
+    "codegen": _decoder("CodeGenForCausalLM", rotary_dim=4),
+    "xglm": _decoder("XGLMForCausalLM", ffn_dim=40),
+    "biogpt": _decoder("BioGptForCausalLM", intermediate_size=40),
+}  # fmt: skip
 ENCODER_DECODERS: Mapping[str, Callable[[], Any]] = {
     "bart": _bart_like("Bart", "BartForConditionalGeneration"),
     "bart-scaled": _bart_like("Bart", "BartForConditionalGeneration", scale_embedding=True,

@@ -7,13 +7,23 @@ from collections.abc import Callable
 from build_artifacts.checkpoints.architectures import TransformersConfig
 
 ConfigFlag = Callable[[TransformersConfig], bool]
-LayerFlag = Callable[[TransformersConfig, int], bool]  # takes the config and a layer number
 ConfigFactor = Callable[[TransformersConfig], float]
+# These take the config and a layer number.
+LayerFlag = Callable[[TransformersConfig, int], bool]
+LayerFactor = Callable[[TransformersConfig, int], float]
+
+# Activations that configs do not declare, by model type, and fields of those that do.
+_ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu", "bloom": "gelu_pytorch_tanh", "mpt": "gelu"}
+_ACTIVATION_FIELDS = ("hidden_act", "activation_function", "activation")
 
 
 def read_activation(config: TransformersConfig) -> str:
-    """Return the activation of the MLPs. LFM2's configs do not declare it."""
-    return "silu" if config.model_type in ("lfm2", "lfm2_moe") else str(config.hidden_act)
+    """Return the activation of the MLPs."""
+    if config.model_type in _ACTIVATIONS:
+        return _ACTIVATIONS[config.model_type]
+    # As in transformers, only a field that the class declares counts.
+    declared = (name for name in _ACTIVATION_FIELDS if hasattr(type(config), name))
+    return str(getattr(config, next(declared)))
 
 
 def never(_: TransformersConfig) -> bool:
@@ -26,3 +36,7 @@ def always(_: TransformersConfig) -> bool:
 
 def everywhere(_: TransformersConfig, __: int) -> bool:
     return True
+
+
+def nowhere(_: TransformersConfig, __: int) -> bool:
+    return False

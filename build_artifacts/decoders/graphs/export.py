@@ -19,9 +19,22 @@ from build_artifacts.decoders.graphs.bart import (
     PEGASUS,
 )
 from build_artifacts.decoders.graphs.gemma4 import build_gemma4
-from build_artifacts.decoders.graphs.gpt2 import build_gpt2
+from build_artifacts.decoders.graphs.gpt_variants import (
+    BIOGPT,
+    BLOOM,
+    CODEGEN,
+    GPT2,
+    GPT_BIGCODE,
+    GPT_NEO,
+    GPT_NEOX,
+    GPTJ,
+    MPT,
+    XGLM,
+    build_falcon,
+    build_opt,
+)
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
-from build_artifacts.decoders.graphs.rope_variants import (
+from build_artifacts.decoders.graphs.llama_variants import (
     ARCEE,
     COHERE,
     COHERE2,
@@ -32,7 +45,6 @@ from build_artifacts.decoders.graphs.rope_variants import (
     GLM,
     GLM4,
     GLM4_MOE,
-    GPT_NEOX,
     GPT_OSS,
     GRANITE_MOE,
     HELIUM,
@@ -63,10 +75,20 @@ ENCODER_NAME = "encoder.onnx"
 
 # Graph families by `model_type` of config.json.
 DECODERS: Mapping[str, GraphFamily] = {
-    "gpt2": build_gpt2,
+    "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
     "gemma4_text": build_gemma4,
     "gemma4_unified_text": build_gemma4,
+    "opt": build_opt,
+    "gpt_neo": GPT_NEO,
+    "gptj": GPTJ,
+    "bloom": BLOOM,
+    "falcon": build_falcon,
+    "gpt_bigcode": GPT_BIGCODE,
+    "mpt": MPT,
+    "codegen": CODEGEN,
+    "xglm": XGLM,
+    "biogpt": BIOGPT,
     "smollm3": SMOLLM3,
     "seed_oss": LLAMA,
     "olmo2": OLMO2,

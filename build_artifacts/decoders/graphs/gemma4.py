@@ -17,7 +17,6 @@ from build_artifacts.decoders.graphs.kv_inputs import (
 from build_artifacts.decoders.graphs.layer_ropes import LayerRopes
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
-from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
 from deployments.engines.pytorch.layer_types import GLOBAL_LAYER, read_windows
 
@@ -53,7 +52,7 @@ class _Gemma4Builder:
         self._input_size: int = getattr(config, "hidden_size_per_layer_input", 0)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
-        self._ropes = LayerRopes(self._graph, config, ReferenceRope(checkpoint))
+        self._ropes = LayerRopes(self._graph, config, checkpoint)
         # The last layer of each type with keys and values of its own, which later ones read.
         self._owners: dict[str, int] = {}
 

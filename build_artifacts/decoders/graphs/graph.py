@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
 ElementType = Literal["FLOAT", "INT64"]
-# Layout of a projection's weight. rows: [out, in], as in torch's Linear; columns: [in, out].
-Stored = Literal["rows", "columns"]
 
-INT32 = 6  # ONNX's number of the type int32, for Cast
+FLOAT, INT32, BFLOAT16 = 1, 6, 16  # ONNX's numbers of types, for Cast
 _OPSET, _IR_VERSION = 20, 10
 
 
@@ -133,11 +131,9 @@ class GraphWriter:
         """Return a checkpoint tensor without changes."""
         return self.weight(name, self.weights.shape(name))
 
-    def linear(
-        self, value: Value, modules: Sequence[str], stored: Stored = "rows", label: str = ""
-    ) -> Value:
+    def linear(self, value: Value, modules: Sequence[str], label: str = "") -> Value:
         """Apply `modules` as one linear layer: [..., in] -> [..., sum of outs]."""
-        joined = _FusedLinear(self.weights, tuple(modules), stored)
+        joined = _FusedLinear(self.weights, tuple(modules))
         label = label or modules[0]
         weight = self.weight(f"{label}.weight.columns", joined.shape, joined.columns)
         projected = self.op("MatMul", value, weight, name=label)
@@ -202,15 +198,12 @@ class _FusedLinear:
 
     weights: CheckpointWeights
     modules: tuple[str, ...]
-    stored: Stored
 
     @property
     def shape(self) -> tuple[int, int]:
         """Shape of the joined weight, [in, sum of outs]."""
         shapes = [self.weights.shape(f"{module}.weight") for module in self.modules]
-        if self.stored == "rows":
-            shapes = [shape[::-1] for shape in shapes]
-        return shapes[0][0], sum(shape[1] for shape in shapes)
+        return shapes[0][1], sum(shape[0] for shape in shapes)
 
     @property
     def has_bias(self) -> bool:
@@ -218,7 +211,7 @@ class _FusedLinear:
 
     def columns(self) -> FloatArray:
         read = [self.weights.read(f"{module}.weight") for module in self.modules]
-        return np.concatenate([w.T if self.stored == "rows" else w for w in read], axis=1)
+        return np.concatenate([weight.T for weight in read], axis=1)
 
     def bias(self) -> FloatArray:
         return np.concatenate([self.weights.read(f"{module}.bias") for module in self.modules])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from pathlib import Path
+
 import numpy as np
 
 from build_artifacts.checkpoints.architectures import TransformersConfig, read_max_positions
@@ -17,14 +20,18 @@ class LayerRopes:
         self,
         graph: GraphWriter,
         config: TransformersConfig,
-        reference: ReferenceRope,
+        checkpoint: Path,
         *,
         interleaved: bool = False,
     ) -> None:
         """`interleaved`: RoPE pairs neighboring channels, instead of the halves."""
-        self._graph, self._config, self._reference = graph, config, reference
+        self._graph, self._config, self._checkpoint = graph, config, checkpoint
         self._interleaved = interleaved
         self._by_kind: dict[str | None, LayerRope] = {}
+
+    @cached_property
+    def _reference(self) -> ReferenceRope:
+        return ReferenceRope(self._checkpoint)  # not before a layer needs it: some models have none
 
     def of(self, layer: int) -> LayerRope:
         """Return the RoPE of a layer."""

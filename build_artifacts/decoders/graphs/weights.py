@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -21,12 +22,23 @@ Renames = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class FusedModule:
-    """A linear layer of a checkpoint that computes the outputs of several, of equal sizes."""
+    """A linear layer of a checkpoint that computes the outputs of several."""
 
     name: str
     parts: tuple[str, ...]
     # The parts alternate along the outputs, `groups` times. With one group, they follow each other.
     groups: int = 1
+    shares: tuple[int, ...] = ()  # relative sizes of the parts; empty if all sizes are equal
+
+    @property
+    def bounds(self) -> list[int]:
+        """Ends of the parts within a group, in units of the shares, after a first 0."""
+        return [0, *accumulate(self.shares or (1,) * len(self.parts))]
+
+    @property
+    def units(self) -> int:
+        """Number of units of all groups. It divides the outputs."""
+        return self.bounds[-1] * self.groups
 
 
 class _StoredTensor(NamedTuple):
@@ -34,27 +46,36 @@ class _StoredTensor(NamedTuple):
 
     file: Any
     name: str  # in the file
+    is_transposed: bool = False  # whether the file has a weight as [in, out]
     fused: FusedModule | None = None
     part: int = 0  # index in `fused.parts`
 
     def shape(self) -> tuple[int, ...]:
-        rows, *columns = self.file.get_slice(self.name).get_shape()
-        return (rows if self.fused is None else rows // len(self.fused.parts), *columns)
+        shape = self.file.get_slice(self.name).get_shape()
+        rows, *columns = shape[::-1] if self.is_transposed else shape
+        if self.fused is not None:
+            first, end = self.fused.bounds[self.part :][:2]
+            rows = rows // self.fused.bounds[-1] * (end - first)
+        return (rows, *columns)
 
     def read(self) -> NDArray[np.generic]:
         tensor: NDArray[np.generic] = self.file.get_tensor(self.name)
+        if self.is_transposed:
+            tensor = tensor.T
         if self.fused is None:
             return tensor
-        groups = tensor.reshape(self.fused.groups, len(self.fused.parts), -1, *tensor.shape[1:])
-        return groups[:, self.part].reshape(-1, *tensor.shape[1:])
+        first, end = self.fused.bounds[self.part :][:2]
+        groups = tensor.reshape(self.fused.groups, self.fused.bounds[-1], -1, *tensor.shape[1:])
+        return groups[:, first:end].reshape(-1, *tensor.shape[1:])
 
 
 class CheckpointWeights:
     """Tensors by name, as fp32.
 
     In a checkpoint of a model with a task head, the names start with `base`, such as "model.". This
-    class removes that prefix. It applies `renames`, and makes the parts of `fused` modules readable
-    under their own names.
+    class removes that prefix. It applies `renames` to names with a dot in front, so that ".h." is
+    a whole part of a name. It makes the parts of `fused` modules readable under their own names.
+    The weights of modules in `transposed`, the last part of a stored name, become [out, in].
     """
 
     def __init__(
@@ -64,6 +85,7 @@ class CheckpointWeights:
         *,
         renames: Renames = (),
         fused: Sequence[FusedModule] = (),
+        transposed: Collection[str] = (),
     ) -> None:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
@@ -72,10 +94,13 @@ class CheckpointWeights:
         for path in list_weight_files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
             for stored in file.keys():  # noqa: SIM118 - the file object is no mapping
-                name = stored.removeprefix(base)
+                name = f".{stored.removeprefix(base)}"
                 for old, new in renames:
                     name = name.replace(old, new)
-                self._add(name, _StoredTensor(file, stored), fused)
+                module, _, kind = stored.rpartition(".")
+                is_transposed = kind == "weight" and module.rpartition(".")[2] in transposed
+                tensor = _StoredTensor(file, stored, is_transposed)
+                self._add(name.removeprefix("."), tensor, fused)
 
     def _add(self, name: str, tensor: _StoredTensor, fused: Sequence[FusedModule]) -> None:
         whole = next((each for each in fused if f".{each.name}." in name), None)
@@ -83,10 +108,9 @@ class CheckpointWeights:
             self._tensors[name] = tensor
             return
         rows = tensor.shape()[0]
-        if rows % (len(whole.parts) * whole.groups):
+        if rows % whole.units:
             raise UnsupportedModel(
-                f"the tensor `{tensor.name}` has {rows} rows, not a multiple of "
-                f"{len(whole.parts) * whole.groups}",
+                f"the tensor `{tensor.name}` has {rows} rows, not a multiple of {whole.units}",
                 hint="download the checkpoint again, or correct the sizes in config.json",
             )
         for index, part in enumerate(whole.parts):

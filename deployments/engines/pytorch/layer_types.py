@@ -15,8 +15,10 @@ def read_windows(config: Any) -> list[int | None]:
     """Return the sliding window of each layer in tokens, None for full attention.
 
     `config` is a transformers.PretrainedConfig. A field counts only if its class declares it:
-    transformers ignores all other fields.
+    transformers ignores all other fields. GPT-Neo has fields of its own.
     """
+    if config.model_type == "gpt_neo":
+        return [config.window_size if kind == "local" else None for kind in config.attention_layers]
     window = config.sliding_window if hasattr(type(config), "sliding_window") else None
     return [window if layer == LOCAL_LAYER else None for layer in _list_layers(config)]
 

@@ -37,7 +37,14 @@ from deployments.config import GeneratorSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.engines.pytorch.layer_types import WINDOW_IN_ALL_LAYERS
-from tests.support.decoder_families import MAMBA2, OWN, WINDOW, write_decoder
+from tests.support.decoder_families import (
+    FALCON_40B,
+    FALCON_RW,
+    MAMBA2,
+    OWN,
+    WINDOW,
+    write_decoder,
+)
 
 IntArray = NDArray[np.int64]
 
@@ -57,6 +64,35 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
+        # Norms after the sums and embeddings of another size, as in opt-350m.
+        ("OPTForCausalLM", {"do_layer_norm_before": False, "word_embed_proj_dim": 128}),
+        ("OPTForCausalLM", {"_remove_final_layer_norm": True, "enable_bias": False}),
+        ("GPTNeoForCausalLM", {"attention_types": [[["local"], 2]], "tie_word_embeddings": False}),
+        # RoPE of 24 channels, which the attention leaves to a node before it.
+        ("GPTJForCausalLM", {"rotary_dim": 24, "n_inner": 96}),
+        (
+            "BloomForCausalLM",
+            {"num_attention_heads": 12, "hidden_size": 192, "tie_word_embeddings": False},
+        ),
+        # As in falcon-40b, in falcon-11b, and in falcon-rw-1b.
+        ("FalconForCausalLM", FALCON_40B),
+        ("FalconForCausalLM", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("FalconForCausalLM", FALCON_RW),
+        ("FalconForCausalLM", {"alibi": True, "multi_query": True}),
+        (
+            "FalconForCausalLM",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}},
+        ),
+        (
+            "GPTBigCodeForCausalLM",
+            {"multi_query": False, "scale_attn_weights": False, "hidden_size": 64},
+        ),
+        ("MptForCausalLM", {"num_attention_heads": 12, "hidden_size": 192}),
+        ("MptForCausalLM", {"attn_config": {"softmax_scale": 0.3}, "tie_word_embeddings": False}),
+        ("CodeGenForCausalLM", {"num_attention_heads": 8, "n_inner": 96}),
+        # The table of positions has a row of zeros for the padding token.
+        ("XGLMForCausalLM", {"pad_token_id": 9, "scale_embedding": False}),
+        ("BioGptForCausalLM", {"scale_embedding": False, "hidden_act": "relu"}),
         ("GPTNeoXForCausalLM", {"use_parallel_residual": False}),
         # RoPE of 20 of 80 channels, as in pythia-2.8b.
         ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}),
@@ -89,17 +125,27 @@ def test_exported_variant_matches_transformers(
 
 
 @pytest.mark.parametrize(
-    ("architecture", "field"),
+    ("architecture", "field", "value"),
     [
-        ("CohereForCausalLM", "use_qk_norm"),
-        ("StableLmForCausalLM", "qk_layernorm"),
-        ("StableLmForCausalLM", "use_parallel_residual"),
+        ("CohereForCausalLM", "use_qk_norm", True),
+        ("StableLmForCausalLM", "qk_layernorm", True),
+        ("StableLmForCausalLM", "use_parallel_residual", True),
+        ("OPTForCausalLM", "layer_norm_elementwise_affine", False),
+        ("BloomForCausalLM", "apply_residual_connection_post_layernorm", True),
+        ("MptForCausalLM", "no_bias", False),
+        ("MptForCausalLM", "attn_config.clip_qkv", 6.0),
+        ("MptForCausalLM", "attn_config.alibi", False),
+        ("MptForCausalLM", "attn_config.alibi_bias_max", 16),
+        ("MptForCausalLM", "attn_config.prefix_lm", True),
+        ("XGLMForCausalLM", "add_cross_attention", True),
     ],
 )
 def test_unsupported_variant_is_rejected_by_name(
-    architecture: str, field: str, tmp_path: Path
+    architecture: str, field: str, value: float, tmp_path: Path
 ) -> None:
-    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | {field: True})
+    outer, _, inner = field.rpartition(".")
+    changes = {outer: {inner: value}} if outer else {field: value}
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
     with pytest.raises(UnsupportedModel, match=f"`{field}` of the architecture"):
         export_graph(tmp_path, DECODER_FP32)
 
@@ -133,6 +179,16 @@ def test_scaled_rope_matches_transformers(
     check_export(tmp_path, architecture, own | {"rope_parameters": rope})
 
 
+@pytest.mark.slow
+def test_alibi_is_rounded_in_long_texts(tmp_path: Path) -> None:
+    """Falcon rounds positions to bf16, which does not represent all numbers above 256."""
+    own = FALCON_RW | {"max_position_embeddings": 512}
+    model = write_decoder("FalconForCausalLM", tmp_path / "checkpoint", own)
+    ids, expected = compute_logits(model, 400)
+    found = run_graph(export_graph(tmp_path, DECODER_FP32), ids, context=448)
+    check_logits(found, expected, 1e-4)
+
+
 def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> None:
     """Check the logits of an exported tiny model with the config values `own`."""
     model = write_decoder(architecture, directory / "checkpoint", own)
@@ -147,6 +203,11 @@ def check_export(directory: Path, architecture: str, own: dict[str, Any]) -> Non
     [
         ("Cohere2ForCausalLM", {}, [(0, 1), (62, 63)]),
         ("GPTNeoXForCausalLM", {}, [(0, 16), (15, 31)]),
+        ("OPTForCausalLM", {}, []),
+        ("GPTNeoForCausalLM", {}, []),
+        ("GPTJForCausalLM", {}, [(0, 1), (30, 31)]),
+        ("FalconForCausalLM", {}, [(0, 32), (31, 63)]),
+        ("GPTBigCodeForCausalLM", {}, []),
         # The attention leaves this RoPE to a node before it.
         ("GPTNeoXForCausalLM", {"hidden_size": 320, "rotary_pct": 0.25}, [(0, 10), (9, 19)]),
     ],
@@ -158,15 +219,34 @@ def test_int8_kv_cache_stays_close(
     model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
     spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
     assert spec.kv_cache_dtype == "int8"
-    ids, expected = compute_logits(model)
-    found = run_graph(spec, ids)
-    cosines = (found * expected).sum(axis=1) / (norm(found, axis=1) * norm(expected, axis=1))
-    assert cosines.mean() > 0.99
+    check_cosines(spec, model)
     tables = onnx.load(spec.path).graph.initializer
     (scales,) = (onnx.numpy_helper.to_array(t) for t in tables if t.name == "kv_cache/0/key_scales")
     for first, second in pairs:
         np.testing.assert_array_equal(scales[..., first], scales[..., second])
     assert len(np.unique(scales)) >= scales.size / 2
+
+
+def check_cosines(spec: DecoderSpec, model: Any) -> None:
+    """Check that the logits of a quantized graph are close to those of the model."""
+    ids, expected = compute_logits(model)
+    found = run_graph(spec, ids)
+    cosines = (found * expected).sum(axis=1) / (norm(found, axis=1) * norm(expected, axis=1))
+    assert cosines.mean() > 0.99
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [("BloomForCausalLM", {}), ("FalconForCausalLM", {"alibi": True}), ("MptForCausalLM", {})],
+)
+def test_kv_cache_with_alibi_stays_float(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
+    spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
+    assert spec.kv_cache_dtype is None
+    check_cosines(spec, model)
 
 
 @pytest.mark.slow
@@ -209,16 +289,16 @@ def test_every_sliding_window_has_known_layers() -> None:
             assert is_uniform != hasattr(config_class, "layer_types"), architecture
 
 
-def compute_logits(model: Any) -> tuple[IntArray, FloatArray]:
-    """Return random token ids, and their logits by transformers, [TOKENS, vocabulary]."""
-    ids = np.random.default_rng(0).integers(8, model.config.vocab_size, TOKENS)
+def compute_logits(model: Any, tokens: int = TOKENS) -> tuple[IntArray, FloatArray]:
+    """Return random token ids, and their logits by transformers, [tokens, vocabulary]."""
+    ids = np.random.default_rng(0).integers(8, model.config.vocab_size, tokens)
     with torch.inference_mode():
         return ids, model(torch.from_numpy(ids)[None]).logits[0].numpy()
 
 
-def run_graph(spec: DecoderSpec, ids: IntArray) -> FloatArray:
+def run_graph(spec: DecoderSpec, ids: IntArray, context: int = 128) -> FloatArray:
     """Return the logits of a prefill of all tokens but one, and of a decode step."""
-    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=128)
+    engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=2, context=context)
     try:
         read = engine.prefill(1, ids[:-1].tolist(), 0, all_logits=True).copy()
         step = engine.decode(ids[[-1, -1]], np.array([0, len(ids) - 1]))[1:]

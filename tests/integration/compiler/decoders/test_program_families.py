@@ -39,7 +39,13 @@ from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
 
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()
 FIRST_CHUNK = 50
-ARCHITECTURES = [name for name in SUPPORTED if name not in ("GPT2LMHeadModel", *CPU_ONLY)]
+# Architectures whose attention transformers computes without exchangeable functions.
+OWN_ATTENTION = (
+    "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM", "FalconForCausalLM",
+    "MptForCausalLM", "CodeGenForCausalLM", "XGLMForCausalLM",
+)  # fmt: skip
+LEFT_OUT = ("GPT2LMHeadModel", *CPU_ONLY, *OWN_ATTENTION)
+ARCHITECTURES = [name for name in SUPPORTED if name not in LEFT_OUT]
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +156,14 @@ def test_window_of_the_config_decides(
     recipe = replace(WHOLE, run=EngineOptions(attention=attention))
     found = run(whole_spec(checkpoint, tmp_path / "whole", recipe))
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", OWN_ATTENTION)
+def test_attention_that_cannot_be_exchanged_is_refused(architecture: str, tmp_path: Path) -> None:
+    checkpoint, _ = write(architecture, tmp_path)
+    for write_spec in (program_spec, whole_spec):
+        with pytest.raises(UnsupportedModel, match=f"no exchangeable attention .*{architecture}"):
+            write_spec(checkpoint, tmp_path / "engine")
 
 
 def test_flash_attention_has_no_sinks(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ import pytest
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.decoders.export import export_decoder
+from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
 from build_artifacts.decoders.graphs.export import find_graph_family
-from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
-from build_artifacts.decoders.graphs.rope_variants import LLAMA, QWEN3, SMOLLM3
+from build_artifacts.decoders.graphs.llama_variants import LLAMA, QWEN3, SMOLLM3
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_FP16, DECODER_GPU_INT4, DECODER_GPU_INT8
 from build_artifacts.recipes import DecoderRecipe
@@ -53,7 +53,7 @@ def test_graphs_that_compute_in_fp32_are_not_built_for_a_gpu(
     ],
 )
 def test_architecture_and_rope_select_the_graph_builder(
-    config: dict[str, Any], family: RopeDecoder | None, tmp_path: Path
+    config: dict[str, Any], family: DecoderVariant | None, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert find_graph_family(tmp_path) is family

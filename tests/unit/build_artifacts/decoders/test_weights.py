@@ -39,3 +39,38 @@ def test_fused_module_of_another_size_is_rejected(tmp_path: Path) -> None:
     fused = FusedModule("attn.qkv", ("attn.q", "attn.k", "attn.v"), groups=2)
     with pytest.raises(UnsupportedModel, match=r"`m\.attn\.qkv\.bias` has 10 rows"):
         CheckpointWeights(tmp_path, fused=[fused])
+
+
+def test_parts_of_a_fused_module_have_sizes_of_their_own(tmp_path: Path) -> None:
+    """Two groups of three query heads, which share a key head and a value head."""
+    rows = np.arange(20, dtype=np.float32).reshape(20, 1)
+    save_file({"m.attn.qkv.weight": rows}, tmp_path / "model.safetensors")
+    parts = ("attn.q", "attn.k", "attn.v")
+    fused = FusedModule("attn.qkv", parts, groups=2, shares=(3, 1, 1))
+    weights = CheckpointWeights(tmp_path, fused=[fused])
+    expected = ([0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 14, 15], [6, 7, 16, 17], [8, 9, 18, 19])
+    for part, values in zip(parts, expected, strict=True):
+        name = f"m.{part}.weight"
+        assert weights.shape(name) == (len(values), 1)
+        np.testing.assert_array_equal(weights.read(name).ravel(), values)
+
+
+def test_weights_stored_by_inputs_are_transposed(tmp_path: Path) -> None:
+    weight, bias = np.arange(12, dtype=np.float32).reshape(2, 6), np.arange(6, dtype=np.float32)
+    stored = {"m.attn.qkv.weight": weight, "m.attn.qkv.bias": bias, "m.table.weight": weight}
+    save_file(stored, tmp_path / "model.safetensors")
+    fused = FusedModule("attn.qkv", ("attn.q", "attn.k", "attn.v"))
+    weights = CheckpointWeights(tmp_path, fused=[fused], transposed=("qkv",))
+    assert weights.shape("m.attn.k.weight") == (2, 2)
+    np.testing.assert_array_equal(weights.read("m.attn.k.weight"), weight.T[2:4])
+    np.testing.assert_array_equal(weights.read("m.attn.k.bias"), bias[2:4])
+    np.testing.assert_array_equal(weights.read("m.table.weight"), weight)
+
+
+def test_renames_apply_to_whole_parts_of_names(tmp_path: Path) -> None:
+    row = np.zeros(1, np.float32)
+    names = {"base.h.0.a_to_h.bias": row, "base.end.bias": row}
+    save_file(names, tmp_path / "model.safetensors")
+    weights = CheckpointWeights(tmp_path, "base.", renames=((".h.", ".layers."), (".end.", ".z.")))
+    assert "layers.0.a_to_h.bias" in weights
+    assert "z.bias" in weights

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from build_artifacts.decoders.graphs.export import ExportedModel, export_model
-from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, saved
+from tests.support.tiny_checkpoints import DECODERS, ENCODER_DECODERS, saved
 from tests.support.torch_threads import one_thread
 
 
@@ -33,7 +33,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> ExportModel:
     def export_once(name: str) -> ExportedCase:
         if name not in cache:
             root = tmp_path_factory.mktemp(name)
-            model = saved((GPT2 | ENCODER_DECODERS)[name], root / "checkpoint")
+            model = saved((DECODERS | ENCODER_DECODERS)[name], root / "checkpoint")
             (root / "graphs").mkdir()
             written = export_model(root / "checkpoint", root / "graphs")
             cache[name] = ExportedCase(model, root / "checkpoint", written)

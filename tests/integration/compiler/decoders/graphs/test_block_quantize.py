@@ -15,7 +15,7 @@ from build_artifacts.decoders.graphs.block_quantize import quantize_blocks
 from build_artifacts.decoders.graphs.export import ExportedModel
 from tests.integration.compiler.decoders.graphs.conftest import ExportModel
 from tests.support.slot_driver import SlotDriver
-from tests.support.tiny_checkpoints import ENCODER_DECODERS, GPT2, START
+from tests.support.tiny_checkpoints import DECODERS, ENCODER_DECODERS, START
 
 SOURCE = [7, 8, 9, 30, 31, 41, 5]
 PROMPT = [40, 9, 62, 41, 40, 11]
@@ -46,7 +46,7 @@ def worst_cosine(logits: np.ndarray, expected: np.ndarray) -> float:
     return float(((logits * expected).sum(axis=-1) / norms).min())
 
 
-@pytest.mark.parametrize("name", [*GPT2, *ENCODER_DECODERS])
+@pytest.mark.parametrize("name", [*DECODERS, *ENCODER_DECODERS])
 @pytest.mark.parametrize("tables", [True, False])
 def test_int8_blocks_are_close_to_float(
     exported: ExportModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, tables: bool

@@ -8,13 +8,13 @@ import torch
 
 from tests.integration.compiler.decoders.graphs.conftest import ExportedCase, ExportModel
 from tests.support.slot_driver import SlotDriver, greedy
-from tests.support.tiny_checkpoints import END, GPT2, PAD, VOCABULARY
+from tests.support.tiny_checkpoints import DECODERS, END, PAD, VOCABULARY
 
 NEAR = 1e-4
 PROMPTS = ([7, 8, 9, 30, 31], [50], [21, 9, 33, 70, 2, 11, 64, 65, 12])
 SORT_BINS = 8
 
-each = pytest.mark.parametrize("name", GPT2)
+each = pytest.mark.parametrize("name", DECODERS)
 
 
 def reference_logits(exported: ExportedCase, ids: list[int]) -> np.ndarray:

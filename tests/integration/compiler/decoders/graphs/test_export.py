@@ -51,7 +51,10 @@ def first_logits(written: Any) -> np.ndarray:
     return driver.prefill(0, PROMPT)
 
 
-@pytest.mark.parametrize(("name", "base"), [("gpt2", "transformer."), ("bart", "model.")])
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [("gpt2", "transformer."), ("bloom", "transformer."), ("opt", "model."), ("bart", "model.")],
+)
 def test_checkpoint_without_base_prefix_exports(
     exported: ExportModel,
     copy_checkpoint: Callable[[str], Path],
@@ -149,7 +152,7 @@ def test_unknown_model_type_is_rejected_by_name(
     [
         ("gpt2", {"activation_function": "mish"}, "`mish`"),
         ("gpt2", {"n_head": 8}, "4 values each"),
-        ("gpt2", {"add_cross_attention": True}, "encoder"),
+        ("gpt2", {"add_cross_attention": True}, "`add_cross_attention` of the arch"),
         ("bart", {"decoder_layers": 4}, "decoder.layers.3"),
         ("t5", {"dense_act_fn": "laplace"}, "`laplace`"),
     ],

@@ -1,19 +1,27 @@
-"""Graph builder for decoders with RoPE, in the variants that `RopeDecoder` describes.
+"""Graph builder for decoders, in the variants that `DecoderVariant` describes.
 
 Modules have the names of Llama's in transformers; the checkpoint's names are translated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.architectures import (
+    TransformersConfig,
+    read_head_size,
+    read_kv_heads,
+)
+from build_artifacts.decoders.graphs.alibi import BuildBias
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
     ConfigFlag,
+    LayerFactor,
     LayerFlag,
     always,
     everywhere,
@@ -33,8 +41,8 @@ from build_artifacts.decoders.graphs.layer_ropes import LayerRopes
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
-from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
 
 
@@ -46,6 +54,8 @@ class LayerNorms:
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+    # Whether the norms "after" apply to the sum with the input, instead of what is added to it.
+    after_sums: bool = False
 
 
 POST_NORMS = LayerNorms(
@@ -58,23 +68,35 @@ SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPositions:
+    """Table of positions, whose rows are added to the embeddings of the tokens."""
+
+    first: int = 0  # row of the first token
+    # Computes the table, [rows, D]. None: the checkpoint has it.
+    compute: Callable[[TransformersConfig], FloatArray] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Factors:
     """Factors that the config of a variant has, None without a factor."""
 
     embeddings: ConfigFactor | None = None
-    scores: ConfigFactor | None = None  # of the attention; None: 1 / sqrt(head size)
+    scores: LayerFactor | None = None  # of the attention; None: 1 / sqrt(head size)
     layers: ConfigFactor | None = None  # of what attention and MLP add to their input
     logits: ConfigFactor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeDecoder:
-    """Variant of the architecture. A call builds the graph of a checkpoint."""
+class DecoderVariant:
+    """Differences of an architecture to Llama. A call builds the graph of a checkpoint."""
 
     # Kind of all norms. The weights of "offset rms" are added to 1.
     norm: Literal["rms", "offset rms", "layer"] = "rms"
-    epsilon: str = "rms_norm_eps"  # config field with the epsilon of all norms
+    # Config field with the epsilon of all norms, or the epsilon itself.
+    epsilon: str | float = "rms_norm_eps"
     norms: LayerNorms = LayerNorms()
+    has_embeddings_norm: bool = False  # whether a norm precedes the first layer
+    has_last_norm: ConfigFlag = always  # whether a norm follows the last layer
     # Norms of queries and keys, over all heads or over each of them.
     query_norm: Literal["all heads", "each head"] | None = None
     has_query_norm: ConfigFlag = always  # whether a model of the variant has these norms
@@ -85,6 +107,10 @@ class RopeDecoder:
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
+    alibi: BuildBias | None = None  # builds a bias of the scores that depends on the positions
+    positions: TokenPositions | None = None
+    # Whether embeddings have another size than layers, so that linear layers project both ways.
+    has_projections: ConfigFlag = never
     has_sinks: bool = False  # whether each head has a score for attention to no token
     has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
@@ -93,7 +119,9 @@ class RopeDecoder:
     base: str = "model."
     renames: Renames = ()
     fused: Callable[[TransformersConfig], FusedModule] | None = None
-    unsupported: tuple[str, ...] = ()  # config fields that must be false
+    transposed: tuple[str, ...] = ()  # modules whose weights checkpoints have as [in, out]
+    # Config fields and their only supported values. None, false and 0 are the same.
+    only: Mapping[str, object] = field(default_factory=dict)
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
         """Build the graph of a checkpoint.
@@ -101,15 +129,23 @@ class RopeDecoder:
         Raises UnsupportedModel for an unsupported activation, head size or option of the variant,
         or a missing tensor.
         """
-        for name in self.unsupported:
-            if getattr(config, name):
+        for name, only in self.only.items():
+            value = attrgetter(name)(config)
+            if value != only and (value or only):
                 raise UnsupportedModel(
-                    f"`{name}` of the architecture `{config.model_type}` is not supported",
-                    hint="use a model of this architecture without it",
+                    f"`{name}` of the architecture `{config.model_type}` is not supported with the "
+                    f"value {json.dumps(value)}",
+                    hint=f"use a model of this architecture with the value {json.dumps(only)}",
                 )
         fused = [] if self.fused is None else [self.fused(config)]
-        weights = CheckpointWeights(checkpoint, self.base, renames=self.renames, fused=fused)
-        return _DecoderBuilder(self, config, weights, ReferenceRope(checkpoint)).build()
+        weights = CheckpointWeights(
+            checkpoint,
+            self.base,
+            renames=self.renames,
+            fused=fused,
+            transposed=self.transposed,
+        )
+        return _DecoderBuilder(self, config, weights, checkpoint).build()
 
 
 class _DecoderBuilder:
@@ -117,34 +153,38 @@ class _DecoderBuilder:
 
     def __init__(
         self,
-        variant: RopeDecoder,
+        variant: DecoderVariant,
         config: TransformersConfig,
         weights: CheckpointWeights,
-        rope: ReferenceRope,
+        checkpoint: Path,
     ) -> None:
         self._variant, self._config = variant, config
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
         self._attention_layers = list_attention_layers(config)
-        self._ropes = LayerRopes(self._graph, config, rope, interleaved=variant.interleaved)
+        self._ropes = LayerRopes(self._graph, config, checkpoint, interleaved=variant.interleaved)
         self._is_parallel = variant.parallel(config)
         self._query_norm = variant.query_norm if variant.has_query_norm(config) else None
-        heads = config.num_attention_heads
         self._shape = HeadShape(
-            heads,
-            getattr(config, "head_dim", None) or config.hidden_size // heads,
-            scale=None if variant.factors.scores is None else variant.factors.scores(config),
-            shared_heads=getattr(config, "num_key_value_heads", None) or heads,
+            config.num_attention_heads,
+            read_head_size(config),
+            shared_heads=read_kv_heads(config),
         )
+        build_bias = variant.alibi
+        # All layers share the bias.
+        self._bias = None if build_bias is None else build_bias(self._graph, self._inputs, config)
 
     def build(self) -> ModelGraphs:
         graph, config, factors = self._graph, self._config, self._variant.factors
-        hidden = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
-        hidden = self._scale(hidden, factors.embeddings)
+        hidden = self._embed()
         for layer in range(config.num_hidden_layers):
             hidden = self._layer(layer, hidden)
-        states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
+        states = self._inputs.select_logits_positions(hidden)
+        if self._variant.has_last_norm(config):
+            states = self._norm(states, "norm")
+        if self._variant.has_projections(config):
+            states = graph.linear(states, ["project_out"])
         heads = ["lm_head.weight", "embed_tokens.weight"]
         logits, vocabulary = graph.head(
             states, heads[::-1] if config.tie_word_embeddings else heads
@@ -160,20 +200,48 @@ class _DecoderBuilder:
             vocabulary=vocabulary,
         )
 
+    def _embed(self) -> Value:
+        """Return the input of the first layer, [B, T, D]."""
+        graph, variant = self._graph, self._variant
+        hidden = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
+        hidden = self._scale(hidden, variant.factors.embeddings)
+        if variant.has_projections(self._config):
+            hidden = graph.linear(hidden, ["project_in"])
+        if variant.positions is not None:
+            hidden = graph.op("Add", hidden, self._embed_positions(variant.positions))
+        return self._norm(hidden, "embed_norm") if variant.has_embeddings_norm else hidden
+
+    def _embed_positions(self, positions: TokenPositions) -> Value:
+        """Return the rows of the tokens, [B, T, D]."""
+        graph, name = self._graph, "embed_positions.weight"
+        rows = self._inputs.positions()
+        if positions.first:
+            rows = graph.op("Add", rows, graph.constant(positions.first))
+        if positions.compute is None:
+            table = graph.stored(name)
+        else:
+            table = graph.tensor(name, positions.compute(self._config))
+        return graph.op("Gather", table, rows)
+
     def _layer(self, number: int, hidden: Value) -> Value:
-        graph, norms, layer = self._graph, self._variant.norms, f"layers.{number}"
-        factor = self._variant.factors.layers
+        norms, layer = self._variant.norms, f"layers.{number}"
         source = self._optional_norm(hidden, layer, norms.before_attention)
         attended = self._attention_or_recurrence(number, source)
-        attended = self._optional_norm(attended, layer, norms.after_attention)
-        summed = graph.op("Add", hidden, self._scale(attended, factor))
+        summed = self._add(hidden, attended, layer, norms.after_attention)
         if not self._is_parallel:
             source = self._optional_norm(summed, layer, norms.before_mlp)
         elif norms.before_mlp != norms.before_attention:
             source = self._optional_norm(hidden, layer, norms.before_mlp)
         computed = self._mlp_or_experts(number, source)
-        computed = self._optional_norm(computed, layer, norms.after_mlp)
-        return graph.op("Add", summed, self._scale(computed, factor))
+        return self._add(summed, computed, layer, norms.after_mlp)
+
+    def _add(self, hidden: Value, part: Value, layer: str, norm: str | None) -> Value:
+        """Add the output of attention or MLP to `hidden`, with the norm after it, if any."""
+        variant = self._variant
+        if not variant.norms.after_sums:
+            part = self._optional_norm(part, layer, norm)
+        summed = self._graph.op("Add", hidden, self._scale(part, variant.factors.layers))
+        return self._optional_norm(summed, layer, norm) if variant.norms.after_sums else summed
 
     def _attention_or_recurrence(self, number: int, hidden: Value) -> Value:
         if number in self._attention_layers:
@@ -184,7 +252,7 @@ class _DecoderBuilder:
         return apply(layer, hidden)
 
     def _attention(self, number: int, hidden: Value) -> Value:
-        graph, variant, shape = self._graph, self._variant, self._shape
+        graph, variant, shape = self._graph, self._variant, self._layer_shape(number)
         name, rope = f"layers.{number}.self_attn", self._layer_rope(number)
         modules = [f"{name}.{part}_proj" for part in "qkv"]
         outside, inside = None, rope  # what precedes the attention node, and what it applies itself
@@ -200,13 +268,18 @@ class _DecoderBuilder:
                 value,
             ]
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
-        options = AttentionOptions(rope=inside, window=self._windows[number], sinks=sinks)
+        options = AttentionOptions(self._bias, inside, self._windows[number], sinks)
         cached = self._attention_layers.index(number)
         attended = self._inputs.attend(cached, parts, shape, options)
         if variant.has_output_gate:
             gate = graph.op("Sigmoid", graph.linear(hidden, [f"{name}.output_gate"]))
             attended = graph.op("Mul", attended, gate)
         return graph.linear(attended, [f"{name}.o_proj"])
+
+    def _layer_shape(self, number: int) -> HeadShape:
+        factor = self._variant.factors.scores
+        scale = None if factor is None else factor(self._config, number)
+        return replace(self._shape, scale=scale)
 
     def _norm_and_rope(self, value: Value, norm: str, heads: int, rope: LayerRope | None) -> Value:
         """Apply the norm of the variant, if any, and `rope` to queries or keys.
@@ -267,7 +340,9 @@ class _DecoderBuilder:
         return value if module is None else self._norm(value, f"{layer}.{module}")
 
     def _norm(self, value: Value, module: str) -> Value:
-        epsilon = getattr(self._config, self._variant.epsilon)
+        epsilon = self._variant.epsilon
+        if isinstance(epsilon, str):
+            epsilon = getattr(self._config, epsilon)
         if self._variant.norm == "layer":
             return self._graph.layer_norm(value, module, epsilon)
         graph, name = self._graph, f"{module}.weight"

@@ -1,4 +1,4 @@
-"""Variants of decoders with RoPE, by model family."""
+"""Variants of decoders like Llama, by model family."""
 
 from __future__ import annotations
 
@@ -7,6 +7,13 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.config_flags import always
+from build_artifacts.decoders.graphs.decoder_variant import (
+    POST_NORMS,
+    SHARED_NORM,
+    DecoderVariant,
+    Factors,
+    LayerNorms,
+)
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
 from build_artifacts.decoders.graphs.recurrent_layers import (
@@ -14,23 +21,12 @@ from build_artifacts.decoders.graphs.recurrent_layers import (
     apply_mamba2,
     apply_short_convolution,
 )
-from build_artifacts.decoders.graphs.rope_decoder import (
-    POST_NORMS,
-    SHARED_NORM,
-    Factors,
-    LayerNorms,
-    RopeDecoder,
-)
 from build_artifacts.decoders.graphs.weights import FusedModule
 from deployments.engines.pytorch.layer_types import read_windows
 
 
 def _normalizes_experts(config: TransformersConfig) -> bool:
     return bool(config.norm_topk_prob)
-
-
-def _has_parallel_layers(config: TransformersConfig) -> bool:
-    return bool(config.use_parallel_residual)
 
 
 def _has_window(config: TransformersConfig, layer: int) -> bool:
@@ -43,11 +39,6 @@ def _is_listed(config: TransformersConfig, layer: int) -> bool:
 
 def _has_window_if_any(config: TransformersConfig, layer: int) -> bool:
     return config.sliding_window is None or _has_window(config, layer)
-
-
-def _neox_heads(config: TransformersConfig) -> FusedModule:
-    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    return FusedModule("attention.query_key_value", parts, groups=config.num_attention_heads)
 
 
 def _glm_gate(_: TransformersConfig) -> FusedModule:
@@ -72,57 +63,41 @@ def _has_query_norm(config: TransformersConfig) -> bool:
     return bool(config.use_qk_norm)
 
 
-LLAMA = RopeDecoder()
-QWEN3 = RopeDecoder(query_norm="each head")
-SMOLLM3 = RopeDecoder(has_rope=_is_listed)
-ARCEE = RopeDecoder(gated=False)
-HELIUM = RopeDecoder(interleaved=True)
-HUNYUAN = RopeDecoder(
+LLAMA = DecoderVariant()
+QWEN3 = DecoderVariant(query_norm="each head")
+SMOLLM3 = DecoderVariant(has_rope=_is_listed)
+ARCEE = DecoderVariant(gated=False)
+HELIUM = DecoderVariant(interleaved=True)
+HUNYUAN = DecoderVariant(
     query_norm="each head",
     rope_before_norm=True,
     renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
 )
-OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
-EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
-COHERE = RopeDecoder(
+OLMO2 = DecoderVariant(norms=POST_NORMS, query_norm="all heads")
+EXAONE4 = DecoderVariant(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
+COHERE = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
     norms=SHARED_NORM,
     parallel=always,
     interleaved=True,
     factors=Factors(logits=lambda config: config.logit_scale),
-    unsupported=("use_qk_norm",),
+    only={"use_qk_norm": False},
 )
-COHERE2 = replace(COHERE, has_rope=_has_window, unsupported=())
-STABLELM = RopeDecoder(
+COHERE2 = replace(COHERE, has_rope=_has_window, only={})
+STABLELM = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
-    unsupported=("qk_layernorm", "use_parallel_residual"),
+    only={"qk_layernorm": False, "use_parallel_residual": False},
 )
-STARCODER2 = RopeDecoder(
+STARCODER2 = DecoderVariant(
     norm="layer",
     epsilon="norm_epsilon",
     gated=False,
     renames=(("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
 )
-GPT_NEOX = RopeDecoder(
-    norm="layer",
-    epsilon="layer_norm_eps",
-    parallel=_has_parallel_layers,
-    gated=False,
-    base="gpt_neox.",
-    renames=(
-        ("embed_in", "embed_tokens"),
-        ("embed_out", "lm_head"),
-        ("final_layer_norm", "norm"),
-        ("attention.dense", "self_attn.o_proj"),
-        ("mlp.dense_h_to_4h", "mlp.up_proj"),
-        ("mlp.dense_4h_to_h", "mlp.down_proj"),
-    ),
-    fused=_neox_heads,
-)
-GLM = RopeDecoder(interleaved=True, fused=_glm_gate)
-GLM4 = RopeDecoder(
+GLM = DecoderVariant(interleaved=True, fused=_glm_gate)
+GLM4 = DecoderVariant(
     norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     interleaved=True,
     fused=_glm_gate,
@@ -133,7 +108,7 @@ _PROBABILITIES = Experts(normalized=_normalizes_experts)
 _SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
 )
-MIXTRAL = RopeDecoder(
+MIXTRAL = DecoderVariant(
     experts=Experts(),
     renames=(
         ("block_sparse_moe", "mlp"),
@@ -142,15 +117,15 @@ MIXTRAL = RopeDecoder(
         (".w3.", ".up_proj."),
     ),
 )
-QWEN2_MOE = RopeDecoder(experts=_PROBABILITIES)
+QWEN2_MOE = DecoderVariant(experts=_PROBABILITIES)
 QWEN3_MOE = replace(QWEN3, experts=_PROBABILITIES)
-OLMOE = RopeDecoder(query_norm="all heads", experts=_PROBABILITIES, unsupported=("clip_qkv",))
+OLMOE = DecoderVariant(query_norm="all heads", experts=_PROBABILITIES, only={"clip_qkv": None})
 FLEX_OLMO = replace(OLMO2, experts=_PROBABILITIES)
-GRANITE_MOE = RopeDecoder(
+GRANITE_MOE = DecoderVariant(
     experts=Experts(),
     factors=Factors(
         embeddings=lambda config: config.embedding_multiplier,
-        scores=lambda config: config.attention_multiplier,
+        scores=lambda config, _: config.attention_multiplier,
         layers=lambda config: config.residual_multiplier,
         logits=lambda config: 1 / config.logits_scaling,
     ),
@@ -184,7 +159,7 @@ def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelG
     return variant(config, checkpoint)
 
 
-ERNIE_MOE = RopeDecoder(
+ERNIE_MOE = DecoderVariant(
     interleaved=True,
     experts=Experts(corrected="Softmax"),
     renames=(_SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
@@ -196,12 +171,12 @@ HUNYUAN_MOE = replace(
     experts=Experts(),
     renames=(*HUNYUAN.renames, ("shared_mlp", "shared_expert"), ("gate.wg", "gate")),
 )
-GPT_OSS = RopeDecoder(
+GPT_OSS = DecoderVariant(
     has_sinks=True,
     experts=Experts(clamped=True, transposed=True),
     renames=(("mlp.router", "mlp.gate"),),
 )
-LFM2 = RopeDecoder(
+LFM2 = DecoderVariant(
     epsilon="norm_eps",
     query_norm="each head",
     recurrent=apply_short_convolution,
@@ -220,7 +195,7 @@ LFM2 = RopeDecoder(
     ),
 )
 LFM2_MOE = replace(LFM2, experts=_SIGMOIDS)
-QWEN3_5 = RopeDecoder(
+QWEN3_5 = DecoderVariant(
     norm="offset rms",
     query_norm="each head",
     has_output_gate=True,
