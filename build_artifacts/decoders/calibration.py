@@ -27,17 +27,27 @@ class CalibrationTexts(NamedTuple):
     texts: Sequence[Tokens]
     generation_config: GenerationConfig
 
-    def observe(self, graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
-        """Return the graph values named `values`, [N, K] each, for the N tokens of all texts."""
+    def observe(
+        self, graph: Path, values: Sequence[str], scratch: Path
+    ) -> Mapping[str, FloatArray]:
+        """Return the graph values named `values`, [N, K] each, for the N tokens of all texts.
+
+        They stay in files in the directory `scratch`: they may take as much memory as the weights.
+        """
         import onnx
 
         model = onnx.load(graph, load_external_data=False)
         for name in values:
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(name))
-        seen = zip(*self._run(model, graph.parent, values), strict=True)
+        widths: dict[str, int] = {}
+        for arrays in self._run(model, graph.parent, values):
+            for number, (name, array) in enumerate(zip(values, arrays, strict=True)):
+                widths[name] = array.shape[-1]
+                with (scratch / str(number)).open("ab") as file:
+                    file.write(array.data)
         return {
-            name: np.concatenate([each.reshape(-1, each.shape[-1]) for each in of_texts])
-            for name, of_texts in zip(values, seen, strict=True)
+            name: np.memmap(scratch / str(number), np.float32, "r").reshape(-1, widths[name])
+            for number, name in enumerate(values)
         }
 
     def observe_kv_cache(self, graph: Path) -> Iterator[Mapping[str, FloatArray]]:

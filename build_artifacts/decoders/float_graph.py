@@ -1,8 +1,14 @@
-"""In-memory float graph of a decoder with producers, consumers and mutable weights."""
+"""Float graph of a decoder: producers, consumers, and weights that are read when needed.
+
+The weights of a model may take most of the memory, so none is kept. A change of a weight is a
+factor per row or column, which is applied whenever the weight is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
@@ -41,10 +47,10 @@ class AttentionWeights(NamedTuple):
         is_packed = not node.input[2]
         query_tables = graph.find_linear_weights(node.input[0])
         value_tables = query_tables if is_packed else graph.find_linear_weights(node.input[2])
-        width = graph.table(query_tables[0]).shape[-1] if query_tables else 0
+        width = graph.shape(query_tables[0])[-1] if query_tables else 0
         size = width // (queries + 2 * values if is_packed else queries)
         if value_tables and not query_tables:
-            size = graph.table(value_tables[0]).shape[-1] // values
+            size = graph.shape(value_tables[0])[-1] // values
         first = (queries + values) * size if is_packed else 0
         return cls(
             WeightColumns(query_tables, 0, queries, size),
@@ -79,11 +85,32 @@ def scale_queries(graph: FloatGraph, node: onnx.NodeProto) -> None:
     node.attribute.append(onnx.helper.make_attribute("scale", 1.0))
 
 
-class FloatGraph:
-    """Float graph with its weights in memory."""
+@dataclass(slots=True)
+class _FloatTensor:
+    """A tensor of a graph, and the factors by which it changed since."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._tables = {table.name: table for table in model.graph.initializer}
+    shape: tuple[int, ...]
+    read: Callable[[], FloatArray]
+    factors: list[tuple[slice, FloatArray]] = field(default_factory=list)  # of channels, [.., N]
+
+    def read_scaled(self) -> FloatArray:
+        values = self.read()
+        if not self.factors:
+            return values
+        scaled = values.copy()
+        for channels, factors in self.factors:
+            scaled[..., channels] *= factors
+        return scaled
+
+
+class FloatGraph:
+    """Float graph of `model`, whose weight file, if it has one, is in `directory`."""
+
+    def __init__(self, model: onnx.ModelProto, directory: Path) -> None:
+        self._tensors = {
+            table.name: _FloatTensor(tuple(table.dims), _build_reader(table, directory))
+            for table in model.graph.initializer
+        }
         self._producers = {name: node for node in model.graph.node for name in node.output if name}
         self._consumers: dict[str, list[onnx.NodeProto]] = {}
         for node in model.graph.node:
@@ -105,19 +132,24 @@ class FloatGraph:
 
     def has_private(self, tables: Sequence[str]) -> bool:
         """Return whether all tensors exist and the graph reads each of them exactly once."""
-        return all(name in self._tables and self.count_reads(name) == 1 for name in tables)
+        return all(name in self._tensors and self.count_reads(name) == 1 for name in tables)
 
-    def table(self, name: str) -> FloatArray:
-        import onnx
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of all tensors."""
+        return tuple(self._tensors)
 
-        values: FloatArray = onnx.numpy_helper.to_array(self._tables[name])
-        return values
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensors[name].shape
 
-    def store(self, name: str, values: FloatArray) -> None:
-        import onnx
+    def read(self, name: str) -> FloatArray:
+        """Return a tensor with all changes, which the caller must not write to."""
+        return self._tensors[name].read_scaled()
 
-        changed = np.ascontiguousarray(values, np.float32)
-        self._tables[name].CopyFrom(onnx.numpy_helper.from_array(changed, name))
+    def add_transposed(self, source: str, name: str) -> None:
+        """Add the tensor `name`, the transposed matrix `source`."""
+        rows, columns = self.shape(source)
+        self._tensors[name] = _FloatTensor((columns, rows), lambda: self.read(source).T)
 
     def find_linear_weights(self, value: str) -> tuple[str, ...]:
         """Return the names of the weights of the linear layer that computes `value`.
@@ -137,6 +169,21 @@ class FloatGraph:
     def scale_columns(self, tables: Sequence[str], first: int, factors: FloatArray) -> None:
         """Multiply channels by `factors`, from channel `first` on. Channels are the last axis."""
         for name in tables:
-            values = self.table(name).copy()
-            values[..., first : first + len(factors)] *= factors
-            self.store(name, values)
+            channels = slice(first, first + len(factors))
+            self._tensors[name].factors.append((channels, factors))
+
+    def scale_rows(self, table: str, factors: FloatArray) -> None:
+        """Multiply the rows of a matrix [.., K, N] by `factors` [K]."""
+        self._tensors[table].factors.append((slice(None), factors[:, None]))
+
+
+def _build_reader(table: onnx.TensorProto, directory: Path) -> Callable[[], FloatArray]:
+    """Return a function that reads a tensor, from its part of the weight file if it is there."""
+    import onnx
+
+    if table.data_location != onnx.TensorProto.EXTERNAL:
+        return lambda: onnx.numpy_helper.to_array(table)
+    place = onnx.external_data_helper.ExternalDataInfo(table)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(table.data_type)
+    shape, offset = tuple(table.dims), place.offset or 0
+    return lambda: np.memmap(directory / place.location, dtype, "r", offset, shape)

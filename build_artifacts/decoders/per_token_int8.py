@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ from build_artifacts.decoders.block_weights import (
 from build_artifacts.decoders.calibration import CalibrationTexts
 from build_artifacts.decoders.float_graph import FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
+from build_artifacts.decoders.tensor_file import TensorFile
 from build_artifacts.graph_nodes import ORT_DOMAIN
 from build_artifacts.types import FloatArray
 
@@ -67,20 +69,15 @@ def quantize_per_token(
     """
     import onnx
 
-    # Run the graph before loading its weights here, so that memory never holds them twice.
-    observed = calibration.observe(graph, _find_activations(graph)) if calibration else {}
-    model = onnx.load(graph)
-    rewriter = _PerTokenRewriter(model)
-    if observed:
-        rewriter.calibrate(observed)
-    rewriter.rewrite()
-    onnx.save(
-        model,
-        into,
-        save_as_external_data=True,
-        location=f"{into.name}.data",
-        size_threshold=1024,
-    )
+    model = onnx.load(graph, load_external_data=False)
+    with TensorFile.open(into) as file:
+        rewriter = _PerTokenRewriter(model, graph.parent, file)
+        if calibration is not None:
+            with TemporaryDirectory(dir=into.parent) as scratch:
+                activations = _find_activations(graph)
+                rewriter.calibrate(calibration.observe(graph, activations, Path(scratch)))
+        rewriter.rewrite()
+    onnx.save(model, into)
 
 
 def _find_activations(graph: Path) -> list[str]:
@@ -114,10 +111,14 @@ class _QuantizedRows(NamedTuple):
 class _PerTokenRewriter:
     """Rewriter of the large MatMuls and embedding tables of one graph to int8."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
-        self._model = model
+    def __init__(self, model: onnx.ModelProto, directory: Path, file: TensorFile) -> None:
+        """Prepare the rewrite of `model`, whose weight file is in `directory`, to `file`."""
         self._graph = model.graph
-        self._tables = {table.name: table for table in model.graph.initializer}
+        self._floats = FloatGraph(model, directory)
+        self._file = file
+        self._quantizable = {
+            table.name for table in model.graph.initializer if _is_large_matrix(table)
+        }
         self._nodes: list[onnx.NodeProto] = []
         self._added: dict[str, onnx.TensorProto] = {}
         self._static_scales: dict[str, np.float32] = {}  # static scale by activation
@@ -130,13 +131,12 @@ class _PerTokenRewriter:
 
         Also move the score scale of each attention node into its query projection.
         """
-        graph = FloatGraph(self._model)
         for value, rows in observed.items():
-            scale = compute_static_scale(smooth_activations(graph, value, rows))
-            if scale is not None and is_bounded(graph, value):
+            scale = compute_static_scale(smooth_activations(self._floats, value, rows))
+            if scale is not None and is_bounded(self._floats, value):
                 self._static_scales[value] = scale
         for node in self._graph.node:
-            scale_queries(graph, node)
+            scale_queries(self._floats, node)
 
     def rewrite(self) -> None:
         for node in self._graph.node:
@@ -156,35 +156,31 @@ class _PerTokenRewriter:
         del self._graph.node[:]
         self._graph.node.extend(self._nodes)
         used = {name for node in self._nodes for name in node.input}
-        retained = [table for name, table in self._tables.items() if name in used]
+        tables = [
+            self._file.write(name, self._floats.read(name))
+            for name in self._floats.names
+            if name in used
+        ]
         del self._graph.initializer[:]
-        self._graph.initializer.extend([*retained, *self._added.values()])
+        self._graph.initializer.extend([*tables, *self._added.values()])
 
     def _is_quantizable(self, name: str) -> bool:
-        table = self._tables.get(name)
-        return table is not None and _is_large_matrix(table)
+        return name in self._quantizable
 
     def _has_quantizable_experts(self, node: onnx.NodeProto) -> bool:
         return all(
-            has_whole_blocks(self._tables[node.input[index]].dims) for index in EXPERT_WEIGHT_INPUTS
+            has_whole_blocks(self._floats.shape(node.input[index]))
+            for index in EXPERT_WEIGHT_INPUTS
         )
 
-    def _read_tensor(self, name: str) -> FloatArray:
-        import onnx
-
-        weights: FloatArray = onnx.numpy_helper.to_array(self._tables[name])
-        return weights
-
     def _transpose(self, node: onnx.NodeProto) -> None:
-        """Store a transposed embedding table as a tensor, because a tied head multiplies by it."""
-        import onnx
-
-        transposed = self._read_tensor(node.input[0]).T.copy()
-        self._tables[node.output[0]] = onnx.numpy_helper.from_array(transposed, node.output[0])
+        """Make a transposed embedding table a tensor, because a tied head multiplies by it."""
+        self._floats.add_transposed(node.input[0], node.output[0])
+        self._quantizable.add(node.output[0])
 
     def _quantize_matmul(self, node: onnx.NodeProto) -> None:
         name = node.input[1]
-        weights = self._read_tensor(name)
+        weights = self._floats.read(name)
         scales = _compute_scales(weights, axis=0)
         self._constant(f"{name}_int8", _round_to_int8(weights, scales))
         self._constant(f"{name}_scales", scales.ravel())
@@ -228,7 +224,7 @@ class _PerTokenRewriter:
             if index not in EXPERT_WEIGHT_INPUTS:
                 inputs.append(name)
                 continue
-            blocks = quantize_experts(self._read_tensor(name), 8)
+            blocks = quantize_experts(self._floats.read(name), 8)
             for part, array in blocks._asdict().items():
                 inputs.append(f"{name}_{part}")
                 self._constant(inputs[-1], array)
@@ -241,7 +237,7 @@ class _PerTokenRewriter:
         import onnx
 
         name, output = node.input[0], node.output[0]
-        table = self._read_tensor(name)
+        table = self._floats.read(name)
         scales = _compute_scales(table, axis=1)
         self._constant(f"{name}_words_int8", _round_to_int8(table, scales))
         self._constant(f"{name}_words_scales", scales)
@@ -261,10 +257,8 @@ class _PerTokenRewriter:
         self._nodes.append(node_proto)
 
     def _constant(self, name: str, values: NDArray[np.generic]) -> None:
-        import onnx
-
         if name not in self._added:
-            self._added[name] = onnx.numpy_helper.from_array(values, name)
+            self._added[name] = self._file.write(name, values)
 
 
 def _compute_scales(weights: FloatArray, axis: int) -> FloatArray:

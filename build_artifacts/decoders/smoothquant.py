@@ -64,13 +64,13 @@ def smooth_activations(graph: FloatGraph, value: str, observed: FloatArray) -> F
         return observed
     names = [node.input[1] for node in products]
     # Weights are [K, N], or [1, K, N] if they are not to be quantized.
-    rows = np.max([np.abs(graph.table(name)).max(axis=-1).ravel() for name in names], axis=0)
+    rows = np.max([np.abs(graph.read(name)).max(axis=-1).ravel() for name in names], axis=0)
     sizes, weights = divisor.reduce(np.abs(observed).max(axis=0)), divisor.reduce(rows)
     factors = (sizes**_MIGRATION_STRENGTH / weights ** (1 - _MIGRATION_STRENGTH)).astype(np.float32)
     graph.scale_columns(divisor.tables, divisor.first, np.reciprocal(factors))
     expanded = divisor.expand(factors)
     for name in names:
-        graph.store(name, graph.table(name) * expanded[:, None])
+        graph.scale_rows(name, expanded)
     return observed / expanded
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import onnx
@@ -34,7 +35,15 @@ def logits_of(graph: Path) -> FloatArray:
 
 
 def collect_scales(graph: Path, values: Sequence[str]) -> Mapping[str, FloatArray]:
-    return CalibrationTexts(TEXTS, spec_of(graph).generation_config).observe(graph, values)
+    texts = CalibrationTexts(TEXTS, spec_of(graph).generation_config)
+    return texts.observe(graph, values, Path(mkdtemp(dir=graph.parent)))
+
+
+def save(model: onnx.ModelProto, graph: FloatGraph, into: Path) -> None:
+    """Save the model with the changed weights of `graph`."""
+    for table in model.graph.initializer:
+        table.CopyFrom(onnx.numpy_helper.from_array(graph.read(table.name), table.name))
+    onnx.save(model, into)
 
 
 def spread_of(values: FloatArray) -> float:
@@ -56,19 +65,19 @@ def test_observe_returns_activations_of_all_tokens(path: Path) -> None:
 def test_float_graph_that_does_not_run_is_unsupported(path: Path) -> None:
     texts = CalibrationTexts([(VOCABULARY,)], spec_of(path).generation_config)  # has no vector
     with pytest.raises(UnsupportedModel, match=r"not run the exported graph: .*Gather"):
-        texts.observe(path, ["a_0"])
+        texts.observe(path, ["a_0"], path.parent)
     with pytest.raises(UnsupportedModel, match=r"not run the exported graph: .*Gather"):
         list(texts.observe_kv_cache(path))
 
 
 def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: Path) -> None:
     model = onnx.load(path)
-    graph = FloatGraph(model)
+    graph = FloatGraph(model, path.parent)
     values = [*NORMED, *ATTENDED, *GATED]
     observed = collect_scales(path, values)
     expected = {value: smooth_activations(graph, value, observed[value]) for value in values}
     smoothed = tmp_path / "smoothed.onnx"
-    onnx.save(model, smoothed)
+    save(model, graph, smoothed)
     np.testing.assert_allclose(logits_of(smoothed), logits_of(path), atol=2e-4)
     after = collect_scales(smoothed, values)
     for value in values:
@@ -81,31 +90,32 @@ def test_smoothing_reduces_outliers_and_preserves_outputs(path: Path, tmp_path: 
 def test_activation_without_scale_target_is_unchanged(tmp_path: Path) -> None:
     """No tensor can absorb the factors: all norms share a scale, and a Slice precedes the head."""
     model = onnx.load(tiny_graph(tmp_path / "model.onnx"))
-    before = {table.name: table.SerializeToString() for table in model.graph.initializer}
-    graph = FloatGraph(model)
+    graph = FloatGraph(model, tmp_path)
+    before = {name: graph.read(name) for name in graph.names}
     for value in ("a_0", "f_1", "wanted", "input_ids"):
         observed = np.ones((3, 64), np.float32)
         assert smooth_activations(graph, value, observed) is observed
-    assert {t.name: t.SerializeToString() for t in model.graph.initializer} == before
+    for name, values in before.items():
+        np.testing.assert_array_equal(graph.read(name), values)
 
 
 def test_activation_with_other_consumers_is_unchanged(path: Path) -> None:
     model = onnx.load(path)
     model.graph.output.append(onnx.helper.make_empty_tensor_value_info("a_0"))
     observed = np.ones((3, 64), np.float32)
-    assert smooth_activations(FloatGraph(model), "a_0", observed) is observed
+    assert smooth_activations(FloatGraph(model, path.parent), "a_0", observed) is observed
 
 
 @pytest.mark.parametrize(
     ("value", "bounded"), [("a_0", True), ("c_1", True), ("k_0", False), ("input_ids", False)]
 )
 def test_norm_and_attention_outputs_are_bounded(path: Path, value: str, bounded: bool) -> None:
-    assert is_bounded(FloatGraph(onnx.load(path)), value) is bounded
+    assert is_bounded(FloatGraph(onnx.load(path), path.parent), value) is bounded
 
 
 def test_scale_queries_moves_scale_into_weights(path: Path, tmp_path: Path) -> None:
     model = onnx.load(path)
-    graph = FloatGraph(model)
+    graph = FloatGraph(model, path.parent)
     for node in model.graph.node:
         scale_queries(graph, node)
     scales = [
@@ -116,5 +126,5 @@ def test_scale_queries_moves_scale_into_weights(path: Path, tmp_path: Path) -> N
     ]
     assert scales == [1.0, 1.0]
     scaled = tmp_path / "scaled.onnx"
-    onnx.save(model, scaled)
+    save(model, graph, scaled)
     np.testing.assert_allclose(logits_of(scaled), logits_of(path), atol=2e-4)
