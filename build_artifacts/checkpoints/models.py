@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.architectures import has_mxfp4_weights
+from build_artifacts.checkpoints.checkpoint import list_weight_files
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
@@ -79,6 +81,18 @@ def load_model(
             hint="pass the `--task` of its training, or the `--adapter` with the head",
         )
     return model.eval()
+
+
+def count_parameters(weights: Path) -> int:
+    """Return the number of values in the weights of the model in `weights`."""
+    from safetensors import safe_open
+
+    total = 0
+    for path in list_weight_files(weights):
+        with safe_open(path, framework="numpy") as file:
+            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+            total += sum(map(math.prod, shapes))
+    return total
 
 
 def dequantization_options(weights: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.models import count_parameters
 from build_artifacts.decoders.generation_report import read_generation_report
 from build_artifacts.errors import BuildError, GateFailed, UnsupportedModel
 from build_artifacts.families import read_metadata
@@ -258,6 +259,20 @@ def test_unsupported_rope_type_is_rejected_by_name(tmp_path: Path) -> None:
         build(request, BuildProgress(output))
     skipped = [line for line in output.getvalue().splitlines() if line.split()[0] == "skip"]
     assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
+
+
+@pytest.mark.parametrize(("free", "warns"), [(10**5, True), (10**6, False)])
+def test_build_tells_if_memory_is_short(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, warns: bool
+) -> None:
+    monkeypatch.setattr("build_artifacts.families.decoder.free_bytes", lambda _: free)
+    log = io.StringIO()
+    build(
+        request_of(source, tmp_path / "store", DECODER_INT8_BLOCKS, gate=LENIENT),
+        BuildProgress(log),
+    )
+    assert ("GB of memory; 0.0 GB are free" in log.getvalue()) == warns
+    assert count_parameters(source) == 95_808
 
 
 def test_decoder_recipes_cover_both_devices() -> None:
