@@ -57,7 +57,8 @@ GRAPH_BUILDERS = (
     "FlexOlmoForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
     "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
     "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM", "Lfm2ForCausalLM",
-    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Ministral3ForCausalLM",
+    "MinistralForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

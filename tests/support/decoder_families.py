@@ -38,6 +38,12 @@ MAMBA2 = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
+# Texts of the tests reach the third multiple of the original context.
+MINISTRAL_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 30,
+    "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
 # Architectures whose OWN values include recurrent layers.
 RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
@@ -101,6 +107,9 @@ OWN: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": DELTA_NET,
     "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "Ministral3ForCausalLM": {"head_dim": 32, "rope_parameters": MINISTRAL_ROPE},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
@@ -39,6 +40,7 @@ from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, Re
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
 
 
@@ -69,6 +71,8 @@ class Factors:
     scores: ConfigFactor | None = None  # of the attention; None: 1 / sqrt(head size)
     layers: ConfigFactor | None = None  # of what attention and MLP add to their input
     logits: ConfigFactor | None = None
+    # Of queries, by their positions [P]: [P]. Raises UnsupportedModel.
+    queries: Callable[[TransformersConfig, NDArray[np.int64]], FloatArray] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +138,7 @@ class _DecoderBuilder:
         self._rope_by_kind: dict[str | None, LayerRope] = {}  # by kind of layer
         self._is_parallel = variant.parallel(config)
         self._query_norm = variant.query_norm if variant.has_query_norm(config) else None
+        self._query_factors = self._read_query_factors()
         heads = config.num_attention_heads
         self._shape = HeadShape(
             heads,
@@ -194,7 +199,7 @@ class _DecoderBuilder:
         outside, inside = None, rope  # what precedes the attention node, and what it applies itself
         if rope and (variant.rope_before_norm or not rope.fits_attention(shape)):
             outside, inside = rope, None
-        if self._query_norm is None and outside is None:
+        if self._query_norm is None and outside is None and self._query_factors is None:
             parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
         else:
             query, key, value = (graph.linear(hidden, [module]) for module in modules)
@@ -203,6 +208,8 @@ class _DecoderBuilder:
                 self._norm_and_rope(key, f"{name}.k_norm", shape.kv_heads, outside),
                 value,
             ]
+            if self._query_factors is not None:
+                parts[0] = graph.op("Mul", parts[0], self._query_factors)
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
         options = AttentionOptions(rope=inside, window=self._windows[number], sinks=sinks)
         cached = self._attention_layers.index(number)
@@ -211,6 +218,23 @@ class _DecoderBuilder:
             gate = graph.op("Sigmoid", graph.linear(hidden, [f"{name}.output_gate"]))
             attended = graph.op("Mul", attended, gate)
         return graph.linear(attended, [f"{name}.o_proj"])
+
+    def _read_query_factors(self) -> Value | None:
+        """Read the factors of the queries at the positions of all tokens, [B, T, 1]."""
+        compute, graph = self._variant.factors.queries, self._graph
+        if compute is None:
+            return None
+        # A table, because operators such as Log may round differently for other numbers of tokens.
+        table = compute(self._config, self._list_positions())
+        # Quantizers replace matrices only, so the table has one axis.
+        by_position = graph.tensor("query_factors", table)
+        factors = graph.op("Gather", by_position, self._inputs.positions())
+        return graph.op("Unsqueeze", factors, graph.constant([-1]))
+
+    def _list_positions(self) -> NDArray[np.int64]:
+        positions = read_max_positions(self._config)
+        assert positions is not None, "bug: a config without a maximum of positions"
+        return np.arange(positions)
 
     def _norm_and_rope(self, value: Value, norm: str, heads: int, rope: LayerRope | None) -> Value:
         """Apply the norm of the variant, if any, and `rope` to queries or keys.
@@ -239,9 +263,7 @@ class _DecoderBuilder:
             return None
         kind = self._rope.kind(number)
         if kind not in self._rope_by_kind:
-            positions = read_max_positions(self._config)
-            assert positions is not None, "bug: a config without a maximum of positions"
-            cosines, sines = self._rope.compute_tables(kind, np.arange(positions))
+            cosines, sines = self._rope.compute_tables(kind, self._list_positions())
             self._rope_by_kind[kind] = LayerRope(
                 self._graph.tensor(f"rope.{kind}.cosines", cosines),
                 self._graph.tensor(f"rope.{kind}.sines", sines),

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.config_flags import always
 from build_artifacts.decoders.graphs.experts import Experts
@@ -22,7 +25,11 @@ from build_artifacts.decoders.graphs.rope_decoder import (
     RopeDecoder,
 )
 from build_artifacts.decoders.graphs.weights import FusedModule
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 from deployments.engines.pytorch.layer_types import read_windows
+
+_LLAMA4_FIELDS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 
 
 def _normalizes_experts(config: TransformersConfig) -> bool:
@@ -72,7 +79,22 @@ def _has_query_norm(config: TransformersConfig) -> bool:
     return bool(config.use_qk_norm)
 
 
+def _llama4_factors(config: TransformersConfig, positions: NDArray[np.int64]) -> FloatArray:
+    """Return factors that grow with each multiple of the original context, as in Llama 4."""
+    rope = config.rope_parameters
+    beta, original = (rope.get(name) for name in _LLAMA4_FIELDS)
+    if beta is None or not original:
+        raise UnsupportedModel(
+            f"`rope_parameters` of the architecture `{config.model_type}` lack "
+            f"{' or '.join(f'`{name}`' for name in _LLAMA4_FIELDS)}",
+            hint="use the config of the published checkpoint",
+        )
+    factors: FloatArray = (1 + beta * np.log1p(positions // original)).astype(np.float32)
+    return factors
+
+
 LLAMA = RopeDecoder()
+MINISTRAL3 = RopeDecoder(factors=Factors(queries=_llama4_factors))
 QWEN3 = RopeDecoder(query_norm="each head")
 SMOLLM3 = RopeDecoder(has_rope=_is_listed)
 ARCEE = RopeDecoder(gated=False)
