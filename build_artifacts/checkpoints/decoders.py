@@ -58,7 +58,8 @@ GRAPH_BUILDERS = (
     "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM",
     "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM", "Lfm2ForCausalLM",
     "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Ministral3ForCausalLM",
-    "MinistralForCausalLM",
+    "MinistralForCausalLM", "OlmoForCausalLM", "ApertusForCausalLM", "VaultGemmaForCausalLM",
+    "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

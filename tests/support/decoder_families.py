@@ -44,6 +44,10 @@ MINISTRAL_ROPE = {
     "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 30,
     "llama_4_scaling_beta": 0.5,
 }  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": WINDOW,
+}  # fmt: skip
 # Architectures whose OWN values include recurrent layers.
 RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
@@ -110,6 +114,14 @@ OWN: dict[str, dict[str, Any]] = {
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
         "sliding_attention", "full_attention"]},
     "Ministral3ForCausalLM": {"head_dim": 32, "rope_parameters": MINISTRAL_ROPE},
+    "OlmoForCausalLM": {"clip_qkv": 0.5},
+    "VaultGemmaForCausalLM": {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": WINDOW,
+        "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    "CwmForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
+        "full_attention", "sliding_attention"], "rope_parameters": LLAMA3_ROPE},
+    "ApertusForCausalLM": {"rope_parameters": LLAMA3_ROPE},
+    "NanoChatForCausalLM": {"final_logit_softcapping": 5.0},
+    "PersimmonForCausalLM": {"num_key_value_heads": 4},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
@@ -141,3 +153,5 @@ def randomize(model: Any) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias")):  # zero in a new model
                 buffer.normal_(std=0.1)
+            if name.endswith("act_fn.beta"):  # 0.5 in every layer of a new model
+                buffer.add_(torch.rand_like(buffer), alpha=0.5)

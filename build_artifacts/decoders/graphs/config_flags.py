@@ -13,7 +13,10 @@ ConfigFactor = Callable[[TransformersConfig], float]
 
 def read_activation(config: TransformersConfig) -> str:
     """Return the activation of the MLPs. LFM2's configs do not declare it."""
-    return "silu" if config.model_type in ("lfm2", "lfm2_moe") else str(config.hidden_act)
+    if config.model_type in ("lfm2", "lfm2_moe"):
+        return "silu"
+    is_gemma = hasattr(type(config), "hidden_activation")
+    return str(config.hidden_activation if is_gemma else config.hidden_act)
 
 
 def never(_: TransformersConfig) -> bool:

@@ -21,6 +21,7 @@ from build_artifacts.decoders.graphs.bart import (
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
 from build_artifacts.decoders.graphs.rope_variants import (
+    APERTUS,
     ARCEE,
     COHERE,
     COHERE2,
@@ -37,13 +38,16 @@ from build_artifacts.decoders.graphs.rope_variants import (
     HELIUM,
     HUNYUAN,
     HUNYUAN_MOE,
+    JAIS2,
     LFM2,
     LFM2_MOE,
     LLAMA,
     MINISTRAL3,
     MIXTRAL,
+    OLMO,
     OLMO2,
     OLMOE,
+    PERSIMMON,
     QWEN2_MOE,
     QWEN3,
     QWEN3_5,
@@ -52,7 +56,9 @@ from build_artifacts.decoders.graphs.rope_variants import (
     SMOLLM3,
     STABLELM,
     STARCODER2,
+    VAULTGEMMA,
     build_granite_hybrid,
+    build_nanochat,
 )
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
@@ -69,6 +75,13 @@ DECODERS: Mapping[str, GraphFamily] = {
     "seed_oss": LLAMA,
     "ministral": LLAMA,
     "ministral3": MINISTRAL3,
+    "olmo": OLMO,
+    "apertus": APERTUS,
+    "vaultgemma": VAULTGEMMA,
+    "cwm": LLAMA,
+    "nanochat": build_nanochat,
+    "jais2": JAIS2,
+    "persimmon": PERSIMMON,
     "olmo2": OLMO2,
     "olmo3": OLMO2,
     "exaone4": EXAONE4,

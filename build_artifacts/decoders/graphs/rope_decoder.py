@@ -38,6 +38,7 @@ from build_artifacts.decoders.graphs.kv_inputs import (
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
 from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
+from build_artifacts.decoders.graphs.xielu import apply_xielu
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
@@ -76,13 +77,23 @@ class Factors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Config fields with limits, None without one. The value of a field may be None, too."""
+
+    projections: str | None = None  # of queries, keys and values, which are clipped
+    scores: str | None = None  # of the attention; it and the next one are soft caps
+    logits: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RopeDecoder:
     """Variant of the architecture. A call builds the graph of a checkpoint."""
 
-    # Kind of all norms. The weights of "offset rms" are added to 1.
-    norm: Literal["rms", "offset rms", "layer"] = "rms"
-    epsilon: str = "rms_norm_eps"  # config field with the epsilon of all norms
+    # Kind of all norms. The weights of "offset rms" are added to 1. A "unit" norm has no weights.
+    norm: Literal["rms", "offset rms", "unit rms", "layer", "unit layer"] = "rms"
+    epsilon: str | float = "rms_norm_eps"  # of all norms: a config field, or the value
     norms: LayerNorms = LayerNorms()
+    embeddings_norm: str | None = None  # norm before the first layer
     # Norms of queries and keys, over all heads or over each of them.
     query_norm: Literal["all heads", "each head"] | None = None
     has_query_norm: ConfigFlag = always  # whether a model of the variant has these norms
@@ -93,10 +104,12 @@ class RopeDecoder:
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
+    turns_back: bool = False  # whether RoPE rotates pairs in the opposite direction
     has_sinks: bool = False  # whether each head has a score for attention to no token
     has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
     factors: Factors = Factors()
+    limits: Limits = Limits()
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
     renames: Renames = ()
@@ -151,6 +164,8 @@ class _DecoderBuilder:
         graph, config, factors = self._graph, self._config, self._variant.factors
         hidden = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
         hidden = self._scale(hidden, factors.embeddings)
+        if self._variant.embeddings_norm is not None:
+            hidden = self._norm(hidden, self._variant.embeddings_norm)
         for layer in range(config.num_hidden_layers):
             hidden = self._layer(layer, hidden)
         states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
@@ -160,7 +175,7 @@ class _DecoderBuilder:
         )
         if "lm_head.bias" in graph.weights:
             logits = graph.op("Add", logits, graph.stored("lm_head.bias"))
-        logits = self._scale(logits, factors.logits)
+        logits = self._cap_logits(self._scale(logits, factors.logits))
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(
             decoder=graph,
@@ -200,9 +215,9 @@ class _DecoderBuilder:
         if rope and (variant.rope_before_norm or not rope.fits_attention(shape)):
             outside, inside = rope, None
         if self._query_norm is None and outside is None and self._query_factors is None:
-            parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
+            parts = [self._clip(graph.linear(hidden, modules, label=f"{name}.qkv_proj"))]
         else:
-            query, key, value = (graph.linear(hidden, [module]) for module in modules)
+            query, key, value = (self._clip(graph.linear(hidden, [module])) for module in modules)
             parts = [
                 self._norm_and_rope(query, f"{name}.q_norm", shape.heads, outside),
                 self._norm_and_rope(key, f"{name}.k_norm", shape.kv_heads, outside),
@@ -211,7 +226,10 @@ class _DecoderBuilder:
             if self._query_factors is not None:
                 parts[0] = graph.op("Mul", parts[0], self._query_factors)
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
-        options = AttentionOptions(rope=inside, window=self._windows[number], sinks=sinks)
+        softcap = self._read_limit(variant.limits.scores)
+        options = AttentionOptions(
+            rope=inside, window=self._windows[number], sinks=sinks, softcap=softcap
+        )
         cached = self._attention_layers.index(number)
         attended = self._inputs.attend(cached, parts, shape, options)
         if variant.has_output_gate:
@@ -255,18 +273,19 @@ class _DecoderBuilder:
             return self._norm(value, module)
         graph = self._graph
         apart = graph.op("Reshape", value, graph.constant([0, 0, heads, self._shape.size]))
-        return graph.op("Reshape", self._norm(apart, module), graph.constant([0, 0, -1]))
+        normed = self._norm(apart, module, self._shape.size)
+        return graph.op("Reshape", normed, graph.constant([0, 0, -1]))
 
     def _layer_rope(self, number: int) -> LayerRope | None:
         """Return the RoPE of a layer. Layers of one kind share tables."""
         if not self._variant.has_rope(self._config, number):
             return None
-        kind = self._rope.kind(number)
+        kind, turns_back = self._rope.kind(number), self._variant.turns_back
         if kind not in self._rope_by_kind:
             cosines, sines = self._rope.compute_tables(kind, self._list_positions())
             self._rope_by_kind[kind] = LayerRope(
                 self._graph.tensor(f"rope.{kind}.cosines", cosines),
-                self._graph.tensor(f"rope.{kind}.sines", sines),
+                self._graph.tensor(f"rope.{kind}.sines", -sines if turns_back else sines),
                 channels=2 * cosines.shape[1],
                 interleaved=self._variant.interleaved,
             )
@@ -290,7 +309,11 @@ class _DecoderBuilder:
     def _mlp(self, name: str, hidden: Value) -> Value:
         graph, activation = self._graph, read_activation(self._config)
         if not self._variant.gated:
-            inner = graph.activation(graph.linear(hidden, [f"{name}.up_proj"]), activation)
+            inner = graph.linear(hidden, [f"{name}.up_proj"])
+            if activation == "xielu":
+                inner = apply_xielu(graph, inner, f"{name}.act_fn")
+            else:
+                inner = graph.activation(inner, activation)
         else:
             gate = graph.activation(graph.linear(hidden, [f"{name}.gate_proj"]), activation)
             inner = graph.op("Mul", gate, graph.linear(hidden, [f"{name}.up_proj"]))
@@ -301,17 +324,44 @@ class _DecoderBuilder:
             return value
         return self._graph.op("Mul", value, self._graph.constant(float(factor(self._config))))
 
+    def _read_limit(self, field: str | None) -> float | None:
+        """Return the limit in a config field, None without one."""
+        limit = None if field is None else getattr(self._config, field)
+        return None if limit is None else float(limit)
+
+    def _clip(self, value: Value) -> Value:
+        limit = self._read_limit(self._variant.limits.projections)
+        if limit is None:
+            return value
+        return self._graph.op("Clip", value, *map(self._graph.constant, (-limit, limit)))
+
+    def _cap_logits(self, logits: Value) -> Value:
+        limit, graph = self._read_limit(self._variant.limits.logits), self._graph
+        if limit is None:
+            return logits
+        capped = graph.op("Tanh", graph.op("Div", logits, graph.constant(limit)))
+        return graph.op("Mul", capped, graph.constant(limit))
+
     def _optional_norm(self, value: Value, layer: str, module: str | None) -> Value:
         return value if module is None else self._norm(value, f"{layer}.{module}")
 
-    def _norm(self, value: Value, module: str) -> Value:
-        epsilon = getattr(self._config, self._variant.epsilon)
-        if self._variant.norm == "layer":
-            return self._graph.layer_norm(value, module, epsilon)
-        graph, name = self._graph, f"{module}.weight"
-        if self._variant.norm == "rms":
+    def _norm(self, value: Value, module: str, size: int | None = None) -> Value:
+        """Apply a norm over the last axis, with `size` channels (None: the hidden size)."""
+        graph, name, kind = self._graph, f"{module}.weight", self._variant.norm
+        epsilon = self._variant.epsilon
+        if isinstance(epsilon, str):
+            epsilon = getattr(self._config, epsilon)
+        if kind == "layer":
+            return graph.layer_norm(value, module, epsilon)
+        if kind == "rms":
             return graph.rms_norm(value, graph.stored(name), epsilon)
-        scale = graph.weight(
-            f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
-        )
-        return graph.rms_norm(value, scale, epsilon)
+        if kind == "offset rms":
+            scale = graph.weight(
+                f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
+            )
+            return graph.rms_norm(value, scale, epsilon)
+        # Each norm has its own ones, so that a quantizer may smooth its output.
+        ones = graph.tensor(name, np.ones(size or self._config.hidden_size, np.float32))
+        if kind == "unit rms":
+            return graph.rms_norm(value, ones, epsilon)
+        return graph.op("LayerNormalization", value, ones, axis=-1, epsilon=epsilon)

@@ -22,6 +22,7 @@ from build_artifacts.decoders.graphs.rope_decoder import (
     SHARED_NORM,
     Factors,
     LayerNorms,
+    Limits,
     RopeDecoder,
 )
 from build_artifacts.decoders.graphs.weights import FusedModule
@@ -75,6 +76,10 @@ def _has_positions(config: TransformersConfig, _: int) -> bool:
     return bool(config.position_embedding_type == "rope")
 
 
+def _has_head_norms(config: TransformersConfig) -> bool:
+    return bool(config.qk_layernorm)
+
+
 def _has_query_norm(config: TransformersConfig) -> bool:
     return bool(config.use_qk_norm)
 
@@ -104,6 +109,7 @@ HUNYUAN = RopeDecoder(
     rope_before_norm=True,
     renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
 )
+OLMO = RopeDecoder(norm="unit layer", epsilon=1e-5, limits=Limits(projections="clip_qkv"))
 OLMO2 = RopeDecoder(norms=POST_NORMS, query_norm="all heads")
 EXAONE4 = RopeDecoder(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
 COHERE = RopeDecoder(
@@ -142,6 +148,59 @@ GPT_NEOX = RopeDecoder(
         ("mlp.dense_4h_to_h", "mlp.down_proj"),
     ),
     fused=_neox_heads,
+)
+JAIS2 = RopeDecoder(norm="layer", epsilon="layer_norm_eps", gated=False)
+PERSIMMON = RopeDecoder(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    query_norm="each head",
+    has_query_norm=_has_head_norms,
+    gated=False,
+    renames=(
+        ("final_layernorm", "norm"),
+        ("q_layernorm", "q_norm"),
+        ("k_layernorm", "k_norm"),
+        ("self_attn.query_key_value", "attention.query_key_value"),
+        ("self_attn.dense", "self_attn.o_proj"),
+        ("mlp.dense_h_to_4h", "mlp.up_proj"),
+        ("mlp.dense_4h_to_h", "mlp.down_proj"),
+    ),
+    fused=_neox_heads,
+)
+APERTUS = RopeDecoder(
+    norms=LayerNorms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+    query_norm="each head",
+    gated=False,
+)
+_NANOCHAT = RopeDecoder(
+    norm="unit rms",
+    embeddings_norm="embeddings_norm",
+    query_norm="each head",
+    turns_back=True,
+    gated=False,
+    limits=Limits(logits="final_logit_softcapping"),
+    renames=(("mlp.fc1", "mlp.up_proj"), ("mlp.fc2", "mlp.down_proj")),
+)
+
+
+def build_nanochat(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of NanoChat, whose RoPE comes before the norms of queries and keys.
+
+    These norms have no weights, so RoPE may as well follow them, unless it changes lengths. Then
+    the attention node applies it, and the KV cache can be int8.
+    """
+    changes_lengths = config.rope_parameters["rope_type"] in ("yarn", "longrope")
+    return replace(_NANOCHAT, rope_before_norm=changes_lengths)(config, checkpoint)
+
+
+VAULTGEMMA = RopeDecoder(
+    norm="offset rms",
+    norms=LayerNorms(before_mlp="pre_feedforward_layernorm"),
+    factors=Factors(
+        embeddings=lambda config: config.hidden_size**0.5,
+        scores=lambda config: config.query_pre_attn_scalar**-0.5,
+    ),
+    limits=Limits(scores="attn_logit_softcapping", logits="final_logit_softcapping"),
 )
 GLM = RopeDecoder(interleaved=True, fused=_glm_gate)
 GLM4 = RopeDecoder(

@@ -41,8 +41,8 @@ _ADDITIONAL_OPERATORS = frozenset(
         *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
         *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
         *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
-        *("softmax", "split", "square", "squeeze", "stack", "to", "transpose", "type_as", "unbind"),
-        *("where", "zeros", "zeros_like"),
+        *("softmax", "softplus", "split", "square", "squeeze", "stack", "to", "transpose"),
+        *("type_as", "unbind", "where", "zeros", "zeros_like"),
     }
 )
 # The only operators that may modify an argument. The first writes to a KV cache, the others to

@@ -42,6 +42,10 @@ from tests.support.decoder_families import MAMBA2, OWN, WINDOW, write_decoder
 IntArray = NDArray[np.int64]
 
 TOKENS = 96
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+    "original_max_position_embeddings": WINDOW,
+}  # fmt: skip
 BUILT = [
     name for name in SUPPORTED if name != "GPT2LMHeadModel"
 ]  # tests/integration/parity covers GPT-2
@@ -80,12 +84,24 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}),
         ("Lfm2ForCausalLM", {"conv_bias": False, "conv_L_cache": 4}),
         ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+        ("OlmoForCausalLM", {"clip_qkv": None, "attention_bias": True}),
+        # The attention leaves RoPE of such heads to a node before it.
+        ("OlmoForCausalLM", {"hidden_size": 160}),
+        ("ApertusForCausalLM", {"hidden_act": "relu2", "attention_bias": True}),
+        (
+            "VaultGemmaForCausalLM",
+            {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        ),
+        ("NanoChatForCausalLM", {"final_logit_softcapping": None, "attention_bias": True}),
+        ("NanoChatForCausalLM", {"rope_parameters": YARN}),
+        ("PersimmonForCausalLM", {"qk_layernorm": False}),
+        ("Jais2ForCausalLM", {"attention_bias": False, "mlp_bias": False}),
     ],
 )
 def test_exported_variant_matches_transformers(
     architecture: str, changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    check_export(tmp_path, architecture, OWN[architecture] | changes)
+    check_export(tmp_path, architecture, OWN.get(architecture, {}) | changes)
 
 
 @pytest.mark.parametrize(
