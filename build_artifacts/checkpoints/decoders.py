@@ -60,6 +60,7 @@ GRAPH_BUILDERS = (
     "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Ministral3ForCausalLM",
     "MinistralForCausalLM", "OlmoForCausalLM", "ApertusForCausalLM", "VaultGemmaForCausalLM",
     "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
+    "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

@@ -24,9 +24,14 @@ ROUTED_EXPERTS = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
     "routed_scaling_factor": 1.5,
 }  # fmt: skip
-GRANITE_EXPERTS = {
-    "num_local_experts": 8, "num_experts_per_tok": 3, "embedding_multiplier": 12.0,
-    "attention_multiplier": 0.1, "residual_multiplier": 0.25, "logits_scaling": 4.0,
+GRANITE = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.25,
+    "logits_scaling": 4.0,
+}  # fmt: skip
+GRANITE_EXPERTS = GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3}
+GRANITE_LAYERS = {
+    "num_hidden_layers": 3, "sliding_window": WINDOW, "layer_rope_theta": [1e4, 0, 50],
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }  # fmt: skip
 DELTA_NET = {
     "num_hidden_layers": 3, "layer_types": [
@@ -122,6 +127,9 @@ OWN: dict[str, dict[str, Any]] = {
     "ApertusForCausalLM": {"rope_parameters": LLAMA3_ROPE},
     "NanoChatForCausalLM": {"final_logit_softcapping": 5.0},
     "PersimmonForCausalLM": {"num_key_value_heads": 4},
+    "HyperCLOVAXForCausalLM": GRANITE | {"head_dim": 32, "logits_scaling": 0.25},
+    "GraniteSWAForCausalLM": GRANITE | GRANITE_LAYERS,
+    "GraniteMoeSWAForCausalLM": GRANITE_EXPERTS | GRANITE_LAYERS | {"shared_intermediate_size": 64},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},

@@ -94,6 +94,12 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
         ),
         ("NanoChatForCausalLM", {"final_logit_softcapping": None, "attention_bias": True}),
         ("NanoChatForCausalLM", {"rope_parameters": YARN}),
+        ("HyperCLOVAXForCausalLM", {"use_post_norm": False, "attention_multiplier": None}),
+        (
+            "GraniteSWAForCausalLM",
+            {"layer_rope_theta": None, "attention_bias": True, "mlp_bias": True},
+        ),
+        ("GraniteMoeSWAForCausalLM", {"shared_intermediate_size": 0}),
         ("PersimmonForCausalLM", {"qk_layernorm": False}),
         ("Jais2ForCausalLM", {"attention_bias": False, "mlp_bias": False}),
     ],

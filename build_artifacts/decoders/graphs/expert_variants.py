@@ -1,0 +1,78 @@
+"""Variants of decoders with RoPE and mixtures of experts, by model family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.config_flags import has_base
+from build_artifacts.decoders.graphs.experts import Experts
+from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
+from build_artifacts.decoders.graphs.rope_variants import GRANITE_FACTORS, HUNYUAN, OLMO2, QWEN3
+from build_artifacts.decoders.graphs.weights import FusedModule
+
+
+def _normalizes_experts(config: TransformersConfig) -> bool:
+    return bool(config.norm_topk_prob)
+
+
+def _shared_gate(_: TransformersConfig) -> FusedModule:
+    gate, up = "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"
+    return FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))
+
+
+def _has_query_norm(config: TransformersConfig) -> bool:
+    return bool(config.use_qk_norm)
+
+
+_SHARED_EXPERTS = ("shared_experts", "shared_expert")
+PROBABILITIES = Experts(normalized=_normalizes_experts)
+SIGMOIDS = Experts(
+    normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
+)
+MIXTRAL = RopeDecoder(
+    experts=Experts(),
+    renames=(
+        ("block_sparse_moe", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
+)
+QWEN2_MOE = RopeDecoder(experts=PROBABILITIES)
+QWEN3_MOE = replace(QWEN3, experts=PROBABILITIES)
+OLMOE = RopeDecoder(query_norm="all heads", experts=PROBABILITIES, unsupported=("clip_qkv",))
+FLEX_OLMO = replace(OLMO2, experts=PROBABILITIES)
+GRANITE_MOE = RopeDecoder(
+    experts=Experts(),
+    factors=GRANITE_FACTORS,
+    renames=(
+        ("block_sparse_moe.input_linear.weight", "mlp.experts.gate_up_proj"),
+        ("block_sparse_moe.output_linear.weight", "mlp.experts.down_proj"),
+        ("block_sparse_moe.router.layer", "mlp.gate"),
+        # The names of checkpoints that transformers saved in its own layout.
+        ("block_sparse_moe.router", "mlp.gate"),
+        ("block_sparse_moe.experts", "mlp.experts"),
+        ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),
+        ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
+    ),
+    fused=_shared_gate,
+)
+GRANITE_MOE_SWA = replace(GRANITE_MOE, has_rope=has_base, has_sinks=True)
+ERNIE_MOE = RopeDecoder(
+    interleaved=True,
+    experts=Experts(corrected="Softmax"),
+    renames=(_SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
+)
+DOTS = replace(QWEN3, experts=SIGMOIDS, renames=(_SHARED_EXPERTS,))
+GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
+HUNYUAN_MOE = replace(
+    HUNYUAN,
+    experts=Experts(),
+    renames=(*HUNYUAN.renames, ("shared_mlp", "shared_expert"), ("gate.wg", "gate")),
+)
+GPT_OSS = RopeDecoder(
+    has_sinks=True,
+    experts=Experts(clamped=True, transposed=True),
+    renames=(("mlp.router", "mlp.gate"),),
+)

@@ -1,0 +1,77 @@
+"""Variants of decoders with RoPE and recurrent layers, by model family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, SIGMOIDS
+from build_artifacts.decoders.graphs.experts import Experts
+from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
+from build_artifacts.decoders.graphs.recurrent_layers import (
+    apply_gated_delta_net,
+    apply_mamba2,
+    apply_short_convolution,
+)
+from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
+from build_artifacts.decoders.graphs.rope_variants import fuse_gate
+from build_artifacts.decoders.graphs.weights import FusedModule
+
+
+def _gated_queries(config: TransformersConfig) -> FusedModule:
+    parts = ("self_attn.q_proj", "self_attn.output_gate")
+    return FusedModule("self_attn.q_proj", parts, groups=config.num_attention_heads)
+
+
+def _has_positions(config: TransformersConfig, _: int) -> bool:
+    return bool(config.position_embedding_type == "rope")
+
+
+_GRANITE_HYBRID_MOE = replace(GRANITE_MOE, has_rope=_has_positions, recurrent=apply_mamba2)
+_GRANITE_HYBRID_DENSE = replace(
+    _GRANITE_HYBRID_MOE,
+    experts=None,
+    renames=(
+        ("shared_mlp.input_linear", "mlp.gate_up_proj"),
+        ("shared_mlp.output_linear", "mlp.down_proj"),
+    ),
+    fused=fuse_gate,
+)
+
+
+def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of Granite 4, which has experts or none."""
+    variant = _GRANITE_HYBRID_MOE if config.num_local_experts else _GRANITE_HYBRID_DENSE
+    return variant(config, checkpoint)
+
+
+LFM2 = RopeDecoder(
+    epsilon="norm_eps",
+    query_norm="each head",
+    recurrent=apply_short_convolution,
+    renames=(
+        ("embedding_norm", "norm"),
+        ("operator_norm", "input_layernorm"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("self_attn.out_proj", "self_attn.o_proj"),
+        ("q_layernorm", "q_norm"),
+        ("k_layernorm", "k_norm"),
+        ("feed_forward.expert_bias", "mlp.gate.e_score_correction_bias"),
+        ("feed_forward", "mlp"),
+        (".w1.", ".gate_proj."),
+        (".w2.", ".down_proj."),
+        (".w3.", ".up_proj."),
+    ),
+)
+LFM2_MOE = replace(LFM2, experts=SIGMOIDS)
+QWEN3_5 = RopeDecoder(
+    norm="offset rms",
+    query_norm="each head",
+    has_output_gate=True,
+    recurrent=apply_gated_delta_net,
+    # Checkpoints with image inputs have this prefix.
+    renames=(("language_model.", ""),),
+    fused=_gated_queries,
+)
+QWEN3_5_MOE = replace(QWEN3_5, experts=Experts())
