@@ -61,6 +61,8 @@ GRAPH_BUILDERS = (
     "MinistralForCausalLM", "OlmoForCausalLM", "ApertusForCausalLM", "VaultGemmaForCausalLM",
     "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
     "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
+    "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
+    "AfmoeForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.

@@ -130,6 +130,18 @@ OWN: dict[str, dict[str, Any]] = {
     "HyperCLOVAXForCausalLM": GRANITE | {"head_dim": 32, "logits_scaling": 0.25},
     "GraniteSWAForCausalLM": GRANITE | GRANITE_LAYERS,
     "GraniteMoeSWAForCausalLM": GRANITE_EXPERTS | GRANITE_LAYERS | {"shared_intermediate_size": 64},
+    "PhimoeForCausalLM": {"num_local_experts": 8, "router_jitter_noise": 0.1, "lm_head_bias": True,
+        "attention_bias": True, "sliding_window": WINDOW},
+    "ExaoneMoeForCausalLM": EXPERTS | {
+        "head_dim": 32, "moe_intermediate_size": 64, "sliding_window": WINDOW, "layer_types": [
+            "sliding_attention", "full_attention"]},
+    "SolarOpenForCausalLM": ROUTED_EXPERTS | {"head_dim": 32},
+    "MiniMaxM2ForCausalLM": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32,
+        "intermediate_size": 64, "rotary_dim": 16},
+    "AfmoeForCausalLM": EXPERTS | {
+        "num_hidden_layers": 3, "head_dim": 32, "moe_intermediate_size": 64, "route_scale": 1.5,
+        "mup_enabled": True, "sliding_window": WINDOW, "layer_types": [
+            "sliding_attention", "full_attention", "sliding_attention"]},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},

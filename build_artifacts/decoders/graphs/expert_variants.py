@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.graphs.config_flags import has_base
+from build_artifacts.decoders.graphs.config_flags import (
+    has_base,
+    has_window,
+    has_window_if_any,
+)
 from build_artifacts.decoders.graphs.experts import Experts
-from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
+from build_artifacts.decoders.graphs.rope_decoder import Factors, LayerNorms, RopeDecoder
 from build_artifacts.decoders.graphs.rope_variants import GRANITE_FACTORS, HUNYUAN, OLMO2, QWEN3
 from build_artifacts.decoders.graphs.weights import FusedModule
 
 
 def _normalizes_experts(config: TransformersConfig) -> bool:
     return bool(config.norm_topk_prob)
+
+
+def _scale_of_width(config: TransformersConfig) -> float:
+    return float(config.hidden_size**0.5) if config.mup_enabled else 1.0
 
 
 def _shared_gate(_: TransformersConfig) -> FusedModule:
@@ -30,14 +38,23 @@ PROBABILITIES = Experts(normalized=_normalizes_experts)
 SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
 )
-MIXTRAL = RopeDecoder(
-    experts=Experts(),
-    renames=(
-        ("block_sparse_moe", "mlp"),
-        (".w1.", ".gate_proj."),
-        (".w2.", ".down_proj."),
-        (".w3.", ".up_proj."),
-    ),
+_MIXTRAL_NAMES = (
+    ("block_sparse_moe", "mlp"),
+    (".w1.", ".gate_proj."),
+    (".w2.", ".down_proj."),
+    (".w3.", ".up_proj."),
+)
+_CORRECTION = ("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias")
+MIXTRAL = RopeDecoder(experts=Experts(), renames=_MIXTRAL_NAMES)
+MINIMAX_M2 = RopeDecoder(
+    query_norm="all heads",
+    experts=Experts(corrected="Sigmoid"),
+    renames=(*_MIXTRAL_NAMES, _CORRECTION),
+)
+PHI_MOE = RopeDecoder(
+    norm="layer",
+    experts=Experts(noise="router_jitter_noise"),
+    renames=(*_MIXTRAL_NAMES, ("mlp.router", "mlp.gate")),
 )
 QWEN2_MOE = RopeDecoder(experts=PROBABILITIES)
 QWEN3_MOE = replace(QWEN3, experts=PROBABILITIES)
@@ -65,6 +82,26 @@ ERNIE_MOE = RopeDecoder(
     renames=(_SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
 )
 DOTS = replace(QWEN3, experts=SIGMOIDS, renames=(_SHARED_EXPERTS,))
+SOLAR_OPEN = replace(DOTS, query_norm=None)
+EXAONE_MOE = replace(DOTS, has_rope=has_window_if_any, renames=(_SHARED_EXPERTS, _CORRECTION))
+AFMOE = RopeDecoder(
+    norms=LayerNorms(
+        after_attention="post_attention_layernorm",
+        before_mlp="pre_mlp_layernorm",
+        after_mlp="post_mlp_layernorm",
+    ),
+    query_norm="each head",
+    has_rope=has_window,
+    has_output_gate=True,
+    factors=Factors(embeddings=_scale_of_width),
+    experts=Experts(corrected="Sigmoid", factor="route_scale"),
+    renames=(
+        _SHARED_EXPERTS,
+        ("mlp.router.gate", "mlp.gate"),
+        ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
+        ("self_attn.gate_proj", "self_attn.output_gate"),
+    ),
+)
 GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
 HUNYUAN_MOE = replace(
     HUNYUAN,

@@ -19,18 +19,23 @@ from build_artifacts.decoders.graphs.bart import (
     PEGASUS,
 )
 from build_artifacts.decoders.graphs.expert_variants import (
+    AFMOE,
     DOTS,
     ERNIE_MOE,
+    EXAONE_MOE,
     FLEX_OLMO,
     GLM4_MOE,
     GPT_OSS,
     GRANITE_MOE,
     GRANITE_MOE_SWA,
     HUNYUAN_MOE,
+    MINIMAX_M2,
     MIXTRAL,
     OLMOE,
+    PHI_MOE,
     QWEN2_MOE,
     QWEN3_MOE,
+    SOLAR_OPEN,
 )
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
@@ -92,6 +97,11 @@ DECODERS: Mapping[str, GraphFamily] = {
     "hyperclovax": build_hyperclovax,
     "granite_swa": GRANITE_SWA,
     "granitemoe_swa": GRANITE_MOE_SWA,
+    "phimoe": PHI_MOE,
+    "exaone_moe": EXAONE_MOE,
+    "solar_open": SOLAR_OPEN,
+    "minimax_m2": MINIMAX_M2,
+    "afmoe": AFMOE,
     "olmo2": OLMO2,
     "olmo3": OLMO2,
     "exaone4": EXAONE4,

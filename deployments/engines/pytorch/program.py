@@ -38,7 +38,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
-        *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
+        *("__and__", "arange", "baddbmm", "chunk", "concat", "contiguous", "dropout", "flatten"),
         *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
         *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
         *("softmax", "softplus", "split", "square", "squeeze", "stack", "to", "transpose"),
