@@ -56,6 +56,7 @@ LLAMA3_ROPE = {
 # Architectures whose OWN values include recurrent layers.
 RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
+    "Qwen3NextForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -116,6 +117,8 @@ OWN: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": DELTA_NET,
     "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
         "sliding_attention", "full_attention"]},
     "Ministral3ForCausalLM": {"head_dim": 32, "rope_parameters": MINISTRAL_ROPE},

@@ -24,9 +24,9 @@ def _scale_of_width(config: TransformersConfig) -> float:
     return float(config.hidden_size**0.5) if config.mup_enabled else 1.0
 
 
-def _shared_gate(_: TransformersConfig) -> FusedModule:
+def _shared_gate(_: TransformersConfig) -> list[FusedModule]:
     gate, up = "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"
-    return FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))
+    return [FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))]
 
 
 def _has_query_norm(config: TransformersConfig) -> bool:

@@ -44,6 +44,7 @@ from build_artifacts.decoders.graphs.recurrent_variants import (
     LFM2_MOE,
     QWEN3_5,
     QWEN3_5_MOE,
+    QWEN3_NEXT,
     build_granite_hybrid,
 )
 from build_artifacts.decoders.graphs.rope_variants import (
@@ -131,6 +132,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "lfm2_moe": LFM2_MOE,
     "qwen3_5": QWEN3_5,
     "qwen3_5_text": QWEN3_5,
+    "qwen3_next": QWEN3_NEXT,
     "qwen3_5_moe": QWEN3_5_MOE,
     "qwen3_5_moe_text": QWEN3_5_MOE,
 }

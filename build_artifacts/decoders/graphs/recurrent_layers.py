@@ -211,11 +211,19 @@ def apply_short_convolution(layer: RecurrentLayer, hidden: Value) -> Value:
 
 
 def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply Qwen3.5's gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464)."""
+    """Apply the gated DeltaNet of Qwen3.5 and Qwen3-Next.
+
+    Yang et al. 2024, https://arxiv.org/abs/2412.06464
+    """
     graph, config, name = layer.graph, layer.config, f"{layer.name}.linear_attn"
     key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
     heads = LinearHeads(value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
-    mixed = graph.linear(hidden, [f"{name}.in_proj_qkv"])
+    joined = f"{name}.in_proj_qkv"
+    if f"{joined}.weight" in graph.weights:
+        mixed = graph.linear(hidden, [joined])
+    else:  # Qwen3-Next has another order, in which the tensor is read in parts
+        parts = [f"{name}.in_proj_{part}" for part in "qkv"]
+        mixed = graph.linear(hidden, parts, label=joined)
     mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
     sizes = [key_heads * heads.key_size] * 2 + [value_heads * heads.value_size]
     query, key, value = layer.split_channels(mixed, sizes)

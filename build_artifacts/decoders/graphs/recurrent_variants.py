@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, SIGMOIDS
+from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, PROBABILITIES, SIGMOIDS
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
 from build_artifacts.decoders.graphs.recurrent_layers import (
@@ -19,9 +19,26 @@ from build_artifacts.decoders.graphs.rope_variants import fuse_gate
 from build_artifacts.decoders.graphs.weights import FusedModule
 
 
-def _gated_queries(config: TransformersConfig) -> FusedModule:
+def _gated_queries(config: TransformersConfig) -> list[FusedModule]:
     parts = ("self_attn.q_proj", "self_attn.output_gate")
-    return FusedModule("self_attn.q_proj", parts, groups=config.num_attention_heads)
+    return [FusedModule("self_attn.q_proj", parts, groups=config.num_attention_heads)]
+
+
+def _qwen3_next_modules(config: TransformersConfig) -> list[FusedModule]:
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    outputs = values // keys * config.linear_value_head_dim  # of the value heads of a key head
+    inputs = FusedModule(
+        "linear_attn.in_proj_qkvz",
+        tuple(f"linear_attn.in_proj_{part}" for part in "qkvz"),
+        groups=keys,
+        sizes=(config.linear_key_head_dim, config.linear_key_head_dim, outputs, outputs),
+    )
+    gates = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
+    return [
+        *_gated_queries(config),
+        inputs,
+        FusedModule("linear_attn.in_proj_ba", gates, groups=keys),
+    ]
 
 
 def _has_positions(config: TransformersConfig, _: int) -> bool:
@@ -74,4 +91,5 @@ QWEN3_5 = RopeDecoder(
     renames=(("language_model.", ""),),
     fused=_gated_queries,
 )
+QWEN3_NEXT = replace(QWEN3_5, experts=PROBABILITIES, renames=(), fused=_qwen3_next_modules)
 QWEN3_5_MOE = replace(QWEN3_5, experts=Experts())

@@ -5,7 +5,7 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -113,7 +113,7 @@ class RopeDecoder:
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
     renames: Renames = ()
-    fused: Callable[[TransformersConfig], FusedModule] | None = None
+    fused: Callable[[TransformersConfig], Sequence[FusedModule]] | None = None
     unsupported: tuple[str, ...] = ()  # config fields that must be false
 
     def __call__(self, config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
@@ -128,7 +128,7 @@ class RopeDecoder:
                     f"`{name}` of the architecture `{config.model_type}` is not supported",
                     hint="use a model of this architecture without it",
                 )
-        fused = [] if self.fused is None else [self.fused(config)]
+        fused = () if self.fused is None else self.fused(config)
         weights = CheckpointWeights(checkpoint, self.base, renames=self.renames, fused=fused)
         return _DecoderBuilder(self, config, weights, ReferenceRope(checkpoint)).build()
 

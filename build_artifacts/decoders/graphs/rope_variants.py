@@ -39,13 +39,13 @@ def _is_listed(config: TransformersConfig, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
 
 
-def _neox_heads(config: TransformersConfig) -> FusedModule:
+def _neox_heads(config: TransformersConfig) -> list[FusedModule]:
     parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    return FusedModule("attention.query_key_value", parts, groups=config.num_attention_heads)
+    return [FusedModule("attention.query_key_value", parts, groups=config.num_attention_heads)]
 
 
-def fuse_gate(_: TransformersConfig) -> FusedModule:
-    return FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
+def fuse_gate(_: TransformersConfig) -> list[FusedModule]:
+    return [FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))]
 
 
 def _has_head_norms(config: TransformersConfig) -> bool:

@@ -24,12 +24,18 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, slots=True)
 class FusedModule:
-    """A linear layer of a checkpoint that computes the outputs of several, of equal sizes."""
+    """A linear layer of a checkpoint that computes the outputs of several."""
 
     name: str
     parts: tuple[str, ...]
     # The parts alternate along the outputs, `groups` times. With one group, they follow each other.
     groups: int = 1
+    sizes: tuple[int, ...] = ()  # relative sizes of the parts; () for equal ones
+
+    @property
+    def shares(self) -> tuple[int, ...]:
+        """Relative sizes of the parts."""
+        return self.sizes or (1,) * len(self.parts)
 
 
 class _StoredTensor(NamedTuple):
@@ -42,14 +48,19 @@ class _StoredTensor(NamedTuple):
 
     def shape(self) -> tuple[int, ...]:
         rows, *columns = self.file.get_slice(self.name).get_shape()
-        return (rows if self.fused is None else rows // len(self.fused.parts), *columns)
+        if self.fused is not None:
+            shares = self.fused.shares
+            rows = rows // sum(shares) * shares[self.part]
+        return (rows, *columns)
 
     def read(self) -> NDArray[np.generic]:
         tensor: NDArray[np.generic] = self.file.get_tensor(self.name)
         if self.fused is None:
             return tensor
-        groups = tensor.reshape(self.fused.groups, len(self.fused.parts), -1, *tensor.shape[1:])
-        return groups[:, self.part].reshape(-1, *tensor.shape[1:])
+        shares, columns = self.fused.shares, tensor.shape[1:]
+        groups = tensor.reshape(self.fused.groups, sum(shares), -1, *columns)
+        first = sum(shares[: self.part])
+        return groups[:, first : first + shares[self.part]].reshape(-1, *columns)
 
 
 class CheckpointWeights:
@@ -86,10 +97,10 @@ class CheckpointWeights:
             self._tensors[name] = tensor
             return
         rows = tensor.shape()[0]
-        if rows % (len(whole.parts) * whole.groups):
+        if rows % (sum(whole.shares) * whole.groups):
             raise UnsupportedModel(
                 f"the tensor `{tensor.name}` has {rows} rows, not a multiple of "
-                f"{len(whole.parts) * whole.groups}",
+                f"{sum(whole.shares) * whole.groups}",
                 hint="download the checkpoint again, or correct the sizes in config.json",
             )
         for index, part in enumerate(whole.parts):

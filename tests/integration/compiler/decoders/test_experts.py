@@ -51,7 +51,7 @@ def count_operators(spec: DecoderSpec) -> Counter[str]:
 @pytest.mark.parametrize(
     "family",
     ["Mixtral", "Qwen3Moe", "GraniteMoeShared", "Ernie4_5_Moe", "HunYuanMoEV1", "GptOss", "Phimoe",
-     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe"],
+     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe", "Qwen3Next"],
 )  # fmt: skip
 def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Path) -> None:
     """transformers can save all experts in two tensors, instead of those of the first release."""

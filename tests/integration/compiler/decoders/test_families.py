@@ -84,6 +84,8 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
         ("Lfm2MoeForCausalLM", {"use_expert_bias": False}),
         ("Lfm2ForCausalLM", {"conv_bias": False, "conv_L_cache": 4}),
         ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 4, "attention_bias": True}),
+        ("Qwen3NextForCausalLM", {"norm_topk_prob": False, "decoder_sparse_step": 2}),
         ("OlmoForCausalLM", {"clip_qkv": None, "attention_bias": True}),
         # The attention leaves RoPE of such heads to a node before it.
         ("OlmoForCausalLM", {"hidden_size": 160}),

@@ -47,6 +47,7 @@ pytestmark = pytest.mark.slow
 FAMILIES: dict[str, dict[str, Any]] = {
     "Lfm2ForCausalLM": OWN["Lfm2ForCausalLM"],
     "Qwen3_5ForCausalLM": OWN["Qwen3_5ForCausalLM"],
+    "Qwen3NextForCausalLM": OWN["Qwen3NextForCausalLM"] | {"mlp_only_layers": [0, 1, 2]},
     "GraniteMoeHybridForCausalLM": OWN["GraniteMoeHybridForCausalLM"] | MAMBA2,
 }
 RANDOM = np.random.default_rng(0)
