@@ -45,9 +45,11 @@ _ADDITIONAL_OPERATORS = frozenset(
         *("type_as", "unbind", "where", "zeros", "zeros_like"),
     }
 )
-# The only operators that may modify an argument. The first writes to a KV cache, the others to
-# results of routers of experts.
-_IN_PLACE = frozenset({"aten.scatter_.src", "aten.div_.Tensor", "aten.scatter_.value"})
+# The only operators that may modify an argument. The first writes to a KV cache, the last to
+# queries, keys and values before that (OLMo), the others to results of routers of experts.
+_IN_PLACE = frozenset(
+    {"aten.scatter_.src", "aten.div_.Tensor", "aten.scatter_.value", "aten.clamp_.default"}
+)
 _ENUMS = ("dtype", "layout", "memory_format")
 
 
