@@ -56,7 +56,7 @@ LLAMA3_ROPE = {
 # Architectures whose OWN values include recurrent layers.
 RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
-    "Qwen3NextForCausalLM",
+    "Qwen3NextForCausalLM", "FalconH1ForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -117,6 +117,11 @@ OWN: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": DELTA_NET,
     "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 32, "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.25, "mlp_multipliers": [1.5, 0.5], "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.25, "attention_out_multiplier": 0.75, "ssm_in_multiplier": 0.8,
+        "ssm_out_multiplier": 1.2, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.6]},
     "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [

@@ -40,6 +40,7 @@ from build_artifacts.decoders.graphs.expert_variants import (
 from build_artifacts.decoders.graphs.gpt2 import build_gpt2
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
 from build_artifacts.decoders.graphs.recurrent_variants import (
+    FALCON_H1,
     LFM2,
     LFM2_MOE,
     QWEN3_5,
@@ -128,6 +129,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "dots1": DOTS,
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "gpt_oss": GPT_OSS,
+    "falcon_h1": FALCON_H1,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_5": QWEN3_5,

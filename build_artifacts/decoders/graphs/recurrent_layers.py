@@ -269,7 +269,7 @@ def _normalize_heads(layer: RecurrentLayer, value: Value, heads: int, size: int)
 
 
 def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply Granite 4's Mamba 2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
+    """Apply Mamba 2 of Granite 4 or Falcon-H1 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
 
     It is linear attention with a decay: B are the keys, C the queries, and the inputs times their
     time steps the values.
@@ -313,9 +313,14 @@ def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
     )
     added = layer.join_heads(graph.op("Mul", apart, skipped))
     summed = graph.op("Add", attended, added)
-    gated = graph.op("Mul", summed, graph.activation(gate, "silu"))
-    normed = _norm_groups(layer, gated, f"{name}.norm.weight", groups)
-    return graph.linear(normed, [f"{name}.out_proj"])
+    factor, scale = graph.activation(gate, "silu"), f"{name}.norm.weight"
+    has_norm = scale in graph.weights  # most models of Falcon-H1 have none
+    if has_norm and getattr(config, "mamba_norm_before_gate", False):
+        gated = graph.op("Mul", _norm_groups(layer, summed, scale, groups), factor)
+    else:
+        gated = graph.op("Mul", summed, factor)
+        gated = _norm_groups(layer, gated, scale, groups) if has_norm else gated
+    return graph.linear(gated, [f"{name}.out_proj"])
 
 
 def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, groups: int) -> Value:

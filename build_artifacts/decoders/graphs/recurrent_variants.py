@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, PROBABILITIES, SIGMOIDS
 from build_artifacts.decoders.graphs.experts import Experts
@@ -14,9 +16,10 @@ from build_artifacts.decoders.graphs.recurrent_layers import (
     apply_mamba2,
     apply_short_convolution,
 )
-from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
+from build_artifacts.decoders.graphs.rope_decoder import Factors, RopeDecoder
 from build_artifacts.decoders.graphs.rope_variants import fuse_gate
-from build_artifacts.decoders.graphs.weights import FusedModule
+from build_artifacts.decoders.graphs.weights import FusedModule, RowFactors
+from build_artifacts.types import FloatArray
 
 
 def _gated_queries(config: TransformersConfig) -> list[FusedModule]:
@@ -41,6 +44,35 @@ def _qwen3_next_modules(config: TransformersConfig) -> list[FusedModule]:
     ]
 
 
+def _falcon_factors(config: TransformersConfig) -> RowFactors:
+    """Return the multipliers of Falcon-H1, moved into the weights of linear layers.
+
+    A linear layer whose input is multiplied has no such factor of its bias.
+    """
+    gate, down = config.mlp_multipliers
+    source, key = config.attention_in_multiplier, config.key_multiplier
+    states = config.mamba_n_groups * config.mamba_d_state
+    width = config.mamba_n_heads * config.mamba_d_head
+    sizes = (width, width, states, states, config.mamba_n_heads)
+    inputs = np.repeat(np.asarray(config.ssm_multipliers, np.float32), sizes)
+    return {
+        "self_attn.q_proj.weight": source,
+        "self_attn.k_proj.weight": source * key,
+        "self_attn.k_proj.bias": key,
+        "self_attn.v_proj.weight": source,
+        "mamba.in_proj.weight": inputs * np.float32(config.ssm_in_multiplier),
+        "mamba.in_proj.bias": inputs,
+        **_scale_module("self_attn.o_proj", config.attention_out_multiplier),
+        **_scale_module("mamba.out_proj", config.ssm_out_multiplier),
+        **_scale_module("mlp.gate_proj", gate),
+        **_scale_module("mlp.down_proj", down),
+    }
+
+
+def _scale_module(name: str, factor: float) -> dict[str, float | FloatArray]:
+    return {f"{name}.weight": factor, f"{name}.bias": factor}
+
+
 def _has_positions(config: TransformersConfig, _: int) -> bool:
     return bool(config.position_embedding_type == "rope")
 
@@ -63,6 +95,20 @@ def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelG
     return variant(config, checkpoint)
 
 
+FALCON_H1 = RopeDecoder(
+    recurrent=apply_mamba2,
+    has_both=True,
+    factors=Factors(
+        embeddings=lambda config: config.embedding_multiplier,
+        logits=lambda config: config.lm_head_multiplier,
+    ),
+    weight_factors=_falcon_factors,
+    renames=(
+        ("final_layernorm", "norm"),
+        ("pre_ff_layernorm", "post_attention_layernorm"),
+        ("feed_forward", "mlp"),
+    ),
+)
 LFM2 = RopeDecoder(
     epsilon="norm_eps",
     query_norm="each head",

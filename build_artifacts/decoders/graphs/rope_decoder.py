@@ -37,7 +37,12 @@ from build_artifacts.decoders.graphs.kv_inputs import (
 )
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
-from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
+from build_artifacts.decoders.graphs.weights import (
+    CheckpointWeights,
+    FusedModule,
+    Renames,
+    RowFactors,
+)
 from build_artifacts.decoders.graphs.xielu import apply_xielu
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
@@ -108,7 +113,10 @@ class RopeDecoder:
     has_sinks: bool = False  # whether each head has a score for attention to no token
     has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
+    # Whether layers have both attention and the recurrent module, whose results are added.
+    has_both: bool = False
     factors: Factors = Factors()
+    weight_factors: Callable[[TransformersConfig], RowFactors] | None = None
     limits: Limits = Limits()
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
@@ -129,7 +137,10 @@ class RopeDecoder:
                     hint="use a model of this architecture without it",
                 )
         fused = () if self.fused is None else self.fused(config)
-        weights = CheckpointWeights(checkpoint, self.base, renames=self.renames, fused=fused)
+        factors = {} if self.weight_factors is None else self.weight_factors(config)
+        weights = CheckpointWeights(
+            checkpoint, self.base, renames=self.renames, fused=fused, factors=factors
+        )
         return _DecoderBuilder(self, config, weights, ReferenceRope(checkpoint)).build()
 
 
@@ -200,12 +211,16 @@ class _DecoderBuilder:
         return graph.op("Add", summed, self._scale(computed, factor))
 
     def _attention_or_recurrence(self, number: int, hidden: Value) -> Value:
-        if number in self._attention_layers:
+        has_attention, has_both = number in self._attention_layers, self._variant.has_both
+        if has_attention and not has_both:
             return self._attention(number, hidden)
         apply = self._variant.recurrent
         assert apply is not None, "bug: a layer without attention in a variant that has none"
         layer = RecurrentLayer(self._graph, self._config, f"layers.{number}", number)
-        return apply(layer, hidden)
+        computed = apply(layer, hidden)
+        if has_both:
+            computed = self._graph.op("Add", computed, self._attention(number, hidden))
+        return computed
 
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, shape = self._graph, self._variant, self._shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -15,6 +15,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
 
 Side = Literal["encoder", "decoder"]
+# Factors of tensors by the ends of their names: one for all rows, or one for each row.
+RowFactors = Mapping[str, float | FloatArray]
 # Pairs of a part of a name in a checkpoint and its replacement.
 Renames = Sequence[tuple[str, str]]
 
@@ -67,8 +69,8 @@ class CheckpointWeights:
     """Tensors by name, as fp32.
 
     In a checkpoint of a model with a task head, the names start with `base`, such as "model.". This
-    class removes that prefix. It applies `renames`, and makes the parts of `fused` modules readable
-    under their own names.
+    class removes that prefix. It applies `renames`, makes the parts of `fused` modules readable
+    under their own names, and multiplies tensors by `factors`.
     """
 
     def __init__(
@@ -78,10 +80,12 @@ class CheckpointWeights:
         *,
         renames: Renames = (),
         fused: Sequence[FusedModule] = (),
+        factors: Mapping[str, float | FloatArray] = {},
     ) -> None:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
+        self._factors = factors
         self._tensors: dict[str, _StoredTensor] = {}
         for path in _files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
@@ -116,7 +120,11 @@ class CheckpointWeights:
 
     def read(self, name: str) -> FloatArray:
         """Return a copy of the tensor. Raises UnsupportedModel when it is missing."""
-        return self.read_stored(name).astype(np.float32, copy=False)
+        values: FloatArray = self.read_stored(name).astype(np.float32, copy=False)
+        for end, factors in self._factors.items():
+            if name.endswith(end):
+                return (values.T * np.asarray(factors, np.float32)).T
+        return values
 
     def read_stored(self, name: str) -> NDArray[np.generic]:
         """Return a copy of the tensor with its own type.

@@ -86,6 +86,21 @@ def test_exported_family_matches_transformers(architecture: str, tmp_path: Path)
         ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
         ("Qwen3NextForCausalLM", {"linear_num_key_heads": 4, "attention_bias": True}),
         ("Qwen3NextForCausalLM", {"norm_topk_prob": False, "decoder_sparse_step": 2}),
+        (
+            "FalconH1ForCausalLM",
+            {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "projectors_bias": True,
+                "mamba_proj_bias": True,
+                "mamba_conv_bias": False,
+            },
+        ),
+        (
+            "FalconH1ForCausalLM",
+            {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
+        ),
+        ("FalconH1ForCausalLM", {"mamba_rms_norm": True, "mamba_n_groups": 2}),
         ("OlmoForCausalLM", {"clip_qkv": None, "attention_bias": True}),
         # The attention leaves RoPE of such heads to a node before it.
         ("OlmoForCausalLM", {"hidden_size": 160}),
