@@ -11,7 +11,8 @@ from build_artifacts.decoders.graphs.config_flags import (
     has_window_if_any,
 )
 from build_artifacts.decoders.graphs.experts import Experts
-from build_artifacts.decoders.graphs.rope_decoder import Factors, LayerNorms, RopeDecoder
+from build_artifacts.decoders.graphs.layer_options import Factors, LayerNorms
+from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
 from build_artifacts.decoders.graphs.rope_variants import GRANITE_FACTORS, HUNYUAN, OLMO2, QWEN3
 from build_artifacts.decoders.graphs.weights import FusedModule
 

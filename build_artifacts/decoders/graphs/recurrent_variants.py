@@ -11,12 +11,13 @@ from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, PROBABILITIES, SIGMOIDS
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
+from build_artifacts.decoders.graphs.layer_options import Factors
 from build_artifacts.decoders.graphs.recurrent_layers import (
     apply_gated_delta_net,
     apply_mamba2,
     apply_short_convolution,
 )
-from build_artifacts.decoders.graphs.rope_decoder import Factors, RopeDecoder
+from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
 from build_artifacts.decoders.graphs.rope_variants import fuse_gate
 from build_artifacts.decoders.graphs.weights import FusedModule, RowFactors
 from build_artifacts.types import FloatArray

@@ -35,6 +35,14 @@ from build_artifacts.decoders.graphs.kv_inputs import (
     ModelGraphs,
     SelfAttentionInputs,
 )
+from build_artifacts.decoders.graphs.layer_options import (
+    NO_FACTORS,
+    NO_LIMITS,
+    PRE_NORMS,
+    Factors,
+    LayerNorms,
+    Limits,
+)
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
 from build_artifacts.decoders.graphs.weights import (
@@ -46,48 +54,7 @@ from build_artifacts.decoders.graphs.weights import (
 from build_artifacts.decoders.graphs.xielu import apply_xielu
 from build_artifacts.decoders.reference_rope import ReferenceRope
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.types import FloatArray
 from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorms:
-    """Norms of a layer: modules before and after its attention and its MLP, None without a norm."""
-
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_mlp: str | None = "post_attention_layernorm"
-    after_mlp: str | None = None
-
-
-POST_NORMS = LayerNorms(
-    before_attention=None,
-    after_attention="post_attention_layernorm",
-    before_mlp=None,
-    after_mlp="post_feedforward_layernorm",
-)
-SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
-    """Factors that the config of a variant has, None without a factor."""
-
-    embeddings: ConfigFactor | None = None
-    scores: ConfigFactor | None = None  # of the attention; None: 1 / sqrt(head size)
-    layers: ConfigFactor | None = None  # of what attention and MLP add to their input
-    logits: ConfigFactor | None = None
-    # Of queries, by their positions [P]: [P]. Raises UnsupportedModel.
-    queries: Callable[[TransformersConfig, NDArray[np.int64]], FloatArray] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Config fields with limits, None without one. The value of a field may be None, too."""
-
-    projections: str | None = None  # of queries, keys and values, which are clipped
-    scores: str | None = None  # of the attention; it and the next one are soft caps
-    logits: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +64,7 @@ class RopeDecoder:
     # Kind of all norms. The weights of "offset rms" are added to 1. A "unit" norm has no weights.
     norm: Literal["rms", "offset rms", "unit rms", "layer", "unit layer"] = "rms"
     epsilon: str | float = "rms_norm_eps"  # of all norms: a config field, or the value
-    norms: LayerNorms = LayerNorms()
+    norms: LayerNorms = PRE_NORMS
     embeddings_norm: str | None = None  # norm before the first layer
     # Norms of queries and keys, over all heads or over each of them.
     query_norm: Literal["all heads", "each head"] | None = None
@@ -115,9 +82,9 @@ class RopeDecoder:
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
     # Whether layers have both attention and the recurrent module, whose results are added.
     has_both: bool = False
-    factors: Factors = Factors()
+    factors: Factors = NO_FACTORS
     weight_factors: Callable[[TransformersConfig], RowFactors] | None = None
-    limits: Limits = Limits()
+    limits: Limits = NO_LIMITS
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
     renames: Renames = ()

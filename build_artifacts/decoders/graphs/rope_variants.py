@@ -16,14 +16,15 @@ from build_artifacts.decoders.graphs.config_flags import (
     has_window_if_any,
 )
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
-from build_artifacts.decoders.graphs.rope_decoder import (
+from build_artifacts.decoders.graphs.layer_options import (
     POST_NORMS,
+    PRE_NORMS,
     SHARED_NORM,
     Factors,
     LayerNorms,
     Limits,
-    RopeDecoder,
 )
+from build_artifacts.decoders.graphs.rope_decoder import RopeDecoder
 from build_artifacts.decoders.graphs.weights import FusedModule
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
@@ -191,5 +192,5 @@ _HYPERCLOVAX = RopeDecoder(
 def build_hyperclovax(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
     """Build the graph of HyperCLOVA X, which has norms after attention and MLP or none."""
     post_norms = LayerNorms(after_attention="post_norm1", after_mlp="post_norm2")
-    norms = post_norms if config.use_post_norm else LayerNorms()
+    norms = post_norms if config.use_post_norm else PRE_NORMS
     return replace(_HYPERCLOVAX, norms=norms)(config, checkpoint)
