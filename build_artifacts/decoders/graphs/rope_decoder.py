@@ -83,6 +83,7 @@ class RopeDecoder:
     # Whether layers have both attention and the recurrent module, whose results are added.
     has_both: bool = False
     factors: Factors = NO_FACTORS
+    # Factors that linear layers absorb in the graph.
     weight_factors: Callable[[TransformersConfig], RowFactors] | None = None
     limits: Limits = NO_LIMITS
     experts: Experts | None = None  # None: layers have an MLP each
