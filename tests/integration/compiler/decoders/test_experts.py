@@ -9,20 +9,19 @@ from typing import Any
 
 import onnx
 import pytest
-from numpy.linalg import norm
 from safetensors.numpy import load_file, save_file
 
 from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_FP16, DECODER_INT4, DECODER_INT8_BLOCKS
 from build_artifacts.recipes import DECODER_FP32
-from build_artifacts.types import FloatArray
 from deployments.engines.decoder import DecoderSpec
 from tests.integration.compiler.decoders.test_families import (
     check_export,
     check_logits,
     compute_logits,
     export_graph,
+    mean_cosine,
     quantize,
     run_graph,
 )
@@ -35,11 +34,6 @@ PHI_ROPE = {
     "long_mscale": 1.5, "original_max_position_embeddings": 100,
     "short_factor": [1 + channel / 9 for channel in range(32)], "long_factor": [2.0] * 32,
 }  # fmt: skip
-
-
-def mean_cosine(found: FloatArray, expected: FloatArray) -> float:
-    norms = norm(found, axis=1) * norm(expected, axis=1)
-    return float(((found * expected).sum(axis=1) / norms).mean())
 
 
 def count_operators(spec: DecoderSpec) -> Counter[str]:
