@@ -24,7 +24,12 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
     unreadable_source,
 )
-from build_artifacts.checkpoints.recurrent_states import count_state_values, has_known_states
+from build_artifacts.checkpoints.recurrent_states import (
+    HYBRID_LAYER,
+    count_state_values,
+    has_hybrid_layers,
+    has_known_states,
+)
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
 from deployments.artifacts.manifest import (
@@ -62,7 +67,12 @@ GRAPH_BUILDERS = (
     "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM",
     "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
-    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
+    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", "Ministral3ForCausalLM",
+    "MinistralForCausalLM", "OlmoForCausalLM", "ApertusForCausalLM", "VaultGemmaForCausalLM",
+    "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
+    "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
+    "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
+    "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.
@@ -121,6 +131,8 @@ def check_decoder(config: TransformersConfig) -> None:
             hint=f"supported: {', '.join(SUPPORTED)}",
         )
     known = {LOCAL_LAYER, GLOBAL_LAYER, *(RECURRENT_LAYERS if has_known_states(config) else ())}
+    if has_hybrid_layers(config):
+        known.add(HYBRID_LAYER)
     other = set(getattr(config, "layer_types", None) or ()) - known
     if other:
         raise UnsupportedModel(

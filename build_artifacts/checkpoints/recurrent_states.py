@@ -7,16 +7,24 @@ from collections.abc import Callable, Mapping
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from deployments.engines.pytorch.layer_types import list_attention_layers
 
+HYBRID_LAYER = "hybrid"  # value of `layer_types`
+
 
 def count_state_values(config: TransformersConfig) -> int:
     """Return the number of values that all recurrent states of one text have together."""
-    layers: int = config.num_hidden_layers - len(list_attention_layers(config))
+    attention = 0 if has_hybrid_layers(config) else len(list_attention_layers(config))
+    layers: int = config.num_hidden_layers - attention
     return layers * _VALUES_PER_LAYER[config.model_type](config) if layers else 0
 
 
 def has_known_states(config: TransformersConfig) -> bool:
     """Return whether layers of this model may have recurrent states."""
     return config.model_type in _VALUES_PER_LAYER
+
+
+def has_hybrid_layers(config: TransformersConfig) -> bool:
+    """Return whether all layers of this model have both attention and a recurrent state."""
+    return bool(config.model_type == "falcon_h1")
 
 
 def _short_convolution(config: TransformersConfig) -> int:
@@ -39,7 +47,9 @@ def _mamba2(config: TransformersConfig) -> int:
 _VALUES_PER_LAYER: Mapping[str, Callable[[TransformersConfig], int]] = {
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,
+    "qwen3_next": _gated_delta_net,
     "qwen3_5_text": _gated_delta_net,
     "qwen3_5_moe_text": _gated_delta_net,
     "granitemoehybrid": _mamba2,
+    "falcon_h1": _mamba2,
 }

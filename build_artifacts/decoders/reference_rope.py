@@ -38,6 +38,11 @@ class ReferenceRope:
         modules = (getattr(base, name, None) for name in _MODULES)
         module: Any = next((each for each in modules if each is not None), None)
         self._module: Any = None if module is None else type(module)(config=base.config)
+        # Granite SWA has a module for each base of the angles.
+        self._by_base: Mapping[str, Any] = {
+            _describe_base(each.config.rope_parameters["rope_theta"]): type(each)(each.config)
+            for each in getattr(base, "rotary_embs", ())
+        }
         # GPT-J and CodeGen have a function instead, for sines followed by cosines, [P, D].
         self._compute: Any = None
         if module is None:
@@ -45,13 +50,18 @@ class ReferenceRope:
         self._by_kind = module is not None and "layer_type" in signature(module.forward).parameters
 
     def kind(self, layer: int) -> str | None:
-        """Return the layer type that selects RoPE parameters; None when all layers share them."""
+        """Return what selects the RoPE of a layer; None when all layers share it.
+
+        This is the layer type or, with bases by layer, the base, "0.0" without RoPE.
+        """
+        if self._by_base:
+            return _describe_base(self._config.layer_rope_theta[layer])
         return str(self._config.layer_types[layer]) if self._by_kind else None
 
     def rope_type(self, kind: str | None) -> str:
-        """Return the `rope_type` in the config for a layer type; "default" if it states none."""
+        """Return the `rope_type` in the config for a kind; "default" if it states none."""
         said: Mapping[str, Any] = getattr(self._config, "rope_parameters", None) or {}
-        own = said if kind is None else said.get(kind) or {}
+        own = said if kind is None or self._by_base else said.get(kind) or {}
         return str(own.get("rope_type", "default"))
 
     def compute_tables(self, kind: str | None, positions: NDArray[np.int64]) -> RopeTables:
@@ -62,11 +72,16 @@ class ReferenceRope:
             table = self._compute(int(positions.max()) + 1, self._config.rotary_dim).numpy()
             sines, cosines = np.split(table[positions], 2, axis=1)
             return cosines, sines
-        how = {} if kind is None else {"layer_type": kind}
+        how = {"layer_type": kind} if self._by_kind else {}
+        module = self._by_base[str(kind)] if self._by_base else self._module
         with torch.inference_mode():
-            tables = self._module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
+            tables = module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
         cosines, sines = (_drop_repeats(table[0].numpy()) for table in tables)
         return cosines, sines
+
+
+def _describe_base(base: float) -> str:
+    return str(float(base))
 
 
 def _drop_repeats(table: FloatArray) -> FloatArray:

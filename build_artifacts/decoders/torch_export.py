@@ -197,8 +197,12 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
     """
     rope = getattr(model.config, "rope_parameters", None) or {}
     kinds = [rope, *(own for own in rope.values() if isinstance(own, dict))]  # by layer type
-    # With `alpha`, HunYuan's dynamic type has one table for all lengths.
-    if any(each.get("rope_type") == "dynamic" and not each.get("alpha") for each in kinds):
+    # With `alpha`, HunYuan's dynamic type has one table for all lengths. Phi-3.5-MoE selects one of
+    # two factors by the longest text of a batch, outside the GPU.
+    if any(
+        "short_mscale" in each or (each.get("rope_type") == "dynamic" and not each.get("alpha"))
+        for each in kinds
+    ):
         raise UnsupportedModel(
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
             hint="use its ONNX graphs",

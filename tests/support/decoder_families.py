@@ -24,9 +24,14 @@ ROUTED_EXPERTS = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
     "routed_scaling_factor": 1.5,
 }  # fmt: skip
-GRANITE_EXPERTS = {
-    "num_local_experts": 8, "num_experts_per_tok": 3, "embedding_multiplier": 12.0,
-    "attention_multiplier": 0.1, "residual_multiplier": 0.25, "logits_scaling": 4.0,
+GRANITE = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.1, "residual_multiplier": 0.25,
+    "logits_scaling": 4.0,
+}  # fmt: skip
+GRANITE_EXPERTS = GRANITE | {"num_local_experts": 8, "num_experts_per_tok": 3}
+GRANITE_LAYERS = {
+    "num_hidden_layers": 3, "sliding_window": WINDOW, "layer_rope_theta": [1e4, 0, 50],
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
 }  # fmt: skip
 DELTA_NET = {
     "num_hidden_layers": 3, "layer_types": [
@@ -47,11 +52,21 @@ FALCON_RW = {
     "alibi": True, "multi_query": False, "parallel_attn": False, "bias": True,
     "num_attention_heads": 12, "hidden_size": 192,  # slopes that bf16 does not represent
 }  # fmt: skip
+# Texts of the tests reach the third multiple of the original context.
+MINISTRAL_ROPE = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 30,
+    "llama_4_scaling_beta": 0.5,
+}  # fmt: skip
+LLAMA3_ROPE = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0, "original_max_position_embeddings": WINDOW,
+}  # fmt: skip
 # Architectures that torch engines do not run: their OWN values include recurrent layers, or their
 # layers differ in KV caches.
 CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
-    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
+    "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -133,6 +148,39 @@ OWN: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW,
         "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 300,
         "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+    "FalconH1ForCausalLM": {
+        "mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 32, "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.25, "mlp_multipliers": [1.5, 0.5], "key_multiplier": 0.6,
+        "attention_in_multiplier": 1.25, "attention_out_multiplier": 0.75, "ssm_in_multiplier": 0.8,
+        "ssm_out_multiplier": 1.2, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.6]},
+    "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
+    "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
+        "sliding_attention", "full_attention"]},
+    "Ministral3ForCausalLM": {"head_dim": 32, "rope_parameters": MINISTRAL_ROPE},
+    "OlmoForCausalLM": {"clip_qkv": 0.5},
+    "VaultGemmaForCausalLM": {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": WINDOW,
+        "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},
+    "CwmForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
+        "full_attention", "sliding_attention"], "rope_parameters": LLAMA3_ROPE},
+    "ApertusForCausalLM": {"rope_parameters": LLAMA3_ROPE},
+    "NanoChatForCausalLM": {"final_logit_softcapping": 5.0},
+    "PersimmonForCausalLM": {},
+    "HyperCLOVAXForCausalLM": GRANITE | {"head_dim": 32, "logits_scaling": 0.25},
+    "GraniteSWAForCausalLM": GRANITE | GRANITE_LAYERS,
+    "GraniteMoeSWAForCausalLM": GRANITE_EXPERTS | GRANITE_LAYERS | {"shared_intermediate_size": 64},
+    "PhimoeForCausalLM": {"num_local_experts": 8, "router_jitter_noise": 0.1, "lm_head_bias": True,
+        "attention_bias": True, "sliding_window": WINDOW},
+    "ExaoneMoeForCausalLM": EXPERTS | {
+        "head_dim": 32, "moe_intermediate_size": 64, "sliding_window": WINDOW, "layer_types": [
+            "sliding_attention", "full_attention"]},
+    "SolarOpenForCausalLM": ROUTED_EXPERTS | {"head_dim": 32},
+    "MiniMaxM2ForCausalLM": {"num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 32,
+        "intermediate_size": 64, "rotary_dim": 16},
+    "AfmoeForCausalLM": EXPERTS | {
+        "num_hidden_layers": 3, "head_dim": 32, "moe_intermediate_size": 64, "route_scale": 1.5,
+        "mup_enabled": True, "sliding_window": WINDOW, "layer_types": [
+            "sliding_attention", "full_attention", "sliding_attention"]},
     "HunYuanMoEV1ForCausalLM": {"num_experts": 8, "moe_topk": [3, 2], "head_dim": 32,
         "rope_parameters": {
             "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 1000.0, "factor": 1.0}},
@@ -166,3 +214,5 @@ def randomize(model: Any) -> None:
                 buffer.normal_(std=0.1)
             elif name.endswith("layer_scalar"):  # one in a new model
                 buffer.uniform_(0.5, 1.5)
+            elif name.endswith("act_fn.beta"):  # 0.5 in every layer of a new model
+                buffer.add_(torch.rand_like(buffer), alpha=0.5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from deployments.engines.pytorch.layer_types import read_windows
 
 ConfigFlag = Callable[[TransformersConfig], bool]
 ConfigFactor = Callable[[TransformersConfig], float]
@@ -14,7 +15,7 @@ LayerFactor = Callable[[TransformersConfig, int], float]
 
 # Activations that configs do not declare, by model type, and fields of those that do.
 _ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu", "bloom": "gelu_pytorch_tanh", "mpt": "gelu"}
-_ACTIVATION_FIELDS = ("hidden_act", "activation_function", "activation")
+_ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 
 def read_activation(config: TransformersConfig) -> str:
@@ -40,3 +41,15 @@ def everywhere(_: TransformersConfig, __: int) -> bool:
 
 def nowhere(_: TransformersConfig, __: int) -> bool:
     return False
+
+
+def has_window(config: TransformersConfig, layer: int) -> bool:
+    return read_windows(config)[layer] is not None
+
+
+def has_window_if_any(config: TransformersConfig, layer: int) -> bool:
+    return config.sliding_window is None or has_window(config, layer)
+
+
+def has_base(config: TransformersConfig, layer: int) -> bool:
+    return bool(config.layer_rope_theta[layer])  # 0 for layers without RoPE

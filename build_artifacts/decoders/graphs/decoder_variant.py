@@ -6,11 +6,13 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
@@ -21,7 +23,6 @@ from build_artifacts.decoders.graphs.alibi import BuildBias
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
     ConfigFlag,
-    LayerFactor,
     LayerFlag,
     always,
     everywhere,
@@ -37,64 +38,38 @@ from build_artifacts.decoders.graphs.kv_inputs import (
     ModelGraphs,
     SelfAttentionInputs,
 )
-from build_artifacts.decoders.graphs.layer_ropes import LayerRopes
+from build_artifacts.decoders.graphs.layer_options import (
+    NO_FACTORS,
+    NO_LIMITS,
+    PRE_NORMS,
+    Factors,
+    LayerNorms,
+    Limits,
+    TokenPositions,
+)
+from build_artifacts.decoders.graphs.layer_ropes import LayerRopes, list_positions
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
-from build_artifacts.decoders.graphs.weights import CheckpointWeights, FusedModule, Renames
-from build_artifacts.errors import UnsupportedModel
-from build_artifacts.types import FloatArray
-from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerNorms:
-    """Norms of a layer: modules before and after its attention and its MLP, None without a norm."""
-
-    before_attention: str | None = "input_layernorm"
-    after_attention: str | None = None
-    before_mlp: str | None = "post_attention_layernorm"
-    after_mlp: str | None = None
-    # Whether the norms "after" apply to the sum with the input, instead of what is added to it.
-    after_sums: bool = False
-
-
-POST_NORMS = LayerNorms(
-    before_attention=None,
-    after_attention="post_attention_layernorm",
-    before_mlp=None,
-    after_mlp="post_feedforward_layernorm",
+from build_artifacts.decoders.graphs.weights import (
+    CheckpointWeights,
+    FusedModule,
+    Renames,
+    RowFactors,
 )
-SHARED_NORM = LayerNorms(before_mlp="input_layernorm")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenPositions:
-    """Table of positions, whose rows are added to the embeddings of the tokens."""
-
-    first: int = 0  # row of the first token
-    # Computes the table, [rows, D]. None: the checkpoint has it.
-    compute: Callable[[TransformersConfig], FloatArray] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Factors:
-    """Factors that the config of a variant has, None without a factor."""
-
-    embeddings: ConfigFactor | None = None
-    scores: LayerFactor | None = None  # of the attention; None: 1 / sqrt(head size)
-    layers: ConfigFactor | None = None  # of what attention and MLP add to their input
-    logits: ConfigFactor | None = None
+from build_artifacts.decoders.graphs.xielu import apply_xielu
+from build_artifacts.errors import UnsupportedModel
+from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderVariant:
     """Differences of an architecture to Llama. A call builds the graph of a checkpoint."""
 
-    # Kind of all norms. The weights of "offset rms" are added to 1.
-    norm: Literal["rms", "offset rms", "layer"] = "rms"
+    # Kind of all norms. The weights of "offset rms" are added to 1. A "unit" norm has no weights.
+    norm: Literal["rms", "offset rms", "unit rms", "layer", "unit layer"] = "rms"
     # Config field with the epsilon of all norms, or the epsilon itself.
     epsilon: str | float = "rms_norm_eps"
-    norms: LayerNorms = LayerNorms()
+    norms: LayerNorms = PRE_NORMS
     has_embeddings_norm: bool = False  # whether a norm precedes the first layer
     has_last_norm: ConfigFlag = always  # whether a norm follows the last layer
     # Norms of queries and keys, over all heads or over each of them.
@@ -107,6 +82,7 @@ class DecoderVariant:
     gated: bool = True  # whether the MLP multiplies by a gate
     has_rope: LayerFlag = everywhere
     interleaved: bool = False  # whether RoPE pairs neighboring channels, instead of the halves
+    turns_back: bool = False  # whether RoPE rotates pairs in the opposite direction
     alibi: BuildBias | None = None  # builds a bias of the scores that depends on the positions
     positions: TokenPositions | None = None
     # Whether embeddings have another size than layers, so that linear layers project both ways.
@@ -114,11 +90,16 @@ class DecoderVariant:
     has_sinks: bool = False  # whether each head has a score for attention to no token
     has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
-    factors: Factors = Factors()
+    # Whether layers have both attention and the recurrent module, whose results are added.
+    has_both: bool = False
+    factors: Factors = NO_FACTORS
+    # Factors that linear layers absorb in the graph.
+    weight_factors: Callable[[TransformersConfig], RowFactors] | None = None
+    limits: Limits = NO_LIMITS
     experts: Experts | None = None  # None: layers have an MLP each
     base: str = "model."
     renames: Renames = ()
-    fused: Callable[[TransformersConfig], FusedModule] | None = None
+    fused: Callable[[TransformersConfig], Sequence[FusedModule]] | None = None
     transposed: tuple[str, ...] = ()  # modules whose weights checkpoints have as [in, out]
     # Config fields and their only supported values. None, false and 0 are the same.
     only: Mapping[str, object] = field(default_factory=dict)
@@ -137,13 +118,13 @@ class DecoderVariant:
                     f"value {json.dumps(value)}",
                     hint=f"use a model of this architecture with the value {json.dumps(only)}",
                 )
-        fused = [] if self.fused is None else [self.fused(config)]
         weights = CheckpointWeights(
             checkpoint,
             self.base,
             renames=self.renames,
-            fused=fused,
+            fused=() if self.fused is None else self.fused(config),
             transposed=self.transposed,
+            factors={} if self.weight_factors is None else self.weight_factors(config),
         )
         return _DecoderBuilder(self, config, weights, checkpoint).build()
 
@@ -163,9 +144,16 @@ class _DecoderBuilder:
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
         self._attention_layers = list_attention_layers(config)
-        self._ropes = LayerRopes(self._graph, config, checkpoint, interleaved=variant.interleaved)
+        self._ropes = LayerRopes(
+            self._graph,
+            config,
+            checkpoint,
+            interleaved=variant.interleaved,
+            turns_back=variant.turns_back,
+        )
         self._is_parallel = variant.parallel(config)
         self._query_norm = variant.query_norm if variant.has_query_norm(config) else None
+        self._query_factors = self._read_query_factors()
         self._shape = HeadShape(
             config.num_attention_heads,
             read_head_size(config),
@@ -192,6 +180,8 @@ class _DecoderBuilder:
         if "lm_head.bias" in graph.weights:
             logits = graph.op("Add", logits, graph.stored("lm_head.bias"))
         logits = self._scale(logits, factors.logits)
+        if (cap := self._read_limit(self._variant.limits.logits)) is not None:
+            logits = graph.soft_cap(logits, cap)
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(
             decoder=graph,
@@ -244,12 +234,16 @@ class _DecoderBuilder:
         return self._optional_norm(summed, layer, norm) if variant.norms.after_sums else summed
 
     def _attention_or_recurrence(self, number: int, hidden: Value) -> Value:
-        if number in self._attention_layers:
+        has_attention, has_both = number in self._attention_layers, self._variant.has_both
+        if has_attention and not has_both:
             return self._attention(number, hidden)
         apply = self._variant.recurrent
         assert apply is not None, "bug: a layer without attention in a variant that has none"
         layer = RecurrentLayer(self._graph, self._config, f"layers.{number}", number)
-        return apply(layer, hidden)
+        computed = apply(layer, hidden)
+        if has_both:
+            computed = self._graph.op("Add", computed, self._attention(number, hidden))
+        return computed
 
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, shape = self._graph, self._variant, self._layer_shape(number)
@@ -258,23 +252,38 @@ class _DecoderBuilder:
         outside, inside = None, rope  # what precedes the attention node, and what it applies itself
         if rope and (variant.rope_before_norm or not rope.fits_attention(shape)):
             outside, inside = rope, None
-        if self._query_norm is None and outside is None:
-            parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
+        if self._query_norm is None and outside is None and self._query_factors is None:
+            parts = [self._clip(graph.linear(hidden, modules, label=f"{name}.qkv_proj"))]
         else:
-            query, key, value = (graph.linear(hidden, [module]) for module in modules)
+            query, key, value = (self._clip(graph.linear(hidden, [module])) for module in modules)
             parts = [
                 self._norm_and_rope(query, f"{name}.q_norm", shape.heads, outside),
                 self._norm_and_rope(key, f"{name}.k_norm", shape.kv_heads, outside),
                 value,
             ]
+            if self._query_factors is not None:
+                parts[0] = graph.op("Mul", parts[0], self._query_factors)
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
-        options = AttentionOptions(self._bias, inside, self._windows[number], sinks)
+        softcap = self._read_limit(variant.limits.scores)
+        options = AttentionOptions(self._bias, inside, self._windows[number], sinks, softcap)
         cached = self._attention_layers.index(number)
         attended = self._inputs.attend(cached, parts, shape, options)
         if variant.has_output_gate:
             gate = graph.op("Sigmoid", graph.linear(hidden, [f"{name}.output_gate"]))
             attended = graph.op("Mul", attended, gate)
         return graph.linear(attended, [f"{name}.o_proj"])
+
+    def _read_query_factors(self) -> Value | None:
+        """Read the factors of the queries at the positions of all tokens, [B, T, 1]."""
+        compute, graph = self._variant.factors.queries, self._graph
+        if compute is None:
+            return None
+        # A table, because operators such as Log may round differently for other numbers of tokens.
+        table = compute(self._config, list_positions(self._config))
+        # Quantizers replace matrices only, so the table has one axis.
+        by_position = graph.tensor("query_factors", table)
+        factors = graph.op("Gather", by_position, self._inputs.positions())
+        return graph.op("Unsqueeze", factors, graph.constant([-1]))
 
     def _layer_shape(self, number: int) -> HeadShape:
         factor = self._variant.factors.scores
@@ -300,7 +309,8 @@ class _DecoderBuilder:
             return self._norm(value, module)
         graph = self._graph
         apart = graph.op("Reshape", value, graph.constant([0, 0, heads, self._shape.size]))
-        return graph.op("Reshape", self._norm(apart, module), graph.constant([0, 0, -1]))
+        normed = self._norm(apart, module, self._shape.size)
+        return graph.op("Reshape", normed, graph.constant([0, 0, -1]))
 
     def _layer_rope(self, number: int) -> LayerRope | None:
         if not self._variant.has_rope(self._config, number):
@@ -325,7 +335,11 @@ class _DecoderBuilder:
     def _mlp(self, name: str, hidden: Value) -> Value:
         graph, activation = self._graph, read_activation(self._config)
         if not self._variant.gated:
-            inner = graph.activation(graph.linear(hidden, [f"{name}.up_proj"]), activation)
+            inner = graph.linear(hidden, [f"{name}.up_proj"])
+            if activation == "xielu":
+                inner = apply_xielu(graph, inner, f"{name}.act_fn")
+            else:
+                inner = graph.activation(inner, activation)
         else:
             gate = graph.activation(graph.linear(hidden, [f"{name}.gate_proj"]), activation)
             inner = graph.op("Mul", gate, graph.linear(hidden, [f"{name}.up_proj"]))
@@ -336,19 +350,37 @@ class _DecoderBuilder:
             return value
         return self._graph.op("Mul", value, self._graph.constant(float(factor(self._config))))
 
+    def _read_limit(self, field: str | None) -> float | None:
+        """Return the limit in a config field, None without one."""
+        limit = None if field is None else getattr(self._config, field)
+        return None if limit is None else float(limit)
+
+    def _clip(self, value: Value) -> Value:
+        limit = self._read_limit(self._variant.limits.projections)
+        if limit is None:
+            return value
+        return self._graph.op("Clip", value, *map(self._graph.constant, (-limit, limit)))
+
     def _optional_norm(self, value: Value, layer: str, module: str | None) -> Value:
         return value if module is None else self._norm(value, f"{layer}.{module}")
 
-    def _norm(self, value: Value, module: str) -> Value:
+    def _norm(self, value: Value, module: str, size: int | None = None) -> Value:
+        """Apply a norm over the last axis, with `size` channels (None: the hidden size)."""
+        graph, name, kind = self._graph, f"{module}.weight", self._variant.norm
         epsilon = self._variant.epsilon
         if isinstance(epsilon, str):
             epsilon = getattr(self._config, epsilon)
-        if self._variant.norm == "layer":
-            return self._graph.layer_norm(value, module, epsilon)
-        graph, name = self._graph, f"{module}.weight"
-        if self._variant.norm == "rms":
+        if kind == "layer":
+            return graph.layer_norm(value, module, epsilon)
+        if kind == "rms":
             return graph.rms_norm(value, graph.stored(name), epsilon)
-        scale = graph.weight(
-            f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
-        )
-        return graph.rms_norm(value, scale, epsilon)
+        if kind == "offset rms":
+            scale = graph.weight(
+                f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
+            )
+            return graph.rms_norm(value, scale, epsilon)
+        # Each norm has its own ones, so that a quantizer may smooth its output.
+        ones = graph.tensor(name, np.ones(size or self._config.hidden_size, np.float32))
+        if kind == "unit rms":
+            return graph.rms_norm(value, ones, epsilon)
+        return graph.op("LayerNormalization", value, ones, axis=-1, epsilon=epsilon)

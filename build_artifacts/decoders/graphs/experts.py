@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.block_weights import EXPERTS
 from build_artifacts.decoders.graphs.config_flags import ConfigFlag, always, read_activation
@@ -32,6 +34,10 @@ class Experts:
     corrected: Literal["Softmax", "Sigmoid"] | None = None
     # Config field with a factor of the experts' output, for models that normalize.
     factor: str | None = None
+    # Config field with the noise of the router in training, for Phi-3.5-MoE's selection of two
+    # experts (https://arxiv.org/abs/2409.12136). Experts whose logits are less by a larger share
+    # than twice the noise do not take part in the softmax. None: another selection.
+    noise: str | None = None
     # Whether gate and up projection are clamped and the latter is raised by 1, as in GPT-OSS.
     clamped: bool = False
     transposed: bool = False  # whether tensors with the weights of all experts are [.., in, out]
@@ -88,6 +94,8 @@ class ExpertLayer(NamedTuple):
     @property
     def _selected(self) -> int:
         """Number of experts per token."""
+        if self.experts.noise is not None:
+            return 2  # whatever the config says
         selected: int | list[int] = self.config.num_experts_per_tok  # some configs list the layers
         return selected if isinstance(selected, int) else selected[self.number]
 
@@ -113,6 +121,8 @@ class ExpertLayer(NamedTuple):
         these logits.
         """
         graph, experts = self.graph, self.experts
+        if experts.noise is not None:
+            return self._select_one_by_one(logits)
         if experts.corrected is not None:
             logits = self._correct(graph.op(experts.corrected, logits))
         if not experts.normalized(self.config):
@@ -121,6 +131,27 @@ class ExpertLayer(NamedTuple):
         if experts.factor is not None:
             return logits, graph.constant(float(getattr(self.config, experts.factor)))
         return logits, None
+
+    def _select_one_by_one(self, logits: Value) -> tuple[Value, Value]:
+        """Select the best expert, then the best of the others; do the same as `_route`.
+
+        The weight of each is its share in a softmax of its own.
+        """
+        graph = self.graph
+        limit = graph.constant(2 * float(getattr(self.config, str(self.experts.noise))))
+        lowest, last = graph.constant(-np.inf), graph.constant([-1])
+        left, routed, weights = logits, graph.constant(_NOT_SELECTED), []
+        for _ in range(self._selected):
+            best = graph.op("ReduceMax", left, last, keepdims=1)
+            size = graph.op("Max", graph.op("Abs", logits), best)
+            distance = graph.op("Div", graph.op("Sub", best, logits), size)
+            near = graph.op("Where", graph.op("Greater", distance, limit), lowest, left)
+            is_best = graph.op("Equal", left, best)
+            share = graph.op("ReduceMax", graph.op("LogSoftmax", near, axis=-1), last, keepdims=1)
+            routed = graph.op("Where", is_best, share, routed)
+            weights.append(graph.op("Exp", share))
+            left = graph.op("Where", is_best, lowest, left)
+        return routed, graph.op("Add", *weights)
 
     def _correct(self, scores: Value) -> Value:
         """Select by corrected scores; return logits for the plain scores, [tokens, experts].

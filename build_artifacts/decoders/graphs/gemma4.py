@@ -69,7 +69,7 @@ class _Gemma4Builder:
             states, heads[::-1] if config.tie_word_embeddings else heads
         )
         if (cap := config.final_logit_softcapping) is not None:
-            logits = self._scale(graph.op("Tanh", self._scale(logits, 1 / cap)), cap)
+            logits = graph.soft_cap(logits, float(cap))
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(
             decoder=graph,

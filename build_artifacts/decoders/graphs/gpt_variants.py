@@ -14,14 +14,15 @@ from build_artifacts.decoders.graphs.alibi import (
     build_mpt_bias,
 )
 from build_artifacts.decoders.graphs.config_flags import always, never, nowhere
-from build_artifacts.decoders.graphs.decoder_variant import (
+from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
+from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
+from build_artifacts.decoders.graphs.layer_options import (
+    PRE_NORMS,
     SHARED_NORM,
-    DecoderVariant,
     Factors,
     LayerNorms,
     TokenPositions,
 )
-from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
 from build_artifacts.decoders.graphs.operators import stretched_sinusoids
 from build_artifacts.decoders.graphs.weights import FusedModule
 from build_artifacts.types import FloatArray
@@ -29,19 +30,19 @@ from build_artifacts.types import FloatArray
 _QUERY, _KEY, _VALUE = (f"self_attn.{part}_proj" for part in "qkv")
 
 
-def _join_heads(module: str) -> Callable[[TransformersConfig], FusedModule]:
+def _join_heads(module: str) -> Callable[[TransformersConfig], list[FusedModule]]:
     """Describe a module that has, for each KV head, its query heads, its key and its value."""
 
-    def describe(config: TransformersConfig) -> FusedModule:
+    def describe(config: TransformersConfig) -> list[FusedModule]:
         groups = read_kv_heads(config)
         shares = (config.num_attention_heads // groups, 1, 1)
-        return FusedModule(module, (_QUERY, _KEY, _VALUE), groups, shares)
+        return [FusedModule(module, (_QUERY, _KEY, _VALUE), groups, shares)]
 
     return describe
 
 
-def _gpt2_heads(_: TransformersConfig) -> FusedModule:
-    return FusedModule("self_attn.c_attn", (_QUERY, _KEY, _VALUE))
+def _gpt2_heads(_: TransformersConfig) -> list[FusedModule]:
+    return [FusedModule("self_attn.c_attn", (_QUERY, _KEY, _VALUE))]
 
 
 def _gpt2_scale(config: TransformersConfig, layer: int) -> float:
@@ -52,9 +53,9 @@ def _gpt2_scale(config: TransformersConfig, layer: int) -> float:
     return float(scale / (layer + 1) if by_layer else scale)
 
 
-def _codegen_heads(_: TransformersConfig) -> FusedModule:
+def _codegen_heads(_: TransformersConfig) -> list[FusedModule]:
     """Describe the order in which the weights were split among four devices."""
-    return FusedModule("self_attn.qkv_proj", (_QUERY, _VALUE, _KEY), groups=4)
+    return [FusedModule("self_attn.qkv_proj", (_QUERY, _VALUE, _KEY), groups=4)]
 
 
 def _mpt_scale(config: TransformersConfig, _: int) -> float:
@@ -76,6 +77,10 @@ def _xglm_positions(config: TransformersConfig) -> FloatArray:
 
 def _has_parallel_layers(config: TransformersConfig) -> bool:
     return bool(config.use_parallel_residual)
+
+
+def _has_head_norms(config: TransformersConfig) -> bool:
+    return bool(config.qk_layernorm)
 
 
 def _falcon_is_parallel(config: TransformersConfig) -> bool:
@@ -198,8 +203,9 @@ XGLM = replace(
     only={"add_cross_attention": False},
 )
 _MEGATRON_NAMES = (
-    (".attention.", ".self_attention."),
-    (".self_attention.dense.", ".self_attn.o_proj."),
+    (".attention.", ".self_attn."),
+    (".self_attention.", ".self_attn."),
+    (".self_attn.dense.", ".self_attn.o_proj."),
     (".mlp.dense_h_to_4h.", ".mlp.up_proj."),
     (".mlp.dense_4h_to_h.", ".mlp.down_proj."),
 )
@@ -215,7 +221,21 @@ GPT_NEOX = DecoderVariant(
         (".final_layer_norm.", ".norm."),
         *_MEGATRON_NAMES,
     ),
-    fused=_join_heads("self_attention.query_key_value"),
+    fused=_join_heads("self_attn.query_key_value"),
+)
+PERSIMMON = DecoderVariant(
+    norm="layer",
+    epsilon="layer_norm_eps",
+    query_norm="each head",
+    has_query_norm=_has_head_norms,
+    gated=False,
+    renames=(
+        (".final_layernorm.", ".norm."),
+        (".q_layernorm.", ".q_norm."),
+        (".k_layernorm.", ".k_norm."),
+        *_MEGATRON_NAMES,
+    ),
+    fused=_join_heads("self_attn.query_key_value"),
 )
 BLOOM = DecoderVariant(
     norm="layer",
@@ -231,7 +251,7 @@ BLOOM = DecoderVariant(
         (".word_embeddings_layernorm.", ".embed_norm."),
         *_MEGATRON_NAMES,
     ),
-    fused=_join_heads("self_attention.query_key_value"),
+    fused=_join_heads("self_attn.query_key_value"),
     only={"apply_residual_connection_post_layernorm": False},
 )
 MPT = DecoderVariant(
@@ -251,7 +271,7 @@ MPT = DecoderVariant(
         (".out_proj.", ".o_proj."),
         (".ffn.", ".mlp."),
     ),
-    fused=lambda _: FusedModule("self_attn.Wqkv", (_QUERY, _KEY, _VALUE)),
+    fused=lambda _: [FusedModule("self_attn.Wqkv", (_QUERY, _KEY, _VALUE))],
     # transformers supports `clip_qkv` and ignores the others.
     only={
         "attn_config.clip_qkv": None,
@@ -271,13 +291,13 @@ _FALCON = DecoderVariant(
     gated=False,
     base="transformer.",
     renames=BLOOM.renames,
-    fused=_join_heads("self_attention.query_key_value"),
+    fused=_join_heads("self_attn.query_key_value"),
 )
 
 
 def build_falcon(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
     """Build the graph of a Falcon, which has RoPE or ALiBi, and one or two norms per layer."""
-    norms = LayerNorms()  # of layers whose MLP reads the result of the attention
+    norms = PRE_NORMS  # of layers whose MLP reads the result of the attention
     if config.new_decoder_architecture and config.num_ln_in_parallel_attn in (None, 2):
         norms = LayerNorms(before_attention="ln_attn", before_mlp="ln_mlp")
     elif _falcon_is_parallel(config):

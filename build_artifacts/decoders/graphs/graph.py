@@ -168,6 +168,11 @@ class GraphWriter:
         """Apply the activation `name` of config.json. Raises UnsupportedModel if it is unknown."""
         return apply_activation(self.op, value, name)
 
+    def soft_cap(self, value: Value, limit: float) -> Value:
+        """Keep values below `limit` by tanh."""
+        capped = self.op("Tanh", self.op("Div", value, self.constant(limit)))
+        return self.op("Mul", capped, self.constant(limit))
+
     def save(self, path: Path) -> None:
         """Write the graph to `path` and its weights to a file next to it."""
         import onnx_ir as ir

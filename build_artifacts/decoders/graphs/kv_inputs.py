@@ -141,6 +141,7 @@ class AttentionOptions(NamedTuple):
     rope: LayerRope | None = None
     window: int | None = None  # a token attends to so many tokens, including itself
     sinks: Value | None = None  # [heads], score of an additional token whose value is zero
+    softcap: float | None = None  # tanh keeps scores below it
 
 
 _PLAIN = AttentionOptions()
@@ -209,6 +210,8 @@ class SelfAttentionInputs:
             attributes |= {"do_rotary": 1, "rotary_interleaved": int(rope.interleaved)}
         if options.window is not None:
             attributes["local_window_size"] = options.window
+        if options.softcap is not None:
+            attributes["softcap"] = options.softcap
         inputs = [query, key, value, *past, self._lengths, self._total, *tables]
         inputs += [None, options.bias, options.sinks]  # the first of them would be the positions
         while inputs[-1] is None:

@@ -1,69 +1,61 @@
-"""Variants of decoders like Llama, by model family."""
+"""Variants of decoders like Llama, by model family. All layers have attention and an MLP."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.graphs.config_flags import always
-from build_artifacts.decoders.graphs.decoder_variant import (
+from build_artifacts.decoders.graphs.config_flags import (
+    always,
+    has_base,
+    has_window,
+    has_window_if_any,
+)
+from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
+from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
+from build_artifacts.decoders.graphs.layer_options import (
     POST_NORMS,
+    PRE_NORMS,
     SHARED_NORM,
-    DecoderVariant,
     Factors,
     LayerNorms,
-)
-from build_artifacts.decoders.graphs.experts import Experts
-from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
-from build_artifacts.decoders.graphs.recurrent_layers import (
-    apply_gated_delta_net,
-    apply_mamba2,
-    apply_short_convolution,
+    Limits,
 )
 from build_artifacts.decoders.graphs.weights import FusedModule
-from deployments.engines.pytorch.layer_types import read_windows
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import FloatArray
 
-
-def _normalizes_experts(config: TransformersConfig) -> bool:
-    return bool(config.norm_topk_prob)
-
-
-def _has_window(config: TransformersConfig, layer: int) -> bool:
-    return read_windows(config)[layer] is not None
+_LLAMA4_FIELDS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 
 
 def _is_listed(config: TransformersConfig, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
 
 
-def _has_window_if_any(config: TransformersConfig, layer: int) -> bool:
-    return config.sliding_window is None or _has_window(config, layer)
+def fuse_gate(_: TransformersConfig) -> list[FusedModule]:
+    return [FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))]
 
 
-def _glm_gate(_: TransformersConfig) -> FusedModule:
-    return FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))
-
-
-def _gated_queries(config: TransformersConfig) -> FusedModule:
-    parts = ("self_attn.q_proj", "self_attn.output_gate")
-    return FusedModule("self_attn.q_proj", parts, groups=config.num_attention_heads)
-
-
-def _shared_gate(_: TransformersConfig) -> FusedModule:
-    gate, up = "mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj"
-    return FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))
-
-
-def _has_positions(config: TransformersConfig, _: int) -> bool:
-    return bool(config.position_embedding_type == "rope")
-
-
-def _has_query_norm(config: TransformersConfig) -> bool:
-    return bool(config.use_qk_norm)
+def _llama4_factors(config: TransformersConfig, positions: NDArray[np.int64]) -> FloatArray:
+    """Return factors that grow with each multiple of the original context, as in Llama 4."""
+    rope = config.rope_parameters
+    beta, original = (rope.get(name) for name in _LLAMA4_FIELDS)
+    if beta is None or not original:
+        raise UnsupportedModel(
+            f"`rope_parameters` of the architecture `{config.model_type}` lack "
+            f"{' or '.join(f'`{name}`' for name in _LLAMA4_FIELDS)}",
+            hint="use the config of the published checkpoint",
+        )
+    factors: FloatArray = (1 + beta * np.log1p(positions // original)).astype(np.float32)
+    return factors
 
 
 LLAMA = DecoderVariant()
+MINISTRAL3 = DecoderVariant(factors=Factors(queries=_llama4_factors))
 QWEN3 = DecoderVariant(query_norm="each head")
 SMOLLM3 = DecoderVariant(has_rope=_is_listed)
 ARCEE = DecoderVariant(gated=False)
@@ -73,8 +65,9 @@ HUNYUAN = DecoderVariant(
     rope_before_norm=True,
     renames=(("query_layernorm", "q_norm"), ("key_layernorm", "k_norm")),
 )
+OLMO = DecoderVariant(norm="unit layer", epsilon=1e-5, limits=Limits(projections="clip_qkv"))
 OLMO2 = DecoderVariant(norms=POST_NORMS, query_norm="all heads")
-EXAONE4 = DecoderVariant(norms=POST_NORMS, query_norm="each head", has_rope=_has_window_if_any)
+EXAONE4 = DecoderVariant(norms=POST_NORMS, query_norm="each head", has_rope=has_window_if_any)
 COHERE = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
@@ -84,7 +77,7 @@ COHERE = DecoderVariant(
     factors=Factors(logits=lambda config: config.logit_scale),
     only={"use_qk_norm": False},
 )
-COHERE2 = replace(COHERE, has_rope=_has_window, only={})
+COHERE2 = replace(COHERE, has_rope=has_window, only={})
 STABLELM = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
@@ -96,110 +89,62 @@ STARCODER2 = DecoderVariant(
     gated=False,
     renames=(("mlp.c_fc", "mlp.up_proj"), ("mlp.c_proj", "mlp.down_proj")),
 )
-GLM = DecoderVariant(interleaved=True, fused=_glm_gate)
+JAIS2 = DecoderVariant(norm="layer", epsilon="layer_norm_eps", gated=False)
+APERTUS = DecoderVariant(
+    norms=LayerNorms(before_attention="attention_layernorm", before_mlp="feedforward_layernorm"),
+    query_norm="each head",
+    gated=False,
+)
+_NANOCHAT = DecoderVariant(
+    norm="unit rms",
+    has_embeddings_norm=True,
+    query_norm="each head",
+    turns_back=True,
+    gated=False,
+    limits=Limits(logits="final_logit_softcapping"),
+    renames=(("mlp.fc1", "mlp.up_proj"), ("mlp.fc2", "mlp.down_proj")),
+)
+
+
+def build_nanochat(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of NanoChat, whose RoPE comes before the norms of queries and keys.
+
+    These norms have no weights, so RoPE may as well follow them, unless it changes lengths. Then
+    the attention node applies it, and the KV cache can be int8.
+    """
+    changes_lengths = config.rope_parameters["rope_type"] in ("yarn", "longrope")
+    return replace(_NANOCHAT, rope_before_norm=changes_lengths)(config, checkpoint)
+
+
+VAULTGEMMA = DecoderVariant(
+    norm="offset rms",
+    norms=LayerNorms(before_mlp="pre_feedforward_layernorm"),
+    factors=Factors(
+        embeddings=lambda config: config.hidden_size**0.5,
+        scores=lambda config, _: config.query_pre_attn_scalar**-0.5,
+    ),
+    limits=Limits(scores="attn_logit_softcapping", logits="final_logit_softcapping"),
+)
+GLM = DecoderVariant(interleaved=True, fused=fuse_gate)
 GLM4 = DecoderVariant(
     norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     interleaved=True,
-    fused=_glm_gate,
+    fused=fuse_gate,
 )
-
-_SHARED_EXPERTS = ("shared_experts", "shared_expert")
-_PROBABILITIES = Experts(normalized=_normalizes_experts)
-_SIGMOIDS = Experts(
-    normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
+GRANITE_FACTORS = Factors(
+    embeddings=lambda config: config.embedding_multiplier,
+    scores=lambda config, _: config.attention_multiplier,
+    layers=lambda config: config.residual_multiplier,
+    logits=lambda config: 1 / config.logits_scaling,
 )
-MIXTRAL = DecoderVariant(
-    experts=Experts(),
-    renames=(
-        ("block_sparse_moe", "mlp"),
-        (".w1.", ".gate_proj."),
-        (".w2.", ".down_proj."),
-        (".w3.", ".up_proj."),
-    ),
-)
-QWEN2_MOE = DecoderVariant(experts=_PROBABILITIES)
-QWEN3_MOE = replace(QWEN3, experts=_PROBABILITIES)
-OLMOE = DecoderVariant(query_norm="all heads", experts=_PROBABILITIES, only={"clip_qkv": None})
-FLEX_OLMO = replace(OLMO2, experts=_PROBABILITIES)
-GRANITE_MOE = DecoderVariant(
-    experts=Experts(),
-    factors=Factors(
-        embeddings=lambda config: config.embedding_multiplier,
-        scores=lambda config, _: config.attention_multiplier,
-        layers=lambda config: config.residual_multiplier,
-        logits=lambda config: 1 / config.logits_scaling,
-    ),
-    renames=(
-        ("block_sparse_moe.input_linear.weight", "mlp.experts.gate_up_proj"),
-        ("block_sparse_moe.output_linear.weight", "mlp.experts.down_proj"),
-        ("block_sparse_moe.router.layer", "mlp.gate"),
-        # The names of checkpoints that transformers saved in its own layout.
-        ("block_sparse_moe.router", "mlp.gate"),
-        ("block_sparse_moe.experts", "mlp.experts"),
-        ("shared_mlp.input_linear", "mlp.shared_expert.gate_up_proj"),
-        ("shared_mlp.output_linear", "mlp.shared_expert.down_proj"),
-    ),
-    fused=_shared_gate,
-)
-_GRANITE_HYBRID_MOE = replace(GRANITE_MOE, has_rope=_has_positions, recurrent=apply_mamba2)
-_GRANITE_HYBRID_DENSE = replace(
-    _GRANITE_HYBRID_MOE,
-    experts=None,
-    renames=(
-        ("shared_mlp.input_linear", "mlp.gate_up_proj"),
-        ("shared_mlp.output_linear", "mlp.down_proj"),
-    ),
-    fused=_glm_gate,
+GRANITE_SWA = DecoderVariant(has_rope=has_base, has_sinks=True, factors=GRANITE_FACTORS)
+_HYPERCLOVAX = DecoderVariant(
+    factors=replace(GRANITE_FACTORS, logits=lambda config: config.logits_scaling)
 )
 
 
-def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
-    """Build the graph of Granite 4, which has experts or none."""
-    variant = _GRANITE_HYBRID_MOE if config.num_local_experts else _GRANITE_HYBRID_DENSE
-    return variant(config, checkpoint)
-
-
-ERNIE_MOE = DecoderVariant(
-    interleaved=True,
-    experts=Experts(corrected="Softmax"),
-    renames=(_SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
-)
-DOTS = replace(QWEN3, experts=_SIGMOIDS, renames=(_SHARED_EXPERTS,))
-GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
-HUNYUAN_MOE = replace(
-    HUNYUAN,
-    experts=Experts(),
-    renames=(*HUNYUAN.renames, ("shared_mlp", "shared_expert"), ("gate.wg", "gate")),
-)
-GPT_OSS = DecoderVariant(
-    has_sinks=True,
-    experts=Experts(clamped=True, transposed=True),
-    renames=(("mlp.router", "mlp.gate"),),
-)
-LFM2 = DecoderVariant(
-    epsilon="norm_eps",
-    query_norm="each head",
-    recurrent=apply_short_convolution,
-    renames=(
-        ("embedding_norm", "norm"),
-        ("operator_norm", "input_layernorm"),
-        ("ffn_norm", "post_attention_layernorm"),
-        ("self_attn.out_proj", "self_attn.o_proj"),
-        ("q_layernorm", "q_norm"),
-        ("k_layernorm", "k_norm"),
-        ("feed_forward.expert_bias", "mlp.gate.e_score_correction_bias"),
-        ("feed_forward", "mlp"),
-        (".w1.", ".gate_proj."),
-        (".w2.", ".down_proj."),
-        (".w3.", ".up_proj."),
-    ),
-)
-LFM2_MOE = replace(LFM2, experts=_SIGMOIDS)
-QWEN3_5 = DecoderVariant(
-    norm="offset rms",
-    query_norm="each head",
-    has_output_gate=True,
-    recurrent=apply_gated_delta_net,
-    fused=_gated_queries,
-)
-QWEN3_5_MOE = replace(QWEN3_5, experts=Experts())
+def build_hyperclovax(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of HyperCLOVA X, which has norms after attention and MLP or none."""
+    post_norms = LayerNorms(after_attention="post_norm1", after_mlp="post_norm2")
+    norms = post_norms if config.use_post_norm else PRE_NORMS
+    return replace(_HYPERCLOVAX, norms=norms)(config, checkpoint)

@@ -211,11 +211,19 @@ def apply_short_convolution(layer: RecurrentLayer, hidden: Value) -> Value:
 
 
 def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply Qwen3.5's gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464)."""
+    """Apply the gated DeltaNet of Qwen3.5 and Qwen3-Next.
+
+    Yang et al. 2024, https://arxiv.org/abs/2412.06464
+    """
     graph, config, name = layer.graph, layer.config, f"{layer.name}.linear_attn"
     key_heads, value_heads = config.linear_num_key_heads, config.linear_num_value_heads
     heads = LinearHeads(value_heads, config.linear_key_head_dim, config.linear_value_head_dim)
-    mixed = graph.linear(hidden, [f"{name}.in_proj_qkv"])
+    joined = f"{name}.in_proj_qkv"
+    if f"{joined}.weight" in graph.weights:
+        mixed = graph.linear(hidden, [joined])
+    else:  # Qwen3-Next has another order, in which the tensor is read in parts
+        parts = [f"{name}.in_proj_{part}" for part in "qkv"]
+        mixed = graph.linear(hidden, parts, label=joined)
     mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
     sizes = [key_heads * heads.key_size] * 2 + [value_heads * heads.value_size]
     query, key, value = layer.split_channels(mixed, sizes)
@@ -261,7 +269,7 @@ def _normalize_heads(layer: RecurrentLayer, value: Value, heads: int, size: int)
 
 
 def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply Granite 4's Mamba 2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
+    """Apply Mamba 2 of Granite 4 or Falcon-H1 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
 
     It is linear attention with a decay: B are the keys, C the queries, and the inputs times their
     time steps the values.
@@ -305,9 +313,14 @@ def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
     )
     added = layer.join_heads(graph.op("Mul", apart, skipped))
     summed = graph.op("Add", attended, added)
-    gated = graph.op("Mul", summed, graph.activation(gate, "silu"))
-    normed = _norm_groups(layer, gated, f"{name}.norm.weight", groups)
-    return graph.linear(normed, [f"{name}.out_proj"])
+    factor, scale = graph.activation(gate, "silu"), f"{name}.norm.weight"
+    has_norm = scale in graph.weights  # most models of Falcon-H1 have none
+    if has_norm and getattr(config, "mamba_norm_before_gate", False):
+        gated = graph.op("Mul", _norm_groups(layer, summed, scale, groups), factor)
+    else:
+        gated = graph.op("Mul", summed, factor)
+        gated = _norm_groups(layer, gated, scale, groups) if has_norm else gated
+    return graph.linear(gated, [f"{name}.out_proj"])
 
 
 def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, groups: int) -> Value:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.types import FloatArray
 
 Side = Literal["encoder", "decoder"]
+# Factors of tensors by the ends of their names: one for all rows, or one for each row.
+RowFactors = Mapping[str, float | FloatArray]
 # Pairs of a part of a name in a checkpoint and its replacement.
 Renames = Sequence[tuple[str, str]]
 
@@ -75,7 +78,8 @@ class CheckpointWeights:
     In a checkpoint of a model with a task head, the names start with `base`, such as "model.". This
     class removes that prefix. It applies `renames` to names with a dot in front, so that ".h." is
     a whole part of a name. It makes the parts of `fused` modules readable under their own names.
-    The weights of modules in `transposed`, the last part of a stored name, become [out, in].
+    The weights of modules in `transposed`, the last part of a stored name, become [out, in]. It
+    multiplies tensors by `factors`.
     """
 
     def __init__(
@@ -86,10 +90,12 @@ class CheckpointWeights:
         renames: Renames = (),
         fused: Sequence[FusedModule] = (),
         transposed: Collection[str] = (),
+        factors: RowFactors = MappingProxyType({}),
     ) -> None:
         import ml_dtypes  # noqa: F401 - registers bf16 with numpy
         from safetensors import safe_open
 
+        self._factors = factors
         self._tensors: dict[str, _StoredTensor] = {}
         for path in list_weight_files(checkpoint):
             file: Any = safe_open(path, framework="numpy")
@@ -126,13 +132,13 @@ class CheckpointWeights:
 
     def read(self, name: str) -> FloatArray:
         """Return a copy of the tensor. Raises UnsupportedModel when it is missing."""
-        return self.read_stored(name).astype(np.float32, copy=False)
+        return self._convert(name, self.read_stored(name))
 
     def read_columns(self, name: str, columns: slice) -> FloatArray:
         """Return columns of a matrix. Raises UnsupportedModel when it is missing."""
         tensor = self._find(name)
         part: NDArray[np.generic] = tensor.file.get_slice(tensor.name)[:, columns]
-        return part.astype(np.float32, copy=False)
+        return self._convert(name, part)
 
     def read_stored(self, name: str) -> NDArray[np.generic]:
         """Return a copy of the tensor with its own type.
@@ -147,6 +153,14 @@ class CheckpointWeights:
         A checkpoint stores a shared tensor under only one of its names.
         """
         return next((name for name in names if name in self), names[0])
+
+    def _convert(self, name: str, stored: NDArray[np.generic]) -> FloatArray:
+        """Convert rows of a tensor to fp32, and multiply them by their factors."""
+        values: FloatArray = stored.astype(np.float32, copy=False)
+        for end, factors in self._factors.items():
+            if name.endswith(end):
+                return (values.T * np.asarray(factors, np.float32)).T
+        return values
 
     def _find(self, name: str) -> _StoredTensor:
         if name not in self._tensors:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 # Model types whose layers all have the sliding window. Their configs have no `layer_types`.
-WINDOW_IN_ALL_LAYERS = ("mistral", "phi3", "starcoder2", "mixtral", "qwen3_moe")
+WINDOW_IN_ALL_LAYERS = (
+    "mistral",
+    "phi3",
+    "starcoder2",
+    "mixtral",
+    "qwen3_moe",
+    "ministral3",
+    "phimoe",
+)
 # Values of `layer_types`. transformers renames older values, such as "mamba".
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"
 RECURRENT_LAYERS = ("linear_attention", "conv")

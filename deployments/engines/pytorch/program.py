@@ -38,16 +38,18 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
-        *("__and__", "arange", "baddbmm", "chunk", "contiguous", "dropout", "flatten"),
+        *("__and__", "arange", "baddbmm", "chunk", "concat", "contiguous", "dropout", "flatten"),
         *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
         *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
-        *("softmax", "split", "square", "squeeze", "stack", "to", "transpose", "type_as", "unbind"),
-        *("where", "zeros", "zeros_like"),
+        *("softmax", "softplus", "split", "square", "squeeze", "stack", "to", "transpose"),
+        *("type_as", "unbind", "where", "zeros", "zeros_like"),
     }
 )
-# The only operators that may modify an argument. The first writes to a KV cache, the others to
-# results of routers of experts.
-_IN_PLACE = frozenset({"aten.scatter_.src", "aten.div_.Tensor", "aten.scatter_.value"})
+# The only operators that may modify an argument. The first writes to a KV cache, the last to
+# queries, keys and values before that (OLMo), the others to results of routers of experts.
+_IN_PLACE = frozenset(
+    {"aten.scatter_.src", "aten.div_.Tensor", "aten.scatter_.value", "aten.clamp_.default"}
+)
 _ENUMS = ("dtype", "layout", "memory_format")
 
 

@@ -91,7 +91,7 @@ def _attend(
         attn_mask=_select_mask(attention_mask, query.shape[1] // heads, module),
         scale=options.get("scaling"),
     )
-    return output.reshape(query.shape).transpose(1, 2), None
+    return _join_heads(output, query), None
 
 
 def _attend_by_products(
@@ -124,7 +124,7 @@ def _attend_by_products(
         weights = torch.cat((scores, _group_heads(per_query, heads)), dim=-1).softmax(dim=-1)
         weights = weights[..., :-1]
     output = weights.to(value.dtype) @ value
-    return output.reshape(query.shape).transpose(1, 2), None
+    return _join_heads(output, query), None
 
 
 def _attend_by_length(
@@ -170,6 +170,14 @@ def _group_heads(array: torch.Tensor, heads: int) -> torch.Tensor:
     """Reshape [B, Q, T, size] to [B, heads, Q / heads * T, size]."""
     rows, queries, tokens, size = array.shape
     return array.reshape(rows, heads, queries // heads * tokens, size)
+
+
+def _join_heads(output: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Reshape [B, heads, Q / heads * T, size] to [B, T, Q, size], without gaps in memory.
+
+    Layers join the last two dimensions, some of them (AFMoE) with `view`, which makes no copy.
+    """
+    return output.reshape(query.shape).transpose(1, 2).contiguous()
 
 
 def _select_mask(masks: torch.Tensor, groups: int, module: object) -> torch.Tensor:

@@ -23,11 +23,11 @@ from build_artifacts.steps.merge import merge
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import ModelHead
 from deployments.generation.harmony import CHANNEL, END, MESSAGE, START
-from tests.integration.compiler.decoders.test_experts import mean_cosine
 from tests.integration.compiler.decoders.test_families import (
     check_logits,
     compute_logits,
     export_graph,
+    mean_cosine,
     quantize,
     run_graph,
 )

@@ -283,8 +283,8 @@ def test_chat_templates_that_are_no_objects_are_refused(directory: Path) -> None
     ("change", "sentence"),
     [
         (
-            {"model_type": "falcon_h1", "architectures": ["FalconH1ForCausalLM"]},
-            "`FalconH1ForCausalLM` cannot be built for text generation",
+            {"model_type": "jamba", "architectures": ["JambaForCausalLM"]},
+            "`JambaForCausalLM` cannot be built for text generation",
         ),
         (
             {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},

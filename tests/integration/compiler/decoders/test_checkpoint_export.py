@@ -136,6 +136,7 @@ def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) 
     ("config", "attention", "message"),
     [
         ({"rope_parameters": {"rope_type": "dynamic"}}, "sdpa", "depends on the text length"),
+        ({"rope_parameters": {"short_mscale": 1.2}}, "sdpa", "depends on the text length"),
         ({"rope_parameters": {"rope_type": "linear"}}, "sdpa", None),
         ({"attn_logit_softcapping": 50.0}, "sdpa", None),
         ({"sliding_window": 8}, "flash", None),

@@ -9,30 +9,31 @@ from typing import Any
 
 import onnx
 import pytest
-from numpy.linalg import norm
 from safetensors.numpy import load_file, save_file
 
 from build_artifacts.checkpoints.architectures import has_experts, load_config
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_FP16, DECODER_INT4, DECODER_INT8_BLOCKS
 from build_artifacts.recipes import DECODER_FP32
-from build_artifacts.types import FloatArray
 from deployments.engines.decoder import DecoderSpec
 from tests.integration.compiler.decoders.test_families import (
     check_export,
     check_logits,
     compute_logits,
     export_graph,
+    mean_cosine,
     quantize,
     run_graph,
 )
 from tests.support.decoder_families import OWN, write_decoder
 from tests.support.tiny_encoders import write_json
 
-
-def mean_cosine(found: FloatArray, expected: FloatArray) -> float:
-    norms = norm(found, axis=1) * norm(expected, axis=1)
-    return float(((found * expected).sum(axis=1) / norms).mean())
+# The context is limited to the original one, for which the first of both tables is made.
+PHI_ROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "factor": 2.0, "short_mscale": 1.3,
+    "long_mscale": 1.5, "original_max_position_embeddings": 100,
+    "short_factor": [1 + channel / 9 for channel in range(32)], "long_factor": [2.0] * 32,
+}  # fmt: skip
 
 
 def count_operators(spec: DecoderSpec) -> Counter[str]:
@@ -42,8 +43,10 @@ def count_operators(spec: DecoderSpec) -> Counter[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "family", ["Mixtral", "Qwen3Moe", "GraniteMoeShared", "Ernie4_5_Moe", "HunYuanMoEV1", "GptOss"]
-)
+    "family",
+    ["Mixtral", "Qwen3Moe", "GraniteMoeShared", "Ernie4_5_Moe", "HunYuanMoEV1", "GptOss", "Phimoe",
+     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe", "Qwen3Next"],
+)  # fmt: skip
 def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Path) -> None:
     """transformers can save all experts in two tensors, instead of those of the first release."""
     model = write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family))
@@ -60,6 +63,10 @@ def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Pa
     [
         ("Ernie4_5_Moe", {"use_bias": True, "tie_word_embeddings": False}),
         ("HunYuanMoEV1", {"n_group": False}),  # no field of this architecture
+        ("Phimoe", {"attention_bias": False, "lm_head_bias": False, "router_jitter_noise": 0.01}),
+        ("Phimoe", {"rope_parameters": PHI_ROPE}),
+        ("Afmoe", {"mup_enabled": False, "attention_bias": True}),
+        ("ExaoneMoe", {"first_k_dense_replace": 0}),
     ],
 )
 def test_other_configs_match_transformers(
@@ -69,7 +76,10 @@ def test_other_configs_match_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoeShared", "Dots1"])
+@pytest.mark.parametrize(
+    "family",
+    ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoeShared", "Dots1", "Afmoe", "MiniMaxM2"],
+)
 def test_experts_are_quantized_and_routers_stay_float(family: str, tmp_path: Path) -> None:
     model = write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family))
     ids, expected = compute_logits(model)
@@ -134,6 +144,9 @@ def test_glm_may_have_no_query_norm(tmp_path: Path) -> None:
         ("Olmoe", {"clip_qkv": 8.0}, "`clip_qkv` of the architecture `olmoe`"),
         ("Glm4Moe", {"n_group": 2, "topk_group": 1}, "`n_group` .* is 2"),
         ("Glm4Moe", {"norm_topk_prob": False}, "`norm_topk_prob` .* is false"),
+        ("ExaoneMoe", {"n_group": 2, "topk_group": 1}, "`n_group` .* is 2"),
+        ("SolarOpen", {"norm_topk_prob": False}, "`norm_topk_prob` .* is false"),
+        ("Phimoe", {"hidden_act": "gelu"}, "the activation `gelu`"),
     ],
 )
 def test_unsupported_experts_are_rejected_by_name(

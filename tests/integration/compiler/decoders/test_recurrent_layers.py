@@ -39,7 +39,9 @@ pytestmark = pytest.mark.slow
 FAMILIES: dict[str, dict[str, Any]] = {
     "Lfm2ForCausalLM": OWN["Lfm2ForCausalLM"],
     "Qwen3_5ForCausalLM": OWN["Qwen3_5ForCausalLM"],
+    "Qwen3NextForCausalLM": OWN["Qwen3NextForCausalLM"] | {"mlp_only_layers": [0, 1, 2]},
     "GraniteMoeHybridForCausalLM": OWN["GraniteMoeHybridForCausalLM"] | MAMBA2,
+    "FalconH1ForCausalLM": OWN["FalconH1ForCausalLM"],
 }
 RANDOM = np.random.default_rng(0)
 PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))

@@ -81,13 +81,25 @@ KINDS: Mapping[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write_model(kind: str, directory: Path, *, hub_names: bool = True) -> Any:
-    """Write a tiny model with random weights to `directory`, with the hub's names of tensors."""
+MINISTRAL3 = {"model_type": "ministral3"} | OWN["Ministral3ForCausalLM"]
+TEXT_MODELS = [
+    *(pytest.param(kind, KINDS[kind][0], id=kind) for kind in WITH_IMAGES),
+    pytest.param("mistral3", MINISTRAL3, id="mistral3-ministral3"),
+]
+
+
+def write_model(
+    kind: str, directory: Path, own: dict[str, Any] | None = None, *, hub_names: bool = True
+) -> Any:
+    """Write a tiny model with random weights to `directory`, with the hub's names of tensors.
+
+    `own` are values of the text model; by default those of `KINDS`.
+    """
     directory.mkdir()
     tokenizer = write_byte_tokenizer(directory / "tokenizer.json")
     write_json(directory / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
-    own, vision = KINDS[kind]
-    text = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | own
+    default, vision = KINDS[kind]
+    text = SIZES | {"vocab_size": tokenizer.get_vocab_size()} | (default if own is None else own)
     model_class = getattr(transformers, WITH_IMAGES[kind])
     torch.manual_seed(0)
     model = model_class(model_class.config_class(text_config=text, vision_config=vision)).eval()
@@ -105,11 +117,11 @@ def extract(directory: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hub_names", [True, False], ids=["hub", "transformers 5"])
-@pytest.mark.parametrize("kind", WITH_IMAGES)
+@pytest.mark.parametrize(("kind", "own"), TEXT_MODELS)
 def test_text_model_computes_what_the_whole_model_computes(
-    kind: str, hub_names: bool, tmp_path: Path
+    kind: str, own: dict[str, Any], hub_names: bool, tmp_path: Path
 ) -> None:
-    model = write_model(kind, tmp_path / "whole", hub_names=hub_names)
+    model = write_model(kind, tmp_path / "whole", own, hub_names=hub_names)
     weights = extract(tmp_path)
     read = transformers.AutoConfig.from_pretrained(weights)
     assert read.architectures[0].endswith("ForCausalLM")

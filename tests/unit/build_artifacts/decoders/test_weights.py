@@ -74,3 +74,15 @@ def test_renames_apply_to_whole_parts_of_names(tmp_path: Path) -> None:
     weights = CheckpointWeights(tmp_path, "base.", renames=((".h.", ".layers."), (".end.", ".z.")))
     assert "layers.0.a_to_h.bias" in weights
     assert "z.bias" in weights
+
+
+def test_rows_are_multiplied_by_factors(tmp_path: Path) -> None:
+    ones = np.ones((2, 3), np.float32)
+    names = {"0.down.weight": ones, "0.mixer.weight": ones, "0.mixer.bias": ones[:, 0]}
+    save_file(names, tmp_path / "model.safetensors")
+    factors = {"down.weight": 0.5, "mixer.weight": np.array([2, 3], np.float32)}
+    weights = CheckpointWeights(tmp_path, factors=factors)
+    np.testing.assert_array_equal(weights.read("0.down.weight"), np.full((2, 3), 0.5))
+    np.testing.assert_array_equal(weights.read("0.mixer.weight"), [[2, 2, 2], [3, 3, 3]])
+    np.testing.assert_array_equal(weights.read_columns("0.mixer.weight", slice(1, 2)), [[2], [3]])
+    np.testing.assert_array_equal(weights.read("0.mixer.bias"), [1, 1])
