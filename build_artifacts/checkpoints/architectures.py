@@ -125,13 +125,22 @@ _CLASSES_OF_TRANSFORMERS: Mapping[str, str] = {"MPTForCausalLM": "MptForCausalLM
 
 def read_head_size(config: TransformersConfig) -> int:
     """Return the channels of each attention head of a decoder."""
+    if has_latent_attention(config):  # `head_dim` counts those with RoPE only
+        return int(config.qk_head_dim)
     size = getattr(config, "head_dim", None)
     return int(size or config.hidden_size // config.num_attention_heads)
+
+
+def has_latent_attention(config: TransformersConfig) -> bool:
+    """Return whether keys and values of all heads come from one vector, as in DeepSeek-V2."""
+    return hasattr(type(config), "kv_lora_rank")
 
 
 def read_kv_heads(config: TransformersConfig) -> int:
     """Return the number of KV heads of each layer of a decoder."""
     heads: int = config.num_attention_heads
+    if has_latent_attention(config):
+        return heads
     if getattr(config, "new_decoder_architecture", False):  # of Falcon
         return int(config.num_kv_heads)
     if config.model_type in _MULTI_QUERY:

@@ -54,6 +54,11 @@ _MODEL_BUILDER = (
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
 )  # fmt: skip
+# Architectures with latent attention. transformers caches a vector per token, not keys and values.
+LATENT_ATTENTION = (
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
+    "MiniCPM3ForCausalLM", "YoutuForCausalLM",
+)  # fmt: skip
 # Architectures that `decoders/graphs/` exports.
 GRAPH_BUILDERS = (
     "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM",
@@ -67,7 +72,8 @@ GRAPH_BUILDERS = (
     "GraniteMoeSharedForCausalLM", "GraniteMoeHybridForCausalLM", "Ernie4_5_MoeForCausalLM",
     "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
-    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM", "Ministral3ForCausalLM",
+    "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
+    *LATENT_ATTENTION, "Ministral3ForCausalLM",
     "MinistralForCausalLM", "OlmoForCausalLM", "ApertusForCausalLM", "VaultGemmaForCausalLM",
     "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
     "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",

@@ -92,7 +92,9 @@ _KNOWN_ATTRIBUTES = {
     *("do_rotary", "rotary_interleaved"),
 }
 # Operators of a norm of the keys of each head.
-_BETWEEN_ROPE_AND_ATTENTION = ("Reshape", "SimplifiedLayerNormalization", "LayerNormalization")
+_BETWEEN_ROPE_AND_ATTENTION = (
+    "Reshape", "SimplifiedLayerNormalization", "LayerNormalization", "Concat", "Tile",
+)  # fmt: skip
 _ROPE_COSINES = 2  # input index of RotaryEmbedding
 _QUERY, _KEY, _PAST, _LENGTHS, _COSINES, _SINES = 0, 1, 3, 5, 7, 8
 _MODE = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}

@@ -76,6 +76,8 @@ class ReferenceRope:
         module = self._by_base[str(kind)] if self._by_base else self._module
         with torch.inference_mode():
             tables = module(torch.zeros(1), torch.from_numpy(positions)[None], **how)
+        if isinstance(tables, torch.Tensor):  # DeepSeek-V2 has complex numbers
+            return tables[0].real.numpy(), tables[0].imag.numpy()
         cosines, sines = (_drop_repeats(table[0].numpy()) for table in tables)
         return cosines, sines
 

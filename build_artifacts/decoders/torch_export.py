@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from build_artifacts.checkpoints.architectures import has_mxfp4_weights
+from build_artifacts.checkpoints.decoders import LATENT_ATTENTION
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
@@ -157,6 +158,12 @@ def check_recipe(
         raise UnsupportedModel(
             f"`{recipe.name}`: the engine {recipe.engine} needs equal KV caches in all layers; "
             f"those of `{metadata.architecture}` differ",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
+    if metadata.architecture in LATENT_ATTENTION:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: the engine {recipe.engine} does not support latent attention, which "
+            f"`{metadata.architecture}` has",
             hint="use its ONNX graphs, which run on the CPU",
         )
     if not _has_exchangeable_attention(metadata.architecture):

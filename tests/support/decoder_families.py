@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import transformers
 
+from build_artifacts.checkpoints.decoders import LATENT_ATTENTION
 from tests.support.decoder_artifacts import write_byte_tokenizer
 from tests.support.tiny_encoders import write_json
 
@@ -62,11 +63,16 @@ LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0, "original_max_position_embeddings": WINDOW,
 }  # fmt: skip
-# Architectures that torch engines do not run: their OWN values include recurrent layers, or their
-# layers differ in KV caches.
+LATENT = {
+    "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 40, "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16, "v_head_dim": 24,
+}  # fmt: skip
+# Architectures that torch engines do not run: their OWN values include recurrent layers, their
+# layers differ in KV caches, or they have latent attention.
 CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
     "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
+    *LATENT_ATTENTION,
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -139,6 +145,19 @@ OWN: dict[str, dict[str, Any]] = {
     "Qwen3_5ForCausalLM": DELTA_NET,
     "Qwen3_5MoeForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96},
+    "DeepseekV2ForCausalLM": LATENT | {
+        "q_lora_rank": None, "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2,
+        "moe_intermediate_size": 64, "first_k_dense_replace": 1, "topk_method": "greedy",
+        "routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1},
+    "DeepseekV3ForCausalLM": LATENT | ROUTED_EXPERTS | {
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1,
+        "norm_topk_prob": True},
+    "Glm4MoeLiteForCausalLM": LATENT | ROUTED_EXPERTS | {
+        "n_group": 1, "topk_group": 1, "v_head_dim": 48, "norm_topk_prob": True,
+        "mlp_layer_types": ["dense", "sparse"]},
+    "MiniCPM3ForCausalLM": LATENT | {
+        "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64},
+    "YoutuForCausalLM": LATENT | {"rope_interleave": False},
     "Gemma4UnifiedForCausalLM": {
         "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "head_dim": 16,

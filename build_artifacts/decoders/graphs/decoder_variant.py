@@ -38,6 +38,7 @@ from build_artifacts.decoders.graphs.kv_inputs import (
     ModelGraphs,
     SelfAttentionInputs,
 )
+from build_artifacts.decoders.graphs.latent_attention import LatentAttention
 from build_artifacts.decoders.graphs.layer_options import (
     NO_FACTORS,
     NO_LIMITS,
@@ -88,6 +89,7 @@ class DecoderVariant:
     # Whether embeddings have another size than layers, so that linear layers project both ways.
     has_projections: ConfigFlag = never
     has_sinks: bool = False  # whether each head has a score for attention to no token
+    has_latents: bool = False  # whether keys and values of all heads come from one vector
     has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
     # Whether layers have both attention and the recurrent module, whose results are added.
@@ -248,6 +250,11 @@ class _DecoderBuilder:
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, variant, shape = self._graph, self._variant, self._layer_shape(number)
         name, rope = f"layers.{number}.self_attn", self._layer_rope(number)
+        cached = self._attention_layers.index(number)
+        if variant.has_latents:
+            assert rope is not None, "bug: latent attention without RoPE"
+            latent = LatentAttention(graph, self._inputs, self._config, name, shape)
+            return graph.linear(latent.attend(cached, hidden, rope), [f"{name}.o_proj"])
         modules = [f"{name}.{part}_proj" for part in "qkv"]
         outside, inside = None, rope  # what precedes the attention node, and what it applies itself
         if rope and (variant.rope_before_norm or not rope.fits_attention(shape)):
@@ -266,7 +273,6 @@ class _DecoderBuilder:
         sinks = graph.stored(f"{name}.sinks") if variant.has_sinks else None
         softcap = self._read_limit(variant.limits.scores)
         options = AttentionOptions(self._bias, inside, self._windows[number], sinks, softcap)
-        cached = self._attention_layers.index(number)
         attended = self._inputs.attend(cached, parts, shape, options)
         if variant.has_output_gate:
             gate = graph.op("Sigmoid", graph.linear(hidden, [f"{name}.output_gate"]))

@@ -34,7 +34,7 @@ def _has_query_norm(config: TransformersConfig) -> bool:
     return bool(config.use_qk_norm)
 
 
-_SHARED_EXPERTS = ("shared_experts", "shared_expert")
+SHARED_EXPERTS = ("shared_experts", "shared_expert")
 PROBABILITIES = Experts(normalized=_normalizes_experts)
 SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
@@ -80,11 +80,11 @@ GRANITE_MOE_SWA = replace(GRANITE_MOE, has_rope=has_base, has_sinks=True)
 ERNIE_MOE = DecoderVariant(
     interleaved=True,
     experts=Experts(corrected="Softmax"),
-    renames=(_SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
+    renames=(SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
 )
-DOTS = replace(QWEN3, experts=SIGMOIDS, renames=(_SHARED_EXPERTS,))
+DOTS = replace(QWEN3, experts=SIGMOIDS, renames=(SHARED_EXPERTS,))
 SOLAR_OPEN = replace(DOTS, query_norm=None)
-EXAONE_MOE = replace(DOTS, has_rope=has_window_if_any, renames=(_SHARED_EXPERTS, _CORRECTION))
+EXAONE_MOE = replace(DOTS, has_rope=has_window_if_any, renames=(SHARED_EXPERTS, _CORRECTION))
 AFMOE = DecoderVariant(
     norms=LayerNorms(
         after_attention="post_attention_layernorm",
@@ -97,7 +97,7 @@ AFMOE = DecoderVariant(
     factors=Factors(embeddings=_scale_of_width),
     experts=Experts(corrected="Sigmoid", factor="route_scale"),
     renames=(
-        _SHARED_EXPERTS,
+        SHARED_EXPERTS,
         ("mlp.router.gate", "mlp.gate"),
         ("mlp.expert_bias", "mlp.gate.e_score_correction_bias"),
         ("self_attn.gate_proj", "self_attn.output_gate"),

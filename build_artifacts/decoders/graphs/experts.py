@@ -32,7 +32,7 @@ class Experts:
     # Function of the logits, to whose results a stored bias is added for the selection, but not for
     # the weights. None: softmax without a bias.
     corrected: Literal["Softmax", "Sigmoid"] | None = None
-    # Config field with a factor of the experts' output, for models that normalize.
+    # Config field with a factor of the experts' output.
     factor: str | None = None
     # Config field with the noise of the router in training, for Phi-3.5-MoE's selection of two
     # experts (https://arxiv.org/abs/2409.12136). Experts whose logits are less by a larger share
@@ -125,12 +125,14 @@ class ExpertLayer(NamedTuple):
             return self._select_one_by_one(logits)
         if experts.corrected is not None:
             logits = self._correct(graph.op(experts.corrected, logits))
+        factor = None
+        if experts.factor is not None:
+            factor = graph.constant(float(getattr(self.config, experts.factor)))
         if not experts.normalized(self.config):
             best = self._find_largest(graph.op("Softmax", logits))
-            return logits, graph.op("ReduceSum", best, graph.constant([-1]), keepdims=1)
-        if experts.factor is not None:
-            return logits, graph.constant(float(getattr(self.config, experts.factor)))
-        return logits, None
+            total = graph.op("ReduceSum", best, graph.constant([-1]), keepdims=1)
+            return logits, total if factor is None else graph.op("Mul", total, factor)
+        return logits, factor
 
     def _select_one_by_one(self, logits: Value) -> tuple[Value, Value]:
         """Select the best expert, then the best of the others; do the same as `_route`.

@@ -54,6 +54,12 @@ from build_artifacts.decoders.graphs.gpt_variants import (
     build_opt,
 )
 from build_artifacts.decoders.graphs.kv_inputs import GraphFamily
+from build_artifacts.decoders.graphs.latent_variants import (
+    DEEPSEEK_V2,
+    MINICPM3,
+    build_deepseek_v3,
+    build_youtu,
+)
 from build_artifacts.decoders.graphs.llama_variants import (
     APERTUS,
     ARCEE,
@@ -98,6 +104,11 @@ ENCODER_NAME = "encoder.onnx"
 DECODERS: Mapping[str, GraphFamily] = {
     "gpt2": GPT2,
     "gpt_neox": GPT_NEOX,
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": build_deepseek_v3,
+    "glm4_moe_lite": build_deepseek_v3,
+    "minicpm3": MINICPM3,
+    "youtu": build_youtu,
     "gemma4_text": build_gemma4,
     "gemma4_unified_text": build_gemma4,
     "opt": build_opt,

@@ -1,0 +1,92 @@
+"""Decoders with latent attention, such as DeepSeek-V2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build_artifacts.checkpoints.decoders import LATENT_ATTENTION
+from build_artifacts.errors import UnsupportedModel
+from build_artifacts.presets import DECODER_BF16_TORCH, DECODER_FP16, DECODER_FP16_TRANSFORMERS
+from build_artifacts.recipes import DECODER_FP32, DecoderRecipe
+from tests.integration.compiler.decoders.test_chunked_prompts import CHUNKS, read_in_chunks
+from tests.integration.compiler.decoders.test_families import (
+    check_export,
+    check_logits,
+    compute_logits,
+    export_graph,
+    mean_cosine,
+    quantize,
+    run_graph,
+)
+from tests.support.decoder_families import OWN, WINDOW, write_decoder
+
+V2, V3, MINICPM, YOUTU = (
+    f"{name}ForCausalLM" for name in ("DeepseekV2", "DeepseekV3", "MiniCPM3", "Youtu")
+)
+YARN = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": WINDOW,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        (V2, {"q_lora_rank": 24, "attention_bias": True}),
+        (V2, {"rope_parameters": YARN}),
+        (V2, {"v_head_dim": 48}),  # as large as keys
+        (V3, {"rope_interleave": False, "q_lora_rank": None}),
+        (V3, {"rope_parameters": YARN}),
+        (MINICPM, {"q_lora_rank": None, "tie_word_embeddings": False}),
+        (YOUTU, {"rope_interleave": True}),
+    ],
+)
+def test_variant_matches_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    check_export(tmp_path, architecture, OWN[architecture] | changes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", [V2, MINICPM])
+def test_chunks_and_steps_match_transformers(architecture: str, tmp_path: Path) -> None:
+    model = write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture])
+    ids, expected = compute_logits(model)
+    spec = export_graph(tmp_path, DECODER_FP32)
+    check_logits(read_in_chunks(spec, ids), expected, 1e-4)
+    int8 = quantize(spec, tmp_path)
+    assert int8.kv_cache_dtype is None
+    found = read_in_chunks(int8, ids)
+    assert mean_cosine(found, expected) > 0.97
+    if architecture == MINICPM:  # sums over experts depend on the threads
+        whole = run_graph(int8, ids)
+        np.testing.assert_array_equal(found[: CHUNKS[-1]], whole[: CHUNKS[-1]])
+
+
+@pytest.mark.parametrize("recipe", [DECODER_FP16, DECODER_FP16_TRANSFORMERS, DECODER_BF16_TORCH])
+@pytest.mark.parametrize("architecture", LATENT_ATTENTION)
+def test_gpu_graphs_are_refused(architecture: str, recipe: DecoderRecipe, tmp_path: Path) -> None:
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture])
+    with pytest.raises(UnsupportedModel, match=f"`{recipe.name}`: "):
+        export_graph(tmp_path, recipe)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "field"),
+    [
+        (V2, {"topk_method": "group_limited_greedy", "n_group": 2}, "topk_method"),
+        (V3, {"n_group": 2}, "n_group"),
+        (V3, {"norm_topk_prob": False}, "norm_topk_prob"),
+    ],
+)
+def test_unsupported_selection_of_experts_is_refused(
+    architecture: str, changes: dict[str, Any], field: str, tmp_path: Path
+) -> None:
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture] | changes)
+    with pytest.raises(UnsupportedModel, match=f"`{field}` of the architecture"):
+        export_graph(tmp_path, DECODER_FP32)
