@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.architectures import (
     config_errors,
     load_config,
 )
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, read_field
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Json, read_field, read_object
 from build_artifacts.errors import UnsupportedModel
 
 # Text models that have no class of their own, with the model type that computes the same for texts.
@@ -27,7 +27,10 @@ _IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")  # RoPE fields
 # Start of the names of the text model's tensors. Older checkpoints of Qwen2-VL have no such part.
 _TEXT_PREFIX = re.compile(r"(model\.)?(language_model|text_model)\.(model\.)?")
 _PLAIN_NAMES = re.compile(r"model\.(embed_tokens|layers|norm)\.")
-_HEAD = re.compile(r"(language_model\.)?lm_head\.")
+_IMAGE_PREFIX = re.compile(
+    r"(model\.)?(visual|vision_model|vision_tower|connector|multi_modal_projector)\."
+)
+_HEAD = re.compile(r"(model\.)?(language_model\.)?lm_head\.")
 
 
 def has_images(weights: Path) -> bool:
@@ -57,12 +60,18 @@ def load_text_config(weights: Path) -> TransformersConfig:
             hint="use a model that generates text from text alone",
         )
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    config.tie_word_embeddings = (
-        whole.tie_word_embeddings
-    )  # the text model's own flag has no effect
+    # In the whole model, the flag of the text model has no effect.
+    config.tie_word_embeddings = whole.tie_word_embeddings
+    config.eos_token_id = _read_eos_token(weights)
     if hasattr(whole, "quantization_config"):
         config.quantization_config = whole.quantization_config
     return config
+
+
+def _read_eos_token(weights: Path) -> Json:
+    """Return the end tokens that config.json states, not the default of the class."""
+    whole = read_object(weights / CONFIG_NAME)
+    return whole.get("eos_token_id", (whole.get("text_config") or {}).get("eos_token_id"))
 
 
 def find_text_name(name: str) -> str | None:
@@ -72,3 +81,8 @@ def find_text_name(name: str) -> str | None:
     if (prefix := _TEXT_PREFIX.match(name)) is not None:
         return f"model.{name[prefix.end() :]}"
     return name if _PLAIN_NAMES.match(name) else None
+
+
+def is_name_of_whole_model(name: str) -> bool:
+    """Return whether a tensor of this name belongs to a model with image inputs."""
+    return bool(_TEXT_PREFIX.match(name) or _IMAGE_PREFIX.match(name))

@@ -1,6 +1,7 @@
 """Entry point that runs onnxruntime-genai's model builder (0.18) with adapted configs.
 
-The builder reads configs differently from transformers 5. The program adapts three kinds of fields:
+The builder reads configs differently from transformers 5. The program adapts three kinds of fields,
+and the builder itself in one place, the scaling of RoPE:
 
 - RoPE: transformers 5 stores the parameters per layer type for models such as Gemma 3. The builder
   requires the parameters of global layers and the base frequency of local layers at the top level.
@@ -52,7 +53,23 @@ def main() -> None:
         return config
 
     AutoConfig.from_pretrained = load_adapted_config
+    _keep_local_rope_unscaled()
     runpy.run_module(_BUILDER, run_name="__main__", alter_sys=True)
+
+
+def _keep_local_rope_unscaled() -> None:
+    """Scale the RoPE of Gemma 3's global layers only, for which its checkpoints state a scaling."""
+    import onnxruntime_genai.models  # noqa: F401 - makes its modules importable by these names
+    from builders.base import Model
+
+    make_caches = Model.make_rotary_embedding_caches
+
+    def make_adapted_caches(self: Any, **names: Any) -> Any:
+        if names.get("cos_cache_name") == "cos_cache_local":
+            self.rope_attrs["rescale_factors"] = 1
+        return make_caches(self, **names)
+
+    Model.make_rotary_embedding_caches = make_adapted_caches
 
 
 if __name__ == "__main__":

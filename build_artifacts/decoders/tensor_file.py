@@ -42,7 +42,7 @@ class TensorFile:
             return onnx.numpy_helper.from_array(values, name)
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
         place = {"location": self._name, "offset": self._file.tell(), "length": values.nbytes}
-        self._file.write(values.data)
+        self._file.write(values.reshape(-1).view(np.uint8).data)
         return onnx.TensorProto(
             name=name,
             dims=values.shape,

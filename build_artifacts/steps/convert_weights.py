@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checkpoint import Checkpoint, read_modules
 from build_artifacts.checkpoints.text_models import has_images
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
@@ -18,18 +18,18 @@ from build_artifacts.workspaces.step_runner import StepRunner
 
 
 def convert_weights(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint of a text model in safetensors.
+    """Return a checkpoint without packed weights and image inputs.
 
-    Weights in a GGUF or ONNX file are converted to fp32, and the text model is taken from a
-    checkpoint with image inputs. Others are returned unchanged. Raises UnsupportedModel if the
-    weights cannot be converted.
+    Weights in a GGUF or ONNX file are converted to fp32 safetensors. A checkpoint with image inputs
+    is reduced to its text model, unless sentence-transformers saved it. Others are returned
+    unchanged. Raises UnsupportedModel if the weights cannot be converted.
     """
     file = checkpoint.packed
     if file is not None:
         convert = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
         detail = f"weights of {file.name} to fp32"
         return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
-    if has_images(checkpoint.weights):
+    if has_images(checkpoint.weights) and not read_modules(checkpoint.directory):
         detail = "the text model, without image inputs"
         convert = partial(extract_text_model, checkpoint)
         return _run_cached(steps, "text-model", "extract", detail, checkpoint, convert)

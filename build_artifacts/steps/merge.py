@@ -185,6 +185,11 @@ def _check_complete(
     required = {*get_peft_model_state_dict(model), *(f"base_model.model.{name}" for name in random)}
     if missing := sorted(required - stored):
         raise _missing_weight_error(adapter, missing[0])
+    if foreign := sorted(name for name in stored - required if ".lora_" in name):
+        raise UnsupportedModel(
+            f"the adapter `{adapter.name}` has weights for `{foreign[0]}`, which fit no module",
+            hint="pass the base model of its training",
+        )
 
 
 def _missing_weight_error(adapter: Adapter, weight: str) -> UnsupportedModel:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM
@@ -11,14 +12,21 @@ from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
     SAFETENSORS_INDEX_NAME,
     Checkpoint,
+    Json,
     copy_without_weights,
     list_weight_files,
+    read_object,
 )
 from build_artifacts.checkpoints.decoders import check_decoder
-from build_artifacts.checkpoints.text_models import find_text_name, load_text_config
+from build_artifacts.checkpoints.text_models import (
+    find_text_name,
+    is_name_of_whole_model,
+    load_text_config,
+)
 from build_artifacts.errors import UnsupportedModel
 
 _ADAPTED = "base_model.model."  # start of the names of an adapter's tensors
+_LORA_TENSOR = re.compile(r"\.lora_[^.]+(\.weight)?$")  # the end of such a name, after the module
 
 
 def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
@@ -51,7 +59,8 @@ def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         )
     index = {"metadata": {"total_size": size}, "weight_map": shards}
     (into / SAFETENSORS_INDEX_NAME).write_text(json.dumps(index), encoding="utf-8")
-    if "lm_head.weight" in shards:  # transformers shares the tables only if they are equal
+    if {"lm_head.weight", "model.embed_tokens.weight"} <= shards.keys():
+        # Checkpoints with a head of its own may state the flag nevertheless.
         config.tie_word_embeddings = False
     config.save_pretrained(into)
     return Checkpoint(into, checkpoint.source, checkpoint.default_id)
@@ -60,15 +69,41 @@ def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
 def extract_text_adapter(adapter: Path, into: Path) -> Path:
     """Return the directory of the adapter as one of the text model, which may be a copy in `into`.
 
-    An adapter that was trained with the class for image inputs has the names of its modules.
+    An adapter that was trained with the class for image inputs has the names of its modules, and
+    may adapt the image encoder, which texts do not need.
     """
-    from safetensors.torch import load_file, save_file
+    from safetensors import safe_open
+    from safetensors.torch import save_file
 
-    tensors = load_file(adapter / f"{ADAPTER_STEM}.safetensors")
-    names = {name: find_text_name(name.removeprefix(_ADAPTED)) for name in tensors}
-    if not any(text and f"{_ADAPTED}{text}" != name for name, text in names.items()):
-        return adapter
-    renamed = {f"{_ADAPTED}{text}": tensors[name] for name, text in names.items() if text}
-    save_file(renamed, into / f"{ADAPTER_STEM}.safetensors", metadata={"format": "pt"})
-    shutil.copyfile(adapter / ADAPTER_CONFIG_NAME, into / ADAPTER_CONFIG_NAME)
+    with safe_open(adapter / f"{ADAPTER_STEM}.safetensors", framework="pt") as file:
+        names = [name.removeprefix(_ADAPTED) for name in file.keys()]  # noqa: SIM118 - no mapping
+        if not any(map(is_name_of_whole_model, names)):
+            return adapter
+        texts = {name: find_text_name(name) for name in names}
+        renamed = {f"{_ADAPTED}{old}": f"{_ADAPTED}{new}" for old, new in texts.items() if new}
+        tensors = {text: file.get_tensor(name) for name, text in renamed.items()}
+    save_file(tensors, into / f"{ADAPTER_STEM}.safetensors", metadata={"format": "pt"})
+    config = _rename_modules(read_object(adapter / ADAPTER_CONFIG_NAME), renamed)
+    (into / ADAPTER_CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
     return into
+
+
+def _rename_modules(config: Mapping[str, Json], renamed: Mapping[str, str]) -> dict[str, Json]:
+    """Return the config of an adapter that names each module of `renamed`, instead of patterns.
+
+    `renamed` has the new names of tensors by the old ones.
+    """
+    from peft.utils.other import get_pattern_key
+
+    modules = {
+        _LORA_TENSOR.sub("", old.removeprefix(_ADAPTED)): _LORA_TENSOR.sub("", new)[len(_ADAPTED) :]
+        for old, new in renamed.items()
+        if _LORA_TENSOR.search(old)
+    }
+    patterns = {}
+    for field in ("rank_pattern", "alpha_pattern"):
+        values = config.get(field) or {}
+        keys = {new: get_pattern_key(values, old) for old, new in modules.items()}
+        patterns[field] = {new: values[key] for new, key in keys.items() if key in values}
+    unused = dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
+    return {**config, **patterns, **unused, "target_modules": sorted(modules.values())}

@@ -192,11 +192,17 @@ class ReasoningSplitter(AnswerSplitter):
         return [*self.flush(), token]
 
     def _skip_label(self, token: Token) -> Token:
-        """Return `token` without the characters that are part of the label."""
-        label = self._label
-        rest = token.text.removeprefix(label)
-        self._label = label[len(token.text) :] if label.startswith(token.text) else ""
-        return token._replace(text="" if self._label else rest)
+        """Return `token` without the label, or with its first characters if they were no label."""
+        label, text = self._label, token.text
+        if not label:
+            return token
+        if label.startswith(text):
+            self._label = label[len(text) :]
+            return token._replace(text="")
+        self._label = ""
+        if text.startswith(label):
+            return token._replace(text=text.removeprefix(label))
+        return token._replace(text=self.marks.texts.label.removesuffix(label) + text)
 
     def flush(self) -> list[Token]:
         held, self._held = self._held, []

@@ -17,7 +17,10 @@ _KEY = re.compile(r"[^:{}\[\],]+")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _BARE = re.compile(r"[^,{}\[\]]+")
 _JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_WORDS = {"true": "true", "false": "false", "null": "null", "None": "null"}
+_WORDS = {
+    "true": "true", "false": "false", "null": "null", "True": "true", "False": "false",
+    "None": "null",
+}  # fmt: skip
 _MAX_DEPTH = 100
 
 

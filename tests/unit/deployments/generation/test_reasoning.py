@@ -311,6 +311,8 @@ def test_each_known_pair_of_marks_separates_the_reasoning(texts: MarkTexts, spec
         (("thought\nhm",), "hm"),
         ((), ""),
         (("a thought",), "a thought"),
+        (("thought", "ful"), "thoughtful"),
+        (("though", "ts"), "thoughts"),
     ],
 )
 def test_label_of_the_reasoning_is_no_part_of_it(texts: tuple[str, ...], reasoning: str) -> None:

@@ -25,8 +25,8 @@ CALL = '<tool_call>call:weather{city:<|"|>Paris, {a}<|"|>,days:3}</tool_call>'
             '{a:<|"|>"x": {y}, [z]\n\\ é<|"|>,b:<|"|><|"|>}',
             {"a": '"x": {y}, [z]\n\\ é', "b": ""},
         ),
-        ("{a:1,b:-2.5e3,c:true,d:false,e:null,f:None}",
-         {"a": 1, "b": -2500.0, "c": True, "d": False, "e": None, "f": None}),
+        ("{a:1,b:-2.5e3,c:true,d:false,e:null,f:None,g:True}",
+         {"a": 1, "b": -2500.0, "c": True, "d": False, "e": None, "f": None, "g": True}),
         (
             '{a:[1,<|"|>x<|"|>,[],{}],b:{c:{d:[2]}}}',
             {"a": [1, "x", [], {}], "b": {"c": {"d": [2]}}},
