@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -81,6 +81,7 @@ class ChatTemplate:
         self.reasoning_marks = find_named_marks(source)
         self.is_harmony = is_harmony(source)  # the format of GPT-OSS
         self._special_tokens = dict(special_tokens)
+        self._reads_parts: dict[str, bool] = {}  # by role; roles that are not known are missing
         try:
             self._template = self._environment.from_string(source)
         except Exception as exc:  # deep nesting also raises errors of the Python compiler
@@ -91,30 +92,66 @@ class ChatTemplate:
 
         Raises InvalidField with the error of the template, InputTooLong beyond MAX_CHARACTERS.
         """
-        chat = chat._replace(messages=tuple(map(dict, self._adapt(chat.messages))))
+        if self.is_harmony:
+            messages = [dict(message) for message in adapt_messages(chat.messages)]
+        else:
+            self._learn_forms(chat)
+            messages = list(map(self._adapt_content, chat.messages))
+        chat = chat._replace(messages=tuple(messages))
         return self._render_adapted(chat, add_generation_prompt=add_generation_prompt)
 
-    def _adapt(self, messages: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-        """Return the messages in the form that the template expects."""
-        if self.is_harmony:
-            return adapt_messages(messages)
-        return map(_split_content, messages) if self._reads_parts_only else messages
+    def _learn_forms(self, chat: Chat) -> None:
+        """Find out for the roles of a conversation whether the template reads contents as parts.
 
-    @cached_property
-    def _reads_parts_only(self) -> bool:
-        """Whether the template reads contents as lists of parts, as many for images do.
-
-        From a text, such a template drops all characters, or fails.
+        Many templates for images read lists of parts only: from a text, they drop all characters,
+        or fail. A template may do so for some roles. A role that it shows in neither form has
+        texts.
         """
-        message = {"role": "user", "content": _PROBE_TEXT}
-        return not self._shows_probe(message) and self._shows_probe(_split_content(message))
+        texts = (message for message in chat.messages if isinstance(message["content"], str))
+        unknown = {message["role"] for message in texts} - self._reads_parts.keys()
+        renders, found = False, True
+        while unknown and found:  # what is found of some roles may be needed for the others
+            found = False
+            for reads_parts in (False, True):
+                shown = self._find_shown_roles(chat, unknown, reads_parts=reads_parts)
+                if shown is not None:
+                    self._reads_parts |= dict.fromkeys(shown, reads_parts)
+                    renders, found, unknown = True, found or bool(shown), unknown - shown
+        if renders:  # if not, another conversation may tell
+            self._reads_parts |= dict.fromkeys(unknown, False)
 
-    def _shows_probe(self, message: Mapping[str, Any]) -> bool:
-        chat = Chat((dict(message),))
+    def _find_shown_roles(
+        self, chat: Chat, roles: Set[str], *, reads_parts: bool
+    ) -> set[str] | None:
+        """Return those of `roles` whose contents the prompt has if they have this form.
+
+        Return None if the template fails.
+        """
+        messages = tuple(
+            _set_content(message, f"{_PROBE_TEXT} {message['role']}", as_parts=reads_parts)
+            if message["role"] in roles
+            else self._adapt_content(message)
+            for message in chat.messages
+        )
         try:
-            return _PROBE_TEXT in self._render_adapted(chat, add_generation_prompt=True)
+            prompt = self._render_adapted(
+                chat._replace(messages=messages), add_generation_prompt=True
+            )
         except (InvalidField, InputTooLong):
-            return False
+            return None
+        probes = {role: f"{_PROBE_TEXT} {role}" for role in roles}
+        # A list that is printed as a whole has the text in quotation marks.
+        return {
+            role
+            for role, text in probes.items()
+            if text in prompt and not (reads_parts and f"'{text}'" in prompt)
+        }
+
+    def _adapt_content(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if not isinstance(message["content"], str):  # builds also try lists of their own
+            return dict(message)
+        as_parts = self._reads_parts.get(message["role"], False)
+        return _set_content(message, message["content"], as_parts=as_parts)
 
     def _render_adapted(self, chat: Chat, *, add_generation_prompt: bool) -> str:
         self._environment.start_counting()
@@ -235,9 +272,9 @@ class _GenerationTag(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _split_content(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the message with its text as a list of one part."""
-    return {**message, "content": [{"type": "text", "text": message["content"]}]}
+def _set_content(message: Mapping[str, Any], text: str, *, as_parts: bool) -> dict[str, Any]:
+    """Return the message with this content, as a text or as a list of one part."""
+    return {**message, "content": [{"type": "text", "text": text}] if as_parts else text}
 
 
 def _raise(reason: str) -> None:

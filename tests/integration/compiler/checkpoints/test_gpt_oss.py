@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from build_artifacts.checkpoints.adapter import read_adapter
 from build_artifacts.checkpoints.architectures import check_unquantized, load_config
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.models import load_model
+from build_artifacts.checkpoints.models import count_parameters, load_model
 from build_artifacts.decoders.int8_kv_cache import has_int8_kv_cache
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DECODER_FP32
@@ -65,6 +65,7 @@ def change_config(directory: Path, changes: dict[str, Any]) -> None:
 def test_mxfp4_weights_are_those_of_transformers(tmp_path: Path) -> None:
     write_mxfp4(tmp_path / "checkpoint")
     model = load_model(tmp_path / "checkpoint", head=ModelHead.NEXT_TOKEN, dtype="float32")
+    assert count_parameters(tmp_path / "checkpoint") == model.num_parameters()
     graph = export_graph(tmp_path, DECODER_FP32)
     ids, expected = compute_logits(model)
     check_logits(run_graph(graph, ids), expected, 1e-4)

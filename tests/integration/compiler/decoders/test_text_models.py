@@ -223,6 +223,28 @@ def edit_config(directory: Path, changes: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_bytes()) | changes), encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [
+        ({"eos_token_id": [9, 11]}, [9, 11]),
+        ({"text_config": {"eos_token_id": 12}}, 12),
+        ({}, None),  # not the default of the class, which may be any token of another vocabulary
+    ],
+)
+def test_end_tokens_are_those_that_the_config_states(
+    stated: dict[str, Any], expected: object, tmp_path: Path
+) -> None:
+    write_model("llava", tmp_path / "whole")
+    path = tmp_path / "whole" / "config.json"
+    config = json.loads(path.read_bytes())
+    config.pop("eos_token_id", None)
+    del config["text_config"]["eos_token_id"]
+    text = config["text_config"] | stated.get("text_config", {})
+    path.write_text(json.dumps(config | stated | {"text_config": text}), encoding="utf-8")
+    read = json.loads((extract(tmp_path) / "config.json").read_bytes())
+    assert read.get("eos_token_id") == expected
+
+
 def test_quantized_checkpoint_is_rejected_before_it_is_copied(tmp_path: Path) -> None:
     write_model("qwen3_5", tmp_path / "whole")
     edit_config(tmp_path / "whole", {"quantization_config": {"quant_method": "fp8"}})

@@ -42,6 +42,35 @@ def test_template_that_fails_for_texts_gets_parts() -> None:
     assert ChatTemplate(source, {}).render(TALK).startswith("system:Be brief.;")
 
 
+@pytest.mark.parametrize("first", ["system", "user"])
+def test_each_role_gets_the_form_that_the_template_reads_for_it(first: str) -> None:
+    source = (
+        "{% for message in messages %}{% if message['role'] == 'user' %}"
+        "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}"
+        "{% else %}[{{ message['content'] or 'called' }}]{% endif %};{% endfor %}"
+    )
+    template = ChatTemplate(source, {})
+    talk = TALK._replace(messages=(*TALK.messages, {"role": "tool", "content": "42"}))
+    if first == "user":
+        assert template.render(Chat(TALK.messages[1:2])) == "Hello;"
+    assert template.render(talk) == "[Be brief.];Hello;[called];[42];"
+
+
+def test_template_that_needs_another_role_gets_parts() -> None:
+    source = (
+        "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no') }}{% endif %}" + PARTS
+    )
+    assert ChatTemplate(source, {}).render(TALK) == "system:Be brief.;user:Hello;assistant:;"
+
+
+def test_form_is_learned_from_a_later_conversation() -> None:
+    source = "{% if messages | length < 2 %}{{ raise_exception('no') }}{% endif %}" + PARTS
+    template = ChatTemplate(source, {})
+    with pytest.raises(InvalidField, match="rejects `messages`: no"):
+        template.render(Chat(TALK.messages[1:2]))
+    assert template.render(TALK) == "system:Be brief.;user:Hello;assistant:;"
+
+
 def test_template_that_reads_neither_form_gets_texts() -> None:
     template = ChatTemplate("{{ messages[0]['content'].upper() }}", {})
     assert template.render(TALK) == "BE BRIEF."
