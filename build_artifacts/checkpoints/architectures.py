@@ -145,7 +145,7 @@ def read_kv_heads(config: TransformersConfig) -> int:
         return int(config.num_kv_heads)
     if config.model_type in _MULTI_QUERY:
         return 1 if config.multi_query else heads
-    # As in transformers, only a field that the class declares counts.
+    # config.json may have the field although the class ignores it, such as GPT-NeoX's.
     is_declared = hasattr(type(config), "num_key_value_heads")
     return config.num_key_value_heads or heads if is_declared else heads
 

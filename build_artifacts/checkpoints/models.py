@@ -95,8 +95,9 @@ def count_parameters(weights: Path) -> int:
         with safe_open(path, framework="numpy") as file:
             for name in file.keys():  # noqa: SIM118 - the file object is no mapping
                 stored = math.prod(file.get_slice(name).get_shape())
-                packed, scales = name.endswith("_blocks"), name.endswith("_scales")
-                total += 2 * stored if packed else 0 if scales else stored
+                if name.endswith("_blocks"):
+                    stored *= 2
+                total += 0 if name.endswith("_scales") else stored
     return total
 
 

@@ -63,8 +63,7 @@ class DecoderGraphs:
 
         def work(into: Path) -> str:
             export_decoder(self.weights, self.metadata, recipe, into)
-            self._quantize_kv_cache(recipe, into)
-            return format_size(into / weights)
+            return format_size(into / weights) + self._quantize_kv_cache(recipe, into)
 
         # Recipes that differ only in `compile` share a program, because torch compiles it later,
         # when an engine starts.
@@ -87,10 +86,9 @@ class DecoderGraphs:
             encoder = find_encoder_graph(float_graph)
             if encoder is None:
                 quantize_per_token(float_graph, into / GRAPH_NAME, self._calibration())
-                self._quantize_kv_cache(recipe, into)
-            else:
-                quantize_per_token(float_graph, into / GRAPH_NAME)
-                quantize_per_token(encoder, into / encoder.name)
+                return format_size(into / WEIGHTS_NAME) + self._quantize_kv_cache(recipe, into)
+            quantize_per_token(float_graph, into / GRAPH_NAME)
+            quantize_per_token(encoder, into / encoder.name)
             return format_size(into / WEIGHTS_NAME)
 
         key = f"quantize-{digest_decoder_recipe(recipe)}"
@@ -100,10 +98,15 @@ class DecoderGraphs:
         texts = load_calibration_inputs(self.weights, self.metadata.max_tokens)
         return CalibrationTexts(texts, self.metadata.required_generation_config)
 
-    def _quantize_kv_cache(self, recipe: DecoderRecipe, directory: Path) -> None:
-        """Convert the KV cache to int8 if the recipe demands it and the graph is supported."""
-        if recipe.kv_cache_dtype:
-            quantize_kv_cache(directory / GRAPH_NAME, self._calibration())
+    def _quantize_kv_cache(self, recipe: DecoderRecipe, directory: Path) -> str:
+        """Convert the KV cache to int8 if the recipe demands it and the graph is supported.
+
+        Return what the progress adds if the graph is not.
+        """
+        if not recipe.kv_cache_dtype:
+            return ""
+        quantize_kv_cache(directory / GRAPH_NAME, self._calibration())
+        return "" if has_int8_kv_cache(directory / GRAPH_NAME) else ", its KV cache stays float"
 
 
 def open_for_gate(spec: DecoderSpec, reference: DecoderReference) -> DecoderEngine:

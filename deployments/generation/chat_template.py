@@ -127,8 +127,9 @@ class ChatTemplate:
 
         Return None if the template fails.
         """
+        probes = {role: f"{_PROBE_TEXT} {role};" for role in roles}
         messages = tuple(
-            _set_content(message, f"{_PROBE_TEXT} {message['role']}", as_parts=reads_parts)
+            _set_content(message, probes[message["role"]], as_parts=reads_parts)
             if message["role"] in roles
             else self._adapt_content(message)
             for message in chat.messages
@@ -139,7 +140,6 @@ class ChatTemplate:
             )
         except (InvalidField, InputTooLong):
             return None
-        probes = {role: f"{_PROBE_TEXT} {role}" for role in roles}
         # A list that is printed as a whole has the text in quotation marks.
         return {
             role

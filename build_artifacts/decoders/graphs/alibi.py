@@ -53,8 +53,8 @@ def build_falcon_bias(
     """
     slopes = _compute_slopes(config.num_attention_heads).reshape(1, -1, 1, 1)
     scale = graph.constant((config.hidden_size // config.num_attention_heads) ** -0.5)
-    # The rounding depends on the position of a key, not on its distance. The product of the query
-    # is common to all keys, so the softmax ignores it.
+    # Products of positions are rounded, so a bias is no product of the distance. Subtracting the
+    # query's product changes no result: the softmax ignores what all keys have in common.
     products = []
     for positions in (inputs.cache_positions(), _align_queries(graph, inputs)):
         rounded = [_round(graph, value) for value in (positions, graph.constant(slopes))]

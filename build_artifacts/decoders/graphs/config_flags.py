@@ -9,12 +9,13 @@ from deployments.engines.pytorch.layer_types import read_windows
 
 ConfigFlag = Callable[[TransformersConfig], bool]
 ConfigFactor = Callable[[TransformersConfig], float]
-# These take the config and a layer number.
+# A condition and a factor that depend on the number of a layer, too.
 LayerFlag = Callable[[TransformersConfig, int], bool]
 LayerFactor = Callable[[TransformersConfig, int], float]
 
-# Activations that configs do not declare, by model type, and fields of those that do.
+# Activations of model types whose configs have no field for it.
 _ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu", "bloom": "gelu_pytorch_tanh", "mpt": "gelu"}
+# Names of that field in the configs of all other types.
 _ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "activation")
 
 
@@ -22,7 +23,7 @@ def read_activation(config: TransformersConfig) -> str:
     """Return the activation of the MLPs."""
     if config.model_type in _ACTIVATIONS:
         return _ACTIVATIONS[config.model_type]
-    # As in transformers, only a field that the class declares counts.
+    # config.json may have further fields, which transformers ignores.
     declared = (name for name in _ACTIVATION_FIELDS if hasattr(type(config), name))
     return str(getattr(config, next(declared)))
 

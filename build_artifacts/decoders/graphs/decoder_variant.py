@@ -162,7 +162,7 @@ class _DecoderBuilder:
             shared_heads=read_kv_heads(config),
         )
         build_bias = variant.alibi
-        # All layers share the bias.
+        # Built once: it depends on positions, not on the layer.
         self._bias = None if build_bias is None else build_bias(self._graph, self._inputs, config)
 
     def build(self) -> ModelGraphs:
@@ -175,10 +175,7 @@ class _DecoderBuilder:
             states = self._norm(states, "norm")
         if self._variant.has_projections(config):
             states = graph.linear(states, ["project_out"])
-        heads = ["lm_head.weight", "embed_tokens.weight"]
-        logits, vocabulary = graph.head(
-            states, heads[::-1] if config.tie_word_embeddings else heads
-        )
+        logits, vocabulary = graph.decoder_head(states, is_tied=config.tie_word_embeddings)
         if "lm_head.bias" in graph.weights:
             logits = graph.op("Add", logits, graph.stored("lm_head.bias"))
         logits = self._scale(logits, factors.logits)
@@ -385,7 +382,7 @@ class _DecoderBuilder:
                 f"{name}.offset", graph.weights.shape(name), lambda: 1 + graph.weights.read(name)
             )
             return graph.rms_norm(value, scale, epsilon)
-        # Each norm has its own ones, so that a quantizer may smooth its output.
+        # Ones for each norm, not one tensor for all: a quantizer scales channels by changing them.
         ones = graph.tensor(name, np.ones(size or self._config.hidden_size, np.float32))
         if kind == "unit rms":
             return graph.rms_norm(value, ones, epsilon)

@@ -35,8 +35,9 @@ class Experts:
     # Config field with a factor of the experts' output.
     factor: str | None = None
     # Config field with the noise of the router in training, for Phi-3.5-MoE's selection of two
-    # experts (https://arxiv.org/abs/2409.12136). Experts whose logits are less by a larger share
-    # than twice the noise do not take part in the softmax. None: another selection.
+    # experts (https://arxiv.org/abs/2409.12136): relative to the larger of both, a logit may be
+    # less than the best one by twice the noise, or its expert is left out of the softmax. None:
+    # another selection.
     noise: str | None = None
     # Whether gate and up projection are clamped and the latter is raised by 1, as in GPT-OSS.
     clamped: bool = False
@@ -95,7 +96,7 @@ class ExpertLayer(NamedTuple):
     def _selected(self) -> int:
         """Number of experts per token."""
         if self.experts.noise is not None:
-            return 2  # whatever the config says
+            return 2  # the method is for two experts; transformers ignores the config, too
         selected: int | list[int] = self.config.num_experts_per_tok  # some configs list the layers
         return selected if isinstance(selected, int) else selected[self.number]
 

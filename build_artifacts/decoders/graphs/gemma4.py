@@ -64,10 +64,7 @@ class _Gemma4Builder:
         for layer in range(config.num_hidden_layers):
             hidden = self._layer(layer, hidden, context)
         states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
-        heads = ["lm_head.weight", "embed_tokens.weight"]
-        logits, vocabulary = graph.head(
-            states, heads[::-1] if config.tie_word_embeddings else heads
-        )
+        logits, vocabulary = graph.decoder_head(states, is_tied=config.tie_word_embeddings)
         if (cap := config.final_logit_softcapping) is not None:
             logits = graph.soft_cap(logits, float(cap))
         graph.output(logits, "logits", "B", "L", vocabulary)

@@ -142,6 +142,11 @@ class GraphWriter:
         bias = self.weight(f"{label}.bias.joined", joined.shape[1:], joined.bias)
         return self.op("Add", projected, bias)
 
+    def decoder_head(self, value: Value, *, is_tied: bool) -> tuple[Value, int]:
+        """Project `value` to logits by the head with Llama's name, or by the table it shares."""
+        names = ["lm_head.weight", "embed_tokens.weight"]
+        return self.head(value, names[::-1] if is_tied else names)
+
     def head(self, value: Value, names: Sequence[str]) -> tuple[Value, int]:
         """Project `value` to logits. Return the logits and the vocabulary size.
 

@@ -25,7 +25,7 @@ _EPSILON = 1e-6  # of the norms of latent vectors, whatever the config has for o
 
 
 def list_latent_modules(config: TransformersConfig) -> list[FusedModule]:
-    """Describe the modules whose rows have different uses."""
+    """Describe the modules that compute channels with and without RoPE, or keys and values."""
     heads, rope = config.num_attention_heads, config.qk_rope_head_dim
     plain, values = config.qk_nope_head_dim, config.v_head_dim
     queries = "self_attn.q_proj" if config.q_lora_rank is None else "self_attn.q_b_proj"
@@ -101,7 +101,7 @@ class LatentAttention(NamedTuple):
         return self._join_heads(self.graph.op("Pad", self._split_heads(values), ends))
 
     def _cut(self, attended: Value) -> Value:
-        """Remove what the zeros of `_fill` became."""
+        """Remove the channels that `_fill` added, from the attended values."""
         size = self.config.v_head_dim
         if size == self.shape.size:
             return attended

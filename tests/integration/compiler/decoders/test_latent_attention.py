@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,17 @@ import pytest
 
 from build_artifacts.checkpoints.decoders import LATENT_ATTENTION
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.presets import DECODER_BF16_TORCH, DECODER_FP16, DECODER_FP16_TRANSFORMERS
-from build_artifacts.recipes import DECODER_FP32, DecoderRecipe
+from build_artifacts.families.base import BuildBudget
+from build_artifacts.pipeline import BuildRequest, build
+from build_artifacts.presets import (
+    DECODER_BF16_TORCH,
+    DECODER_FP16,
+    DECODER_FP16_TRANSFORMERS,
+    DECODER_INT8,
+)
+from build_artifacts.progress import BuildProgress
+from build_artifacts.recipes import DECODER_FP32, BuildRecipe, DecoderRecipe
+from deployments.artifacts.manifest import Gate
 from tests.integration.compiler.decoders.test_chunked_prompts import CHUNKS, read_in_chunks
 from tests.integration.compiler.decoders.test_families import (
     check_export,
@@ -66,6 +76,22 @@ def test_chunks_and_steps_match_transformers(architecture: str, tmp_path: Path) 
     if architecture == MINICPM:  # sums over experts depend on the threads
         whole = run_graph(int8, ids)
         np.testing.assert_array_equal(found[: CHUNKS[-1]], whole[: CHUNKS[-1]])
+
+
+@pytest.mark.slow
+def test_build_says_that_the_kv_cache_stays_float(tmp_path: Path) -> None:
+    write_decoder(MINICPM, tmp_path / "checkpoint", OWN[MINICPM])
+    gate = Gate(next_token_agreement=0.3, perplexity_increase=1)
+    request = BuildRequest(
+        ref=str(tmp_path / "checkpoint"),
+        store=tmp_path / "store",
+        recipe=BuildRecipe(candidates=(), decoders=(DECODER_INT8,), gate=gate),
+        budget=BuildBudget(tune_seconds=0),
+    )
+    log = io.StringIO()
+    (candidate,) = build(request, BuildProgress(log)).manifest.candidates
+    assert candidate.kv_cache_dtype is None
+    assert "MB, its KV cache stays float" in log.getvalue()
 
 
 @pytest.mark.parametrize("recipe", [DECODER_FP16, DECODER_FP16_TRANSFORMERS, DECODER_BF16_TORCH])

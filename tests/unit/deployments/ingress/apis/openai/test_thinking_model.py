@@ -21,7 +21,7 @@ INDENTED = "tiny/indented"
 THINKER = "tiny/thinker"
 # The same model as HYBRID with a template that names no mark.
 PLAIN = "tiny/plain"
-# As Magistral, Seed-OSS, Command A and Gemma 4: other marks.
+# Models with the marks of Magistral, Seed-OSS, Command A and Gemma 4, by id.
 OTHERS = {f"tiny/others{number}": marks for number, marks in enumerate(KNOWN_MARKS[1:])}
 MODELS = (HYBRID, INDENTED, THINKER, PLAIN, *OTHERS)
 OPEN, CLOSE = THINK.open, THINK.close
