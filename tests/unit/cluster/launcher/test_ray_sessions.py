@@ -93,8 +93,10 @@ def test_session_of_a_process_that_hangs_stays_without_waiting_for_it() -> None:
 def test_session_stays_while_one_of_its_processes_lives(tmp_path: Path) -> None:
     """`ray start` without `--block` ends, and its processes live."""
     session = create_session(tmp_path, 1)
-    command = [sys.executable, "-c", "input()", f"--log-dir={session}/logs"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE):
+    script = "print(flush=True); input()"
+    command = [sys.executable, "-c", script, f"--log-dir={session}/logs"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # a process has no command line for a moment after its start
         remove_ended_sessions(tmp_path)
         assert session.is_dir()
     remove_ended_sessions(tmp_path)
