@@ -1,4 +1,4 @@
-"""GPU candidates of decoders with chosen attention, on several GPUs or with a KV cache in RAM."""
+"""GPU candidates of decoders: chosen attention, several GPUs, a KV cache in RAM, no programs."""
 
 from __future__ import annotations
 
@@ -65,11 +65,19 @@ def _has_attention(recipe: DecoderRecipe) -> bool:
 def _with_attention(recipe: DecoderRecipe, attention: Attention) -> DecoderRecipe:
     # A torch program contains only operators of torch, and flash attention is in another package,
     # so the checkpoint runs on the engine `transformers`.
-    if attention == "flash" and recipe.engine == "torch":
-        name = f"gpu-{recipe.precision}-transformers"
-        recipe = replace(DECODER_FP16_TRANSFORMERS, name=name, precision=recipe.precision)
+    if attention == "flash":
+        recipe = without_program(recipe)
     run = recipe.run.model_copy(update={"attention": attention})
     return replace(recipe, name=f"{recipe.name}-{attention}", run=run)
+
+
+def without_program(recipe: DecoderRecipe) -> DecoderRecipe:
+    """Let the engine `transformers` run the checkpoint if `recipe` traces it into a program."""
+    if recipe.engine != "torch":
+        return recipe
+    name = recipe.name.replace("-torch", "-transformers").replace("-compiled", "-transformers")
+    run = recipe.run.model_copy(update={"compile": False})
+    return replace(recipe, name=name, engine="transformers", run=run)
 
 
 def with_gpu_placement(

@@ -14,7 +14,7 @@ from deployments.artifacts.types import Device, EngineName, KvCacheDtype, Precis
 Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
 
 # Increase this if a code change alters the output of a build step.
-RECIPE_REVISION = 16
+RECIPE_REVISION = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

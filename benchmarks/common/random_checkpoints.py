@@ -55,6 +55,26 @@ TINY_GPT_OSS: RandomDecoder = (
     {**_TINY, "sliding_window": 32, "num_local_experts": 8, "num_experts_per_tok": 3},
 )
 TINY_MOE: RandomDecoder = ("Qwen3MoeForCausalLM", {**_TINY, **_TINY_EXPERTS})
+# Recurrent layers before one with attention.
+TINY_QWEN3_5: RandomDecoder = ("Qwen3_5ForCausalLM", {
+    **_TINY, "num_hidden_layers": 3, "layer_types": ["linear_attention"] * 2 + ["full_attention"],
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32,
+    "linear_value_head_dim": 16,
+})  # fmt: skip
+# Heads of two sizes, and a layer that reads the keys of another one.
+TINY_GEMMA4: RandomDecoder = ("Gemma4ForCausalLM", {
+    **_TINY, "num_hidden_layers": 3, "layer_types": [
+        "sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 32, "global_head_dim": 32, "num_kv_shared_layers": 1,
+    "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 1_024,
+})  # fmt: skip
+# Latent attention, with experts after the first layer.
+TINY_DEEPSEEK: RandomDecoder = ("DeepseekV3ForCausalLM", {
+    **_TINY, "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 40,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 24, "first_k_dense_replace": 1,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64, "n_group": 1,
+    "topk_group": 1,
+})  # fmt: skip
 # Four of the 48 layers of Qwen3-30B-A3B.
 MOE_LAYERS: RandomDecoder = ("Qwen3MoeForCausalLM", dict(
     vocab_size=151_936, hidden_size=2_048, num_hidden_layers=4, num_attention_heads=32,

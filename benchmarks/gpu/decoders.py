@@ -17,10 +17,13 @@ from benchmarks.common.random_checkpoints import (
     MOE_LAYERS,
     SMALL_LLAMA,
     SMOLLM_135M,
+    TINY_DEEPSEEK,
     TINY_GEMMA2,
+    TINY_GEMMA4,
     TINY_GPT_OSS,
     TINY_LLAMA,
     TINY_MOE,
+    TINY_QWEN3_5,
     RandomDecoder,
     write_bart,
     write_decoder,
@@ -32,6 +35,7 @@ from benchmarks.gpu.checkpoints import find_smollm, open_steps, read_checkpoint
 from benchmarks.gpu.device import release_memory, summarize_ms, used_bytes
 from benchmarks.gpu.transformers_generation import GENERATION_BASELINES, generate
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
+from build_artifacts.gpu_placement import without_program
 from build_artifacts.presets import (
     DECODER_BF16_TORCH,
     DECODER_FP16,
@@ -90,6 +94,9 @@ _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
     "gemma2": _written(TINY_GEMMA2),
     "gpt-oss": _written(TINY_GPT_OSS),
     "qwen3-moe": _written(TINY_MOE),
+    "qwen3.5": _written(TINY_QWEN3_5),
+    "gemma4": _written(TINY_GEMMA4),
+    "deepseek-v3": _written(TINY_DEEPSEEK),
     "135m": _sized(SMOLLM_135M),
     "1b": _sized(LLAMA_1B),
     "moe": lambda directory, bench: write_decoder(
@@ -167,6 +174,8 @@ def parity_cases(_target: Target) -> list[Case]:
     pairs = [("llama", recipe) for recipe in CANDIDATES]
     pairs += [("gemma2", DECODER_FP16_TORCH), ("gemma2", DECODER_FLASH)]
     pairs += [("gpt-oss", DECODER_BF16_TORCH), ("qwen3-moe", DECODER_BF16_TORCH)]
+    pairs += [("qwen3.5", without_program(DECODER_BF16_TORCH))]
+    pairs += [("gemma4", DECODER_BF16_TORCH), ("deepseek-v3", DECODER_BF16_TORCH)]
     pairs += [("gpt2", DECODER_FP16_TORCH), ("gpt2", DECODER_FP16)]
     pairs += [("bart", DECODER_FP16), ("bart", DECODER_GPU_INT8)]
     return [
@@ -278,8 +287,7 @@ def _account_memory(bench: Bench, recipe: DecoderRecipe) -> Mapping[str, Any]:
     del engine
     release_memory(target)
     weights = sum(path.stat().st_size for path in spec.path.parent.glob("*") if path.is_file())
-    value_bytes = 4 if spec.compute_precision == "fp32" else 2
-    kv_bytes = kv_tokens * kv_bytes_per_token(spec.generation_config, value_bytes)
+    kv_bytes = kv_tokens * kv_bytes_per_token(spec)
     return {
         "weight_file_bytes": weights,
         "kv_cache_bytes": kv_bytes,

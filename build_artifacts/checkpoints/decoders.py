@@ -12,6 +12,7 @@ from build_artifacts.checkpoints.architectures import (
     TransformersConfig,
     check_unquantized,
     has_experts,
+    has_latent_attention,
     read_architecture,
     read_head_size,
     read_kv_heads,
@@ -54,11 +55,6 @@ _MODEL_BUILDER = (
     "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "PhiForCausalLM",
     "Phi3ForCausalLM", "GraniteForCausalLM", "NemotronForCausalLM", "Ernie4_5ForCausalLM",
 )  # fmt: skip
-# Architectures with latent attention. transformers caches a vector per token, not keys and values.
-LATENT_ATTENTION = (
-    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
-    "MiniCPM3ForCausalLM", "YoutuForCausalLM",
-)  # fmt: skip
 # Architectures that `decoders/graphs/` exports.
 GRAPH_BUILDERS = (
     "GPT2LMHeadModel", "OPTForCausalLM", "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM",
@@ -73,7 +69,8 @@ GRAPH_BUILDERS = (
     "Glm4MoeForCausalLM", "Dots1ForCausalLM", "HunYuanMoEV1ForCausalLM", "GptOssForCausalLM",
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
     "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
-    *LATENT_ATTENTION, "Ministral3ForCausalLM",
+    "DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
+    "MiniCPM3ForCausalLM", "YoutuForCausalLM", "Ministral3ForCausalLM",
     "MinistralForCausalLM", "OlmoForCausalLM", "ApertusForCausalLM", "VaultGemmaForCausalLM",
     "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
     "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
@@ -175,6 +172,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
         kv_heads=kv_heads,
         head_dim=head_dim,
         token_kv_values=values if config.model_type in _UNEQUAL_LAYERS else None,
+        token_latent_values=_count_latent_values(config),
         eos_token_ids=_read_eos_token_ids(weights, special, config.vocab_size),
         special_tokens=special,
         suppressed_token_ids=tuple(each for each in suppressed if each < config.vocab_size),
@@ -192,6 +190,13 @@ def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
         each = (config.per_layer_config[layer] for layer in own)
         return [(layer.num_key_value_heads, layer.head_dim) for layer in each]
     return [(read_kv_heads(config), read_head_size(config))] * len(layers)
+
+
+def _count_latent_values(config: TransformersConfig) -> int | None:
+    """Return the values of one token in the latent vectors of all layers, with those for RoPE."""
+    if not has_latent_attention(config):
+        return None
+    return int(config.num_hidden_layers * (config.kv_lora_rank + config.qk_rope_head_dim))
 
 
 def _read_defaults(weights: Path) -> GenerationDefaults:

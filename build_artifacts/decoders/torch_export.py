@@ -1,6 +1,6 @@
 """Export of decoders to torch: as a traced program, or as a checkpoint for transformers.
 
-Both forms run with an external KV cache (deployments/engines/pytorch/transformers_kv.py). A program
+Both forms run with an external KV cache (deployments/engines/pytorch/kv_program.py). A program
 takes the cache as inputs. For a checkpoint, the engine attaches the cache to the loaded model.
 deployments/engines/pytorch/decoder.py describes inputs and outputs of the program.
 """
@@ -8,24 +8,24 @@ deployments/engines/pytorch/decoder.py describes inputs and outputs of the progr
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from build_artifacts.checkpoints.architectures import has_mxfp4_weights
-from build_artifacts.checkpoints.decoders import LATENT_ATTENTION
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
 from deployments.artifacts.types import Attention, ModelHead, Precision
-from deployments.engines.pytorch.transformers_kv import with_external_kv
+from deployments.engines.pytorch.kv_program import KvCacheProgram
 
 _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
     **dict.fromkeys(("int8", "nf4"), "float16"),
 }
+_MAX_FLASH_CHANNELS = 256  # of a head
 _MAX_SHARD_SIZE = "1000TB"  # keeps all weights in one file
 
 
@@ -66,10 +66,19 @@ def export_checkpoint(
 def _check_tensor_parallel(
     model: TorchModel, metadata: CheckpointMetadata, tensor_parallel_size: int
 ) -> None:
-    """Raise UnsupportedModel if transformers cannot split the KV heads evenly over the GPUs."""
+    """Raise UnsupportedModel if the KV cache cannot be split evenly over the GPUs."""
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
-    heads = metadata.required_generation_config.kv_heads
+    config = metadata.required_generation_config
+    if tensor_parallel_size > 1 and (
+        config.state_values or config.token_kv_values or config.token_latent_values
+    ):
+        raise UnsupportedModel(
+            f"tensor parallelism needs equal KV heads in all layers, unlike those of "
+            f"`{metadata.architecture}`",
+            hint="omit `--tensor-parallel-size`",
+        )
+    heads = config.kv_heads
     heads_per_gpu = get_kv_heads_per_rank(
         getattr(model, "_tp_plan", None) or {}, heads, tensor_parallel_size
     )
@@ -129,6 +138,12 @@ def export_program(
             "no `kv_offload` and no `flash` attention",
             hint='set `engine="transformers"` in the recipe',
         )
+    if metadata.required_generation_config.state_values:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: torch programs have no loops, which recurrent layers such as those "
+            f"of `{metadata.architecture}` need",
+            hint='set `engine="transformers"` in the recipe',
+        )
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
     check_model(model, metadata, recipe.run.attention)
     write_traced(
@@ -147,24 +162,6 @@ def check_recipe(
         raise UnsupportedModel(
             f"`{recipe.name}`: the engine {recipe.engine} does not support models with an encoder",
             hint="use their ONNX graphs",
-        )
-    if metadata.required_generation_config.state_values:
-        raise UnsupportedModel(
-            f"`{recipe.name}`: the engine {recipe.engine} does not support recurrent layers, such "
-            f"as those of `{metadata.architecture}`",
-            hint="use its ONNX graphs, which run on the CPU",
-        )
-    if metadata.required_generation_config.token_kv_values is not None:
-        raise UnsupportedModel(
-            f"`{recipe.name}`: the engine {recipe.engine} needs equal KV caches in all layers; "
-            f"those of `{metadata.architecture}` differ",
-            hint="use its ONNX graphs, which run on the CPU",
-        )
-    if metadata.architecture in LATENT_ATTENTION:
-        raise UnsupportedModel(
-            f"`{recipe.name}`: the engine {recipe.engine} does not support latent attention, which "
-            f"`{metadata.architecture}` has",
-            hint="use its ONNX graphs, which run on the CPU",
         )
     if not _has_exchangeable_attention(metadata.architecture):
         raise UnsupportedModel(
@@ -198,7 +195,7 @@ def _has_exchangeable_attention(architecture: str) -> bool:
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for a RoPE type or sinks that torch engines do not support.
+    """Raise UnsupportedModel for RoPE types, heads or sinks that torch engines do not support.
 
     `attention` is the implementation that the engine uses.
     """
@@ -214,8 +211,17 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
             hint="use its ONNX graphs",
         )
+    if attention != "flash":
+        return
+    config = metadata.required_generation_config
+    if config.token_latent_values or config.head_dim > _MAX_FLASH_CHANNELS:
+        raise UnsupportedModel(
+            f"`flash_attn` needs keys and values of one size, up to {_MAX_FLASH_CHANNELS} "
+            f"channels, unlike those of `{metadata.architecture}`",
+            hint="use `--attention sdpa`",
+        )
     names = (name for name, _ in model.named_parameters())
-    if attention == "flash" and any(name.endswith(".sinks") for name in names):
+    if any(name.endswith(".sinks") for name in names):
         raise UnsupportedModel(
             f"`flash_attn` does not support the attention sinks of `{metadata.architecture}`",
             hint="use `--attention sdpa`",
@@ -227,14 +233,11 @@ def _trace(
 ) -> torch.export.ExportedProgram:
     import torch
 
-    generation_config = metadata.required_generation_config
-    shape = (
-        _EXAMPLE_SLOTS,
-        generation_config.kv_heads,
-        _EXAMPLE_CAPACITY,
-        generation_config.head_dim,
-    )
-    caches = [torch.zeros(shape, dtype=model.dtype) for _ in range(2 * generation_config.layers)]
+    program = KvCacheProgram(model, attention)
+    caches = [
+        torch.zeros((_EXAMPLE_SLOTS, heads, _EXAMPLE_CAPACITY, size), dtype=model.dtype)
+        for heads, size in program.layout.kv_shapes
+    ]
     example = {
         "input_ids": torch.ones(_EXAMPLE_SLOTS, _EXAMPLE_TOKENS, dtype=torch.int64),
         "lengths": torch.zeros(_EXAMPLE_SLOTS, dtype=torch.int64),
@@ -252,8 +255,24 @@ def _trace(
         "wanted": {0: logits},
         "memory": [{0: rows, 2: capacity} for _ in caches],
     }
+
+    class Traced(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            lengths: torch.Tensor,
+            wanted: torch.Tensor,
+            memory: Sequence[torch.Tensor],
+        ) -> torch.Tensor:
+            # Stored programs name their inputs after these parameters, so do not rename them.
+            return program(input_ids, lengths, wanted, memory)
+
     return torch.export.export(
-        with_external_kv(model, attention),
+        Traced(),
         (),
         example,
         dynamic_shapes=shapes,

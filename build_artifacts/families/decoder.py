@@ -39,6 +39,7 @@ from build_artifacts.families.base import (
     GateResult,
     ModelBuild,
 )
+from build_artifacts.gpu_placement import without_program
 from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
 from deployments.artifacts.manifest import (
@@ -149,7 +150,11 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
         self._specs: dict[DecoderRecipe, DecoderSpec] = {}  # graphs exported so far
 
     def candidates(self, device: Device) -> Sequence[DecoderRecipe]:
-        return [recipe for recipe in self.context.recipe.decoders if recipe.device is device]
+        recipes = [each for each in self.context.recipe.decoders if each.device is device]
+        if self.context.metadata.required_generation_config.state_values:
+            # Programs have no loops over the tokens of a prompt, which recurrent layers need.
+            recipes = list(dict.fromkeys(map(without_program, recipes)))
+        return recipes
 
     @property
     def fallback(self) -> DecoderRecipe:

@@ -60,6 +60,9 @@ class GenerationConfig(FrozenModel):
     head_dim: int = Field(ge=1)
     # Number of keys and values of one token, if the layers differ. None: all layers are equal.
     token_kv_values: int | None = Field(None, ge=1)
+    # Number of values of one token in the latent vectors of all layers, which torch engines cache
+    # in place of keys and values. None: no latent attention.
+    token_latent_values: int | None = Field(None, ge=1)
     eos_token_ids: tuple[int, ...] = Field(min_length=1)  # each of these tokens ends an answer
     # Variables of the chat template, such as {"bos_token": "<s>"}.
     special_tokens: dict[str, str] = Field(default_factory=dict)

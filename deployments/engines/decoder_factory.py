@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.manifest import ArtifactManifest, Candidate
 from deployments.artifacts.types import Device
 from deployments.config import GeneratorSettings, HardwareSettings
@@ -20,6 +19,7 @@ from deployments.errors import EngineFailed, RequirementMissing
 WARM_UP_TOKENS = 32
 # Bytes per value of the recurrent states of a slot. Engines keep two states in fp32.
 _STATE_BYTES = 2 * 4
+_LATENT_CACHES = ("torch", "transformers")  # engines that cache latent vectors
 
 
 def open_decoder(spec: DecoderSpec, settings: GeneratorSettings) -> DecoderEngine:
@@ -59,7 +59,7 @@ def _measure_slot(spec: DecoderSpec, context: int) -> int:
     config = spec.generation_config
     source = config.encoder_decoder
     tokens = context + (0 if source is None else source.max_source_tokens)
-    slot_bytes = tokens * kv_bytes_per_token(config, _kv_value_bytes(spec))
+    slot_bytes = tokens * kv_bytes_per_token(spec)
     # With tensor parallelism each GPU caches only its share of the heads.
     return slot_bytes // spec.options.tensor_parallel_size + _STATE_BYTES * config.state_values
 
@@ -131,7 +131,10 @@ def _warm_up(decoder: DecoderEngine) -> None:
         decoder.decode(np.zeros(slots, np.int64), np.ones(slots, np.int64))
 
 
-def kv_bytes_per_token(config: GenerationConfig, value_bytes: int) -> int:
+def kv_bytes_per_token(spec: DecoderSpec) -> int:
     """Return the bytes of the keys and values of one token in all layers."""
-    equal = 2 * config.layers * config.kv_heads * config.head_dim
-    return (config.token_kv_values or equal) * value_bytes
+    config = spec.generation_config
+    values = config.token_kv_values or 2 * config.layers * config.kv_heads * config.head_dim
+    if spec.engine in _LATENT_CACHES:
+        values = config.token_latent_values or values
+    return values * _kv_value_bytes(spec)

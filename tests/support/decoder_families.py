@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import transformers
 
-from build_artifacts.checkpoints.decoders import LATENT_ATTENTION
 from tests.support.decoder_artifacts import write_byte_tokenizer
 from tests.support.tiny_encoders import write_json
 
@@ -67,12 +66,10 @@ LATENT = {
     "num_key_value_heads": 4, "q_lora_rank": 48, "kv_lora_rank": 40, "qk_nope_head_dim": 32,
     "qk_rope_head_dim": 16, "v_head_dim": 24,
 }  # fmt: skip
-# Architectures that torch engines do not run: their OWN values include recurrent layers, their
-# layers differ in KV caches, or they have latent attention.
-CPU_ONLY = (
+# Architectures whose OWN values include recurrent layers.
+RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
-    "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
-    *LATENT_ATTENTION,
+    "Qwen3NextForCausalLM", "FalconH1ForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -157,7 +154,8 @@ OWN: dict[str, dict[str, Any]] = {
         "mlp_layer_types": ["dense", "sparse"]},
     "MiniCPM3ForCausalLM": LATENT | {
         "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 64},
-    "YoutuForCausalLM": LATENT | {"rope_interleave": False},
+    # transformers would set the embedding of a padding token to zero.
+    "YoutuForCausalLM": LATENT | {"rope_interleave": False, "pad_token_id": None},
     "Gemma4UnifiedForCausalLM": {
         "num_hidden_layers": 3, "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
         "attention_k_eq_v": True, "num_global_key_value_heads": 1, "head_dim": 16,

@@ -32,6 +32,8 @@ from deployments.engines.base import translate_errors
 from deployments.engines.decoder import (
     IS_PREFILL,
     LOGITS_FROM,
+    PAST_STATES,
+    PRESENT_STATES,
     DecoderInfo,
     DecoderSpec,
     Logits,
@@ -44,7 +46,6 @@ from deployments.engines.onnx.kv_cache import (
     KvCacheLayout,
     bind_array,
 )
-from deployments.engines.onnx.recurrent_states import RecurrentStates
 from deployments.engines.onnx.sessions import (
     CUDA,
     UNCAPTURED,
@@ -56,6 +57,7 @@ from deployments.engines.onnx.sessions import (
     uses_gpu,
 )
 from deployments.engines.pytorch.capture_lock import find_capture_lock
+from deployments.engines.recurrent_states import RecurrentStates
 from deployments.errors import EngineFailed
 
 # Draft tokens beyond this number are rarely accepted. Verifying one draft token adds a tenth to the
@@ -90,7 +92,7 @@ class OnnxDecoder:
             self._session: ort.InferenceSession | None = session
             with translate_errors(spec.path.name):
                 self.kv_cache = self._create_kv_cache()
-        self.states = RecurrentStates(session, slots)
+        self.states = _create_states(session, slots)
         self.info = replace(self.info, is_recurrent=bool(self.states))
         self._positions = np.arange(context)
         self._decode_calls: dict[int, _BoundCall] = {}  # by number of slots
@@ -263,7 +265,8 @@ class _BoundCall:
             bind_array(self._binding, self._is_prefill, IS_PREFILL)
         self._receive = kv_cache.bind_output(self._binding, "logits", logits)
         kv_cache.bind(self._binding, slots.start, slots.stop)
-        decoder.states.bind(self._binding, slots.start, slots.stop)
+        for name, array in decoder.states.views(slots.start, slots.stop).items():  # in place
+            bind_array(self._binding, array, f"{PAST_STATES}{name}", f"{PRESENT_STATES}{name}")
 
     def run(self, session: ort.InferenceSession) -> Logits:
         """Run the call. Return logits [slots, n, V]."""
@@ -271,6 +274,19 @@ class _BoundCall:
             send()
         session.run_with_iobinding(self._binding, self._options)
         return self._receive().astype(np.float32, copy=False)
+
+
+def _create_states(session: ort.InferenceSession, slots: int) -> RecurrentStates:
+    """Allocate the recurrent states of a graph in fp32, in host memory."""
+    shapes = {
+        state.name.removeprefix(PAST_STATES): (slots, *state.shape[1:])
+        for state in session.get_inputs()
+        if state.name.startswith(PAST_STATES)
+    }
+    current, resumable = (
+        {name: np.zeros(shape, np.float32) for name, shape in shapes.items()} for _ in range(2)
+    )
+    return RecurrentStates(current, resumable, slots)
 
 
 def _find_min_chunk_end(head_dim: int) -> int:

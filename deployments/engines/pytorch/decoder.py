@@ -1,6 +1,6 @@
 """Decoders through torch: one module over a preallocated KV cache, with CUDA graphs on a GPU.
 
-The module is a torch program (program.py) or the model of a checkpoint (transformers_kv.py).
+The module is a torch program (program.py) or a whole checkpoint (transformers_checkpoint.py).
 
 Inputs:
 
@@ -8,6 +8,9 @@ Inputs:
     lengths             [B], valid tokens per slot
     wanted              [L], indices of those of the T tokens that get logits
     memory_{0, 1, ...}  [B, heads, tokens, size], keys and values of each layer, updated in place
+
+Layers with latent attention have two latent vectors in place of keys and values. A checkpoint may
+also have recurrent states, [B, ...] each, updated in place.
 
 Output: logits [B, L, V] in fp32.
 
@@ -29,9 +32,9 @@ being opened, nothing is captured. Prefill is not compiled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +63,15 @@ from deployments.engines.pytorch.devices import (
     to_host,
     uses_cuda,
 )
-from deployments.engines.pytorch.program import input_names, read_module
-from deployments.engines.pytorch.transformers_kv import open_checkpoint, torch_dtype
+from deployments.engines.pytorch.program import input_names, input_shapes, read_module
+from deployments.engines.pytorch.slot_arrays import (
+    KvArrays,
+    SlotLayout,
+    create_states,
+    restored,
+)
+from deployments.engines.pytorch.transformers_checkpoint import open_checkpoint, torch_dtype
+from deployments.engines.recurrent_states import RecurrentStates
 from deployments.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -85,9 +95,8 @@ class _LoadedDecoder:
 
     module: Callable[..., torch.Tensor]
     step_module: Callable[..., torch.Tensor]  # for decode steps; compiled if requested
-    # [2 * layers, slots, heads, tokens, size]. If the decoder captures prefills, the last slot is
-    # the staging slot.
-    kv_cache: torch.Tensor
+    kv_arrays: KvArrays  # if the decoder captures prefills, the last slot is the staging slot
+    states: RecurrentStates
     ids: torch.Tensor  # [slots, 1], input of a decode step
     lengths: torch.Tensor  # [slots], tokens before the call; a captured prefill uses index 0
     first: torch.Tensor  # [1], always 0: `wanted` of a decode step, which has one token per slot
@@ -98,21 +107,19 @@ class _LoadedDecoder:
     # copies to unpinned memory through an extra buffer.
     host_logits: torch.Tensor
 
-    def kv_arrays(self, first: int, end: int, kv_length: int) -> Sequence[torch.Tensor]:
-        """Return views of the first `kv_length` tokens of slots `first` to `end` - 1.
-
-        The views are in the order of the inputs `memory_{0, 1, ...}`.
-        """
-        arrays: Sequence[torch.Tensor] = self.kv_cache[:, first:end, :, :kv_length].unbind()
-        return arrays
+    def arrays(
+        self, first: int, end: int, kv_length: int
+    ) -> tuple[Sequence[torch.Tensor], Mapping[str, torch.Tensor]]:
+        """Return the last inputs of a call of slots `first` to `end` - 1: KV arrays and states."""
+        return self.kv_arrays.views(first, end, kv_length), self.states.views(first, end)
 
     def step(self, slots: int, kv_length: int) -> None:
         """Decode a token for each of the first `slots` slots, of up to `kv_length` tokens each.
 
         Reads `ids` and `lengths`, writes `logits`.
         """
-        arrays = self.kv_arrays(0, slots, kv_length)
-        logits = self.step_module(self.ids[:slots], self.lengths[:slots], self.first, arrays)
+        arrays = self.arrays(0, slots, kv_length)
+        logits = self.step_module(self.ids[:slots], self.lengths[:slots], self.first, *arrays)
         self.logits[:slots].copy_(logits[:, 0])
 
     def prefill_chunk(self, tokens: int, kv_length: int) -> None:
@@ -120,15 +127,10 @@ class _LoadedDecoder:
 
         Writes the logits of the token `last` to `logits[0]`.
         """
-        staging = self.kv_cache.shape[1] - 1
-        arrays = self.kv_arrays(staging, staging + 1, kv_length)
-        logits = self.module(self.chunk[:, :tokens], self.lengths[:1], self.last, arrays)
+        staging = self.kv_arrays.slots - 1
+        arrays = self.arrays(staging, staging + 1, kv_length)
+        logits = self.module(self.chunk[:, :tokens], self.lengths[:1], self.last, *arrays)
         self.logits[0].copy_(logits[0, 0])
-
-    def copy_tokens(self, source: int, target: int, start: int, end: int) -> None:
-        """Copy the keys and values of tokens `start` to `end` - 1 of a slot to another slot."""
-        cache = self.kv_cache
-        cache[:, target, :, start:end] = cache[:, source, :, start:end]
 
 
 class TorchDecoder:
@@ -152,6 +154,7 @@ class TorchDecoder:
         try:
             with translate_errors(spec.path.name), self._lock.open_model():
                 self._loaded = self._load(spec, hardware)
+            self.info = replace(self.info, is_recurrent=bool(self._loaded.states))
             if self._staging_slots:
                 self._capture_prefills()
         except BaseException as exc:
@@ -173,7 +176,8 @@ class TorchDecoder:
         with self._running(), torch.inference_mode():
             values = ([list(ids)], [start], list(indices))
             inputs = (torch.tensor(value, device=self._device) for value in values)
-            logits = loaded.module(*inputs, loaded.kv_arrays(slot, slot + 1, kv_length))[0]
+            loaded.states.start_prefill(slot, start, tokens)
+            logits = loaded.module(*inputs, *loaded.arrays(slot, slot + 1, kv_length))[0]
             return to_host(logits if all_logits else logits[0])
 
     def _find_chunk_size(self, tokens: int, start: int) -> int | None:
@@ -204,9 +208,9 @@ class TorchDecoder:
                 (1, kv_length, size), partial(loaded.prefill_chunk, size, kv_length)
             )
             with self._running():
-                loaded.copy_tokens(slot, staging, 0, start)
+                loaded.kv_arrays.copy(slot, staging, 0, start)
                 run()
-                loaded.copy_tokens(staging, slot, start, start + tokens)
+                loaded.kv_arrays.copy(staging, slot, start, start + tokens)
                 return to_host(loaded.logits[0])
 
     def _capture_prefills(self) -> None:
@@ -237,6 +241,7 @@ class TorchDecoder:
             # `_find_step` may capture the step and thereby run it, so the inputs are already set.
             run_step = self._find_step(slots, 1 + int(lengths.max()))
             with self._running():
+                loaded.states.start_decode(lengths)
                 run_step()
                 # Copying a CUDA tensor to the host waits until the tensor is computed.
                 logits = loaded.host_logits[:slots].copy_(loaded.logits[:slots])
@@ -249,14 +254,14 @@ class TorchDecoder:
     def copy(self, source: int, target: int, tokens: int) -> None:
         loaded = self.loaded
         with self._running():
-            loaded.copy_tokens(source, target, 0, tokens)
+            loaded.kv_arrays.copy(source, target, 0, tokens)
+            loaded.states.copy(source, target)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
-        cache = self.loaded.kv_cache
+        loaded = self.loaded
         with self._running():
-            saved = cache[:, first, :, :tokens].clone()
-            cache[:, first, :, :tokens] = cache[:, second, :, :tokens]
-            cache[:, second, :, :tokens] = saved
+            loaded.kv_arrays.swap(first, second, tokens)
+            loaded.states.swap(first, second)
 
     def close(self) -> None:
         if self._loaded is not None:
@@ -284,25 +289,21 @@ class TorchDecoder:
         if reason := missing_torch_device(spec, hardware):
             raise EngineFailed(reason)
         torch.set_num_threads(hardware.intra_op_threads)
-        slots, config = self.info.slots, spec.generation_config
-        heads = config.kv_heads // spec.options.tensor_parallel_size
+        slots = self.info.slots
         zeros = partial(torch.zeros, device=self._device)
         int_zeros = partial(zeros, dtype=torch.int64)
-        module = _open_module(spec, self._device)
+        module, layout = _open_module(spec, self._device)
         return _LoadedDecoder(
             module=module,
             step_module=_compile(module) if spec.options.compile else module,
-            kv_cache=torch.zeros(
-                (
-                    2 * config.layers,
-                    slots + self._staging_slots,
-                    heads,
-                    self.info.context,
-                    config.head_dim,
-                ),
+            kv_arrays=KvArrays(
+                layout,
+                slots=slots + self._staging_slots,
+                tokens=self.info.context,
                 dtype=torch_dtype(spec),
                 device="cpu" if spec.options.kv_offload else self._device,
             ),
+            states=create_states(layout, slots),
             ids=int_zeros((slots, 1)),
             lengths=int_zeros(slots),
             first=int_zeros(1),
@@ -348,7 +349,11 @@ class TorchDecoder:
             if not is_first and self._lock.is_opening:  # the capture would wait for the opening
                 return call
             other = next(iter(self._captured.values()), None)
-            with translate_errors(self.info.compute_type):
+            # Warm-up calls of a capture read the tokens of the step, and the step does once more.
+            with (
+                translate_errors(self.info.compute_type),
+                restored(self.loaded.states, key[0], self._running),
+            ):
                 captured = capture(call, other, self._lock, waits=is_first)
             if captured is None:
                 return call
@@ -356,11 +361,11 @@ class TorchDecoder:
         return self._captured[key].replay
 
 
-def _open_module(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
-    """Open the module. Its last parameter is the sequence of KV arrays."""
+def _open_module(spec: DecoderSpec, device: str) -> tuple[Callable[..., torch.Tensor], SlotLayout]:
+    """Open the module. Its last parameters are the sequence of KV arrays, and the states."""
     if spec.engine == "transformers":
-        model: Callable[..., torch.Tensor] = open_checkpoint(spec, device)
-        return model
+        model = open_checkpoint(spec, device)
+        return model, model.layout
     program, arrays = read_module(spec.path, device), 2 * spec.generation_config.layers
     expected = (*_INPUTS, *(f"memory_{number}" for number in range(arrays)))
     if (actual := input_names(program)) != expected:
@@ -369,10 +374,12 @@ def _open_module(spec: DecoderSpec, device: str) -> Callable[..., torch.Tensor]:
         )
 
     def run(*inputs: Any) -> torch.Tensor:
-        logits: torch.Tensor = program(*inputs[:-1], *inputs[-1])
+        *tokens, kv_arrays, _ = inputs
+        logits: torch.Tensor = program(*tokens, *kv_arrays)
         return logits
 
-    return run
+    shapes = input_shapes(program)[len(_INPUTS) :]
+    return run, SlotLayout([(heads, size) for _, heads, _, size in shapes], states={})
 
 
 def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

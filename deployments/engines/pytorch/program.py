@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,17 +39,24 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 _ADDITIONAL_OPERATORS = frozenset(
     {
         *("__and__", "arange", "baddbmm", "chunk", "concat", "contiguous", "dropout", "flatten"),
-        *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones", "ones"),
-        *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
-        *("softmax", "softplus", "split", "square", "squeeze", "stack", "to", "transpose"),
-        *("type_as", "unbind", "where", "zeros", "zeros_like"),
+        *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones"),
+        *("new_zeros", "ones", "ones_like", "polar", "repeat_interleave", "reshape", "rms_norm"),
+        *("scaled_dot_product_attention", "silu", "softmax", "softplus", "split", "square"),
+        *("squeeze", "stack", "to", "transpose", "type_as", "unbind", "view_as_complex"),
+        *("view_as_real", "where", "zeros", "zeros_like"),
     }
 )
-# The only operators that may modify an argument. The first writes to a KV cache, the last to
-# queries, keys and values before that (OLMo), the others to results of routers of experts.
+# The only operators that may modify an argument. The first writes to a KV cache, the others to
+# results of the model: queries and keys (OLMo), outputs of layers (Gemma 4), keys that are joined
+# (DeepSeek), and results of routers of experts.
 _IN_PLACE = frozenset(
-    {"aten.scatter_.src", "aten.div_.Tensor", "aten.scatter_.value", "aten.clamp_.default"}
+    {
+        *("aten.scatter_.src", "aten.div_.Tensor", "aten.mul_.Tensor", "aten.copy_.default"),
+        *("aten.scatter_.value", "aten.clamp_.default"),
+    }
 )
+# A program must not read memory that other requests have left.
+_REPLACED = {"aten.new_empty.default": "aten.new_zeros.default"}
 _ENUMS = ("dtype", "layout", "memory_format")
 
 
@@ -75,7 +82,8 @@ def write_program(
         if node.op == "placeholder":
             target = targets[node.name]
             if target is None:
-                nodes.append({"name": node.name, "input": node.name})
+                shape = [size if isinstance(size, int) else -1 for size in node.meta["val"].shape]
+                nodes.append({"name": node.name, "input": node.name, "shape": shape})
             else:
                 tensor = sources[target].detach()
                 key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
@@ -118,7 +126,8 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
             raise EngineFailed("the file contains no torch program")
         for number, node in enumerate(nodes):
             if "input" in node:
-                values[node["name"]] = graph.placeholder(node["input"])
+                values[node["name"]] = given = graph.placeholder(node["input"])
+                given.meta["shape"] = node["shape"]
             elif "weight" in node:
                 if node["weight"] not in buffers:
                     buffers[node["weight"]] = f"w{number}"
@@ -141,6 +150,11 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
 def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
     """Return the names of the inputs of a module, in the order of its parameters."""
     return tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
+
+
+def input_shapes(module: torch.fx.GraphModule) -> tuple[Sequence[int], ...]:
+    """Return the shape of each input. Sizes that vary are -1."""
+    return tuple(node.meta["shape"] for node in module.graph.nodes if node.op == "placeholder")
 
 
 def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
@@ -175,7 +189,8 @@ def _call(node: torch.fx.Node) -> dict[str, Any]:
 
 def _name(target: Any) -> str:
     plain = getattr(target, "__name__", "")
-    return plain if _FUNCTIONS.get(plain) is target else str(target)
+    name = plain if _FUNCTIONS.get(plain) is target else str(target)
+    return _REPLACED.get(name, name)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -175,9 +175,11 @@ def _group_heads(array: torch.Tensor, heads: int) -> torch.Tensor:
 def _join_heads(output: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
     """Reshape [B, heads, Q / heads * T, size] to [B, T, Q, size], without gaps in memory.
 
-    Layers join the last two dimensions, some of them (AFMoE) with `view`, which makes no copy.
+    With latent attention this size is not that of the queries. Layers join the last two dimensions,
+    some of them (AFMoE) with `view`, which makes no copy.
     """
-    return output.reshape(query.shape).transpose(1, 2).contiguous()
+    shape = (*query.shape[:3], output.shape[3])
+    return output.reshape(shape).transpose(1, 2).contiguous()
 
 
 def _select_mask(masks: torch.Tensor, groups: int, module: object) -> torch.Tensor:

@@ -35,7 +35,8 @@ def _compute_module(
     from transformers.integrations.moe import _default_apply_gate
 
     clamp = [float(module.alpha), float(module.limit)] if hasattr(module, "limit") else []
-    is_silu = type(module)._apply_gate is _default_apply_gate and module.config.hidden_act == "silu"
+    activation = getattr(module.config, "hidden_act", "silu")  # LFM2 MoE has no other
+    is_silu = type(module)._apply_gate is _default_apply_gate and activation == "silu"
     others = (not module.has_gate, module.has_post_expert_norm, module._is_expert_parallel)
     if any(others) or module.is_transposed != bool(clamp) or not (clamp or is_silu):
         raise NotImplementedError(f"experts of the form of `{type(module).__name__}`")

@@ -161,7 +161,7 @@ def test_prompt_logits_are_computed_uncaptured(
 
 
 def test_staging_slot_counts_towards_the_kv_cache(spec: DecoderSpec) -> None:
-    slot = 64 * kv_bytes_per_token(spec.generation_config, 4)
+    slot = 64 * kv_bytes_per_token(spec)
     settings = GeneratorSettings(
         providers=("CUDAExecutionProvider",), max_context_tokens=64, kv_cache_bytes=3 * slot
     )

@@ -193,7 +193,7 @@ def test_close_frees_the_weights(checkpoint: Path, tmp_path: Path) -> None:
         whole_spec(checkpoint, tmp_path, WHOLE), GeneratorSettings(), slots=1, context=64
     )
     decoder.prefill(0, PROMPT, 0)
-    weights = [weakref.ref(weight) for weight in decoder.loaded.module.parameters()]
+    weights = [weakref.ref(weight) for weight in decoder.loaded.module.model.parameters()]
     assert weights
     decoder.close()
     assert [weight() for weight in weights] == [None] * len(weights)
@@ -222,12 +222,12 @@ def test_tokens_out_of_bounds_are_rejected(open_rows: OpenRows) -> None:
 
 
 def test_open_decoder_uses_the_engine_of_the_spec(spec: DecoderSpec) -> None:
-    one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
+    one_row = 64 * kv_bytes_per_token(spec)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(spec, settings)
     assert isinstance(decoder, TorchDecoder)
     assert (decoder.info.slots, decoder.info.context) == (3, 64)
-    assert decoder.loaded.kv_cache.shape[1] == 3
+    assert decoder.loaded.kv_arrays.slots == 3
     decoder.close()
     with pytest.raises(EngineFailed, match="openvino does not run generative models"):
         find_decoder_factory(replace(spec, engine="openvino"))
@@ -241,7 +241,7 @@ def test_model_of_another_shape_is_rejected(spec: DecoderSpec) -> None:
     taller = spec.generation_config.model_copy(update={"layers": 3})
     expected = {
         "torch": "the program has the inputs input_ids, lengths",
-        "transformers": r"has \(2, 266\) layers and tokens; expected \(3,",
+        "transformers": r"has \(2, 266\) layers with keys and tokens; expected \(3,",
     }
     with pytest.raises(EngineFailed, match=expected[spec.engine]):
         open_decoder(replace(spec, generation_config=taller), GeneratorSettings())

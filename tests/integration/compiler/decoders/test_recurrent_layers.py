@@ -18,7 +18,6 @@ from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.presets import (
     DECODER_BF16_TORCH,
     DECODER_FP16,
-    DECODER_FP16_TRANSFORMERS,
 )
 from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import DECODER_FP32, BuildRecipe, DecoderRecipe
@@ -147,8 +146,8 @@ def test_memory_of_states_is_counted(spec: DecoderSpec, engine: OnnxDecoder) -> 
     assert measure_kv_cache(spec, settings) == keys_and_values + 3 * values * 2 * 4
 
 
-@pytest.mark.parametrize("recipe", [DECODER_FP16, DECODER_FP16_TRANSFORMERS, DECODER_BF16_TORCH])
-def test_gpu_graphs_are_refused(recipe: DecoderRecipe, tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", [DECODER_FP16, DECODER_BF16_TORCH])
+def test_graphs_and_programs_for_gpus_are_refused(recipe: DecoderRecipe, tmp_path: Path) -> None:
     write_decoder("Lfm2ForCausalLM", tmp_path / "checkpoint", OWN["Lfm2ForCausalLM"])
     with pytest.raises(UnsupportedModel, match=f"`{recipe.name}`: "):
         export_graph(tmp_path, recipe)
@@ -164,8 +163,9 @@ def test_build_seals_a_graph_that_answers_as_transformers(tmp_path: Path) -> Non
     )
     built = build(request, BuildProgress(io.StringIO()))
     manifest = ArtifactManifest.read(built.directory)
-    (candidate,) = manifest.candidates
+    candidate, on_gpu = manifest.candidates
     assert candidate.name == "cpu-fp32"
+    assert (on_gpu.name, on_gpu.engine) == ("gpu-bf16-transformers", "transformers")
     ids = torch.tensor([PROMPT])
     generated = model.generate(ids, max_new_tokens=20, min_new_tokens=20, do_sample=False)
     expected = generated[0, len(PROMPT) :].tolist()

@@ -218,7 +218,7 @@ def test_wide_heads_have_a_minimum_end_of_chunks(
 
 
 def test_slots_are_limited_by_kv_cache_bytes(spec: DecoderSpec) -> None:
-    one_row = 64 * kv_bytes_per_token(spec.generation_config, 4)
+    one_row = 64 * kv_bytes_per_token(spec)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     assert open_decoder(spec, settings).info.slots == 3
     with pytest.raises(RequirementMissing, match="kv_cache_bytes"):
@@ -227,7 +227,7 @@ def test_slots_are_limited_by_kv_cache_bytes(spec: DecoderSpec) -> None:
 
 def test_int8_kv_cache_takes_a_quarter(int8_spec: DecoderSpec) -> None:
     assert int8_spec.kv_cache_dtype == "int8"
-    one_row = 64 * kv_bytes_per_token(int8_spec.generation_config, 4) // 4
+    one_row = 64 * kv_bytes_per_token(int8_spec)
     settings = GeneratorSettings(kv_slots=8, max_context_tokens=64, kv_cache_bytes=3 * one_row)
     decoder = open_decoder(int8_spec, settings)
     assert isinstance(decoder, OnnxDecoder)

@@ -1,0 +1,222 @@
+"""KV slots of torch engines that hold more than equal keys and values in all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from build_artifacts.errors import UnsupportedModel
+from deployments.artifacts.manifest import EngineOptions
+from deployments.config import GeneratorSettings
+from deployments.engines.decoder import DecoderSpec, Logits
+from deployments.engines.decoder_factory import measure_kv_cache
+from deployments.engines.pytorch import decoder as torch_decoder
+from deployments.engines.pytorch.decoder import TorchDecoder
+from deployments.errors import EngineFailed
+from tests.support import flash_attention
+from tests.support.decoder_families import MAMBA2, OWN, write_decoder
+from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
+
+pytestmark = pytest.mark.slow
+
+RECURRENT: dict[str, dict[str, Any]] = {
+    "Lfm2ForCausalLM": {},
+    "Qwen3_5ForCausalLM": {},
+    "GraniteMoeHybridForCausalLM": MAMBA2,
+    "FalconH1ForCausalLM": {},
+}
+GEMMA4, LATENT = "Gemma4ForCausalLM", "DeepseekV3ForCausalLM"
+RANDOM = np.random.default_rng(0)
+PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
+FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
+CLOSE = 2e-4  # chunks and batches round differently
+
+
+def write(architecture: str, directory: Path, changes: Mapping[str, Any] = {}) -> Path:
+    checkpoint = directory / "checkpoint"
+    write_decoder(architecture, checkpoint, OWN[architecture] | dict(changes))
+    return checkpoint
+
+
+def open_slots(spec: DecoderSpec) -> closing[TorchDecoder]:
+    return closing(TorchDecoder(spec, GeneratorSettings(), slots=3, context=128))
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
+def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
+    directory = tmp_path_factory.mktemp("recurrent")
+    checkpoint = write(request.param, directory, RECURRENT[request.param])
+    return whole_spec(checkpoint, directory / "whole")
+
+
+@pytest.fixture
+def engine(spec: DecoderSpec) -> Iterator[TorchDecoder]:
+    with open_slots(spec) as decoder:
+        yield decoder
+
+
+def read_prompt(engine: TorchDecoder, slot: int) -> Logits:
+    """Prefill the prompt in three chunks."""
+    for start, end in ((0, FIRST), (FIRST, LAST_CHUNK)):
+        engine.prefill(slot, PROMPT[start:end], start)
+    return engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
+
+
+def answer(engine: TorchDecoder, slot: int) -> list[Logits]:
+    """Decode tokens of a slot. Slots before it decode the first token of a text."""
+    logits = []
+    for position in range(len(PROMPT), len(PROMPT) + 3):
+        ids, lengths = np.zeros((2, slot + 1), np.int64)
+        ids[slot], lengths[slot] = position, position
+        logits.append(engine.decode(ids, lengths)[slot].copy())
+    return logits
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    np.testing.assert_allclose(actual, expected, atol=CLOSE)
+
+
+def test_prompt_continues_at_its_last_chunk(engine: TorchDecoder) -> None:
+    assert engine.info.is_recurrent
+    whole = engine.prefill(1, PROMPT, 0).copy()
+    whole_answer = answer(engine, 1)
+    assert_close(read_prompt(engine, 0), whole)
+    assert_close(answer(engine, 0), whole_answer)
+    again = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
+    assert_close(again, whole)
+    assert_close(answer(engine, 0), whole_answer)
+    with pytest.raises(EngineFailed, match="has states after 63 and 44 tokens, not after 24"):
+        engine.prefill(0, PROMPT[FIRST:], FIRST)
+
+
+def test_states_move_with_their_slot(engine: TorchDecoder) -> None:
+    read_prompt(engine, 0)
+    expected = answer(engine, 0)
+    last = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
+    engine.prefill(1, OTHER, 0)
+    engine.copy(0, 2, len(PROMPT))
+    engine.swap(0, 1, len(PROMPT))
+    for slot in (1, 2):  # a step of a slot changes the slots before it
+        assert_close(answer(engine, slot), expected)
+        assert_close(engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK), last)
+
+
+def test_capture_of_a_step_reads_its_tokens_once(
+    spec: DecoderSpec, engine: TorchDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A capture runs the step several times before it records it."""
+
+    def capture(call: Callable[[], None], *_: object, **__: object) -> Any:
+        for _ in range(3):
+            call()
+        return CapturedCallOnHost(call)
+
+    monkeypatch.setattr(torch_decoder, "capture", capture)
+    read_prompt(engine, 1)
+    expected = answer(engine, 1)
+    with open_slots(spec) as captured:
+        captured._captures = True
+        read_prompt(captured, 1)
+        assert_close(answer(captured, 1), expected)
+        assert captured._captured
+
+
+class CapturedCallOnHost:
+    """A fake of `CapturedCall` that repeats the computation."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self.replay = call
+
+
+def test_new_prompt_forgets_the_states_of_the_slot(engine: TorchDecoder) -> None:
+    expected = engine.prefill(1, PROMPT, 0).copy()
+    first = engine.decode(np.array([9]), np.array([0])).copy()
+    read_prompt(engine, 0)
+    assert_close(engine.prefill(0, PROMPT, 0), expected)
+    assert_close(engine.decode(np.array([9]), np.array([0])), first)
+
+
+@pytest.mark.parametrize("attention", ["eager", "flash"])
+def test_recurrent_decoder_has_every_attention(
+    attention: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flash_attention.install(monkeypatch)
+    checkpoint = write("Qwen3_5ForCausalLM", tmp_path)
+    recipe = replace(WHOLE, run=EngineOptions(attention=attention))
+    logits = []
+    for each in (WHOLE, recipe):
+        with open_slots(whole_spec(checkpoint, tmp_path / each.run.attention, each)) as decoder:
+            read_prompt(decoder, 1)
+            logits.append(answer(decoder, 1))
+    assert_close(logits[1], logits[0])
+
+
+@pytest.mark.parametrize("architecture", [GEMMA4, LATENT, "Lfm2ForCausalLM"])
+def test_kv_cache_in_host_memory_changes_no_answer(architecture: str, tmp_path: Path) -> None:
+    checkpoint = write(architecture, tmp_path)
+    offloaded = replace(WHOLE, run=EngineOptions(kv_offload=True))
+    logits = []
+    for name, recipe in (("device", WHOLE), ("host", offloaded)):
+        with open_slots(whole_spec(checkpoint, tmp_path / name, recipe)) as decoder:
+            read_prompt(decoder, 1)
+            logits.append(answer(decoder, 1))
+    np.testing.assert_array_equal(*logits)
+
+
+@pytest.mark.parametrize("architecture", [GEMMA4, LATENT])
+def test_unequal_arrays_move_and_are_counted(architecture: str, tmp_path: Path) -> None:
+    checkpoint = write(architecture, tmp_path)
+    (tmp_path / "graph").mkdir()
+    settings = GeneratorSettings(kv_slots=3, max_context_tokens=128)
+    for spec in (
+        whole_spec(checkpoint, tmp_path / "whole"),
+        program_spec(checkpoint, tmp_path / "graph"),
+    ):
+        with open_slots(spec) as decoder:
+            assert len(set(decoder.loaded.kv_arrays._shapes)) == 2
+            assert decoder.loaded.kv_arrays.nbytes == measure_kv_cache(spec, settings)
+            read_prompt(decoder, 0)
+            expected = answer(decoder, 0)
+            decoder.prefill(1, OTHER, 0)
+            decoder.copy(0, 2, len(PROMPT))
+            decoder.swap(0, 1, len(PROMPT))
+            for slot in (1, 2):
+                assert_close(answer(decoder, slot), expected)
+
+
+def test_latent_vectors_take_less_memory_than_keys_and_values(tmp_path: Path) -> None:
+    checkpoint, settings = write(LATENT, tmp_path), GeneratorSettings(max_context_tokens=128)
+    spec = whole_spec(checkpoint, tmp_path / "whole")
+    config = spec.generation_config
+    one_slot = 128 * config.layers * (40 + 16) * 4
+    assert measure_kv_cache(spec, settings) == settings.kv_slots * one_slot
+    graph = replace(spec, engine="onnxruntime")
+    assert measure_kv_cache(graph, settings) > 4 * settings.kv_slots * one_slot
+
+
+@pytest.mark.parametrize("architecture", [GEMMA4, LATENT, "Qwen3_5ForCausalLM"])
+def test_tensor_parallelism_needs_equal_layers(architecture: str, tmp_path: Path) -> None:
+    checkpoint = write(architecture, tmp_path)
+    recipe = replace(WHOLE, run=EngineOptions(tensor_parallel_size=2))
+    with pytest.raises(UnsupportedModel, match="needs equal KV heads in all layers"):
+        whole_spec(checkpoint, tmp_path / "whole", recipe)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [(LATENT, {}), (GEMMA4, {"head_dim": 128, "global_head_dim": 512})],
+)
+def test_flash_attention_needs_small_heads_of_one_size(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    checkpoint = write(architecture, tmp_path, changes)
+    recipe = replace(WHOLE, run=EngineOptions(attention="flash"))
+    with pytest.raises(UnsupportedModel, match="needs keys and values of one size") as caught:
+        whole_spec(checkpoint, tmp_path / "whole", recipe)
+    assert "--attention sdpa" in caught.value.hint
