@@ -120,7 +120,7 @@ def _compile(
     identity: ArtifactIdentity,
 ) -> Path:
     """Build the artifact in the workspace and return its directory there."""
-    checkpoint = convert_weights(steps, checkpoint)
+    checkpoint = convert_weights(steps, checkpoint, tasks)
     if adapter is not None:
         checkpoint = merge_adapter(steps, checkpoint, adapter)
     family = find_family(checkpoint, tasks)

@@ -102,14 +102,15 @@ def has_mxfp4_weights(weights: Path) -> bool:
 def check_unquantized(config: TransformersConfig) -> None:
     """Raise UnsupportedModel if the weights are quantized, except GPT-OSS's in MXFP4.
 
-    Its authors publish no others, and each value of MXFP4 is one of bf16, too.
+    Its authors publish no others, and each value of MXFP4 is one of bf16, too. A build has already
+    converted weights in fp8, so that their config states no quantization.
     """
     quantization = getattr(config, "quantization_config", None)
     is_mxfp4 = quantization and quantization.get("quant_method") == MXFP4
     if quantization and not (is_mxfp4 and config.model_type == "gpt_oss"):
         raise UnsupportedModel(
             "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
-            hint="build from the unquantized checkpoint",
+            hint="build from the unquantized checkpoint, or from one in fp8",
         )
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Never, TypeVar
@@ -285,6 +285,12 @@ def list_weight_files(weights: Path) -> list[Path]:
         return [weights / SAFETENSORS_NAME]
     shards = read_object(weights / SAFETENSORS_INDEX_NAME)["weight_map"].values()
     return [weights / shard for shard in sorted(set(shards))]
+
+
+def write_index(weights: Path, shards: Mapping[str, str], size: int) -> None:
+    """Write the file with the shard of each tensor, by name. `size` is that of all, in bytes."""
+    index = {"metadata": {"total_size": size}, "weight_map": shards}
+    (weights / SAFETENSORS_INDEX_NAME).write_text(json.dumps(index), encoding="utf-8")
 
 
 def copy_without_weights(

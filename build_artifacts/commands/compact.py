@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         tasks = select_tasks(checkpoint, None, None)
         if find_head(tasks[0]) is ModelHead.NEXT_TOKEN:
             raise encoders_only_error("compact", "the compiler compacts no generative models")
-        checkpoint = convert_weights(StepRunner(files, progress), checkpoint)
+        checkpoint = convert_weights(StepRunner(files, progress), checkpoint, tasks)
         head = read_metadata(checkpoint, tasks).loaded_head
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:

@@ -67,7 +67,7 @@ def rebuild_checkpoint(
         checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)
         _check_revision("the checkpoint", checkpoint.source.revision, manifest.source.revision)
         step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
-    checkpoint = convert_weights(steps, checkpoint)
+    checkpoint = convert_weights(steps, checkpoint, manifest.tasks)
     if manifest.source.adapter is None:
         return checkpoint
     return merge_adapter(steps, checkpoint, find_adapter(manifest.source, adapter))

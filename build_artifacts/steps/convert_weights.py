@@ -8,27 +8,38 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint, read_modules
+from build_artifacts.checkpoints.fp8 import read_fp8_format
 from build_artifacts.checkpoints.text_models import has_images
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
+from build_artifacts.steps.dequantize_fp8 import dequantize_fp8
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.merge import merge
 from build_artifacts.steps.text_model import extract_text_model
 from build_artifacts.workspaces.step_runner import StepRunner
+from deployments.artifacts.types import TaskName
 
 
-def convert_weights(steps: StepRunner, checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint without packed weights and image inputs.
+def convert_weights(
+    steps: StepRunner, checkpoint: Checkpoint, tasks: tuple[str, ...]
+) -> Checkpoint:
+    """Return a checkpoint without packed weights, weights in fp8 and image inputs.
 
-    Weights in a GGUF or ONNX file are converted to fp32 safetensors. A checkpoint with image inputs
-    is reduced to its text model, unless sentence-transformers saved it. Others are returned
-    unchanged. Raises UnsupportedModel if the weights cannot be converted.
+    Weights in a GGUF or ONNX file are converted to fp32 safetensors, weights in fp8 to bf16. A
+    checkpoint with image inputs is reduced to its text model, unless sentence-transformers saved
+    it. Others are returned unchanged. `tasks[0]` is the main task of the build. Raises
+    UnsupportedModel if the weights cannot be converted.
     """
     file = checkpoint.packed
     if file is not None:
         convert = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
         detail = f"weights of {file.name} to fp32"
         return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
+    if read_fp8_format(checkpoint.weights) is not None:
+        is_decoder = tasks[0] == TaskName.TEXT_GENERATION
+        convert = partial(dequantize_fp8, checkpoint, is_decoder=is_decoder)
+        detail = "weights in fp8 to bf16"
+        checkpoint = _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
     if has_images(checkpoint.weights) and not read_modules(checkpoint.directory):
         detail = "the text model, without image inputs"
         convert = partial(extract_text_model, checkpoint)

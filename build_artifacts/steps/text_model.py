@@ -10,12 +10,12 @@ from pathlib import Path
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM
 from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
-    SAFETENSORS_INDEX_NAME,
     Checkpoint,
     Json,
     copy_without_weights,
     list_weight_files,
     read_object,
+    write_index,
 )
 from build_artifacts.checkpoints.decoders import check_decoder
 from build_artifacts.checkpoints.text_models import (
@@ -57,8 +57,7 @@ def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
             "the checkpoint has no weights of a text model",
             hint="download or save the checkpoint again",
         )
-    index = {"metadata": {"total_size": size}, "weight_map": shards}
-    (into / SAFETENSORS_INDEX_NAME).write_text(json.dumps(index), encoding="utf-8")
+    write_index(into, shards, size)
     if {"lm_head.weight", "model.embed_tokens.weight"} <= shards.keys():
         # Checkpoints with a head of its own may state the flag nevertheless.
         config.tie_word_embeddings = False

@@ -247,7 +247,7 @@ def test_end_tokens_are_those_that_the_config_states(
 
 def test_quantized_checkpoint_is_rejected_before_it_is_copied(tmp_path: Path) -> None:
     write_model("qwen3_5", tmp_path / "whole")
-    edit_config(tmp_path / "whole", {"quantization_config": {"quant_method": "fp8"}})
+    edit_config(tmp_path / "whole", {"quantization_config": {"quant_method": "gptq"}})
     with pytest.raises(UnsupportedModel, match="the checkpoint is quantized"):
         extract(tmp_path)
     assert not list((tmp_path / "checkpoint").iterdir())
