@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from deployments.config import SchedulingSettings
+from deployments.engines.decoder import DecoderEngine
 from deployments.errors import ServeError
 from deployments.generation.beam_search import BeamSearch
 from deployments.generation.job import Job, ModelContext, SamplingJob
@@ -71,16 +72,16 @@ class EventCollector:
 
 
 class SchedulerHarness:
-    """A scheduler over a fake decoder, with a collector of its events."""
+    """A scheduler over a decoder, with a collector of its events."""
 
-    def __init__(self, decoder: FakeDecoder, settings: SchedulingSettings) -> None:
+    def __init__(self, decoder: DecoderEngine, settings: SchedulingSettings) -> None:
         self.decoder = decoder
         self.collector = EventCollector()
         self.steps: ListRecorder[StepRecord] = ListRecorder()
         self.scheduler = GenerationScheduler(
             decoder, lambda: settings, self.collector.publish, self.steps, "tiny/writer"
         )
-        self._model = build_model_context(decoder.context)
+        self._model = build_model_context(decoder.info.context)
 
     def job(
         self,

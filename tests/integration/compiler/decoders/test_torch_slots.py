@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import EngineOptions
-from deployments.config import GeneratorSettings
+from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import measure_kv_cache
 from deployments.engines.pytorch import decoder as torch_decoder
@@ -22,6 +23,7 @@ from deployments.errors import EngineFailed
 from tests.support import flash_attention
 from tests.support.decoder_families import MAMBA2, OWN, write_decoder
 from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
+from tests.support.scheduler_harness import SchedulerHarness
 
 pytestmark = pytest.mark.slow
 
@@ -220,3 +222,27 @@ def test_flash_attention_needs_small_heads_of_one_size(
     with pytest.raises(UnsupportedModel, match="needs keys and values of one size") as caught:
         whole_spec(checkpoint, tmp_path / "whole", recipe)
     assert "--attention sdpa" in caught.value.hint
+
+
+def test_answers_under_load_are_those_alone(tmp_path: Path) -> None:
+    """Many prompts begin alike, so that some continue from the states of others."""
+    spec = whole_spec(write("Qwen3_5ForCausalLM", tmp_path), tmp_path / "whole")
+    rng = random.Random(0)
+    system, *rest = (rng.choices(range(8, 250), k=size) for size in (70, *range(10, 40)))
+    prompts = [[*system, *each] if number % 3 else each for number, each in enumerate(rest)]
+    alone, together = (open_scheduler(spec, slots) for slots in (1, 5))
+    with alone as first, together as second:
+        expected = [answer for prompt in prompts for answer in first.run_jobs(first.job(prompt))]
+        jobs = [second.job(prompt) for prompt in prompts]
+        assert second.run_jobs(*jobs) == expected
+        assert sum(second.collector.started(job).cached_tokens for job in jobs) > 0
+
+
+@contextmanager
+def open_scheduler(spec: DecoderSpec, slots: int) -> Iterator[SchedulerHarness]:
+    rules = SchedulingSettings(max_prefill_chunk_tokens=32, min_prefill_chunk_tokens=8)
+    with closing(TorchDecoder(spec, GeneratorSettings(), slots=slots, context=128)) as decoder:
+        harness = SchedulerHarness(decoder, rules)
+        harness.scheduler.start()
+        with closing(harness.scheduler):
+            yield harness
