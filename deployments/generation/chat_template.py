@@ -105,20 +105,18 @@ class ChatTemplate:
 
         Many templates for images read lists of parts only: from a text, they drop all characters,
         or fail. A template may do so for some roles. A role that it shows in neither form has
-        texts.
+        texts, until another conversation tells: many show no content beside tool calls.
         """
         texts = (message for message in chat.messages if isinstance(message["content"], str))
         unknown = {message["role"] for message in texts} - self._reads_parts.keys()
-        renders, found = False, True
+        found = True
         while unknown and found:  # what is found of some roles may be needed for the others
             found = False
             for reads_parts in (False, True):
                 shown = self._find_shown_roles(chat, unknown, reads_parts=reads_parts)
                 if shown is not None:
                     self._reads_parts |= dict.fromkeys(shown, reads_parts)
-                    renders, found, unknown = True, found or bool(shown), unknown - shown
-        if renders:  # if not, another conversation may tell
-            self._reads_parts |= dict.fromkeys(unknown, False)
+                    found, unknown = found or bool(shown), unknown - shown
 
     def _find_shown_roles(
         self, chat: Chat, roles: Set[str], *, reads_parts: bool

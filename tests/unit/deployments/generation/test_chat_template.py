@@ -71,6 +71,19 @@ def test_form_is_learned_from_a_later_conversation() -> None:
     assert template.render(TALK) == "system:Be brief.;user:Hello;assistant:;"
 
 
+def test_conversation_that_hides_a_text_decides_nothing_for_others() -> None:
+    """Many templates show no content of a message with tool calls."""
+    template = ChatTemplate(
+        "{% for message in messages %}{% if message['tool_calls'] %}called;{% else %}"
+        "{% for part in message['content'] %}{{ part['text'] }};{% endfor %}{% endif %}{% endfor %}",
+        {},
+    )
+    user, assistant = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}
+    called = {**assistant, "tool_calls": [{"function": {"name": "wave", "arguments": {}}}]}
+    assert template.render(Chat((user, called))) == "Hello;called;"
+    assert template.render(Chat((user, assistant))) == "Hello;Hi;"
+
+
 def test_template_that_reads_neither_form_gets_texts() -> None:
     template = ChatTemplate("{{ messages[0]['content'].upper() }}", {})
     assert template.render(TALK) == "BE BRIEF."
