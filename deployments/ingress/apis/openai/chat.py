@@ -27,8 +27,8 @@ from deployments.ingress.apis.openai.schemas import (
     ResponseToolCall,
 )
 from deployments.ingress.apis.openai.streaming import encode_stream
+from deployments.ingress.apis.openai.tool_calls import FunctionCall, ToolCallParser
 from deployments.ingress.apis.openai.tool_choice import forced_tools, offered_tools
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.requests import GenerationResponse
 from deployments.messages import (

@@ -10,25 +10,20 @@ import json
 import re
 from collections.abc import Callable
 
+from deployments.ingress.apis.openai.literals import JSON_NUMBER, JSON_WORDS, MAX_DEPTH
 from deployments.messages import CALL_STRING
 
 _BLANK = re.compile(r"\s*")
 _KEY = re.compile(r"[^:{}\[\],]+")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.S)
 _BARE = re.compile(r"[^,{}\[\]]+")
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_WORDS = {
-    "true": "true", "false": "false", "null": "null", "True": "true", "False": "false",
-    "None": "null",
-}  # fmt: skip
-_MAX_DEPTH = 100
 
 
 def read_gemma_arguments(text: str) -> str | None:
     """Return the JSON object that `text` writes, or None if it is no such object."""
     reader = _Reader(text)
     try:
-        arguments = reader.read_object(_MAX_DEPTH)
+        arguments = reader.read_object(MAX_DEPTH)
     except ValueError:
         return None
     return arguments if reader.is_at_end else None
@@ -63,9 +58,9 @@ class _Reader:
         if self._text.startswith("[", self._position):
             return f"[{', '.join(self._read_items('[', ']', self._read_value, depth))}]"
         written = self._match(_BARE).strip()
-        if written in _WORDS:
-            return _WORDS[written]
-        is_number = _JSON_NUMBER.fullmatch(written) is not None
+        if written in JSON_WORDS:
+            return JSON_WORDS[written]
+        is_number = JSON_NUMBER.fullmatch(written) is not None
         return written if is_number else json.dumps(written, ensure_ascii=False)
 
     def _read_items(

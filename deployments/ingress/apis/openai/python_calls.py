@@ -11,21 +11,18 @@ import re
 from collections.abc import Callable, Set
 from typing import NamedTuple, NoReturn
 
+from deployments.ingress.apis.openai.literals import JSON_NUMBER, JSON_WORDS, MAX_DEPTH
 from deployments.ingress.apis.openai.tagged_calls import ParsedCall, may_become_name
 
 _BLANK = re.compile(r"\s*")
 _NAME = re.compile(r"[^\s()\[\]{},='\"]+")
 _WORD = re.compile(r"[-+.\w]+")
-_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _DIGITS = re.compile(r"-?\d+")
-_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false",
-          "null": "null"}  # fmt: skip
 # Text up to the end of a string or the next escape, by quotation mark.
 _UNTIL = {"'": re.compile(r"[^'\\]*"), '"': re.compile(r'[^"\\]*')}
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 _HEXADECIMAL = re.compile("[0-9a-fA-F]+")
 _CODE_DIGITS = {"x": 2, "u": 4, "U": 8}
-_MAX_DEPTH = 100
 
 
 class PythonCalls(NamedTuple):
@@ -99,7 +96,7 @@ class _Scanner:
 
     def _read_value(self, depth: int) -> str:
         """Read a literal. Return it as JSON."""
-        if depth > _MAX_DEPTH:
+        if depth > MAX_DEPTH:
             raise ValueError("too deep")
         items: list[str] = []
         match self._peek():
@@ -121,9 +118,9 @@ class _Scanner:
                 self._read_items("{", "}", read_member)
                 return f"{{{', '.join(items)}}}"
         word = self._match(_WORD)
-        if word in _WORDS:
-            return _WORDS[word]
-        if _JSON_NUMBER.fullmatch(word):
+        if word in JSON_WORDS:
+            return JSON_WORDS[word]
+        if JSON_NUMBER.fullmatch(word):
             return word  # numbers may have more digits than any type of Python keeps
         if _DIGITS.fullmatch(word):  # leading zeros, as in a postal code
             return _to_json(word)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from deployments.ingress.apis.openai.gemma_calls import read_gemma_arguments
+from deployments.ingress.apis.openai.literals import JSON_WORDS
 from deployments.messages import CALL_ARGUMENTS, CALL_ID
 
 FUNCTION = "<function="
@@ -47,11 +48,6 @@ _PAIR = re.compile(r"<arg_key>([^<]*)</arg_key>\s*<arg_value>(.*?)</arg_value>\s
 # A name at the start of a call without white space, and what follows it.
 _BEGUN_FUNCTION = re.compile(rf"{FUNCTION}([^>]*)(>?)")
 _BEGUN_NAME = re.compile(r"([^<\[]*)(.*)", re.S)
-_PYTHON_LITERALS = {
-    "True": "true",
-    "False": "false",
-    "None": "null",
-}  # Python's, as some models write
 
 ArgumentSchema = Mapping[str, Any]  # JSON Schema of the arguments of a function
 
@@ -186,7 +182,7 @@ def _build_call(
 def _read_value(text: str, types: Set[str]) -> str:
     """Return a value as JSON: the text itself if it is JSON and no string is due, else a string."""
     written = text.strip()
-    written = _PYTHON_LITERALS.get(written, written)
+    written = JSON_WORDS.get(written, written)
     is_null = written == "null" and "null" in types
     if "string" in types and not is_null:
         return json.dumps(text, ensure_ascii=False)

@@ -75,7 +75,8 @@ def test_conversation_that_hides_a_text_decides_nothing_for_others() -> None:
     """Many templates show no content of a message with tool calls."""
     template = ChatTemplate(
         "{% for message in messages %}{% if message['tool_calls'] %}called;{% else %}"
-        "{% for part in message['content'] %}{{ part['text'] }};{% endfor %}{% endif %}{% endfor %}",
+        "{% for part in message['content'] %}{{ part['text'] }};{% endfor %}{% endif %}"
+        "{% endfor %}",
         {},
     )
     user, assistant = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi"}

@@ -20,7 +20,7 @@ from deployments.generation.harmony import (
 )
 from deployments.generation.harmony_splitter import HarmonySplitter, HarmonyTokens
 from deployments.generation.job import ModelContext, SamplingJob
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
+from deployments.ingress.apis.openai.tool_calls import FunctionCall, ToolCallParser
 from deployments.messages import FinishReason, GenerationOptions
 from tests.support.fakes import far_deadline
 from tests.support.scheduler_harness import GREEDY

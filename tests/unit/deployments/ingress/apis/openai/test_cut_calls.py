@@ -9,7 +9,7 @@ import pytest
 from deployments.messages import FinishReason
 from tests.support.chat_harness import CHAT
 from tests.unit.deployments.ingress.apis.openai.test_forced_calls import CUT_CALLS
-from tests.unit.deployments.ingress.apis.openai.test_tools import (
+from tests.unit.deployments.ingress.apis.openai.test_tool_calls import (
     CALL,
     TOOLS,
     letters,

@@ -10,10 +10,10 @@ import jsonschema
 import orjson
 import pytest
 
-from deployments.ingress.apis.openai.tools import ToolCallParser
+from deployments.ingress.apis.openai.tool_calls import ToolCallParser
 from deployments.messages import FinishReason
 from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
-from tests.unit.deployments.ingress.apis.openai.test_tools import (
+from tests.unit.deployments.ingress.apis.openai.test_tool_calls import (
     CALL,
     TOOLS,
     WEATHER,

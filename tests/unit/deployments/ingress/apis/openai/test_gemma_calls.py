@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deployments.ingress.apis.openai.gemma_calls import read_gemma_arguments
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
+from deployments.ingress.apis.openai.tool_calls import FunctionCall, ToolCallParser
 from deployments.messages import CALL_STRING
 
 PARSER = ToolCallParser(frozenset({"weather", "clock"}))

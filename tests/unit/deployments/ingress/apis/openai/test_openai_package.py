@@ -13,7 +13,7 @@ from deployments.errors import EngineFailed
 from tests.support.chat_harness import USER, ChatHarness
 from tests.support.decoder_artifacts import DECODER
 from tests.support.generators import ScriptedReply
-from tests.unit.deployments.ingress.apis.openai.test_tools import CALL, WEATHER
+from tests.unit.deployments.ingress.apis.openai.test_tool_calls import CALL, WEATHER
 
 openai = pytest.importorskip("openai")
 httpx2 = pytest.importorskip("httpx2")

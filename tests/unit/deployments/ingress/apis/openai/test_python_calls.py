@@ -9,12 +9,17 @@ from typing import Any
 
 import pytest
 
-from deployments.ingress.apis.openai import tools
+from deployments.ingress.apis.openai import tool_calls
 from deployments.ingress.apis.openai.python_calls import PythonCalls, scan_python_calls
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
+from deployments.ingress.apis.openai.tool_calls import FunctionCall, ToolCallParser
 from deployments.messages import FinishReason
 from tests.support.chat_harness import CHAT
-from tests.unit.deployments.ingress.apis.openai.test_tools import CALL, TOOLS, letters, script_text
+from tests.unit.deployments.ingress.apis.openai.test_tool_calls import (
+    CALL,
+    TOOLS,
+    letters,
+    script_text,
+)
 
 PARSER = ToolCallParser(frozenset({"weather", "clock", "time.now"}))
 
@@ -185,7 +190,7 @@ def test_hostile_texts_are_scanned_once(
         starts.append(start)
         return scan_python_calls(text, start)
 
-    monkeypatch.setattr(tools, "scan_python_calls", scan)
+    monkeypatch.setattr(tool_calls, "scan_python_calls", scan)
     tail = ("</tool_call>" * 8 + "<tool_call>[weather(") * 8
     for text in (before + unit * 20_000, before + unit * 20_000 + tail):
         for is_cut in (False, True):

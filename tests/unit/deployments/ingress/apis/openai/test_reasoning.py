@@ -10,7 +10,7 @@ import pytest
 from deployments.messages import Chat, FinishReason, count_prompt
 from tests.support.chat_harness import CHAT, CHAT_BODY, USER, ChatHarness
 from tests.support.generators import ScriptedReply
-from tests.unit.deployments.ingress.apis.openai.test_tools import CALL, TOOLS
+from tests.unit.deployments.ingress.apis.openai.test_tool_calls import CALL, TOOLS
 
 THINKING = ScriptedReply(reasoning=("\n", " Let", " me\n", "\n", " see. \n"))
 REASONING = "Let me\n\n see."

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from deployments.ingress.apis.openai.tools import FunctionCall, ToolCallParser
+from deployments.ingress.apis.openai.tool_calls import FunctionCall, ToolCallParser
 from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
 from tests.support.generators import ScriptedReply
 

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from deployments.ingress.apis.openai.tools import MAX_PREFIX_CHARS, ToolCallParser
+from deployments.ingress.apis.openai.tool_calls import MAX_PREFIX_CHARS, ToolCallParser
 from deployments.messages import Chat, FinishReason
 from tests.support.chat_harness import CHAT, CHAT_BODY, ChatHarness
 from tests.support.generators import ScriptedReply
