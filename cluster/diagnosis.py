@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from cluster.gpu_support import assess_gpus
@@ -47,8 +48,10 @@ class StoreDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDescription:
-    """Facts about a host, as input of `diagnose`."""
+    """Facts about a host and a Serve config, as input of `diagnose`."""
 
+    config: Path
+    config_error: str | None  # why the config cannot be read
     cpu: CpuInfo
     cores: int  # number of cores that this process may use
     memory_bytes: int
@@ -88,6 +91,23 @@ def diagnose(host: HostDescription) -> list[Finding]:
     return [check(host) for check in _CHECKS]
 
 
+def _check_config(host: HostDescription) -> Finding:
+    found = str(host.config)
+    if host.config_error:
+        return Finding(
+            "config", "problem", found,
+            f"it cannot be read: {host.config_error}",
+            "correct it, or name another file: `hundredfold doctor FILE`",
+        )  # fmt: skip
+    if host.needed is None:
+        return Finding(
+            "config", "note", found,
+            "it has problems, or a package is missing",
+            f"run `hundredfold check {host.config}`",
+        )  # fmt: skip
+    return Finding("config", "ok", found, "`hundredfold check` finds no problems")
+
+
 def _check_processor(host: HostDescription) -> Finding:
     cpu, flags = host.cpu, set(host.cpu.flags)
     found = f"{cpu.name}, {host.cores} cores, {', '.join(cpu.flags) or 'no int8 units'}"
@@ -115,8 +135,7 @@ def _check_memory(host: HostDescription) -> Finding:
     if host.needed is None:
         return Finding(
             "memory", "note", found,
-            "its need is unknown: the config has problems, or a package is missing",
-            "run `hundredfold check`",
+            "its need is unknown: see the config",
         )  # fmt: skip
     minimum, maximum = _gigabytes(host.needed.minimum), _gigabytes(host.needed.maximum)
     if host.free_bytes < host.needed.minimum:
@@ -304,6 +323,7 @@ def _gigabytes(size: int) -> str:
 
 
 _CHECKS: tuple[Callable[[HostDescription], Finding], ...] = (
+    _check_config,
     _check_processor,
     _check_memory,
     _check_gpu,

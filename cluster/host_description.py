@@ -55,7 +55,7 @@ _MODEL_BYTES = 350_000_000
 
 def read_host_description(config: Path, store: Path | None = None) -> HostDescription:
     """Describe this host for the Serve config `config`. `store` replaces the config's store."""
-    document = _read_config(config)
+    document, config_error = _read_config(config)
     http_port = _find_http_port(document)
     http_addresses = [(host, http_port) for host in _find_http_hosts(document)]
     addresses = [*http_addresses, *((_ANY_IPV4, port) for port in DEFAULT_PORTS.values())]
@@ -63,6 +63,8 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     cores, visible = usable_cores(), find_visible(gpus)
     limit = ControlGroups.own().free_bytes()
     return HostDescription(
+        config=config,
+        config_error=config_error,
         cpu=read_cpu_info(),
         cores=cores,
         memory_bytes=memory.total,
@@ -89,12 +91,14 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     )
 
 
-def _read_config(path: Path) -> Any:
-    """Read the config. Return None if it cannot be read; `hundredfold check` reports this error."""
+def _read_config(path: Path) -> tuple[Any, str | None]:
+    """Return the config, or why it cannot be read."""
     try:
-        return read_document(path.read_text(encoding="utf-8")).value
-    except (OSError, UnicodeDecodeError, UnreadableConfig):
-        return None
+        return read_document(path.read_text(encoding="utf-8")).value, None
+    except OSError as exc:
+        return None, exc.strerror or str(exc)
+    except (UnicodeDecodeError, UnreadableConfig) as exc:
+        return None, str(exc)
 
 
 def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -> MemoryNeed | None:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from build_artifacts.checkpoints.architectures import (
+    WITH_IMAGES,
     TransformersConfig,
     check_unquantized,
     config_errors,
@@ -75,6 +76,13 @@ GenerationSettings = Any  # a transformers.GenerationConfig; mypy skips the libr
 
 def check_encoder_decoder(config: TransformersConfig, task: str) -> None:
     """Raise UnsupportedModel, with the reason, for a model that cannot be built for `task`."""
+    is_text_only = config.get_text_config() is config
+    if not (config.is_encoder_decoder or is_text_only or config.model_type in WITH_IMAGES):
+        raise UnsupportedModel(
+            f"`{read_architecture(config)}` reads more than text, and its text model cannot be "
+            "built",
+            hint=f"the text models of these types can: {', '.join(WITH_IMAGES)}",
+        )
     if not config.is_encoder_decoder:
         raise UnsupportedModel(
             f"`{task}` requires an encoder-decoder model; `{read_architecture(config)}` is not one",

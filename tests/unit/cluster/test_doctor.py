@@ -30,6 +30,8 @@ H200 = Gpu(name="NVIDIA H200", driver="580.159.03", compute_capability=(9, 0))
 OLD = replace(H200, driver="535.1")
 P400 = Gpu(name="Quadro P400", driver="580.159.03", compute_capability=(6, 1))
 GOOD = HostDescription(
+    config=Path("serve_config.yaml"),
+    config_error=None,
     cpu=CpuInfo("Xeon", "6-143-8", ("avx2", "avx512_vnni", "amx_int8"), "x86_64"),
     cores=8,
     memory_bytes=64 * GIGABYTE,
@@ -74,7 +76,9 @@ def test_good_host_has_nothing_to_do() -> None:
         ({"free_bytes": GIGABYTE}, "memory", "problem", "need about 4.0 GB"),
         ({"free_bytes": 5 * GIGABYTE}, "memory", "note", "full pools and builds may take 20.0 GB"),
         ({"python_is_optimized": False}, "packages", "note", "--enable-optimizations"),
-        ({"needed": None}, "memory", "note", "`hundredfold check`"),
+        ({"needed": None}, "config", "note", "`hundredfold check serve_config.yaml`"),
+        ({"config_error": "line 2: no list"}, "config", "problem", "cannot be read: line 2"),
+        ({"needed": None}, "memory", "note", "its need is unknown"),
         (WITH_GPU, "GPU", "problem", "`onnxruntime-gpu` is not installed"),
         ({**WITH_GPU, "packages": {**FOR_CUDA, "onnxruntime-gpu": "1"}}, "GPU", "ok", "Ray gets 1"),
         (

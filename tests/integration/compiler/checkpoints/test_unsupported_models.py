@@ -114,6 +114,21 @@ def test_hint_of_a_refused_encoder_decoder_offers_only_what_is_supported(
     assert refusal.hint.startswith(hint)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture"),
+    [
+        ("llama4", "Llama4ForConditionalGeneration"),
+        ("qwen2_audio", "Qwen2AudioForConditionalGeneration"),
+    ],
+)
+def test_model_with_other_inputs_than_text_is_named_as_such(
+    tmp_path: Path, model_type: str, architecture: str
+) -> None:
+    refusal = refuse(tmp_path, model_type, architecture)
+    assert refusal.message.startswith(f"`{architecture}` reads more than text")
+    assert "gemma3, " in refusal.hint
+
+
 @pytest.mark.parametrize("is_encoder_decoder", [True, False])  # False: saved by transformers 5
 def test_embedding_model_of_an_encoder_decoder_is_refused_although_it_has_a_pooling(
     tmp_path: Path, is_encoder_decoder: bool
