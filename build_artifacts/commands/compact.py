@@ -39,7 +39,11 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint = resolve(arguments.source, files.directory("sources"), HuggingFaceHub())
         tasks = select_tasks(checkpoint, None, None)
         if find_head(tasks[0]) is ModelHead.NEXT_TOKEN:
-            raise encoders_only_error("compact", "the compiler compacts no generative models")
+            raise encoders_only_error(
+                "compact",
+                "the compiler compacts no generative models",
+                hint="build it without this step: `hundredfold build`",
+            )
         checkpoint = convert_weights(StepRunner(files, progress), checkpoint, tasks)
         head = read_metadata(checkpoint, tasks).loaded_head
         compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))

@@ -56,9 +56,11 @@ def find_model(arguments: argparse.Namespace) -> Path:
     return find_for_inspection(arguments.store, read_plan(arguments.store), arguments.model)
 
 
-def encoders_only_error(command: str, reason: str) -> BuildError:
+SHOW_MEASUREMENTS = "show the measurements of the build with `hundredfold models report`"
+
+
+def encoders_only_error(command: str, reason: str, *, hint: str = SHOW_MEASUREMENTS) -> BuildError:
     """Build the error of a command for a model that generates text."""
     return BuildError(
-        f"`{command}` does not support models that generate text: {reason}",
-        hint="show the measurements of the build with `hundredfold models report`",
+        f"`{command}` does not support models that generate text: {reason}", hint=hint
     )

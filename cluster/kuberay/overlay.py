@@ -102,5 +102,5 @@ def _is_named(value: Any) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
-        and all(isinstance(item, dict) and "name" in item for item in value)
+        and all(isinstance(item, dict) and isinstance(item.get("name"), str) for item in value)
     )

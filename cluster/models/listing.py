@@ -77,7 +77,7 @@ def list_versions(store: Path) -> list[StoreEntry]:
 
     Raises BadSetting if the store or its plan cannot be read.
     """
-    if not store.is_dir():
+    if not store.exists():
         return []
     plan, entries = read_plan(store), []
     try:

@@ -82,7 +82,7 @@ def list_model_directories(store: Path) -> list[Path]:
 
     Raises OSError if the store cannot be read, because an unreadable store is not an empty one.
     """
-    if not store.is_dir():
+    if not store.exists():
         return []
     paths = (path for path in sorted(store.iterdir()) if is_model_id(read_model_id(path)))
     return [path for path in paths if path.is_dir()]

@@ -40,7 +40,8 @@ def read_plan(store: Path) -> Plan:
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise PlanUnusable(f"the plan `{path}` is invalid: `{where}`: {first['msg']}") from exc
+        place = f"`{where}`: " if where else ""  # of no field, if the text is no JSON
+        raise PlanUnusable(f"the plan `{path}` is invalid: {place}{first['msg']}") from exc
 
 
 def plan_lock(store: Path) -> AbstractContextManager[None]:

@@ -80,6 +80,13 @@ def test_merge_replaces_other_lists() -> None:
     assert merge({"providers": ["a", "b"]}, {"providers": ["c"]}) == {"providers": ["c"]}
 
 
+@pytest.mark.parametrize("name", [None, ["x"], {}])
+def test_lists_of_items_with_other_names_than_texts_are_replaced(name: object) -> None:
+    assert merge({"items": [{"name": "p"}]}, {"items": [{"name": name}]}) == {
+        "items": [{"name": name}]
+    }
+
+
 def test_merge_rejects_changes_to_missing_items() -> None:
     with pytest.raises(InvalidOverlay, match="there is no `r`"):
         merge({"items": [{"name": "p"}]}, {"items": [{"name": "r"}]})

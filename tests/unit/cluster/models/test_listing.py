@@ -58,6 +58,12 @@ def test_ls_of_unreadable_store_names_it(
     assert f"cannot read the store {public_directory}: Permission" in capsys.readouterr().err
 
 
+def test_ls_of_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("no store")
+    assert main(["models", "ls", "--store", str(tmp_path / "notes.txt")]) == 1
+    assert "notes.txt/plan.json`: Not a directory" in capsys.readouterr().err
+
+
 def test_ls_json_lists_versions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     seal_tiny(tmp_path, "tiny/model")
     assert main(["models", "ls", "--store", str(tmp_path), "--json"]) == 0
