@@ -244,7 +244,10 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
 def has_experts(config: TransformersConfig) -> bool:
     """Return whether layers of the model are mixtures of experts.
 
-    Configs of models without experts may state one expert.
+    Configs of models without experts may state one expert. Nemotron-H's have a number of experts
+    even if no layer has them.
     """
+    if config.model_type == "nemotron_h":
+        return "moe" in config.layer_types
     counts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
     return any(isinstance(count, int) and count > 1 for count in counts)

@@ -25,10 +25,14 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source,
 )
 from build_artifacts.checkpoints.recurrent_states import (
+    EXPERTS_LAYER,
     HYBRID_LAYER,
+    MLP_LAYER,
     count_state_values,
     has_hybrid_layers,
     has_known_states,
+    has_layers_without_tokens,
+    list_kv_layers,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
@@ -42,7 +46,6 @@ from deployments.engines.pytorch.layer_types import (
     GLOBAL_LAYER,
     LOCAL_LAYER,
     RECURRENT_LAYERS,
-    list_attention_layers,
 )
 from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
@@ -78,7 +81,8 @@ GRAPH_BUILDERS = (
     "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
     "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
     "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
-    "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM",
+    "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM",
+    "NemotronHForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.
@@ -139,13 +143,15 @@ def check_decoder(config: TransformersConfig) -> None:
     known = {LOCAL_LAYER, GLOBAL_LAYER, *(RECURRENT_LAYERS if has_known_states(config) else ())}
     if has_hybrid_layers(config):
         known.add(HYBRID_LAYER)
+    if has_layers_without_tokens(config):
+        known |= {MLP_LAYER, EXPERTS_LAYER}
     other = set(getattr(config, "layer_types", None) or ()) - known
     if other:
         raise UnsupportedModel(
             f"`{architecture}` has layers of the type `{min(other)}`, which cannot be built",
             hint="use a model of this architecture with attention in all layers",
         )
-    if not list_attention_layers(config):
+    if not list_kv_layers(config):
         raise UnsupportedModel(
             f"`{architecture}` has no layer with attention, so it cannot be built",
             hint="use a model of this architecture with attention in some layers",
@@ -186,7 +192,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
     """Return KV heads and values per head of each layer that has a KV cache of its own."""
-    layers = list_attention_layers(config)
+    layers = list_kv_layers(config)
     if config.model_type in _UNEQUAL_LAYERS:
         own = layers[: len(layers) - config.num_kv_shared_layers]  # the others read earlier caches
         each = (config.per_layer_config[layer] for layer in own)

@@ -44,6 +44,9 @@ MAMBA2 = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
+NEMOTRON_EXPERTS = ROUTED_EXPERTS | {
+    "hybrid_override_pattern": "ME*-E", "moe_shared_expert_intermediate_size": 96,
+}  # fmt: skip
 FALCON_40B = {
     "new_decoder_architecture": True,
     "num_kv_heads": 2,
@@ -72,7 +75,7 @@ LATENT = {
 CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
     "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
-    *LATENT_ATTENTION,
+    "BambaForCausalLM", "NemotronHForCausalLM", *LATENT_ATTENTION,
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -172,6 +175,10 @@ OWN: dict[str, dict[str, Any]] = {
         "lm_head_multiplier": 0.25, "mlp_multipliers": [1.5, 0.5], "key_multiplier": 0.6,
         "attention_in_multiplier": 1.25, "attention_out_multiplier": 0.75, "ssm_in_multiplier": 0.8,
         "ssm_out_multiplier": 1.2, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.6]},
+    "BambaForCausalLM": {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8,
+        "mamba_d_state": 32},
+    "NemotronHForCausalLM": {"head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 64,
+        "n_groups": 2, "ssm_state_size": 32, "hybrid_override_pattern": "M-*-M"},
     "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [

@@ -16,7 +16,9 @@ LayerFactor = Callable[[TransformersConfig, int], float]
 # Activations of model types whose configs have no field for it.
 _ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu", "bloom": "gelu_pytorch_tanh", "mpt": "gelu"}
 # Names of that field in the configs of all other types.
-_ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+_ACTIVATION_FIELDS = (
+    "hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act",
+)  # fmt: skip
 
 
 def read_activation(config: TransformersConfig) -> str:

@@ -39,6 +39,7 @@ PROBABILITIES = Experts(normalized=_normalizes_experts)
 SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
 )
+SIGMOIDS_SQUARED = replace(SIGMOIDS, squared=True)
 _MIXTRAL_NAMES = (
     ("block_sparse_moe", "mlp"),
     (".w1.", ".gate_proj."),

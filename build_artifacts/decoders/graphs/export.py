@@ -84,7 +84,9 @@ from build_artifacts.decoders.graphs.llama_variants import (
     build_hyperclovax,
     build_nanochat,
 )
+from build_artifacts.decoders.graphs.nemotron_h import build_nemotron_h
 from build_artifacts.decoders.graphs.recurrent_variants import (
+    BAMBA,
     FALCON_H1,
     LFM2,
     LFM2_MOE,
@@ -166,6 +168,8 @@ DECODERS: Mapping[str, GraphFamily] = {
     "hunyuan_v1_moe": HUNYUAN_MOE,
     "gpt_oss": GPT_OSS,
     "falcon_h1": FALCON_H1,
+    "bamba": BAMBA,
+    "nemotron_h": build_nemotron_h,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "qwen3_5_text": QWEN3_5,

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.recurrent_states import Mamba2Config, read_mamba2_config
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import TO_THE_END
 from build_artifacts.decoders.graphs.operators import Value
@@ -269,25 +270,20 @@ def _normalize_heads(layer: RecurrentLayer, value: Value, heads: int, size: int)
 
 
 def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply Mamba 2 of Granite 4 or Falcon-H1 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
+    """Apply Mamba 2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
 
     It is linear attention with a decay: B are the keys, C the queries, and the inputs times their
     time steps the values.
     """
     graph, config, name = layer.graph, layer.config, f"{layer.name}.mamba"
-    if config.time_step_limit is None or tuple(config.time_step_limit) != (0.0, float("inf")):
-        raise UnsupportedModel(
-            f"`time_step_limit` of the architecture `{config.model_type}` is "
-            f"{config.time_step_limit}; limits of time steps are not supported",
-            hint="use a model of this architecture without them",
-        )
-    heads = LinearHeads(config.mamba_n_heads, config.mamba_d_state, config.mamba_d_head)
-    groups, width = config.mamba_n_groups, heads.count * heads.value_size
+    mamba = read_mamba2_config(config)
+    heads = LinearHeads(mamba.heads, mamba.state_size, mamba.head_size)
+    groups, width = mamba.groups, heads.count * heads.value_size
     shared = groups * heads.key_size
     inputs = 2 * width + 2 * shared
     projected = layer.linear_rows(hidden, f"{name}.in_proj", slice(inputs))
     gate, mixed = layer.split_channels(projected, [width, width + 2 * shared])
-    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
+    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), mamba.activation)
     value, key, query = layer.split_channels(mixed, [width, shared, shared])
     # ONNX Runtime's Softplus would depend on the number of tokens: threads split it.
     (steps,) = graph.multi_output_op(
@@ -298,6 +294,8 @@ def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
         graph.tensor(f"ones_{heads.count}", np.ones(heads.count, np.float32)),
         domain=ORT_DOMAIN,
     )
+    if mamba.min_step:
+        steps = graph.op("Max", steps, graph.constant(mamba.min_step))
     decay = graph.op("Mul", steps, layer.read_negative_rates(f"{name}.A_log"))
     apart = layer.split_heads(value, heads.count, heads.value_size)
     stepped = graph.op("Mul", apart, graph.op("Unsqueeze", steps, graph.constant([-1])))
@@ -316,16 +314,16 @@ def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
     factor, scale = graph.activation(gate, "silu"), f"{name}.norm.weight"
     has_norm = scale in graph.weights  # most models of Falcon-H1 have none
     if has_norm and getattr(config, "mamba_norm_before_gate", False):
-        gated = graph.op("Mul", _norm_groups(layer, summed, scale, groups), factor)
+        gated = graph.op("Mul", _norm_groups(layer, summed, scale, mamba), factor)
     else:
         gated = graph.op("Mul", summed, factor)
-        gated = _norm_groups(layer, gated, scale, groups) if has_norm else gated
+        gated = _norm_groups(layer, gated, scale, mamba) if has_norm else gated
     return graph.linear(gated, [f"{name}.out_proj"])
 
 
-def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, groups: int) -> Value:
+def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, mamba: Mamba2Config) -> Value:
     """Divide each of the groups of channels by its RMS and multiply by `scale`: [B, T, C]."""
-    graph, epsilon = layer.graph, layer.config.rms_norm_eps
+    graph, groups, epsilon = layer.graph, mamba.groups, mamba.epsilon
     if groups == 1:
         return graph.rms_norm(value, graph.stored(scale), epsilon)
     size = graph.weights.shape(scale)[0] // groups

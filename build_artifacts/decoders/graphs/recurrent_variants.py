@@ -96,19 +96,22 @@ def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelG
     return variant(config, checkpoint)
 
 
-FALCON_H1 = DecoderVariant(
+BAMBA = DecoderVariant(
     recurrent=apply_mamba2,
+    renames=(
+        ("final_layernorm", "norm"),
+        ("pre_ff_layernorm", "post_attention_layernorm"),
+        ("feed_forward", "mlp"),
+    ),
+)
+FALCON_H1 = replace(
+    BAMBA,
     has_both=True,
     factors=Factors(
         embeddings=lambda config: config.embedding_multiplier,
         logits=lambda config: config.lm_head_multiplier,
     ),
     weight_factors=_falcon_factors,
-    renames=(
-        ("final_layernorm", "norm"),
-        ("pre_ff_layernorm", "post_attention_layernorm"),
-        ("feed_forward", "mlp"),
-    ),
 )
 LFM2 = DecoderVariant(
     epsilon="norm_eps",

@@ -29,10 +29,11 @@ from deployments.engines.decoder_factory import measure_kv_cache, open_decoder
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.errors import EngineFailed
 from tests.integration.compiler.decoders.test_families import (
+    check_export,
     export_graph,
     quantize,
 )
-from tests.support.decoder_families import MAMBA2, OWN, write_decoder
+from tests.support.decoder_families import MAMBA2, NEMOTRON_EXPERTS, OWN, write_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +43,74 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": OWN["Qwen3NextForCausalLM"] | {"mlp_only_layers": [0, 1, 2]},
     "GraniteMoeHybridForCausalLM": OWN["GraniteMoeHybridForCausalLM"] | MAMBA2,
     "FalconH1ForCausalLM": OWN["FalconH1ForCausalLM"],
+    "BambaForCausalLM": OWN["BambaForCausalLM"],
+    "NemotronHForCausalLM": OWN["NemotronHForCausalLM"],
 }
 RANDOM = np.random.default_rng(0)
 PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
 FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("GraniteMoeHybridForCausalLM", MAMBA2),
+        (
+            "GraniteMoeHybridForCausalLM",
+            MAMBA2
+            | {
+                "num_local_experts": 8,
+                "mamba_n_groups": 2,
+                "position_embedding_type": None,
+                "mamba_proj_bias": True,
+            },
+        ),
+        ("GraniteMoeHybridForCausalLM", MAMBA2 | {"hidden_act": "gelu"}),
+        ("Qwen3_5ForCausalLM", {"hidden_act": "gelu"}),
+        ("Lfm2MoeForCausalLM", {"use_expert_bias": False}),
+        ("Lfm2ForCausalLM", {"conv_bias": False, "conv_L_cache": 4}),
+        ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 4, "attention_bias": True}),
+        ("Qwen3NextForCausalLM", {"norm_topk_prob": False, "decoder_sparse_step": 2}),
+        (
+            "FalconH1ForCausalLM",
+            {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "projectors_bias": True,
+                "mamba_proj_bias": True,
+                "mamba_conv_bias": False,
+            },
+        ),
+        (
+            "FalconH1ForCausalLM",
+            {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
+        ),
+        ("FalconH1ForCausalLM", {"mamba_rms_norm": True, "mamba_n_groups": 2}),
+        (
+            "BambaForCausalLM",
+            {
+                "mamba_n_groups": 2,
+                "mamba_proj_bias": True,
+                "mamba_conv_bias": False,
+                "attention_bias": True,
+                "mlp_bias": True,
+            },
+        ),
+        ("BambaForCausalLM", {"hidden_act": "gelu", "tie_word_embeddings": True}),
+        (
+            "NemotronHForCausalLM",
+            {"time_step_min": 0.7, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+        ),
+        ("NemotronHForCausalLM", {"n_groups": 1, "mlp_hidden_act": "gelu"}),
+        ("NemotronHForCausalLM", NEMOTRON_EXPERTS),
+        ("NemotronHForCausalLM", NEMOTRON_EXPERTS | {"mlp_bias": True}),
+    ],
+)
+def test_variant_matches_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    check_export(tmp_path, architecture, OWN[architecture] | changes)
 
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
