@@ -82,7 +82,8 @@ GRAPH_BUILDERS = (
     "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
     "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
     "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM",
-    "NemotronHForCausalLM",
+    "NemotronHForCausalLM", "MellumForCausalLM", "HYV3ForCausalLM", "Lfm3ForCausalLM",
+    "OlmoHybridForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.

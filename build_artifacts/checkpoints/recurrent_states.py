@@ -124,6 +124,8 @@ def _mamba2(config: TransformersConfig) -> int:
 _VALUES_PER_LAYER: Mapping[str, Callable[[TransformersConfig], int]] = {
     "lfm2": _short_convolution,
     "lfm2_moe": _short_convolution,
+    "lfm3": _short_convolution,
+    "olmo_hybrid": _gated_delta_net,
     "qwen3_next": _gated_delta_net,
     "qwen3_5_text": _gated_delta_net,
     "qwen3_5_moe_text": _gated_delta_net,

@@ -75,7 +75,8 @@ LATENT = {
 CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
     "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
-    "BambaForCausalLM", "NemotronHForCausalLM", *LATENT_ATTENTION,
+    "BambaForCausalLM", "NemotronHForCausalLM", "Lfm3ForCausalLM", "OlmoHybridForCausalLM",
+    *LATENT_ATTENTION,
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -179,6 +180,15 @@ OWN: dict[str, dict[str, Any]] = {
         "mamba_d_state": 32},
     "NemotronHForCausalLM": {"head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 64,
         "n_groups": 2, "ssm_state_size": 32, "hybrid_override_pattern": "M-*-M"},
+    "OlmoHybridForCausalLM": DELTA_NET | {
+        "linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}},
+    "Lfm3ForCausalLM": {
+        "num_hidden_layers": 4, "head_dim": 32, "sliding_window": WINDOW, "layer_types": [
+            "conv", "full_attention", "sliding_attention", "conv"]},
+    "MellumForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "head_dim": 32,
+        "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"]},
+    "HYV3ForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "head_dim": 32},
     "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [

@@ -23,6 +23,7 @@ from build_artifacts.types import FloatArray
 from deployments.engines.decoder import PAST_STATES, PRESENT_STATES
 
 _GATE_COLUMNS = 16
+_OLMO_EPSILON = 1e-5  # of the norm in OLMo Hybrid's DeltaNet; its config has that of other norms
 _L2_EPSILON = 1e-6  # added to the squared lengths of queries and keys, as in transformers
 
 
@@ -44,17 +45,20 @@ class RecurrentLayer:
     name: str  # name of the layer in the checkpoint, such as "layers.0"
     number: int  # index of the layer
 
-    def convolve(self, value: Value, module: str) -> Value:
+    def convolve(self, value: Value, *modules: str) -> Value:
         """Convolve each channel of [B, T, C] with the last tokens, causally.
 
-        This takes a third of the time of ONNX Runtime's CausalConvWithState. Raises
-        UnsupportedModel for a convolution without a state.
+        Several modules have parts of the channels each; the first one decides about a bias. This
+        takes a third of the time of ONNX Runtime's CausalConvWithState. Raises UnsupportedModel for
+        a convolution without a state.
         """
-        graph, weight, bias = self.graph, f"{module}.weight", f"{module}.bias"
-        channels, _, taps = graph.weights.shape(weight)
+        graph, bias = self.graph, f"{modules[0]}.bias"
+        weights = [f"{module}.weight" for module in modules]
+        taps = graph.weights.shape(weights[0])[2]
+        channels = sum(graph.weights.shape(weight)[0] for weight in weights)
         if taps < 2:
             raise UnsupportedModel(
-                f"the convolution `{module}` covers one token only",
+                f"the convolution `{modules[0]}` covers one token only",
                 hint="use a model whose convolutions cover several tokens",
             )
         past = self._read_state("conv", taps - 1, channels)
@@ -63,17 +67,17 @@ class RecurrentLayer:
         summed = graph.stored(bias) if bias in graph.weights else None
         for tap in range(taps):
             end = tap - taps + 1 or TO_THE_END
-            product = graph.op("Mul", self._cut(tokens, tap, end), self._read_tap(weight, tap))
+            product = graph.op("Mul", self._cut(tokens, tap, end), self._read_tap(weights, tap))
             summed = product if summed is None else graph.op("Add", summed, product)
         return summed
 
-    def _read_tap(self, weight: str, tap: int) -> Value:
-        """Return the factors of one of the tokens in a convolution [C, 1, taps]: [C]."""
+    def _read_tap(self, names: Sequence[str], tap: int) -> Value:
+        """Return the factors of one of the tokens in convolutions [C, 1, taps]: [sum of C]."""
         weights = self.graph.weights
         return self.graph.weight(
-            f"{weight}.{tap}",
-            weights.shape(weight)[:1],
-            lambda: weights.read(weight)[:, 0, tap],
+            f"{names[0]}.{tap}",
+            (sum(weights.shape(name)[0] for name in names),),
+            lambda: np.concatenate([weights.read(name)[:, 0, tap] for name in names]),
         )
 
     def attend_linearly(
@@ -212,7 +216,7 @@ def apply_short_convolution(layer: RecurrentLayer, hidden: Value) -> Value:
 
 
 def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply the gated DeltaNet of Qwen3.5 and Qwen3-Next.
+    """Apply the gated DeltaNet of Qwen3.5, Qwen3-Next and OLMo Hybrid.
 
     Yang et al. 2024, https://arxiv.org/abs/2412.06464
     """
@@ -222,10 +226,13 @@ def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
     joined = f"{name}.in_proj_qkv"
     if f"{joined}.weight" in graph.weights:
         mixed = graph.linear(hidden, [joined])
-    else:  # Qwen3-Next has another order, in which the tensor is read in parts
+    else:  # OLMo Hybrid has several modules, Qwen3-Next one in another order, read in parts
         parts = [f"{name}.in_proj_{part}" for part in "qkv"]
         mixed = graph.linear(hidden, parts, label=joined)
-    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
+    convolutions = [f"{name}.{part}_conv1d" for part in "qkv"]
+    if f"{name}.conv1d.weight" in graph.weights:
+        convolutions = [f"{name}.conv1d"]
+    mixed = graph.activation(layer.convolve(mixed, *convolutions), config.hidden_act)
     sizes = [key_heads * heads.key_size] * 2 + [value_heads * heads.value_size]
     query, key, value = layer.split_channels(mixed, sizes)
     query, key = (
@@ -246,6 +253,8 @@ def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
         layer.gate(hidden, f"{name}.in_proj_b"),
         domain=ORT_DOMAIN,
     )
+    if getattr(config, "linear_allow_neg_eigval", False):
+        update_rate = graph.op("Mul", update_rate, graph.constant(2.0))
     attended = layer.attend_linearly(
         [query, key, value],
         [decay, update_rate],
@@ -255,7 +264,8 @@ def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
     )
     apart = layer.split_heads(attended, heads.count, heads.value_size)
     scale = graph.stored(f"{name}.norm.weight")
-    normed = layer.join_heads(graph.rms_norm(apart, scale, config.rms_norm_eps))
+    epsilon = _OLMO_EPSILON if config.model_type == "olmo_hybrid" else config.rms_norm_eps
+    normed = layer.join_heads(graph.rms_norm(apart, scale, epsilon))
     gate = graph.activation(graph.linear(hidden, [f"{name}.in_proj_z"]), "silu")
     return graph.linear(graph.op("Mul", normed, gate), [f"{name}.out_proj"])
 

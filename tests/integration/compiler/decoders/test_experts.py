@@ -35,6 +35,11 @@ PHI_ROPE = {
     "short_factor": [1 + channel / 9 for channel in range(32)], "long_factor": [2.0] * 32,
 }  # fmt: skip
 
+MELLUM_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+
 
 def count_operators(spec: DecoderSpec) -> Counter[str]:
     nodes = onnx.load(spec.path, load_external_data=False).graph.node
@@ -45,7 +50,8 @@ def count_operators(spec: DecoderSpec) -> Counter[str]:
 @pytest.mark.parametrize(
     "family",
     ["Mixtral", "Qwen3Moe", "GraniteMoeShared", "Ernie4_5_Moe", "HunYuanMoEV1", "GptOss", "Phimoe",
-     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe", "Qwen3Next", "NemotronH"],
+     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe", "Qwen3Next", "NemotronH",
+     "Mellum", "HYV3"],
 )  # fmt: skip
 def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Path) -> None:
     """transformers can save all experts in two tensors, instead of those of the first release."""
@@ -67,6 +73,9 @@ def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Pa
         ("Phimoe", {"rope_parameters": PHI_ROPE}),
         ("Afmoe", {"mup_enabled": False, "attention_bias": True}),
         ("ExaoneMoe", {"first_k_dense_replace": 0}),
+        ("Mellum", {"norm_topk_prob": False, "mlp_layer_types": ["sparse", "sparse"]}),
+        ("Mellum", {"rope_parameters": MELLUM_ROPE}),
+        ("HYV3", {"num_shared_experts": 2, "attention_bias": True, "mlp_bias": True}),
     ],
 )
 def test_other_configs_match_transformers(
@@ -79,14 +88,14 @@ def test_other_configs_match_transformers(
 @pytest.mark.parametrize(
     "family",
     ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoeShared", "Dots1", "Afmoe", "MiniMaxM2",
-     "NemotronH"],
+     "NemotronH", "HYV3"],
 )  # fmt: skip
 def test_experts_are_quantized_and_routers_stay_float(family: str, tmp_path: Path) -> None:
     model = write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family))
     ids, expected = compute_logits(model)
     graph = export_graph(tmp_path, DECODER_FP32)
     float_experts = count_operators(graph)["MoE"]
-    assert float_experts == (1 if family in ("Qwen2Moe", "Dots1") else 2)
+    assert float_experts == (1 if family in ("Qwen2Moe", "Dots1", "HYV3") else 2)
     int8 = quantize(graph, tmp_path)
     check_quantized(int8, float_experts)
     assert mean_cosine(run_graph(int8, ids), expected) > 0.97

@@ -45,6 +45,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "FalconH1ForCausalLM": OWN["FalconH1ForCausalLM"],
     "BambaForCausalLM": OWN["BambaForCausalLM"],
     "NemotronHForCausalLM": OWN["NemotronHForCausalLM"],
+    "Lfm3ForCausalLM": OWN["Lfm3ForCausalLM"],
+    "OlmoHybridForCausalLM": OWN["OlmoHybridForCausalLM"],
 }
 RANDOM = np.random.default_rng(0)
 PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
@@ -105,6 +107,15 @@ FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
         ("NemotronHForCausalLM", {"n_groups": 1, "mlp_hidden_act": "gelu"}),
         ("NemotronHForCausalLM", NEMOTRON_EXPERTS),
         ("NemotronHForCausalLM", NEMOTRON_EXPERTS | {"mlp_bias": True}),
+        ("Lfm3ForCausalLM", {"use_attention_gate": False, "attention_bias": True}),
+        ("Lfm3ForCausalLM", {"use_sandwich_norm": False, "conv_bias": True}),
+        ("OlmoHybridForCausalLM", {"linear_allow_neg_eigval": False, "attention_bias": True}),
+        (
+            "OlmoHybridForCausalLM",
+            {"rope_parameters": {"rope_theta": 1e4}, "linear_num_key_heads": 2},
+        ),
+        # An epsilon that differs from that of the norm in DeltaNet.
+        ("OlmoHybridForCausalLM", {"rms_norm_eps": 1e-2}),
     ],
 )
 def test_variant_matches_transformers(
