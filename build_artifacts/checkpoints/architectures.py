@@ -159,6 +159,7 @@ def read_max_positions(config: TransformersConfig) -> int | None:
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     if positions and skipped:
         positions -= skipped(config)
+    positions = positions or _read_recurrent_limit(config)
     limits = (_extend_by_yarn(positions, config), _read_rope_limit(config))
     return min((limit for limit in limits if limit), default=None)
 
@@ -183,6 +184,14 @@ _ALIBI_LIMITS: Mapping[str, tuple[str, int]] = {
     "bloom": ("seq_length", 2048),
     "mpt": ("max_seq_len", 2048),
 }
+
+
+def _read_recurrent_limit(config: TransformersConfig) -> int | None:
+    """Return the tokens of the training texts of a model without attention and positions.
+
+    Its states have no limit. Another number may be in config.json, though the class ignores it.
+    """
+    return 2048 if config.model_type == "mamba2" else None
 
 
 def _extend_by_yarn(positions: int | None, config: TransformersConfig) -> int | None:

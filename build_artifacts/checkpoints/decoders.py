@@ -28,10 +28,11 @@ from build_artifacts.checkpoints.recurrent_states import (
     EXPERTS_LAYER,
     HYBRID_LAYER,
     MLP_LAYER,
+    can_have_mlp_layers,
+    can_lack_attention,
     count_state_values,
     has_hybrid_layers,
     has_known_states,
-    has_layers_without_tokens,
     list_kv_layers,
 )
 from build_artifacts.errors import UnsupportedModel
@@ -83,7 +84,7 @@ GRAPH_BUILDERS = (
     "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
     "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM",
     "NemotronHForCausalLM", "MellumForCausalLM", "HYV3ForCausalLM", "Lfm3ForCausalLM",
-    "OlmoHybridForCausalLM",
+    "OlmoHybridForCausalLM", "Mamba2ForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.
@@ -144,7 +145,7 @@ def check_decoder(config: TransformersConfig) -> None:
     known = {LOCAL_LAYER, GLOBAL_LAYER, *(RECURRENT_LAYERS if has_known_states(config) else ())}
     if has_hybrid_layers(config):
         known.add(HYBRID_LAYER)
-    if has_layers_without_tokens(config):
+    if can_have_mlp_layers(config):
         known |= {MLP_LAYER, EXPERTS_LAYER}
     other = set(getattr(config, "layer_types", None) or ()) - known
     if other:
@@ -152,7 +153,7 @@ def check_decoder(config: TransformersConfig) -> None:
             f"`{architecture}` has layers of the type `{min(other)}`, which cannot be built",
             hint="use a model of this architecture with attention in all layers",
         )
-    if not list_kv_layers(config):
+    if not list_kv_layers(config) and not can_lack_attention(config):
         raise UnsupportedModel(
             f"`{architecture}` has no layer with attention, so it cannot be built",
             hint="use a model of this architecture with attention in some layers",
@@ -172,13 +173,13 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
     Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
     shapes = _list_kv_shapes(config)
-    kv_heads, head_dim = max(shapes, key=lambda shape: shape[1])
+    kv_heads, head_dim = max(shapes, key=lambda shape: shape[1], default=(1, 1))
     values = 2 * sum(each_heads * size for each_heads, size in shapes)
     suppressed = read_suppressed_tokens(read_object(find_generation_config(weights)))
     special = special_tokens(weights)
     return GenerationConfig(
         layers=len(shapes),
-        heads=config.num_attention_heads,
+        heads=config.num_attention_heads if shapes else None,
         kv_heads=kv_heads,
         head_dim=head_dim,
         token_kv_values=values if config.model_type in _UNEQUAL_LAYERS else None,

@@ -53,9 +53,14 @@ def has_hybrid_layers(config: TransformersConfig) -> bool:
     return bool(config.model_type == "falcon_h1")
 
 
-def has_layers_without_tokens(config: TransformersConfig) -> bool:
+def can_have_mlp_layers(config: TransformersConfig) -> bool:
     """Return whether layers of this model may be an MLP or experts, and nothing else."""
     return bool(config.model_type == "nemotron_h")
+
+
+def can_lack_attention(config: TransformersConfig) -> bool:
+    """Return whether a model of this type may have no layer with attention."""
+    return bool(config.model_type == "mamba2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +97,16 @@ def read_mamba2_config(config: TransformersConfig) -> Mamba2Config:
             f"`time_step_limit` of the architecture `{config.model_type}` is "
             f"{config.time_step_limit}; limits of time steps are not supported",
             hint="use a model of this architecture without them",
+        )
+    if config.model_type == "mamba2":
+        return Mamba2Config(
+            heads=config.num_heads,
+            head_size=config.head_dim,
+            groups=config.n_groups,
+            state_size=config.state_size,
+            taps=config.conv_kernel,
+            activation=config.hidden_act,
+            epsilon=config.layer_norm_epsilon,
         )
     return Mamba2Config(
         heads=config.mamba_n_heads,
@@ -133,4 +148,5 @@ _VALUES_PER_LAYER: Mapping[str, Callable[[TransformersConfig], int]] = {
     "falcon_h1": _mamba2,
     "bamba": _mamba2,
     "nemotron_h": _mamba2,
+    "mamba2": _mamba2,
 }

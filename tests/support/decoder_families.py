@@ -76,7 +76,7 @@ CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
     "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
     "BambaForCausalLM", "NemotronHForCausalLM", "Lfm3ForCausalLM", "OlmoHybridForCausalLM",
-    *LATENT_ATTENTION,
+    "Mamba2ForCausalLM", *LATENT_ATTENTION,
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -189,6 +189,8 @@ OWN: dict[str, dict[str, Any]] = {
         "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
         "mlp_layer_types": ["dense", "sparse"]},
     "HYV3ForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "head_dim": 32},
+    "Mamba2ForCausalLM": {
+        "num_heads": 8, "head_dim": 64, "n_groups": 2, "state_size": 32},
     "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [

@@ -85,7 +85,6 @@ from build_artifacts.decoders.graphs.llama_variants import (
     build_hyperclovax,
     build_nanochat,
 )
-from build_artifacts.decoders.graphs.nemotron_h import build_nemotron_h
 from build_artifacts.decoders.graphs.recurrent_variants import (
     BAMBA,
     FALCON_H1,
@@ -98,6 +97,7 @@ from build_artifacts.decoders.graphs.recurrent_variants import (
     build_granite_hybrid,
     build_lfm3,
 )
+from build_artifacts.decoders.graphs.single_module_layers import build_mamba2, build_nemotron_h
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.errors import UnsupportedModel
@@ -175,6 +175,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "falcon_h1": FALCON_H1,
     "bamba": BAMBA,
     "nemotron_h": build_nemotron_h,
+    "mamba2": build_mamba2,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "lfm3": build_lfm3,
@@ -223,7 +224,7 @@ class ExportedModel:
     decoder: Path
     encoder: Path | None
     layers: int
-    kv_heads: int
+    kv_heads: int  # 1 without attention, as `head_dim`
     head_dim: int
     vocabulary: int
     kv_values: int  # keys and values of one token in all layers
@@ -271,8 +272,8 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
         decoder=decoder,
         encoder=encoder,
         layers=graphs.layers,
-        kv_heads=graphs.shape.kv_heads,
-        head_dim=graphs.shape.size,
+        kv_heads=1 if graphs.shape is None else graphs.shape.kv_heads,
+        head_dim=1 if graphs.shape is None else graphs.shape.size,
         vocabulary=graphs.vocabulary,
         kv_values=graphs.decoder.count_input_values("past_key_values."),
         state_values=graphs.decoder.count_input_values(PAST_STATES),

@@ -47,6 +47,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "NemotronHForCausalLM": OWN["NemotronHForCausalLM"],
     "Lfm3ForCausalLM": OWN["Lfm3ForCausalLM"],
     "OlmoHybridForCausalLM": OWN["OlmoHybridForCausalLM"],
+    "Mamba2ForCausalLM": OWN["Mamba2ForCausalLM"],
 }
 RANDOM = np.random.default_rng(0)
 PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
@@ -107,6 +108,15 @@ FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
         ("NemotronHForCausalLM", {"n_groups": 1, "mlp_hidden_act": "gelu"}),
         ("NemotronHForCausalLM", NEMOTRON_EXPERTS),
         ("NemotronHForCausalLM", NEMOTRON_EXPERTS | {"mlp_bias": True}),
+        (
+            "Mamba2ForCausalLM",
+            {
+                "n_groups": 1,
+                "tie_word_embeddings": True,
+                "use_bias": True,
+                "use_conv_bias": False,
+            },
+        ),
         ("Lfm3ForCausalLM", {"use_attention_gate": False, "attention_bias": True}),
         ("Lfm3ForCausalLM", {"use_sandwich_norm": False, "conv_bias": True}),
         ("OlmoHybridForCausalLM", {"linear_allow_neg_eigval": False, "attention_bias": True}),
@@ -126,11 +136,11 @@ def test_variant_matches_transformers(
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
-    """An int8 graph with an int8 KV cache."""
+    """An int8 graph with an int8 KV cache, if it has attention."""
     directory = tmp_path_factory.mktemp("recurrent")
     write_decoder(request.param, directory / "checkpoint", FAMILIES[request.param])
     quantized = quantize(export_graph(directory, DECODER_FP32), directory)
-    assert quantized.kv_cache_dtype == "int8"
+    assert quantized.kv_cache_dtype == (None if request.param == "Mamba2ForCausalLM" else "int8")
     return quantized
 
 
@@ -218,6 +228,7 @@ def test_memory_of_states_is_counted(spec: DecoderSpec, engine: OnnxDecoder) -> 
     assert len(shapes) > 1
     values = spec.generation_config.state_values
     assert values == sum(map(np.prod, shapes))
+    assert bool(engine.kv_cache.arrays) == bool(spec.generation_config.layers)
     settings = GeneratorSettings(kv_slots=3, max_context_tokens=128)
     keys_and_values = sum(array.nbytes for array in engine.kv_cache.arrays)
     assert measure_kv_cache(spec, settings) == keys_and_values + 3 * values * 2 * 4
@@ -230,9 +241,12 @@ def test_gpu_graphs_are_refused(recipe: DecoderRecipe, tmp_path: Path) -> None:
         export_graph(tmp_path, recipe)
 
 
-def test_build_seals_a_graph_that_answers_as_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "Mamba2ForCausalLM"])
+def test_build_seals_a_graph_that_answers_as_transformers(
+    architecture: str, tmp_path: Path
+) -> None:
     checkpoint = tmp_path / "checkpoint"
-    model = write_decoder("Lfm2ForCausalLM", checkpoint, OWN["Lfm2ForCausalLM"])
+    model = write_decoder(architecture, checkpoint, OWN[architecture])
     recipe = BuildRecipe(candidates=(), decoders=(DECODER_FP32, DECODER_BF16_TORCH))
     budget = BuildBudget(tune_seconds=0.3)
     request = BuildRequest(

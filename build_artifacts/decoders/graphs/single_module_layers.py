@@ -1,4 +1,6 @@
-"""Graph builder for Nemotron-H: each layer is Mamba 2, attention, an MLP or a mixture of experts.
+"""Graph builder for decoders whose layers are one module each: Nemotron-H and Mamba 2.
+
+The module of a layer is Mamba 2, attention, an MLP or a mixture of experts.
 
 Modules have the names of Llama's in transformers; the checkpoint's names are translated.
 """
@@ -28,8 +30,9 @@ from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
 
 _RENAMES = (
-    (".backbone.", "."),  # in checkpoints of NVIDIA
+    (".backbone.", "."),
     (".embeddings.", ".embed_tokens."),
+    (".embedding.", ".embed_tokens."),  # in older checkpoints of Mamba 2
     (".norm_f.", ".norm."),
     *((f".mixer.{part}_proj.", f".self_attn.{part}_proj.") for part in "qkvo"),
     *((f".mixer.{part}_proj.", f".mlp.{part}_proj.") for part in ("up", "down")),
@@ -52,24 +55,38 @@ def build_nemotron_h(config: TransformersConfig, checkpoint: Path) -> ModelGraph
             f"{config.moe_latent_size}; experts of projected hidden states are not supported",
             hint="Nemotron 3 Nano has other experts",
         )
-    return _NemotronHBuilder(config, checkpoint).build()
+    # transformers ignores `tie_word_embeddings`.
+    return _SingleModuleBuilder(config, checkpoint, is_tied=False).build()
 
 
-class _NemotronHBuilder:
+def build_mamba2(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of a Mamba 2, which has no attention.
+
+    Raises UnsupportedModel for limits of time steps, an unsupported activation, or a missing
+    tensor.
+    """
+    is_tied = config.tie_word_embeddings
+    return _SingleModuleBuilder(config, checkpoint, is_tied=is_tied).build()
+
+
+class _SingleModuleBuilder:
     """Builder of the graph of one checkpoint."""
 
-    def __init__(self, config: TransformersConfig, checkpoint: Path) -> None:
-        self._config = config
+    def __init__(self, config: TransformersConfig, checkpoint: Path, *, is_tied: bool) -> None:
+        """`is_tied`: whether the logits are products with the embeddings."""
+        self._config, self._is_tied = config, is_tied
         self._graph = GraphWriter(
             "decoder", CheckpointWeights(checkpoint, "model.", renames=_RENAMES)
         )
         self._inputs = SelfAttentionInputs(self._graph)
         self._kv_layers = list_kv_layers(config)
-        self._shape = HeadShape(
-            config.num_attention_heads,
-            read_head_size(config),
-            shared_heads=read_kv_heads(config),
-        )
+        self._shape: HeadShape | None = None
+        if self._kv_layers:
+            self._shape = HeadShape(
+                config.num_attention_heads,
+                read_head_size(config),
+                shared_heads=read_kv_heads(config),
+            )
 
     def build(self) -> ModelGraphs:
         graph = self._graph
@@ -78,8 +95,7 @@ class _NemotronHBuilder:
             source = self._norm(hidden, f"layers.{number}.norm")
             hidden = graph.op("Add", hidden, self._apply_module(number, source))
         states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
-        # transformers ignores `tie_word_embeddings`.
-        logits, vocabulary = graph.decoder_head(states, is_tied=False)
+        logits, vocabulary = graph.decoder_head(states, is_tied=self._is_tied)
         graph.output(logits, "logits", "B", "L", vocabulary)
         return ModelGraphs(
             decoder=graph,
@@ -92,8 +108,8 @@ class _NemotronHBuilder:
         """Apply the only module of a layer, which the config names: [B, T, D] -> [B, T, D]."""
         graph, config, name = self._graph, self._config, f"layers.{number}"
         kind = config.layer_types[number]
-        if number in self._kv_layers:
-            return self._attention(number, hidden)
+        if self._shape is not None and number in self._kv_layers:
+            return self._attention(number, hidden, self._shape)
         if kind == MLP_LAYER:
             return self._mlp(f"{name}.mlp", hidden)
         if kind == EXPERTS_LAYER:
@@ -102,12 +118,12 @@ class _NemotronHBuilder:
             return graph.op("Add", experts.apply(hidden), shared)
         return apply_mamba2(RecurrentLayer(graph, config, name, number), hidden)
 
-    def _attention(self, number: int, hidden: Value) -> Value:
+    def _attention(self, number: int, hidden: Value, shape: HeadShape) -> Value:
         """Attend without RoPE."""
         graph, name = self._graph, f"layers.{number}.self_attn"
         modules = [f"{name}.{part}_proj" for part in "qkv"]
         parts = [graph.linear(hidden, modules, label=f"{name}.qkv_proj")]
-        attended = self._inputs.attend(self._kv_layers.index(number), parts, self._shape)
+        attended = self._inputs.attend(self._kv_layers.index(number), parts, shape)
         return graph.linear(attended, [f"{name}.o_proj"])
 
     def _mlp(self, name: str, hidden: Value) -> Value:
