@@ -17,6 +17,7 @@ TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the libr
 # Class names by model type of checkpoints with image inputs. The text model is built alone.
 WITH_IMAGES: Mapping[str, str] = {
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3n": "Gemma3nForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration",

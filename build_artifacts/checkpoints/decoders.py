@@ -84,11 +84,11 @@ GRAPH_BUILDERS = (
     "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
     "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM",
     "NemotronHForCausalLM", "MellumForCausalLM", "HYV3ForCausalLM", "Lfm3ForCausalLM",
-    "OlmoHybridForCausalLM", "Mamba2ForCausalLM",
+    "OlmoHybridForCausalLM", "Mamba2ForCausalLM", "Gemma3nForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.
-_UNEQUAL_LAYERS = ("gemma4_text", "gemma4_unified_text")
+_UNEQUAL_LAYERS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
 _TURN_ENDS = (
     "<|im_end|>",
@@ -197,6 +197,8 @@ def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
     layers = list_kv_layers(config)
     if config.model_type in _UNEQUAL_LAYERS:
         own = layers[: len(layers) - config.num_kv_shared_layers]  # the others read earlier caches
+        if config.model_type == "gemma3n_text":
+            return [(config.num_key_value_heads, config.head_dim)] * len(own)
         each = (config.per_layer_config[layer] for layer in own)
         return [(layer.num_key_value_heads, layer.head_dim) for layer in each]
     return [(read_kv_heads(config), read_head_size(config))] * len(layers)

@@ -76,7 +76,7 @@ CPU_ONLY = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
     "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "Gemma4ForCausalLM", "Gemma4UnifiedForCausalLM",
     "BambaForCausalLM", "NemotronHForCausalLM", "Lfm3ForCausalLM", "OlmoHybridForCausalLM",
-    "Mamba2ForCausalLM", *LATENT_ATTENTION,
+    "Mamba2ForCausalLM", "Gemma3nForCausalLM", *LATENT_ATTENTION,
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -171,6 +171,11 @@ OWN: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW,
         "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 300,
         "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+    "Gemma3nForCausalLM": {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2, "head_dim": 16, "sliding_window": WINDOW, "laurel_rank": 64,
+        "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 200,
+        "activation_sparsity_pattern": [0.95, 0.8] + [0.0] * 4, "final_logit_softcapping": 3.0},
     "FalconH1ForCausalLM": {
         "mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 32, "embedding_multiplier": 3.0,
         "lm_head_multiplier": 0.25, "mlp_multipliers": [1.5, 0.5], "key_multiplier": 0.6,

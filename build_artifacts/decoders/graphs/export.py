@@ -38,6 +38,7 @@ from build_artifacts.decoders.graphs.expert_variants import (
     QWEN3_MOE,
     SOLAR_OPEN,
 )
+from build_artifacts.decoders.graphs.gemma3n import build_gemma3n
 from build_artifacts.decoders.graphs.gemma4 import build_gemma4
 from build_artifacts.decoders.graphs.gpt_variants import (
     BIOGPT,
@@ -114,6 +115,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "glm4_moe_lite": build_deepseek_v3,
     "minicpm3": MINICPM3,
     "youtu": build_youtu,
+    "gemma3n_text": build_gemma3n,
     "gemma4_text": build_gemma4,
     "gemma4_unified_text": build_gemma4,
     "opt": build_opt,

@@ -149,27 +149,35 @@ class RecurrentLayer:
         names = (f"{module}.weight", f"{module}.bias")
         return self._multiply(hidden, names, rows, "columns")
 
-    def gate(self, hidden: Value, module: str, first: int = 0) -> Value:
+    def gate(self, hidden: Value, module: str, first: int = 0, use: str = "") -> Value:
         """Apply the rows of a linear layer from `first` on, without quantization: [B, T, gates].
 
         Gates enter an exponential function, which enlarges errors, and their values must not depend
         on the batch or the chunk. In fp32, ONNX Runtime multiplies a single row by another kernel
         than several rows, and splits wide products among threads. A gate therefore gets a row more,
         and has _GATE_COLUMNS columns per product. Quantizers replace products with matrices only,
-        so its weights have an axis more.
+        so its weights have an axis more. `use` names one of several uses of the same gate.
         """
         graph, names = self.graph, (f"{module}.weight", f"{module}.bias")
         outputs, _ = graph.weights.shape(names[0])
         padded = graph.op("Pad", hidden, graph.constant([0, 0, 0, 0, 1, 0]))
         parts = [
-            self._multiply(padded, names, slice(start, start + _GATE_COLUMNS), f"gates.{start}", 1)
+            self._multiply(
+                padded, names, slice(start, start + _GATE_COLUMNS), f"gates.{start}", 1, use=use
+            )
             for start in range(first, outputs, _GATE_COLUMNS)
         ]
         joined = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
         return self._cut(joined, 0, -1)
 
     def _multiply(
-        self, hidden: Value, names: tuple[str, str], rows: slice, suffix: str, *outer: int
+        self,
+        hidden: Value,
+        names: tuple[str, str],
+        rows: slice,
+        suffix: str,
+        *outer: int,
+        use: str = "",
     ) -> Value:
         """Multiply by rows of a weight, and add those of the bias, if there is one.
 
@@ -184,7 +192,7 @@ class RecurrentLayer:
             return graph.weights.read(weight_name)[rows].T.reshape(shape)
 
         weight = graph.weight(f"{weight_name}.{suffix}", shape, read)
-        product = graph.op("MatMul", hidden, weight, name=f"{weight_name}.{suffix}")
+        product = graph.op("MatMul", hidden, weight, name=f"{weight_name}.{suffix}{use}")
         if bias_name not in graph.weights:
             return product
         bias = graph.weight(
