@@ -179,11 +179,24 @@ def test_logits_are_batch_and_chunk_invariant(engine: OnnxDecoder) -> None:
     np.testing.assert_array_equal(answer(engine, 2), alone)
 
 
-def test_wide_gates_are_chunk_invariant_with_several_threads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "wide"),
+    [
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"hidden_size": 1536, "mamba_n_heads": 48, "mamba_d_state": 128},
+        ),
+        (
+            "NemotronHForCausalLM",
+            {"hidden_size": 1536, "mamba_num_heads": 48, "mamba_head_dim": 80, "n_groups": 8},
+        ),
+    ],
+)
+def test_wide_gates_are_chunk_invariant_with_several_threads(
+    architecture: str, wide: dict[str, Any], tmp_path: Path
+) -> None:
     """ONNX Runtime would split a gate of 48 columns, and its softplus, by the number of tokens."""
-    wide = {"hidden_size": 1536, "mamba_n_heads": 48, "mamba_d_state": 128}
-    own = OWN["GraniteMoeHybridForCausalLM"] | MAMBA2 | wide
-    write_decoder("GraniteMoeHybridForCausalLM", tmp_path / "checkpoint", own)
+    write_decoder(architecture, tmp_path / "checkpoint", FAMILIES[architecture] | wide)
     spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
     prompts = [RANDOM.integers(8, 250, tokens).tolist() for tokens in range(40, 120, 8)]
     settings = GeneratorSettings(intra_op_threads=2)
