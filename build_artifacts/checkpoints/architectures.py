@@ -17,6 +17,7 @@ TransformersConfig = Any  # a transformers.PretrainedConfig; mypy skips the libr
 # Class names by model type of checkpoints with image inputs. The text model is built alone.
 WITH_IMAGES: Mapping[str, str] = {
     "gemma3": "Gemma3ForConditionalGeneration",
+    "gemma3n": "Gemma3nForConditionalGeneration",
     "gemma4": "Gemma4ForConditionalGeneration",
     "gemma4_unified": "Gemma4UnifiedForConditionalGeneration",
     "idefics3": "Idefics3ForConditionalGeneration",
@@ -160,6 +161,7 @@ def read_max_positions(config: TransformersConfig) -> int | None:
     skipped = _POSITIONS_AFTER_PADDING.get(config.model_type)
     if positions and skipped:
         positions -= skipped(config)
+    positions = positions or _read_recurrent_limit(config)
     limits = (_extend_by_yarn(positions, config), _read_rope_limit(config))
     return min((limit for limit in limits if limit), default=None)
 
@@ -184,6 +186,14 @@ _ALIBI_LIMITS: Mapping[str, tuple[str, int]] = {
     "bloom": ("seq_length", 2048),
     "mpt": ("max_seq_len", 2048),
 }
+
+
+def _read_recurrent_limit(config: TransformersConfig) -> int | None:
+    """Return the tokens of the training texts of a model without attention and positions.
+
+    Its states have no limit. Another number may be in config.json, though the class ignores it.
+    """
+    return 2048 if config.model_type == "mamba2" else None
 
 
 def _extend_by_yarn(positions: int | None, config: TransformersConfig) -> int | None:
@@ -245,7 +255,10 @@ _POSITIONS_AFTER_PADDING: Mapping[str, Callable[[TransformersConfig], int]] = {
 def has_experts(config: TransformersConfig) -> bool:
     """Return whether layers of the model are mixtures of experts.
 
-    Configs of models without experts may state one expert.
+    Configs of models without experts may state one expert. Nemotron-H's have a number of experts
+    even if no layer has them.
     """
+    if config.model_type == "nemotron_h":
+        return "moe" in config.layer_types
     counts = (getattr(config, name, None) for name in ("num_experts", "num_local_experts"))
     return any(isinstance(count, int) and count > 1 for count in counts)

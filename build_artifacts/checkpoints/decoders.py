@@ -26,10 +26,15 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source,
 )
 from build_artifacts.checkpoints.recurrent_states import (
+    EXPERTS_LAYER,
     HYBRID_LAYER,
+    MLP_LAYER,
+    can_have_mlp_layers,
+    can_lack_attention,
     count_state_values,
     has_hybrid_layers,
     has_known_states,
+    list_kv_layers,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
@@ -43,7 +48,6 @@ from deployments.engines.pytorch.layer_types import (
     GLOBAL_LAYER,
     LOCAL_LAYER,
     RECURRENT_LAYERS,
-    list_attention_layers,
 )
 from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
@@ -75,11 +79,13 @@ GRAPH_BUILDERS = (
     "CwmForCausalLM", "NanoChatForCausalLM", "Jais2ForCausalLM", "PersimmonForCausalLM",
     "HyperCLOVAXForCausalLM", "GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM",
     "PhimoeForCausalLM", "ExaoneMoeForCausalLM", "SolarOpenForCausalLM", "MiniMaxM2ForCausalLM",
-    "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM",
+    "AfmoeForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM",
+    "NemotronHForCausalLM", "MellumForCausalLM", "HYV3ForCausalLM", "Lfm3ForCausalLM",
+    "OlmoHybridForCausalLM", "Mamba2ForCausalLM", "Gemma3nForCausalLM",
 )  # fmt: skip
 SUPPORTED = (*_MODEL_BUILDER, *GRAPH_BUILDERS)
 # Model types whose layers differ in heads, or share KV caches.
-_UNEQUAL_LAYERS = ("gemma4_text", "gemma4_unified_text")
+_UNEQUAL_LAYERS = ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
 # Tokens that end a turn in chat templates. Configs often omit them from `eos_token_id`.
 _TURN_ENDS = (
     "<|im_end|>",
@@ -136,13 +142,15 @@ def check_decoder(config: TransformersConfig) -> None:
     known = {LOCAL_LAYER, GLOBAL_LAYER, *(RECURRENT_LAYERS if has_known_states(config) else ())}
     if has_hybrid_layers(config):
         known.add(HYBRID_LAYER)
+    if can_have_mlp_layers(config):
+        known |= {MLP_LAYER, EXPERTS_LAYER}
     other = set(getattr(config, "layer_types", None) or ()) - known
     if other:
         raise UnsupportedModel(
             f"`{architecture}` has layers of the type `{min(other)}`, which cannot be built",
             hint="use a model of this architecture with attention in all layers",
         )
-    if not list_attention_layers(config):
+    if not list_kv_layers(config) and not can_lack_attention(config):
         raise UnsupportedModel(
             f"`{architecture}` has no layer with attention, so it cannot be built",
             hint="use a model of this architecture with attention in some layers",
@@ -162,13 +170,13 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
     Raises UnsupportedModel without an end token, and the errors of `read_object`.
     """
     shapes = _list_kv_shapes(config)
-    kv_heads, head_dim = max(shapes, key=lambda shape: shape[1])
+    kv_heads, head_dim = max(shapes, key=lambda shape: shape[1], default=(1, 1))
     values = 2 * sum(each_heads * size for each_heads, size in shapes)
     suppressed = read_suppressed_tokens(read_object(find_generation_config(weights)))
     special = special_tokens(weights)
     return GenerationConfig(
         layers=len(shapes),
-        heads=config.num_attention_heads,
+        heads=config.num_attention_heads if shapes else None,
         kv_heads=kv_heads,
         head_dim=head_dim,
         token_kv_values=values if config.model_type in _UNEQUAL_LAYERS else None,
@@ -184,9 +192,11 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
     """Return KV heads and values per head of each layer that has a KV cache of its own."""
-    layers = list_attention_layers(config)
+    layers = list_kv_layers(config)
     if config.model_type in _UNEQUAL_LAYERS:
         own = layers[: len(layers) - config.num_kv_shared_layers]  # the others read earlier caches
+        if config.model_type == "gemma3n_text":
+            return [(config.num_key_value_heads, config.head_dim)] * len(own)
         each = (config.per_layer_config[layer] for layer in own)
         return [(layer.num_key_value_heads, layer.head_dim) for layer in each]
     return [(read_kv_heads(config), read_head_size(config))] * len(layers)

@@ -99,12 +99,14 @@ class DecoderGraphs:
         return CalibrationTexts(texts, self.metadata.required_generation_config)
 
     def _quantize_kv_cache(self, recipe: DecoderRecipe, directory: Path) -> str:
-        """Convert the KV cache to int8 if the recipe demands it and the graph is supported.
+        """Convert the KV cache, if any, to int8 if the recipe demands it and the graph allows it.
 
-        Return what the progress adds if the graph is not.
+        Return what the progress adds if the graph does not.
         """
         if not recipe.kv_cache_dtype:
             return ""
+        if not self.metadata.required_generation_config.layers:
+            return ", it has no KV cache"
         quantize_kv_cache(directory / GRAPH_NAME, self._calibration())
         return "" if has_int8_kv_cache(directory / GRAPH_NAME) else ", its KV cache stays float"
 

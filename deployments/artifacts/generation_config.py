@@ -54,7 +54,9 @@ class GenerationConfig(FrozenModel):
     layers differ in these sizes, `head_dim` is the largest, and `token_kv_values` counts all.
     """
 
-    layers: int = Field(ge=1)  # with a KV cache; other layers have recurrent states
+    # Number of layers with a KV cache. Others have recurrent states. If no layer has a KV cache,
+    # `kv_heads` and `head_dim` are 1.
+    layers: int = Field(ge=0)
     heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=1)

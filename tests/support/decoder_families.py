@@ -43,6 +43,9 @@ MAMBA2 = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 8,
     "mamba_d_head": 64, "mamba_d_state": 32,
 }  # fmt: skip
+NEMOTRON_EXPERTS = ROUTED_EXPERTS | {
+    "hybrid_override_pattern": "ME*-E", "moe_shared_expert_intermediate_size": 96,
+}  # fmt: skip
 FALCON_40B = {
     "new_decoder_architecture": True,
     "num_kv_heads": 2,
@@ -69,7 +72,8 @@ LATENT = {
 # Architectures whose OWN values include recurrent layers.
 RECURRENT = (
     "Lfm2ForCausalLM", "Lfm2MoeForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM",
-    "Qwen3NextForCausalLM", "FalconH1ForCausalLM",
+    "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM", "NemotronHForCausalLM",
+    "Lfm3ForCausalLM", "OlmoHybridForCausalLM", "Mamba2ForCausalLM",
 )  # fmt: skip
 # Config values of single architectures, in addition to SIZES.
 OWN: dict[str, dict[str, Any]] = {
@@ -165,11 +169,31 @@ OWN: dict[str, dict[str, Any]] = {
         "num_kv_shared_layers": 2, "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW,
         "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 300,
         "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+    "Gemma3nForCausalLM": {
+        "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "num_kv_shared_layers": 2, "head_dim": 16, "sliding_window": WINDOW, "laurel_rank": 64,
+        "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 200,
+        "activation_sparsity_pattern": [0.95, 0.8] + [0.0] * 4, "final_logit_softcapping": 3.0},
     "FalconH1ForCausalLM": {
         "mamba_d_ssm": 512, "mamba_n_heads": 8, "mamba_d_state": 32, "embedding_multiplier": 3.0,
         "lm_head_multiplier": 0.25, "mlp_multipliers": [1.5, 0.5], "key_multiplier": 0.6,
         "attention_in_multiplier": 1.25, "attention_out_multiplier": 0.75, "ssm_in_multiplier": 0.8,
         "ssm_out_multiplier": 1.2, "ssm_multipliers": [0.9, 1.3, 0.7, 1.1, 0.6]},
+    "BambaForCausalLM": {"num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 8,
+        "mamba_d_state": 32},
+    "NemotronHForCausalLM": {"head_dim": 32, "mamba_num_heads": 8, "mamba_head_dim": 64,
+        "n_groups": 2, "ssm_state_size": 32, "hybrid_override_pattern": "M-*-M"},
+    "OlmoHybridForCausalLM": DELTA_NET | {
+        "linear_num_key_heads": 4, "rope_parameters": {"rope_theta": None}},
+    "Lfm3ForCausalLM": {
+        "num_hidden_layers": 4, "head_dim": 32, "sliding_window": WINDOW, "layer_types": [
+            "conv", "full_attention", "sliding_attention", "conv"]},
+    "MellumForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "head_dim": 32,
+        "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"]},
+    "HYV3ForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "head_dim": 32},
+    "Mamba2ForCausalLM": {
+        "num_heads": 8, "head_dim": 64, "n_groups": 2, "state_size": 32},
     "Qwen3NextForCausalLM": DELTA_NET | EXPERTS | {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.errors import UnsupportedModel
 from deployments.engines.pytorch.layer_types import read_windows
 
 ConfigFlag = Callable[[TransformersConfig], bool]
@@ -14,9 +17,15 @@ LayerFlag = Callable[[TransformersConfig, int], bool]
 LayerFactor = Callable[[TransformersConfig, int], float]
 
 # Activations of model types whose configs have no field for it.
-_ACTIVATIONS = {"lfm2": "silu", "lfm2_moe": "silu", "bloom": "gelu_pytorch_tanh", "mpt": "gelu"}
+_ACTIVATIONS = {
+    **dict.fromkeys(("lfm2", "lfm2_moe", "lfm3"), "silu"),
+    "bloom": "gelu_pytorch_tanh",
+    "mpt": "gelu",
+}
 # Names of that field in the configs of all other types.
-_ACTIVATION_FIELDS = ("hidden_activation", "hidden_act", "activation_function", "activation")
+_ACTIVATION_FIELDS = (
+    "hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act",
+)  # fmt: skip
 
 
 def read_activation(config: TransformersConfig) -> str:
@@ -26,6 +35,21 @@ def read_activation(config: TransformersConfig) -> str:
     # config.json may have further fields, which transformers ignores.
     declared = (name for name in _ACTIVATION_FIELDS if hasattr(type(config), name))
     return str(getattr(config, next(declared)))
+
+
+def check_options(config: TransformersConfig, only: Mapping[str, object]) -> None:
+    """Raise UnsupportedModel for config fields with other values than their only supported ones.
+
+    None, false and 0 are the same.
+    """
+    for name, supported in only.items():
+        value = attrgetter(name)(config)
+        if value != supported and (value or supported):
+            raise UnsupportedModel(
+                f"`{name}` of the architecture `{config.model_type}` is not supported with the "
+                f"value {json.dumps(value)}",
+                hint=f"use a model of this architecture with the value {json.dumps(supported)}",
+            )
 
 
 def never(_: TransformersConfig) -> bool:

@@ -5,10 +5,8 @@ Modules have the names of Llama's in transformers; the checkpoint's names are tr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -19,12 +17,14 @@ from build_artifacts.checkpoints.architectures import (
     read_head_size,
     read_kv_heads,
 )
+from build_artifacts.checkpoints.recurrent_states import list_kv_layers
 from build_artifacts.decoders.graphs.alibi import BuildBias
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
     ConfigFlag,
     LayerFlag,
     always,
+    check_options,
     everywhere,
     never,
     read_activation,
@@ -50,6 +50,7 @@ from build_artifacts.decoders.graphs.layer_options import (
 )
 from build_artifacts.decoders.graphs.layer_ropes import LayerRopes, list_positions
 from build_artifacts.decoders.graphs.operators import Value
+from build_artifacts.decoders.graphs.output_gate import apply_gate
 from build_artifacts.decoders.graphs.recurrent_layers import ApplyRecurrence, RecurrentLayer
 from build_artifacts.decoders.graphs.weights import (
     CheckpointWeights,
@@ -58,8 +59,7 @@ from build_artifacts.decoders.graphs.weights import (
     RowFactors,
 )
 from build_artifacts.decoders.graphs.xielu import apply_xielu
-from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
+from deployments.engines.pytorch.layer_types import read_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +71,7 @@ class DecoderVariant:
     # Config field with the epsilon of all norms, or the epsilon itself.
     epsilon: str | float = "rms_norm_eps"
     norms: LayerNorms = PRE_NORMS
+    recurrent_norms: LayerNorms | None = None  # of layers without attention; None: the same
     has_embeddings_norm: bool = False  # whether a norm precedes the first layer
     has_last_norm: ConfigFlag = always  # whether a norm follows the last layer
     # Norms of queries and keys, over all heads or over each of them.
@@ -90,7 +91,8 @@ class DecoderVariant:
     has_projections: ConfigFlag = never
     has_sinks: bool = False  # whether each head has a score for attention to no token
     has_latents: bool = False  # whether keys and values of all heads come from one vector
-    has_output_gate: bool = False  # whether the attention's output is multiplied by a gate
+    # Whether the attention's output is multiplied by gates, one per channel or one per head.
+    has_output_gate: ConfigFlag = never
     recurrent: ApplyRecurrence | None = None  # what layers without attention have instead
     # Whether layers have both attention and the recurrent module, whose results are added.
     has_both: bool = False
@@ -112,14 +114,7 @@ class DecoderVariant:
         Raises UnsupportedModel for an unsupported activation, head size or option of the variant,
         or a missing tensor.
         """
-        for name, only in self.only.items():
-            value = attrgetter(name)(config)
-            if value != only and (value or only):
-                raise UnsupportedModel(
-                    f"`{name}` of the architecture `{config.model_type}` is not supported with the "
-                    f"value {json.dumps(value)}",
-                    hint=f"use a model of this architecture with the value {json.dumps(only)}",
-                )
+        check_options(config, self.only)
         weights = CheckpointWeights(
             checkpoint,
             self.base,
@@ -145,7 +140,7 @@ class _DecoderBuilder:
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
-        self._attention_layers = list_attention_layers(config)
+        self._attention_layers = list_kv_layers(config)
         self._ropes = LayerRopes(
             self._graph,
             config,
@@ -214,6 +209,8 @@ class _DecoderBuilder:
 
     def _layer(self, number: int, hidden: Value) -> Value:
         norms, layer = self._variant.norms, f"layers.{number}"
+        if number not in self._attention_layers:
+            norms = self._variant.recurrent_norms or norms
         source = self._optional_norm(hidden, layer, norms.before_attention)
         attended = self._attention_or_recurrence(number, source)
         summed = self._add(hidden, attended, layer, norms.after_attention)
@@ -271,9 +268,8 @@ class _DecoderBuilder:
         softcap = self._read_limit(variant.limits.scores)
         options = AttentionOptions(self._bias, inside, self._windows[number], sinks, softcap)
         attended = self._inputs.attend(cached, parts, shape, options)
-        if variant.has_output_gate:
-            gate = graph.op("Sigmoid", graph.linear(hidden, [f"{name}.output_gate"]))
-            attended = graph.op("Mul", attended, gate)
+        if variant.has_output_gate(self._config):
+            attended = apply_gate(graph, attended, hidden, f"{name}.output_gate", shape)
         return graph.linear(attended, [f"{name}.o_proj"])
 
     def _read_query_factors(self) -> Value | None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.decoders.graphs.config_flags import (
+    always,
     has_base,
     has_window,
     has_window_if_any,
@@ -39,6 +40,7 @@ PROBABILITIES = Experts(normalized=_normalizes_experts)
 SIGMOIDS = Experts(
     normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
 )
+SIGMOIDS_SQUARED = replace(SIGMOIDS, squared=True)
 _MIXTRAL_NAMES = (
     ("block_sparse_moe", "mlp"),
     (".w1.", ".gate_proj."),
@@ -83,6 +85,17 @@ ERNIE_MOE = DecoderVariant(
     renames=(SHARED_EXPERTS, ("gate.moe_statics", "gate"), ("moe_statics", "gate")),
 )
 DOTS = replace(QWEN3, experts=SIGMOIDS, renames=(SHARED_EXPERTS,))
+HY_V3 = replace(
+    QWEN3,
+    experts=Experts(corrected="Sigmoid", factor="router_scaling_factor"),
+    renames=(
+        SHARED_EXPERTS,
+        ("shared_mlp", "shared_expert"),
+        ("mlp.router.gate", "mlp.gate"),
+        ("mlp.expert_bias", "mlp.e_score_correction_bias"),
+        _CORRECTION,
+    ),
+)
 SOLAR_OPEN = replace(DOTS, query_norm=None)
 EXAONE_MOE = replace(DOTS, has_rope=has_window_if_any, renames=(SHARED_EXPERTS, _CORRECTION))
 AFMOE = DecoderVariant(
@@ -93,7 +106,7 @@ AFMOE = DecoderVariant(
     ),
     query_norm="each head",
     has_rope=has_window,
-    has_output_gate=True,
+    has_output_gate=always,
     factors=Factors(embeddings=_scale_of_width),
     experts=Experts(corrected="Sigmoid", factor="route_scale"),
     renames=(

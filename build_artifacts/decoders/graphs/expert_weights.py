@@ -50,6 +50,8 @@ class ExpertWeights(ABC):
 class SeparateExperts(ExpertWeights):
     """A tensor for each projection of each expert."""
 
+    _inner_parts = ("gate_proj", "up_proj")
+
     @property
     def outer_shape(self) -> tuple[int, int, int]:
         outer, inner = self._weights.shape(self._tensor("down_proj", 0))
@@ -59,7 +61,7 @@ class SeparateExperts(ExpertWeights):
         experts, rows, outer = self.inner_shape
         joined = np.empty((experts, rows // 2, 2, outer), np.float32)
         for index in range(experts):
-            for place, part in enumerate(("gate_proj", "up_proj")):
+            for place, part in enumerate(self._inner_parts):
                 joined[index, :, place] = self._weights.read(self._tensor(part, index))
         return joined.reshape(experts, rows, outer)
 
@@ -88,6 +90,19 @@ class JoinedExperts(ExpertWeights):
 
     def read_outer(self) -> FloatArray:
         return self._weights.read(f"{self.name}.down_proj")
+
+
+class SeparateUngatedExperts(SeparateExperts):
+    """Experts without gates. The up projection takes the place of the gate, too."""
+
+    _inner_parts = ("up_proj", "up_proj")
+
+
+class JoinedUngatedExperts(JoinedExperts):
+    """All experts in two tensors, without gates. The up projection takes their place, too."""
+
+    def read_inner(self) -> FloatArray:
+        return np.repeat(self._weights.read(f"{self.name}.up_proj"), 2, axis=1)
 
 
 class TransposedExperts(ExpertWeights):
@@ -133,12 +148,15 @@ class Mxfp4Experts(ExpertWeights):
 
 
 def find_experts(
-    weights: CheckpointWeights, name: str, count: int, *, transposed: bool
+    weights: CheckpointWeights, name: str, count: int, *, transposed: bool, gated: bool
 ) -> ExpertWeights:
     """Find the form of `count` experts. If there are none, reads raise UnsupportedModel."""
     if f"{name}.down_proj_blocks" in weights:
         return Mxfp4Experts(weights, name, count)
     if f"{name}.down_proj" not in weights:
-        return SeparateExperts(weights, name, count)
+        separate = SeparateExperts if gated else SeparateUngatedExperts
+        return separate(weights, name, count)
+    if not gated:
+        return JoinedUngatedExperts(weights, name, count)
     form = TransposedExperts if transposed else JoinedExperts
     return form(weights, name, count)

@@ -21,6 +21,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.graph_nodes import ORT_DOMAIN
 
 _NOT_SELECTED = -1e30  # router logit of an expert that is not selected
+_STEEPNESS = 1e6  # of a sigmoid that is a step function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,9 @@ class Experts:
     # Whether gate and up projection are clamped and the latter is raised by 1, as in GPT-OSS.
     clamped: bool = False
     transposed: bool = False  # whether tensors with the weights of all experts are [.., in, out]
+    # Whether experts have no gate, and the activation relu2. The operator lacks it, but x times
+    # x times a steep sigmoid of x differs by less than 1e-12. So the weights are stored twice.
+    squared: bool = False
 
 
 class ExpertLayer(NamedTuple):
@@ -65,6 +69,7 @@ class ExpertLayer(NamedTuple):
             f"{self.name}.experts",
             graph.weights.shape(f"{gate}.weight")[0],
             transposed=self.experts.transposed,
+            gated=not self.experts.squared,
         )
         rows = graph.op("Reshape", hidden, graph.constant([-1, weights.outer_shape[1]]))
         # The router is a Gemm, because quantizers replace MatMuls only: a small error of a logit
@@ -102,7 +107,9 @@ class ExpertLayer(NamedTuple):
 
     @property
     def _activation(self) -> dict[str, float]:
-        """Attributes of silu(gate) x up, or of GPT-OSS's variant of it."""
+        """Attributes of silu(gate) x up, of GPT-OSS's variant of it, or of relu(up)²."""
+        if self.experts.squared:
+            return {"activation_alpha": _STEEPNESS, "activation_beta": 0.0}
         if not self.experts.clamped:
             return {"activation_alpha": 1.0, "activation_beta": 0.0}
         return {
@@ -180,10 +187,11 @@ class ExpertLayer(NamedTuple):
     def _check(self) -> None:
         config, model_type = self.config, self.config.model_type
         activation = read_activation(config)
-        if activation not in ("silu", "swish"):
+        supported = ("relu2",) if self.experts.squared else ("silu", "swish")
+        if activation not in supported:
             raise UnsupportedModel(
                 f"experts with the activation `{activation}` are not supported",
-                hint="ONNX Runtime's operator for experts supports `silu`",
+                hint=f"ONNX Runtime's operator for experts can compute `{supported[0]}` for them",
             )
         # A field counts only if the config class declares it: transformers ignores all others.
         if hasattr(type(config), "n_group") and config.n_group not in (None, 1):

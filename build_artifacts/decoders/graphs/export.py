@@ -29,6 +29,7 @@ from build_artifacts.decoders.graphs.expert_variants import (
     GRANITE_MOE,
     GRANITE_MOE_SWA,
     HUNYUAN_MOE,
+    HY_V3,
     MINIMAX_M2,
     MIXTRAL,
     OLMOE,
@@ -37,6 +38,7 @@ from build_artifacts.decoders.graphs.expert_variants import (
     QWEN3_MOE,
     SOLAR_OPEN,
 )
+from build_artifacts.decoders.graphs.gemma3n import build_gemma3n
 from build_artifacts.decoders.graphs.gemma4 import build_gemma4
 from build_artifacts.decoders.graphs.gpt_variants import (
     BIOGPT,
@@ -85,14 +87,18 @@ from build_artifacts.decoders.graphs.llama_variants import (
     build_nanochat,
 )
 from build_artifacts.decoders.graphs.recurrent_variants import (
+    BAMBA,
     FALCON_H1,
     LFM2,
     LFM2_MOE,
+    OLMO_HYBRID,
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_NEXT,
     build_granite_hybrid,
+    build_lfm3,
 )
+from build_artifacts.decoders.graphs.single_module_layers import build_mamba2, build_nemotron_h
 from build_artifacts.decoders.graphs.t5 import build_t5
 from build_artifacts.decoders.logits_slicing import GRAPH_NAME
 from build_artifacts.errors import UnsupportedModel
@@ -109,6 +115,7 @@ DECODERS: Mapping[str, GraphFamily] = {
     "glm4_moe_lite": build_deepseek_v3,
     "minicpm3": MINICPM3,
     "youtu": build_youtu,
+    "gemma3n_text": build_gemma3n,
     "gemma4_text": build_gemma4,
     "gemma4_unified_text": build_gemma4,
     "opt": build_opt,
@@ -164,10 +171,17 @@ DECODERS: Mapping[str, GraphFamily] = {
     "glm4_moe": GLM4_MOE,
     "dots1": DOTS,
     "hunyuan_v1_moe": HUNYUAN_MOE,
+    "hy_v3": HY_V3,
+    "mellum": QWEN3_MOE,
     "gpt_oss": GPT_OSS,
     "falcon_h1": FALCON_H1,
+    "bamba": BAMBA,
+    "nemotron_h": build_nemotron_h,
+    "mamba2": build_mamba2,
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "lfm3": build_lfm3,
+    "olmo_hybrid": OLMO_HYBRID,
     "qwen3_5_text": QWEN3_5,
     "qwen3_next": QWEN3_NEXT,
     "qwen3_5_moe_text": QWEN3_5_MOE,
@@ -212,7 +226,7 @@ class ExportedModel:
     decoder: Path
     encoder: Path | None
     layers: int
-    kv_heads: int
+    kv_heads: int  # 1 without attention, as `head_dim`
     head_dim: int
     vocabulary: int
     kv_values: int  # keys and values of one token in all layers
@@ -260,8 +274,8 @@ def export_model(checkpoint: Path, into: Path) -> ExportedModel:
         decoder=decoder,
         encoder=encoder,
         layers=graphs.layers,
-        kv_heads=graphs.shape.kv_heads,
-        head_dim=graphs.shape.size,
+        kv_heads=1 if graphs.shape is None else graphs.shape.kv_heads,
+        head_dim=1 if graphs.shape is None else graphs.shape.size,
         vocabulary=graphs.vocabulary,
         kv_values=graphs.decoder.count_input_values("past_key_values."),
         state_values=graphs.decoder.count_input_values(PAST_STATES),

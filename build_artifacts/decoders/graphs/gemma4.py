@@ -37,10 +37,10 @@ def build_gemma4(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
             "this Gemma 4 has bidirectional attention, so it does not generate text",
             hint="use a checkpoint with causal attention",
         )
-    return _Gemma4Builder(config, checkpoint).build()
+    return Gemma4Builder(config, checkpoint).build()
 
 
-class _Gemma4Builder:
+class Gemma4Builder:
     """Builder of the graph of one checkpoint."""
 
     def __init__(self, config: TransformersConfig, checkpoint: Path) -> None:
@@ -57,12 +57,21 @@ class _Gemma4Builder:
         self._owners: dict[str, int] = {}
 
     def build(self) -> ModelGraphs:
-        graph, config = self._graph, self._config
-        embedded = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
-        hidden = self._scale(embedded, config.hidden_size**0.5)
+        hidden = self._embed()
         context = self._project_layer_inputs(hidden)
-        for layer in range(config.num_hidden_layers):
+        for layer in range(self._config.num_hidden_layers):
             hidden = self._layer(layer, hidden, context)
+        return self._finish(hidden)
+
+    def _embed(self) -> Value:
+        """Return the input of the first layer, [B, T, D]."""
+        graph = self._graph
+        embedded = graph.op("Gather", graph.stored("embed_tokens.weight"), self._inputs.ids)
+        return self._scale(embedded, self._config.hidden_size**0.5)
+
+    def _finish(self, hidden: Value) -> ModelGraphs:
+        """Compute the logits from the output of the last layer, [B, T, D]."""
+        graph, config = self._graph, self._config
         states = self._norm(self._inputs.select_logits_positions(hidden), "norm")
         logits, vocabulary = graph.decoder_head(states, is_tied=config.tie_word_embeddings)
         if (cap := config.final_logit_softcapping) is not None:
@@ -90,11 +99,16 @@ class _Gemma4Builder:
         computed = graph.linear(inner, [f"{layer}.mlp.down_proj"])
         hidden = self._add(hidden, computed, f"{layer}.post_feedforward_layernorm")
         if context is not None:
-            gate = self._activate(graph.linear(hidden, [f"{layer}.per_layer_input_gate"]))
-            inner = graph.op("Mul", gate, self._layer_input(number, context))
-            computed = graph.linear(inner, [f"{layer}.per_layer_projection"])
-            hidden = self._add(hidden, computed, f"{layer}.post_per_layer_input_norm")
+            hidden = graph.op("Add", hidden, self._compute_layer_input(number, hidden, context))
         return graph.op("Mul", hidden, graph.stored(f"{layer}.layer_scalar"))
+
+    def _compute_layer_input(self, number: int, hidden: Value, context: Value) -> Value:
+        """Return what a layer adds for its own input, [B, T, D]."""
+        graph, layer = self._graph, f"layers.{number}"
+        gate = self._activate(graph.linear(hidden, [f"{layer}.per_layer_input_gate"]))
+        inner = graph.op("Mul", gate, self._layer_input(number, context))
+        computed = graph.linear(inner, [f"{layer}.per_layer_projection"])
+        return self._norm(computed, f"{layer}.post_per_layer_input_norm")
 
     def _attention(self, number: int, hidden: Value) -> Value:
         graph, name, shape = self._graph, f"layers.{number}.self_attn", self._shape(number)
@@ -116,13 +130,16 @@ class _Gemma4Builder:
             return graph.linear(attended, [f"{name}.o_proj"])
         self._owners[kind] = number
         keys = graph.linear(hidden, [f"{name}.k_proj"])
-        is_value = self._config.attention_k_eq_v and kind == GLOBAL_LAYER
-        values = keys if is_value else graph.linear(hidden, [f"{name}.v_proj"])
+        values = keys if self._has_equal_keys(kind) else graph.linear(hidden, [f"{name}.v_proj"])
         keys = self._norm_heads(keys, shape, f"{name}.k_norm")
         keys = self._inputs.apply_rope(keys, rope, shape.kv_heads)
         parts = [query, keys, self._norm_heads(values, shape)]
         attended = self._inputs.attend(number, parts, shape, AttentionOptions(window=window))
         return graph.linear(attended, [f"{name}.o_proj"])
+
+    def _has_equal_keys(self, kind: str) -> bool:
+        """Return whether the keys of layers of a kind are values, too, before their norms."""
+        return bool(self._config.attention_k_eq_v and kind == GLOBAL_LAYER)
 
     def _norm_heads(self, value: Value, shape: HeadShape, module: str | None = None) -> Value:
         """Norm each head of [B, T, heads x size], without weights if no `module` is given."""
@@ -158,9 +175,13 @@ class _Gemma4Builder:
         own = graph.weight(
             f"{table}.{number}", (rows, width), lambda: self._weights.read_columns(table, columns)
         )
-        of_token = self._scale(graph.op("Gather", own, self._inputs.ids), width**0.5)
+        of_token = self._scale(graph.op("Gather", own, self._layer_ids()), width**0.5)
         of_context = graph.op("Gather", context, graph.constant(number), axis=2)
         return self._scale(graph.op("Add", of_context, of_token), 2**-0.5)
+
+    def _layer_ids(self) -> Value:
+        """Return the rows of the tokens in the table of the layers, [B, T]."""
+        return self._inputs.ids
 
     def _add(self, hidden: Value, computed: Value, norm: str) -> Value:
         return self._graph.op("Add", hidden, self._norm(computed, norm))

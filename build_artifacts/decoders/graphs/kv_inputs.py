@@ -71,7 +71,8 @@ class ModelGraphs:
     decoder: GraphWriter
     encoder: GraphWriter | None = None  # encoder-decoder models only
     layers: int  # number of decoder layers with a KV cache
-    shape: HeadShape  # attention heads of a decoder layer; the largest, if layers differ
+    # Attention heads of a decoder layer; the largest, if layers differ. None without attention.
+    shape: HeadShape | None
     vocabulary: int
 
 

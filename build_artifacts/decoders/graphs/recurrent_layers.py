@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.checkpoints.recurrent_states import Mamba2Config, read_mamba2_config
 from build_artifacts.decoders.graphs.graph import GraphWriter
 from build_artifacts.decoders.graphs.kv_inputs import TO_THE_END
 from build_artifacts.decoders.graphs.operators import Value
@@ -22,6 +23,7 @@ from build_artifacts.types import FloatArray
 from deployments.engines.decoder import PAST_STATES, PRESENT_STATES
 
 _GATE_COLUMNS = 16
+_OLMO_EPSILON = 1e-5  # of the norm in OLMo Hybrid's DeltaNet; its config has that of other norms
 _L2_EPSILON = 1e-6  # added to the squared lengths of queries and keys, as in transformers
 
 
@@ -43,17 +45,20 @@ class RecurrentLayer:
     name: str  # name of the layer in the checkpoint, such as "layers.0"
     number: int  # index of the layer
 
-    def convolve(self, value: Value, module: str) -> Value:
+    def convolve(self, value: Value, *modules: str) -> Value:
         """Convolve each channel of [B, T, C] with the last tokens, causally.
 
-        This takes a third of the time of ONNX Runtime's CausalConvWithState. Raises
-        UnsupportedModel for a convolution without a state.
+        Several modules have parts of the channels each; the first one decides about a bias. This
+        takes a third of the time of ONNX Runtime's CausalConvWithState. Raises UnsupportedModel for
+        a convolution without a state.
         """
-        graph, weight, bias = self.graph, f"{module}.weight", f"{module}.bias"
-        channels, _, taps = graph.weights.shape(weight)
+        graph, bias = self.graph, f"{modules[0]}.bias"
+        weights = [f"{module}.weight" for module in modules]
+        taps = graph.weights.shape(weights[0])[2]
+        channels = sum(graph.weights.shape(weight)[0] for weight in weights)
         if taps < 2:
             raise UnsupportedModel(
-                f"the convolution `{module}` covers one token only",
+                f"the convolution `{modules[0]}` covers one token only",
                 hint="use a model whose convolutions cover several tokens",
             )
         past = self._read_state("conv", taps - 1, channels)
@@ -62,17 +67,17 @@ class RecurrentLayer:
         summed = graph.stored(bias) if bias in graph.weights else None
         for tap in range(taps):
             end = tap - taps + 1 or TO_THE_END
-            product = graph.op("Mul", self._cut(tokens, tap, end), self._read_tap(weight, tap))
+            product = graph.op("Mul", self._cut(tokens, tap, end), self._read_tap(weights, tap))
             summed = product if summed is None else graph.op("Add", summed, product)
         return summed
 
-    def _read_tap(self, weight: str, tap: int) -> Value:
-        """Return the factors of one of the tokens in a convolution [C, 1, taps]: [C]."""
+    def _read_tap(self, names: Sequence[str], tap: int) -> Value:
+        """Return the factors of one of the tokens in convolutions [C, 1, taps]: [sum of C]."""
         weights = self.graph.weights
         return self.graph.weight(
-            f"{weight}.{tap}",
-            weights.shape(weight)[:1],
-            lambda: weights.read(weight)[:, 0, tap],
+            f"{names[0]}.{tap}",
+            (sum(weights.shape(name)[0] for name in names),),
+            lambda: np.concatenate([weights.read(name)[:, 0, tap] for name in names]),
         )
 
     def attend_linearly(
@@ -144,27 +149,35 @@ class RecurrentLayer:
         names = (f"{module}.weight", f"{module}.bias")
         return self._multiply(hidden, names, rows, "columns")
 
-    def gate(self, hidden: Value, module: str, first: int = 0) -> Value:
+    def gate(self, hidden: Value, module: str, first: int = 0, use: str = "") -> Value:
         """Apply the rows of a linear layer from `first` on, without quantization: [B, T, gates].
 
         Gates enter an exponential function, which enlarges errors, and their values must not depend
         on the batch or the chunk. In fp32, ONNX Runtime multiplies a single row by another kernel
         than several rows, and splits wide products among threads. A gate therefore gets a row more,
         and has _GATE_COLUMNS columns per product. Quantizers replace products with matrices only,
-        so its weights have an axis more.
+        so its weights have an axis more. `use` names one of several uses of the same gate.
         """
         graph, names = self.graph, (f"{module}.weight", f"{module}.bias")
         outputs, _ = graph.weights.shape(names[0])
         padded = graph.op("Pad", hidden, graph.constant([0, 0, 0, 0, 1, 0]))
         parts = [
-            self._multiply(padded, names, slice(start, start + _GATE_COLUMNS), f"gates.{start}", 1)
+            self._multiply(
+                padded, names, slice(start, start + _GATE_COLUMNS), f"gates.{start}", 1, use=use
+            )
             for start in range(first, outputs, _GATE_COLUMNS)
         ]
         joined = parts[0] if len(parts) == 1 else graph.op("Concat", *parts, axis=-1)
         return self._cut(joined, 0, -1)
 
     def _multiply(
-        self, hidden: Value, names: tuple[str, str], rows: slice, suffix: str, *outer: int
+        self,
+        hidden: Value,
+        names: tuple[str, str],
+        rows: slice,
+        suffix: str,
+        *outer: int,
+        use: str = "",
     ) -> Value:
         """Multiply by rows of a weight, and add those of the bias, if there is one.
 
@@ -179,7 +192,7 @@ class RecurrentLayer:
             return graph.weights.read(weight_name)[rows].T.reshape(shape)
 
         weight = graph.weight(f"{weight_name}.{suffix}", shape, read)
-        product = graph.op("MatMul", hidden, weight, name=f"{weight_name}.{suffix}")
+        product = graph.op("MatMul", hidden, weight, name=f"{weight_name}.{suffix}{use}")
         if bias_name not in graph.weights:
             return product
         bias = graph.weight(
@@ -211,7 +224,7 @@ def apply_short_convolution(layer: RecurrentLayer, hidden: Value) -> Value:
 
 
 def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply the gated DeltaNet of Qwen3.5 and Qwen3-Next.
+    """Apply the gated DeltaNet of Qwen3.5, Qwen3-Next and OLMo Hybrid.
 
     Yang et al. 2024, https://arxiv.org/abs/2412.06464
     """
@@ -221,10 +234,13 @@ def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
     joined = f"{name}.in_proj_qkv"
     if f"{joined}.weight" in graph.weights:
         mixed = graph.linear(hidden, [joined])
-    else:  # Qwen3-Next has another order, in which the tensor is read in parts
+    else:  # OLMo Hybrid has several modules, Qwen3-Next one in another order, read in parts
         parts = [f"{name}.in_proj_{part}" for part in "qkv"]
         mixed = graph.linear(hidden, parts, label=joined)
-    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
+    convolutions = [f"{name}.{part}_conv1d" for part in "qkv"]
+    if f"{name}.conv1d.weight" in graph.weights:
+        convolutions = [f"{name}.conv1d"]
+    mixed = graph.activation(layer.convolve(mixed, *convolutions), config.hidden_act)
     sizes = [key_heads * heads.key_size] * 2 + [value_heads * heads.value_size]
     query, key, value = layer.split_channels(mixed, sizes)
     query, key = (
@@ -245,6 +261,8 @@ def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
         layer.gate(hidden, f"{name}.in_proj_b"),
         domain=ORT_DOMAIN,
     )
+    if getattr(config, "linear_allow_neg_eigval", False):
+        update_rate = graph.op("Mul", update_rate, graph.constant(2.0))
     attended = layer.attend_linearly(
         [query, key, value],
         [decay, update_rate],
@@ -254,7 +272,8 @@ def apply_gated_delta_net(layer: RecurrentLayer, hidden: Value) -> Value:
     )
     apart = layer.split_heads(attended, heads.count, heads.value_size)
     scale = graph.stored(f"{name}.norm.weight")
-    normed = layer.join_heads(graph.rms_norm(apart, scale, config.rms_norm_eps))
+    epsilon = _OLMO_EPSILON if config.model_type == "olmo_hybrid" else config.rms_norm_eps
+    normed = layer.join_heads(graph.rms_norm(apart, scale, epsilon))
     gate = graph.activation(graph.linear(hidden, [f"{name}.in_proj_z"]), "silu")
     return graph.linear(graph.op("Mul", normed, gate), [f"{name}.out_proj"])
 
@@ -269,25 +288,20 @@ def _normalize_heads(layer: RecurrentLayer, value: Value, heads: int, size: int)
 
 
 def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
-    """Apply Mamba 2 of Granite 4 or Falcon-H1 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
+    """Apply Mamba 2 (Dao and Gu 2024, https://arxiv.org/abs/2405.21060).
 
     It is linear attention with a decay: B are the keys, C the queries, and the inputs times their
     time steps the values.
     """
     graph, config, name = layer.graph, layer.config, f"{layer.name}.mamba"
-    if config.time_step_limit is None or tuple(config.time_step_limit) != (0.0, float("inf")):
-        raise UnsupportedModel(
-            f"`time_step_limit` of the architecture `{config.model_type}` is "
-            f"{config.time_step_limit}; limits of time steps are not supported",
-            hint="use a model of this architecture without them",
-        )
-    heads = LinearHeads(config.mamba_n_heads, config.mamba_d_state, config.mamba_d_head)
-    groups, width = config.mamba_n_groups, heads.count * heads.value_size
+    mamba = read_mamba2_config(config)
+    heads = LinearHeads(mamba.heads, mamba.state_size, mamba.head_size)
+    groups, width = mamba.groups, heads.count * heads.value_size
     shared = groups * heads.key_size
     inputs = 2 * width + 2 * shared
     projected = layer.linear_rows(hidden, f"{name}.in_proj", slice(inputs))
     gate, mixed = layer.split_channels(projected, [width, width + 2 * shared])
-    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), config.hidden_act)
+    mixed = graph.activation(layer.convolve(mixed, f"{name}.conv1d"), mamba.activation)
     value, key, query = layer.split_channels(mixed, [width, shared, shared])
     # ONNX Runtime's Softplus would depend on the number of tokens: threads split it.
     (steps,) = graph.multi_output_op(
@@ -298,6 +312,8 @@ def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
         graph.tensor(f"ones_{heads.count}", np.ones(heads.count, np.float32)),
         domain=ORT_DOMAIN,
     )
+    if mamba.min_step:
+        steps = graph.op("Max", steps, graph.constant(mamba.min_step))
     decay = graph.op("Mul", steps, layer.read_negative_rates(f"{name}.A_log"))
     apart = layer.split_heads(value, heads.count, heads.value_size)
     stepped = graph.op("Mul", apart, graph.op("Unsqueeze", steps, graph.constant([-1])))
@@ -316,16 +332,16 @@ def apply_mamba2(layer: RecurrentLayer, hidden: Value) -> Value:
     factor, scale = graph.activation(gate, "silu"), f"{name}.norm.weight"
     has_norm = scale in graph.weights  # most models of Falcon-H1 have none
     if has_norm and getattr(config, "mamba_norm_before_gate", False):
-        gated = graph.op("Mul", _norm_groups(layer, summed, scale, groups), factor)
+        gated = graph.op("Mul", _norm_groups(layer, summed, scale, mamba), factor)
     else:
         gated = graph.op("Mul", summed, factor)
-        gated = _norm_groups(layer, gated, scale, groups) if has_norm else gated
+        gated = _norm_groups(layer, gated, scale, mamba) if has_norm else gated
     return graph.linear(gated, [f"{name}.out_proj"])
 
 
-def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, groups: int) -> Value:
+def _norm_groups(layer: RecurrentLayer, value: Value, scale: str, mamba: Mamba2Config) -> Value:
     """Divide each of the groups of channels by its RMS and multiply by `scale`: [B, T, C]."""
-    graph, epsilon = layer.graph, layer.config.rms_norm_eps
+    graph, groups, epsilon = layer.graph, mamba.groups, mamba.epsilon
     if groups == 1:
         return graph.rms_norm(value, graph.stored(scale), epsilon)
     size = graph.weights.shape(scale)[0] // groups

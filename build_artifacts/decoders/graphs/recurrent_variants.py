@@ -8,12 +8,17 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
+from build_artifacts.decoders.graphs.config_flags import always
 from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
 from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, PROBABILITIES, SIGMOIDS
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
-from build_artifacts.decoders.graphs.layer_options import Factors
-from build_artifacts.decoders.graphs.llama_variants import fuse_gate
+from build_artifacts.decoders.graphs.layer_options import (
+    PRE_NORMS,
+    Factors,
+    LayerNorms,
+)
+from build_artifacts.decoders.graphs.llama_variants import OLMO2, fuse_gate
 from build_artifacts.decoders.graphs.recurrent_layers import (
     apply_gated_delta_net,
     apply_mamba2,
@@ -78,6 +83,14 @@ def _has_positions(config: TransformersConfig, _: int) -> bool:
     return bool(config.position_embedding_type == "rope")
 
 
+def _has_attention_gate(config: TransformersConfig) -> bool:
+    return bool(config.use_attention_gate)
+
+
+def _has_rope_base(config: TransformersConfig, _: int) -> bool:
+    return (config.rope_parameters or {}).get("rope_theta") is not None
+
+
 _GRANITE_HYBRID_MOE = replace(GRANITE_MOE, has_rope=_has_positions, recurrent=apply_mamba2)
 _GRANITE_HYBRID_DENSE = replace(
     _GRANITE_HYBRID_MOE,
@@ -96,19 +109,22 @@ def build_granite_hybrid(config: TransformersConfig, checkpoint: Path) -> ModelG
     return variant(config, checkpoint)
 
 
-FALCON_H1 = DecoderVariant(
+BAMBA = DecoderVariant(
     recurrent=apply_mamba2,
+    renames=(
+        ("final_layernorm", "norm"),
+        ("pre_ff_layernorm", "post_attention_layernorm"),
+        ("feed_forward", "mlp"),
+    ),
+)
+FALCON_H1 = replace(
+    BAMBA,
     has_both=True,
     factors=Factors(
         embeddings=lambda config: config.embedding_multiplier,
         logits=lambda config: config.lm_head_multiplier,
     ),
     weight_factors=_falcon_factors,
-    renames=(
-        ("final_layernorm", "norm"),
-        ("pre_ff_layernorm", "post_attention_layernorm"),
-        ("feed_forward", "mlp"),
-    ),
 )
 LFM2 = DecoderVariant(
     epsilon="norm_eps",
@@ -129,10 +145,49 @@ LFM2 = DecoderVariant(
     ),
 )
 LFM2_MOE = replace(LFM2, experts=SIGMOIDS)
+_LFM3 = DecoderVariant(
+    epsilon="norm_eps",
+    query_norm="each head",
+    has_output_gate=_has_attention_gate,
+    recurrent=apply_short_convolution,
+    renames=(
+        (".embedding_norm.", ".norm."),
+        (".operator_norm.", ".input_layernorm."),
+        (".ffn_norm.", ".post_attention_layernorm."),
+        (".self_attn.gate_proj.", ".self_attn.output_gate."),
+        (".self_attn.g_proj.", ".self_attn.output_gate."),
+        (".feed_forward.w1.", ".mlp.gate_proj."),
+        (".feed_forward.w2.", ".mlp.down_proj."),
+        (".feed_forward.w3.", ".mlp.up_proj."),
+    ),
+)
+
+
+def build_lfm3(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:
+    """Build the graph of LFM3, which has norms before each module only, or after it, too."""
+    both = LayerNorms(after_attention="post_operator_norm", after_mlp="post_ffn_norm")
+    norms = both if config.use_sandwich_norm else PRE_NORMS
+    return replace(_LFM3, norms=norms)(config, checkpoint)
+
+
+OLMO_HYBRID = replace(
+    OLMO2,
+    recurrent_norms=PRE_NORMS,
+    has_rope=_has_rope_base,
+    recurrent=apply_gated_delta_net,
+    renames=(
+        ("attention_layer_norm", "input_layernorm"),
+        ("feedforward_layer_norm", "post_attention_layernorm"),
+        *((f"linear_attn.{part}_proj", f"linear_attn.in_proj_{part}") for part in "qkvab"),
+        ("linear_attn.g_proj", "linear_attn.in_proj_z"),
+        ("linear_attn.o_proj", "linear_attn.out_proj"),
+        ("linear_attn.o_norm", "linear_attn.norm"),
+    ),
+)
 QWEN3_5 = DecoderVariant(
     norm="offset rms",
     query_norm="each head",
-    has_output_gate=True,
+    has_output_gate=always,
     recurrent=apply_gated_delta_net,
     fused=_gated_queries,
 )

@@ -174,12 +174,13 @@ class OnnxDecoder:
         self, spec: DecoderSpec, hardware: HardwareSettings
     ) -> tuple[ort.InferenceSession, bool]:
         """Open the session. Return it, and whether decode steps are captured as CUDA graphs."""
+        config = spec.generation_config
         # With more threads than heads, attention splits the context of a single slot among threads,
         # but not the contexts of several slots. The order of sums, and so the rounding, would then
         # depend on the batch.
-        heads = spec.generation_config.heads or spec.generation_config.kv_heads
-        threads = min(hardware.intra_op_threads, heads)
-        hardware = hardware.model_copy(update={"intra_op_threads": threads})
+        if config.layers:
+            threads = min(hardware.intra_op_threads, config.heads or config.kv_heads)
+            hardware = hardware.model_copy(update={"intra_op_threads": threads})
 
         def open_session(mode: SessionMode) -> ort.InferenceSession:
             return open_bare_session(spec.path, spec.options, hardware, spec.precision, mode=mode)

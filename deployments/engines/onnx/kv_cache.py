@@ -32,7 +32,7 @@ _DTYPES: Mapping[str, type[np.generic]] = {
 
 @dataclass(frozen=True, slots=True)
 class KvCacheLayout:
-    """Two arrays per layer, keys and values: [slots, heads, tokens, size]."""
+    """Two arrays per layer with attention, keys and values: [slots, heads, tokens, size]."""
 
     names: tuple[str, ...]  # a name per array, such as "0.key"
     shapes: tuple[tuple[int, int, int, int], ...]  # of each array
@@ -56,7 +56,7 @@ class KvCacheLayout:
         return cls(
             names,
             tuple(shapes),
-            dtype=types[f"present.{names[0]}"],
+            dtype=types[f"present.{names[0]}"] if names else np.dtype(np.float32),
             logits_dtype=types["logits"],
         )
 

@@ -38,25 +38,30 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
-        *("__and__", "arange", "baddbmm", "chunk", "concat", "contiguous", "dropout", "flatten"),
-        *("layer_norm", "linear", "masked_fill", "matmul", "min", "nan_to_num", "new_ones"),
-        *("new_zeros", "ones", "ones_like", "polar", "repeat_interleave", "reshape", "rms_norm"),
-        *("scaled_dot_product_attention", "silu", "softmax", "softplus", "split", "square"),
-        *("squeeze", "stack", "to", "transpose", "type_as", "unbind", "view_as_complex"),
-        *("view_as_real", "where", "zeros", "zeros_like"),
+        *("__and__", "arange", "baddbmm", "broadcast_tensors", "chunk", "concat", "contiguous"),
+        *("dropout", "erfinv", "flatten", "layer_norm", "linear", "masked_fill", "matmul", "min"),
+        *("multiply", "nan_to_num", "new_ones", "new_zeros", "ones", "ones_like", "polar"),
+        *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
+        *("softmax", "softplus", "split", "square", "squeeze", "stack", "std", "to", "transpose"),
+        *("type_as", "unbind", "view_as_complex", "view_as_real", "where", "zeros", "zeros_like"),
     }
 )
 # The only operators that may modify an argument. The first writes to a KV cache, the others to
-# results of the model: queries and keys (OLMo), outputs of layers (Gemma 4), keys that are joined
-# (DeepSeek), and results of routers of experts.
+# results of the model: queries and keys (OLMo), outputs of layers (Gemma 3n and 4), keys that are
+# joined (DeepSeek), and results of routers of experts.
 _IN_PLACE = frozenset(
     {
-        *("aten.scatter_.src", "aten.div_.Tensor", "aten.mul_.Tensor", "aten.copy_.default"),
-        *("aten.scatter_.value", "aten.clamp_.default"),
+        *("aten.scatter_.src", "aten.add_.Tensor", "aten.div_.Tensor", "aten.mul_.Tensor"),
+        *("aten.copy_.default", "aten.scatter_.value", "aten.clamp_.default"),
     }
 )
-# A program must not read memory that other requests have left.
-_REPLACED = {"aten.new_empty.default": "aten.new_zeros.default"}
+# Operators that are written as others. A program must not read memory that other requests have
+# left. The second and third concern gradients and constants of a traced call, which it lacks.
+_REPLACED = {
+    "aten.new_empty.default": "aten.new_zeros.default",
+    "aten.detach_.default": "aten.alias.default",
+    "aten.lift_fresh_copy.default": "aten.clone.default",
+}
 _ENUMS = ("dtype", "layout", "memory_format")
 
 

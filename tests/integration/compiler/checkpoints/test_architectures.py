@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from transformers import BloomConfig, MptConfig, PreTrainedConfig, Qwen2Config
+from transformers import BloomConfig, Mamba2Config, MptConfig, PreTrainedConfig, Qwen2Config
 
 from build_artifacts.checkpoints.architectures import read_architecture, read_max_positions
 
@@ -29,10 +29,12 @@ def test_yarn_extends_the_context(rope: dict[str, Any], tokens: int) -> None:
     [
         (BloomConfig(), 2048),
         (BloomConfig(seq_length=512), 512),
+        (Mamba2Config(), 2048),
+        (Mamba2Config(max_position_embeddings=4096), 4096),
         (MptConfig(max_seq_len=8192), 8192),
     ],
 )
-def test_model_with_alibi_has_the_limit_of_its_training(
+def test_model_without_positions_has_the_limit_of_its_training(
     config: PreTrainedConfig, tokens: int
 ) -> None:
     assert read_max_positions(config) == tokens

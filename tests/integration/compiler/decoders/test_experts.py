@@ -25,7 +25,7 @@ from tests.integration.compiler.decoders.test_families import (
     quantize,
     run_graph,
 )
-from tests.support.decoder_families import OWN, write_decoder
+from tests.support.decoder_families import NEMOTRON_EXPERTS, OWN, write_decoder
 from tests.support.tiny_encoders import write_json
 
 # The context is limited to the original one, for which the first of both tables is made.
@@ -34,6 +34,11 @@ PHI_ROPE = {
     "long_mscale": 1.5, "original_max_position_embeddings": 100,
     "short_factor": [1 + channel / 9 for channel in range(32)], "long_factor": [2.0] * 32,
 }  # fmt: skip
+
+MELLUM_ROPE = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
 
 
 def count_operators(spec: DecoderSpec) -> Counter[str]:
@@ -45,7 +50,8 @@ def count_operators(spec: DecoderSpec) -> Counter[str]:
 @pytest.mark.parametrize(
     "family",
     ["Mixtral", "Qwen3Moe", "GraniteMoeShared", "Ernie4_5_Moe", "HunYuanMoEV1", "GptOss", "Phimoe",
-     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe", "Qwen3Next"],
+     "ExaoneMoe", "SolarOpen", "MiniMaxM2", "Afmoe", "Qwen3Next", "NemotronH",
+     "Mellum", "HYV3"],
 )  # fmt: skip
 def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Path) -> None:
     """transformers can save all experts in two tensors, instead of those of the first release."""
@@ -67,6 +73,9 @@ def test_checkpoint_may_have_the_names_of_transformers(family: str, tmp_path: Pa
         ("Phimoe", {"rope_parameters": PHI_ROPE}),
         ("Afmoe", {"mup_enabled": False, "attention_bias": True}),
         ("ExaoneMoe", {"first_k_dense_replace": 0}),
+        ("Mellum", {"norm_topk_prob": False, "mlp_layer_types": ["sparse", "sparse"]}),
+        ("Mellum", {"rope_parameters": MELLUM_ROPE}),
+        ("HYV3", {"num_shared_experts": 2, "attention_bias": True, "mlp_bias": True}),
     ],
 )
 def test_other_configs_match_transformers(
@@ -78,14 +87,15 @@ def test_other_configs_match_transformers(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoeShared", "Dots1", "Afmoe", "MiniMaxM2"],
-)
+    ["Mixtral", "Qwen2Moe", "Qwen3Moe", "GraniteMoeShared", "Dots1", "Afmoe", "MiniMaxM2",
+     "NemotronH", "HYV3"],
+)  # fmt: skip
 def test_experts_are_quantized_and_routers_stay_float(family: str, tmp_path: Path) -> None:
     model = write_decoder(f"{family}ForCausalLM", tmp_path / "checkpoint", own(family))
     ids, expected = compute_logits(model)
     graph = export_graph(tmp_path, DECODER_FP32)
     float_experts = count_operators(graph)["MoE"]
-    assert float_experts == (1 if family in ("Qwen2Moe", "Dots1") else 2)
+    assert float_experts == (1 if family in ("Qwen2Moe", "Dots1", "HYV3") else 2)
     int8 = quantize(graph, tmp_path)
     check_quantized(int8, float_experts)
     assert mean_cosine(run_graph(int8, ids), expected) > 0.97
@@ -147,6 +157,9 @@ def test_glm_may_have_no_query_norm(tmp_path: Path) -> None:
         ("ExaoneMoe", {"n_group": 2, "topk_group": 1}, "`n_group` .* is 2"),
         ("SolarOpen", {"norm_topk_prob": False}, "`norm_topk_prob` .* is false"),
         ("Phimoe", {"hidden_act": "gelu"}, "the activation `gelu`"),
+        ("NemotronH", {"mlp_hidden_act": "silu"}, "the activation `silu`"),
+        ("NemotronH", {"n_group": 2, "topk_group": 1}, "`n_group` .* is 2"),
+        ("NemotronH", {"moe_latent_size": 64}, "`moe_latent_size` .* is 64"),
     ],
 )
 def test_unsupported_experts_are_rejected_by_name(
@@ -182,6 +195,14 @@ def test_config_without_a_head_size_is_rejected(tmp_path: Path) -> None:
         export_graph(tmp_path, DECODER_FP32)
 
 
+@pytest.mark.parametrize("pattern", ["M*-", "ME*"])
+def test_nemotron_has_experts_in_listed_layers_only(pattern: str, tmp_path: Path) -> None:
+    """Its config has a number of experts in any case."""
+    changed = own("NemotronH") | {"hybrid_override_pattern": pattern}
+    write_decoder("NemotronHForCausalLM", tmp_path / "checkpoint", changed)
+    assert has_experts(load_config(tmp_path / "checkpoint")) == ("E" in pattern)
+
+
 def test_one_expert_is_none(tmp_path: Path) -> None:
     dense = tmp_path / "checkpoint"
     write_decoder("HunYuanDenseV1ForCausalLM", dense, own("HunYuanDenseV1") | {"num_experts": 1})
@@ -189,4 +210,5 @@ def test_one_expert_is_none(tmp_path: Path) -> None:
 
 
 def own(family: str) -> dict[str, Any]:
-    return OWN[f"{family}ForCausalLM"]
+    changes = NEMOTRON_EXPERTS if family == "NemotronH" else {}
+    return OWN[f"{family}ForCausalLM"] | changes

@@ -1,4 +1,7 @@
-"""Gemma 4: heads of two sizes, layers that read the keys of others, and inputs of each layer."""
+"""Gemma 4: heads of two sizes, layers that read the keys of others, and inputs of each layer.
+
+Gemma 3n has the latter two.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from tests.integration.compiler.decoders.test_families import (
 from tests.support.decoder_families import OWN, write_decoder
 
 ARCHITECTURE = "Gemma4ForCausalLM"
-GEMMA4 = OWN[ARCHITECTURE]
+GEMMA4, GEMMA3N = OWN[ARCHITECTURE], OWN["Gemma3nForCausalLM"]
 # The form of the largest model: keys that are values too, no inputs of each layer, no shared keys.
 LARGE: dict[str, Any] = GEMMA4 | {
     "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 0,
@@ -49,10 +52,16 @@ def test_variant_matches_transformers(own: dict[str, Any], tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own", [GEMMA4, LARGE], ids=["shared keys", "large"])
-def test_slots_of_any_length_match_transformers(own: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "own"),
+    [(ARCHITECTURE, GEMMA4), (ARCHITECTURE, LARGE), ("Gemma3nForCausalLM", GEMMA3N)],
+    ids=["shared keys", "large", "3n"],
+)
+def test_slots_of_any_length_match_transformers(
+    architecture: str, own: dict[str, Any], tmp_path: Path
+) -> None:
     """Prompts in chunks, steps of several slots, and a verification of draft tokens."""
-    model = write_decoder(ARCHITECTURE, tmp_path / "checkpoint", own)
+    model = write_decoder(architecture, tmp_path / "checkpoint", own)
     spec = export_graph(tmp_path, DECODER_FP32)
     ids, expected = compute_logits(model)
     engine = OnnxDecoder(spec, GeneratorSettings(intra_op_threads=1), slots=3, context=128)
@@ -74,12 +83,18 @@ def test_slots_of_any_length_match_transformers(own: dict[str, Any], tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("own", "kv_cache_dtype"), [(GEMMA4, None), (LARGE, "int8")], ids=["shared keys", "large"]
+    ("architecture", "own", "kv_cache_dtype"),
+    [
+        (ARCHITECTURE, GEMMA4, None),
+        (ARCHITECTURE, LARGE, "int8"),
+        ("Gemma3nForCausalLM", GEMMA3N, None),
+    ],
+    ids=["shared keys", "large", "3n"],
 )
 def test_int8_graph_stays_close(
-    own: dict[str, Any], kv_cache_dtype: str | None, tmp_path: Path
+    architecture: str, own: dict[str, Any], kv_cache_dtype: str | None, tmp_path: Path
 ) -> None:
-    model = write_decoder(ARCHITECTURE, tmp_path / "checkpoint", own)
+    model = write_decoder(architecture, tmp_path / "checkpoint", own)
     spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
     assert spec.kv_cache_dtype == kv_cache_dtype
     ids, expected = compute_logits(model)
@@ -94,8 +109,9 @@ def test_int8_graph_stays_close(
     assert cosines.mean() > 0.95
 
 
-def test_graph_for_gpus_is_refused(tmp_path: Path) -> None:
-    write_decoder(ARCHITECTURE, tmp_path / "checkpoint", GEMMA4)
+@pytest.mark.parametrize("architecture", [ARCHITECTURE, "Gemma3nForCausalLM"])
+def test_graph_for_gpus_is_refused(architecture: str, tmp_path: Path) -> None:
+    write_decoder(architecture, tmp_path / "checkpoint", OWN[architecture])
     with pytest.raises(UnsupportedModel, match="`gpu-fp16`: "):
         export_graph(tmp_path, DECODER_FP16)
 

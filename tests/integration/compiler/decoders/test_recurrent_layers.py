@@ -28,10 +28,11 @@ from deployments.engines.decoder_factory import measure_kv_cache, open_decoder
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.errors import EngineFailed
 from tests.integration.compiler.decoders.test_families import (
+    check_export,
     export_graph,
     quantize,
 )
-from tests.support.decoder_families import MAMBA2, OWN, write_decoder
+from tests.support.decoder_families import MAMBA2, NEMOTRON_EXPERTS, OWN, write_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -41,19 +42,104 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3NextForCausalLM": OWN["Qwen3NextForCausalLM"] | {"mlp_only_layers": [0, 1, 2]},
     "GraniteMoeHybridForCausalLM": OWN["GraniteMoeHybridForCausalLM"] | MAMBA2,
     "FalconH1ForCausalLM": OWN["FalconH1ForCausalLM"],
+    "BambaForCausalLM": OWN["BambaForCausalLM"],
+    "NemotronHForCausalLM": OWN["NemotronHForCausalLM"],
+    "Lfm3ForCausalLM": OWN["Lfm3ForCausalLM"],
+    "OlmoHybridForCausalLM": OWN["OlmoHybridForCausalLM"],
+    "Mamba2ForCausalLM": OWN["Mamba2ForCausalLM"],
 }
 RANDOM = np.random.default_rng(0)
 PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
 FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
 
 
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("GraniteMoeHybridForCausalLM", MAMBA2),
+        (
+            "GraniteMoeHybridForCausalLM",
+            MAMBA2
+            | {
+                "num_local_experts": 8,
+                "mamba_n_groups": 2,
+                "position_embedding_type": None,
+                "mamba_proj_bias": True,
+            },
+        ),
+        ("GraniteMoeHybridForCausalLM", MAMBA2 | {"hidden_act": "gelu"}),
+        ("Qwen3_5ForCausalLM", {"hidden_act": "gelu"}),
+        ("Lfm2MoeForCausalLM", {"use_expert_bias": False}),
+        ("Lfm2ForCausalLM", {"conv_bias": False, "conv_L_cache": 4}),
+        ("Qwen3_5ForCausalLM", {"linear_num_key_heads": 4, "tie_word_embeddings": True}),
+        ("Qwen3NextForCausalLM", {"linear_num_key_heads": 4, "attention_bias": True}),
+        ("Qwen3NextForCausalLM", {"norm_topk_prob": False, "decoder_sparse_step": 2}),
+        (
+            "FalconH1ForCausalLM",
+            {
+                "attention_bias": True,
+                "mlp_bias": True,
+                "projectors_bias": True,
+                "mamba_proj_bias": True,
+                "mamba_conv_bias": False,
+            },
+        ),
+        (
+            "FalconH1ForCausalLM",
+            {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2},
+        ),
+        ("FalconH1ForCausalLM", {"mamba_rms_norm": True, "mamba_n_groups": 2}),
+        (
+            "BambaForCausalLM",
+            {
+                "mamba_n_groups": 2,
+                "mamba_proj_bias": True,
+                "mamba_conv_bias": False,
+                "attention_bias": True,
+                "mlp_bias": True,
+            },
+        ),
+        ("BambaForCausalLM", {"hidden_act": "gelu", "tie_word_embeddings": True}),
+        (
+            "NemotronHForCausalLM",
+            {"time_step_min": 0.7, "use_bias": True, "mlp_bias": True, "use_conv_bias": False},
+        ),
+        ("NemotronHForCausalLM", {"n_groups": 1, "mlp_hidden_act": "gelu"}),
+        ("NemotronHForCausalLM", NEMOTRON_EXPERTS),
+        ("NemotronHForCausalLM", NEMOTRON_EXPERTS | {"mlp_bias": True}),
+        (
+            "Mamba2ForCausalLM",
+            {
+                "n_groups": 1,
+                "tie_word_embeddings": True,
+                "use_bias": True,
+                "use_conv_bias": False,
+            },
+        ),
+        ("Lfm3ForCausalLM", {"use_attention_gate": False, "attention_bias": True}),
+        ("Lfm3ForCausalLM", {"use_sandwich_norm": False, "conv_bias": True}),
+        ("OlmoHybridForCausalLM", {"linear_allow_neg_eigval": False, "attention_bias": True}),
+        (
+            "OlmoHybridForCausalLM",
+            {"rope_parameters": {"rope_theta": 1e4}, "linear_num_key_heads": 2},
+        ),
+        # An epsilon that differs from that of the norm in DeltaNet.
+        ("OlmoHybridForCausalLM", {"rms_norm_eps": 1e-2}),
+    ],
+)
+def test_variant_matches_transformers(
+    architecture: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    check_export(tmp_path, architecture, OWN[architecture] | changes)
+
+
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DecoderSpec:
-    """An int8 graph with an int8 KV cache."""
+    """An int8 graph with an int8 KV cache, if it has attention."""
     directory = tmp_path_factory.mktemp("recurrent")
     write_decoder(request.param, directory / "checkpoint", FAMILIES[request.param])
     quantized = quantize(export_graph(directory, DECODER_FP32), directory)
-    assert quantized.kv_cache_dtype == "int8"
+    assert quantized.kv_cache_dtype == (None if request.param == "Mamba2ForCausalLM" else "int8")
     return quantized
 
 
@@ -92,11 +178,24 @@ def test_logits_are_batch_and_chunk_invariant(engine: OnnxDecoder) -> None:
     np.testing.assert_array_equal(answer(engine, 2), alone)
 
 
-def test_wide_gates_are_chunk_invariant_with_several_threads(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "wide"),
+    [
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"hidden_size": 1536, "mamba_n_heads": 48, "mamba_d_state": 128},
+        ),
+        (
+            "NemotronHForCausalLM",
+            {"hidden_size": 1536, "mamba_num_heads": 48, "mamba_head_dim": 80, "n_groups": 8},
+        ),
+    ],
+)
+def test_wide_gates_are_chunk_invariant_with_several_threads(
+    architecture: str, wide: dict[str, Any], tmp_path: Path
+) -> None:
     """ONNX Runtime would split a gate of 48 columns, and its softplus, by the number of tokens."""
-    wide = {"hidden_size": 1536, "mamba_n_heads": 48, "mamba_d_state": 128}
-    own = OWN["GraniteMoeHybridForCausalLM"] | MAMBA2 | wide
-    write_decoder("GraniteMoeHybridForCausalLM", tmp_path / "checkpoint", own)
+    write_decoder(architecture, tmp_path / "checkpoint", FAMILIES[architecture] | wide)
     spec = quantize(export_graph(tmp_path, DECODER_FP32), tmp_path)
     prompts = [RANDOM.integers(8, 250, tokens).tolist() for tokens in range(40, 120, 8)]
     settings = GeneratorSettings(intra_op_threads=2)
@@ -141,6 +240,7 @@ def test_memory_of_states_is_counted(spec: DecoderSpec, engine: OnnxDecoder) -> 
     assert len(shapes) > 1
     values = spec.generation_config.state_values
     assert values == sum(map(np.prod, shapes))
+    assert bool(engine.kv_cache.arrays) == bool(spec.generation_config.layers)
     settings = GeneratorSettings(kv_slots=3, max_context_tokens=128)
     keys_and_values = sum(array.nbytes for array in engine.kv_cache.arrays)
     assert measure_kv_cache(spec, settings) == keys_and_values + 3 * values * 2 * 4
@@ -153,9 +253,12 @@ def test_graphs_and_programs_for_gpus_are_refused(recipe: DecoderRecipe, tmp_pat
         export_graph(tmp_path, recipe)
 
 
-def test_build_seals_a_graph_that_answers_as_transformers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "Mamba2ForCausalLM"])
+def test_build_seals_a_graph_that_answers_as_transformers(
+    architecture: str, tmp_path: Path
+) -> None:
     checkpoint = tmp_path / "checkpoint"
-    model = write_decoder("Lfm2ForCausalLM", checkpoint, OWN["Lfm2ForCausalLM"])
+    model = write_decoder(architecture, checkpoint, OWN[architecture])
     recipe = BuildRecipe(candidates=(), decoders=(DECODER_FP32, DECODER_BF16_TORCH))
     budget = BuildBudget(tune_seconds=0.3)
     request = BuildRequest(
