@@ -163,6 +163,12 @@ def check_recipe(
             f"`{recipe.name}`: the engine {recipe.engine} does not support models with an encoder",
             hint="use their ONNX graphs",
         )
+    if not metadata.required_generation_config.layers:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: the engine {recipe.engine} needs a layer with attention, which "
+            f"`{metadata.architecture}` does not have",
+            hint="use its ONNX graphs, which run on the CPU",
+        )
     if not _has_exchangeable_attention(metadata.architecture):
         raise UnsupportedModel(
             f"`{recipe.name}`: transformers has no exchangeable attention for "

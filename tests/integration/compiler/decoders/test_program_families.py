@@ -39,12 +39,12 @@ from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
 
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()
 FIRST_CHUNK = 50
-# Architectures whose attention, if any, transformers computes without exchangeable functions.
+# Architectures whose attention transformers computes without exchangeable functions.
 OWN_ATTENTION = (
     "GPTNeoForCausalLM", "GPTJForCausalLM", "BloomForCausalLM", "FalconForCausalLM",
-    "MptForCausalLM", "CodeGenForCausalLM", "XGLMForCausalLM", "Mamba2ForCausalLM",
+    "MptForCausalLM", "CodeGenForCausalLM", "XGLMForCausalLM",
 )  # fmt: skip
-LEFT_OUT = ("GPT2LMHeadModel", *OWN_ATTENTION)
+LEFT_OUT = ("GPT2LMHeadModel", "Mamba2ForCausalLM", *OWN_ATTENTION)
 # transformers applies the smallest time step to prompts, and not to the tokens of steps.
 STEP_CHANGES = {"NemotronHForCausalLM": {"time_step_min": 1e-9}}
 ARCHITECTURES = [name for name in SUPPORTED if name not in LEFT_OUT]
@@ -170,6 +170,12 @@ def test_attention_that_cannot_be_exchanged_is_refused(architecture: str, tmp_pa
     for write_spec in (program_spec, whole_spec):
         with pytest.raises(UnsupportedModel, match=f"no exchangeable attention .*{architecture}"):
             write_spec(checkpoint, tmp_path / "engine")
+
+
+def test_model_without_attention_is_refused(tmp_path: Path) -> None:
+    checkpoint, _ = write("Mamba2ForCausalLM", tmp_path)
+    with pytest.raises(UnsupportedModel, match="needs a layer with attention"):
+        whole_spec(checkpoint, tmp_path / "engine")
 
 
 def test_flash_attention_has_no_sinks(tmp_path: Path) -> None:
