@@ -182,7 +182,10 @@ def _check_complete(
     path = directory / f"{ADAPTER_STEM}.safetensors"
     with safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
-    required = {*get_peft_model_state_dict(model), *(f"base_model.model.{name}" for name in random)}
+    # peft would read the base of the training, even from the hub, and require the token vectors if
+    # they have another size. Those that the adapter trained are required in any case.
+    trained = get_peft_model_state_dict(model, save_embedding_layers=False)
+    required = {*trained, *(f"base_model.model.{name}" for name in random)}
     if missing := sorted(required - stored):
         raise _missing_weight_error(adapter, missing[0])
     if foreign := sorted(name for name in stored - required if ".lora_" in name):

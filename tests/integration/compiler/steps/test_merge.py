@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import socket
 import pytest
 import torch
 import transformers
@@ -103,6 +104,33 @@ def test_chat_template_of_adapter_replaces_that_of_base(
     (base / TOOL_TEMPLATE_NAME).parent.mkdir()
     (base / TOOL_TEMPLATE_NAME).write_text("tools of the base")
     (base / CHAT_TEMPLATE_NAME).write_text("{{ messages }}")  # without a turn end
+def edit_adapter(adapter: Path, changes: Mapping[str, Any]) -> None:
+    path = adapter / "adapter_config.json"
+    write_json(path, json.loads(path.read_bytes()) | dict(changes))
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["directory", "hub id"])
+def test_base_of_the_training_is_not_read(
+    llama: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    """peft would require token vectors if that base has another number of tokens."""
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    config = json.loads((llama / "config.json").read_bytes())
+    write_json(trained / "config.json", config | {"vocab_size": config["vocab_size"] + 8})
+    requests: list[object] = []
+
+    def record(*arguments: object, **_: object) -> None:
+        requests.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", record)
+    monkeypatch.setattr(socket, "getaddrinfo", record)
+    edit_adapter(adapter, {"base_model_name_or_path": str(trained) if is_local else "some/model"})
+    merged(llama, adapter, tmp_path / "merged")
+    assert not requests
+
+
     write_json(base / "config.json", json.loads((base / "config.json").read_text()) | {
         "eos_token_id": None})  # fmt: skip
     (base / "generation_config.json").unlink(missing_ok=True)
