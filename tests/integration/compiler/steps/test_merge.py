@@ -1,14 +1,17 @@
-"""Merge of LoRA adapters: tied embeddings, chat template and tokenizer, heads of other sizes."""
+"""Merge of LoRA adapters: tied embeddings, chat template and tokenizer, heads of other sizes.
+
+Adapters that do not fit their base, and those with an invalid config, are refused with the reason.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import socket
 import pytest
 import torch
 import transformers
@@ -96,14 +99,6 @@ def test_merge_into_tied_embeddings_matches_peft(
     assert ours.config.tie_word_embeddings is is_tied
 
 
-@pytest.mark.parametrize("form", ["file", "config", "list"])
-def test_chat_template_of_adapter_replaces_that_of_base(
-    llama: Path, adapter: Path, tmp_path: Path, form: str
-) -> None:
-    base = shutil.copytree(llama, tmp_path / "base")
-    (base / TOOL_TEMPLATE_NAME).parent.mkdir()
-    (base / TOOL_TEMPLATE_NAME).write_text("tools of the base")
-    (base / CHAT_TEMPLATE_NAME).write_text("{{ messages }}")  # without a turn end
 def edit_adapter(adapter: Path, changes: Mapping[str, Any]) -> None:
     path = adapter / "adapter_config.json"
     write_json(path, json.loads(path.read_bytes()) | dict(changes))
@@ -131,6 +126,14 @@ def test_base_of_the_training_is_not_read(
     assert not requests
 
 
+@pytest.mark.parametrize("form", ["file", "config", "list"])
+def test_chat_template_of_adapter_replaces_that_of_base(
+    llama: Path, adapter: Path, tmp_path: Path, form: str
+) -> None:
+    base = shutil.copytree(llama, tmp_path / "base")
+    (base / TOOL_TEMPLATE_NAME).parent.mkdir()
+    (base / TOOL_TEMPLATE_NAME).write_text("tools of the base")
+    (base / CHAT_TEMPLATE_NAME).write_text("{{ messages }}")  # without a turn end
     write_json(base / "config.json", json.loads((base / "config.json").read_text()) | {
         "eos_token_id": None})  # fmt: skip
     (base / "generation_config.json").unlink(missing_ok=True)
@@ -253,3 +256,44 @@ def test_only_the_head_may_have_another_size(tmp_path: Path) -> None:
     write_json(base / "config.json", config | {"max_position_embeddings": 16})
     with pytest.raises(UnsupportedModel, match=r"has no weights for `.*position_embeddings"):
         merged(base, adapter, tmp_path / "merged")
+
+
+def test_adapter_of_other_sizes_is_rejected_with_both_shapes(
+    llama: Path, adapter: Path, tmp_path: Path
+) -> None:
+    edit_adapter(adapter, {"r": 2})
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"`base_model\.model\.model\.layers\.0\.self_attn\.q_proj\.lora_A\.weight` has the "
+        r"shape \[4, \d+\], and the model needs \[2, \d+\]",
+    ):
+        merged(llama, adapter, tmp_path / "merged")
+
+
+def test_adapter_that_peft_cannot_merge_is_rejected(llama: Path, tmp_path: Path) -> None:
+    options = {"target_modules": ["q_proj"], "lora_bias": True}
+    adapter = decoder_adapter(tmp_path / "adapter", llama, options)
+    with pytest.raises(UnsupportedModel, match=r"cannot be merged: .*lora_bias=True"):
+        merged(llama, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"r": "x"}, "`r` is not a number"),
+        ({"lora_alpha": [8]}, "`lora_alpha` is not a number"),
+        ({"alpha_pattern": {".*": "x"}}, r"`alpha_pattern\.\.\*` is not a number"),
+        ({"rank_pattern": [4]}, "`rank_pattern` is not an object"),
+        ({"rank_pattern": {"(": 4}}, r"`\(` in `rank_pattern` is no pattern"),
+        ({"target_modules": "("}, r"`adapter_config\.json` of the adapter `adapter` is invalid"),
+        ({"target_parameters": "x"}, r"invalid: `target_parameters` must be a list"),
+        ({"init_lora_weights": "x"}, "does not fit the model: Unknown initialization"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_invalid_config_of_adapter_is_rejected(
+    llama: Path, adapter: Path, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    edit_adapter(adapter, changes)
+    with pytest.raises(UnsupportedModel, match=reason):
+        merged(llama, adapter, tmp_path / "merged")
