@@ -5,6 +5,7 @@ Adapters that do not fit their base, and those with an invalid config, are refus
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import socket
@@ -25,7 +26,11 @@ from build_artifacts.checkpoints.models import LOADERS, load_model
 from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
+from build_artifacts.progress import BuildProgress
+from build_artifacts.steps.convert_weights import merge_adapter
 from build_artifacts.steps.merge import merge
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
@@ -297,3 +302,24 @@ def test_invalid_config_of_adapter_is_rejected(
     edit_adapter(adapter, changes)
     with pytest.raises(UnsupportedModel, match=reason):
         merged(llama, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(("free", "warns"), [(10**5, True), (10**9, False)])
+def test_merge_tells_first_if_memory_is_short(
+    llama: Path,
+    adapter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr("build_artifacts.workspaces.step_runner.free_bytes", lambda _: free)
+    log = io.StringIO()
+    (tmp_path / "work").mkdir()
+    steps = StepRunner(Workspace(tmp_path / "work"), BuildProgress(log))
+    source = Checkpoint(llama, ModelSource(ref="here", revision="1"), "local/model")
+    merge_adapter(steps, source, read_adapter(adapter))
+    steps.warn_of_memory(10**6)  # a build tells it once
+    lines = [line for line in log.getvalue().splitlines() if "GB are free" in line]
+    assert len(lines) == warns
+    assert log.getvalue().splitlines()[0].startswith("  merge") != warns
