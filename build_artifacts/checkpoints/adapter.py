@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
     Json,
     content_digest,
+    corrupt_file,
     read_field,
     read_json,
     read_object,
@@ -51,7 +53,8 @@ def read_adapter(directory: Path) -> Adapter:
     """Read the adapter in `directory`.
 
     Raises SourceNotFound without adapter_config.json, and the errors of `check_weights`. Raises
-    UnsupportedModel for an adapter type other than LoRA, an unknown task or invalid labels.
+    UnsupportedModel for an adapter type other than LoRA, an unknown task, and invalid ranks,
+    factors or labels.
     """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:
@@ -70,6 +73,7 @@ def read_adapter(directory: Path) -> Adapter:
             hint=f"supported `task_type`: {', '.join(_TASKS)}",
         )
     check_weights(directory, ADAPTER_STEM)
+    _check_numbers(directory / ADAPTER_CONFIG_NAME, config)
     base = read_field(directory / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
     return Adapter(
         directory.resolve(), content_digest(directory), task, _read_labels(directory), base
@@ -82,6 +86,21 @@ def _read_task(directory: Path, config: Mapping[str, Json]) -> TaskName | None:
         return _TASKS.get(str(config["task_type"]))
     mapping = read_field(directory / ADAPTER_CONFIG_NAME, "auto_mapping", dict) or {}
     return parse_task_class(str(mapping.get("base_model_class")))
+
+
+def _check_numbers(path: Path, config: Mapping[str, Json]) -> None:
+    """Reject ranks and factors that are no numbers, whose errors in peft do not name the field."""
+    numbers = {name: config.get(name) for name in ("r", "lora_alpha")}
+    for name in ("rank_pattern", "alpha_pattern"):
+        for pattern, number in (read_field(path, name, dict) or {}).items():
+            numbers[f"{name}.{pattern}"] = number
+            try:
+                re.compile(pattern)
+            except re.error as exc:
+                raise corrupt_file(path, f"`{pattern}` in `{name}` is no pattern: {exc}") from exc
+    for name, number in numbers.items():
+        if not isinstance(number, int | float | None):
+            raise corrupt_file(path, f"`{name}` is not a number")
 
 
 def _read_labels(directory: Path) -> tuple[str, ...]:

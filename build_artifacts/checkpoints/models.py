@@ -24,6 +24,9 @@ _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
 # KeyError for an unknown activation.
 LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError)
 
+# Memory per parameter of a model that is loaded in fp32, with what a merge or a calibration adds.
+_FP32_MODEL_BYTES = 5
+
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
 
 
@@ -99,6 +102,11 @@ def count_parameters(weights: Path) -> int:
                     stored *= 2
                 total += 0 if name.endswith("_scales") else stored
     return total
+
+
+def estimate_memory(weights: Path) -> int:
+    """Return the bytes of memory that the work on the model in `weights` in fp32 takes."""
+    return _FP32_MODEL_BYTES * count_parameters(weights)
 
 
 def dequantization_options(weights: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from build_artifacts.build_devices import has_device
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import find_decoder_settings, read_chat_templates
 from build_artifacts.checkpoints.metadata import CheckpointMetadata, read_decoder_metadata
-from build_artifacts.checkpoints.models import count_parameters
+from build_artifacts.checkpoints.models import estimate_memory
 from build_artifacts.decoders.candidates import (
     DecoderGraphs,
     describe_recipe,
@@ -53,13 +53,11 @@ from deployments.engines.decoder import DecoderSpec
 from deployments.errors import EngineFailed
 from deployments.host.machine import usable_cores
 from deployments.tasks import find_head
-from deployments.tuning.host import free_bytes, read_host
+from deployments.tuning.host import read_host
 
 # Maximum seconds to measure one graph: decode steps with one slot, decode steps in batches, and
 # prefill. Each of these three measurements is steady after one second.
 _MAX_MEASURE_SECONDS = 4.0
-# Memory of a build per parameter: the reference and the calibration hold the weights in fp32.
-_BUILD_BYTES = 5
 
 DecoderCandidate = EvaluatedCandidate[DecoderRecipe, DecoderSpec]
 
@@ -116,25 +114,14 @@ def cached_reference(context: BuildContext) -> DecoderReference:
     config = metadata.required_generation_config
 
     def work(into: Path) -> str:
-        _warn_of_memory(context)
         write_reference(context.weights, metadata, into)
         perplexity = DecoderReference.read(into, config).perplexity()
         return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
 
+    context.steps.warn_of_memory(estimate_memory(context.weights))
     detail = "fp32 torch on passages and prompts"
     done = context.steps.run_cached("reference", "reference", detail, work)
     return DecoderReference.read(done, config)
-
-
-def _warn_of_memory(context: BuildContext) -> None:
-    """Tell if the build probably needs more memory than is free: the system would end it."""
-    needed_bytes = _BUILD_BYTES * count_parameters(context.weights)
-    available_bytes = free_bytes(Device.CPU)
-    if needed_bytes > available_bytes:
-        context.steps.report(
-            f"this build needs about {needed_bytes / 1e9:.1f} GB of memory; "
-            f"{available_bytes / 1e9:.1f} GB are free"
-        )
 
 
 class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):

@@ -9,6 +9,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint, read_modules
 from build_artifacts.checkpoints.fp8 import read_fp8_format
+from build_artifacts.checkpoints.models import estimate_memory
 from build_artifacts.checkpoints.text_models import has_images
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
@@ -52,6 +53,7 @@ def merge_adapter(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -
 
     The adapter of another model of the same shape fits, so the progress names its base model.
     """
+    steps.warn_of_memory(estimate_memory(checkpoint.weights))
     convert = partial(merge, checkpoint, adapter)
     base = "" if adapter.base is None else f", trained with {adapter.base}"
     detail = f"LoRA adapter {adapter.name}{base}"

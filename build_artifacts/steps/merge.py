@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -10,6 +12,7 @@ from typing import TYPE_CHECKING
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
 from build_artifacts.checkpoints.architectures import has_mxfp4_weights, load_config
 from build_artifacts.checkpoints.checkpoint import (
+    ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
@@ -38,6 +41,9 @@ from deployments.tasks import find_head
 
 if TYPE_CHECKING:
     from torch.nn import Module, Parameter
+
+# A line of torch about a tensor that does not fit its module.
+_SIZE_MISMATCH = re.compile(r"size mismatch for (\S+): .*?(\[[\d, ]*\]).*?(\[[\d, ]*\])")
 
 
 def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
@@ -68,33 +74,64 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
 
 
 def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
+    from peft import PeftModel
+
     base, random = _base_model(weights, adapter)
     table = _find_tied_table(base)
     with TemporaryDirectory() as scratch:
-        directory = extract_text_adapter(adapter.directory, Path(scratch))
-        model = _adapt(base, adapter, directory)
+        with _loading_errors(adapter):
+            directory = extract_text_adapter(adapter.directory, Path(scratch))
+            model = PeftModel.from_pretrained(base, str(directory), local_files_only=True)
         _check_complete(model, adapter, directory, random)
     if table is None:
-        return model.merge_and_unload().eval()
+        return _merge_into_base(model, adapter)
     _untie(model, table)
-    merged = model.merge_and_unload().eval()
+    merged = _merge_into_base(model, adapter)
     _tie_if_equal(merged)
     return merged
 
 
-def _adapt(base: TorchModel, adapter: Adapter, directory: Path) -> TorchModel:
-    """Add the adapter, whose files are in `directory`, to the base model."""
-    from peft import PeftModel
+@contextmanager
+def _loading_errors(adapter: Adapter) -> Iterator[None]:
+    """Convert errors of peft for an adapter that does not fit its base model to UnsupportedModel.
 
+    KeyError names a missing weight.
+    """
     try:
-        return PeftModel.from_pretrained(base, str(directory))
-    except (RuntimeError, ValueError) as exc:
-        raise UnsupportedModel(
-            f"the adapter `{adapter.name}` does not fit the model: {first_line(exc)}",
-            hint="pass the base model of its training",
-        ) from exc
+        yield
     except KeyError as exc:
         raise _missing_weight_error(adapter, str(exc.args[0])) from exc
+    except (AttributeError, TypeError, re.error) as exc:
+        raise UnsupportedModel(
+            f"`{ADAPTER_CONFIG_NAME}` of the adapter `{adapter.name}` is invalid: "
+            f"{first_line(exc)}",
+            hint="correct the value, or save the adapter again with peft",
+        ) from exc
+    except (RuntimeError, ValueError, ImportError, LookupError) as exc:
+        raise UnsupportedModel(
+            f"the adapter `{adapter.name}` does not fit the model: {_describe_misfit(exc)}",
+            hint="pass the base model of its training",
+        ) from exc
+
+
+def _describe_misfit(exc: Exception) -> str:
+    """Return the first tensor of another shape than the model needs, or the first line of `exc`."""
+    if (mismatch := _SIZE_MISMATCH.search(str(exc))) is None:
+        return first_line(exc)
+    name, stored, required = mismatch.groups()
+    # Without the name that peft gives an adapter: the name of the tensor in the file.
+    tensor = name.replace(".default.", ".").removesuffix(".default")
+    return f"`{tensor}` has the shape {stored}, and the model needs {required}"
+
+
+def _merge_into_base(model: TorchModel, adapter: Adapter) -> TorchModel:
+    try:
+        return model.merge_and_unload().eval()
+    except (RuntimeError, ValueError, TypeError) as exc:
+        raise UnsupportedModel(
+            f"the adapter `{adapter.name}` cannot be merged: {first_line(exc)}",
+            hint="train it with options that peft can merge, such as without `lora_bias`",
+        ) from exc
 
 
 def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]:
@@ -182,7 +219,10 @@ def _check_complete(
     path = directory / f"{ADAPTER_STEM}.safetensors"
     with safe_open(path, framework="numpy") as file:
         stored = set(file.keys())
-    required = {*get_peft_model_state_dict(model), *(f"base_model.model.{name}" for name in random)}
+    # peft would read the base of the training, even from the hub, and require the token vectors if
+    # they have another size. Those that the adapter trained are required in any case.
+    trained = get_peft_model_state_dict(model, save_embedding_layers=False)
+    required = {*trained, *(f"base_model.model.{name}" for name in random)}
     if missing := sorted(required - stored):
         raise _missing_weight_error(adapter, missing[0])
     if foreign := sorted(name for name in stored - required if ".lora_" in name):

@@ -69,7 +69,8 @@ def extract_text_adapter(adapter: Path, into: Path) -> Path:
     """Return the directory of the adapter as one of the text model, which may be a copy in `into`.
 
     An adapter that was trained with the class for image inputs has the names of its modules, and
-    may adapt the image encoder, which texts do not need.
+    may adapt the image encoder, which texts do not need. Raises UnsupportedModel for an adapter of
+    the image encoder alone.
     """
     from safetensors import safe_open
     from safetensors.torch import save_file
@@ -80,29 +81,76 @@ def extract_text_adapter(adapter: Path, into: Path) -> Path:
             return adapter
         texts = {name: find_text_name(name) for name in names}
         renamed = {f"{_ADAPTED}{old}": f"{_ADAPTED}{new}" for old, new in texts.items() if new}
+        if not renamed:
+            raise UnsupportedModel(
+                f"the adapter `{adapter.name}` changes the image encoder only; the text model, "
+                "which the build takes, stays as it is",
+                hint="build the model without `--adapter`",
+            )
         tensors = {text: file.get_tensor(name) for name, text in renamed.items()}
     save_file(tensors, into / f"{ADAPTER_STEM}.safetensors", metadata={"format": "pt"})
-    config = _rename_modules(read_object(adapter / ADAPTER_CONFIG_NAME), renamed)
+    config = _rename_modules(adapter, read_object(adapter / ADAPTER_CONFIG_NAME), renamed)
     (into / ADAPTER_CONFIG_NAME).write_text(json.dumps(config), encoding="utf-8")
     return into
 
 
-def _rename_modules(config: Mapping[str, Json], renamed: Mapping[str, str]) -> dict[str, Json]:
-    """Return the config of an adapter that names each module of `renamed`, instead of patterns.
+def _rename_modules(
+    adapter: Path, config: Mapping[str, Json], renamed: Mapping[str, str]
+) -> dict[str, Json]:
+    """Return the config of the adapter, with the names of the modules in `renamed` as its targets.
 
-    `renamed` has the new names of tensors by the old ones.
+    `renamed` has the new names of tensors by the old ones. Patterns could fit the old names only.
     """
     from peft.utils.other import get_pattern_key
 
     modules = {
-        _LORA_TENSOR.sub("", old.removeprefix(_ADAPTED)): _LORA_TENSOR.sub("", new)[len(_ADAPTED) :]
+        _find_module(old): _find_module(new)
         for old, new in renamed.items()
         if _LORA_TENSOR.search(old)
     }
+    parameters = _find_target_parameters(adapter, config, modules)
     patterns = {}
     for field in ("rank_pattern", "alpha_pattern"):
         values = config.get(field) or {}
-        keys = {new: get_pattern_key(values, old) for old, new in modules.items()}
+        targets = {**modules, **parameters}
+        keys = {new: get_pattern_key(values, old) for old, new in targets.items()}
         patterns[field] = {new: values[key] for new, key in keys.items() if key in values}
+    holders = {name.rpartition(".")[0] for name in parameters.values()}
     unused = dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"))
-    return {**config, **patterns, **unused, "target_modules": sorted(modules.values())}
+    return {
+        **config,
+        **patterns,
+        **unused,
+        "target_modules": sorted(set(modules.values()) - holders),
+        "target_parameters": sorted(parameters.values()) or None,
+    }
+
+
+def _find_module(tensor: str) -> str:
+    """Return the module of a LoRA tensor. Those of several parameters of a module are nested."""
+    return _LORA_TENSOR.sub("", tensor.removeprefix(_ADAPTED)).replace(".base_layer", "")
+
+
+def _find_target_parameters(
+    adapter: Path, config: Mapping[str, Json], modules: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the new names of the parameters that the adapter targets, by the old ones.
+
+    These are weights of a module that is no layer, such as one with all experts. `modules` has the
+    new names of modules with LoRA tensors by the old ones.
+    """
+    from peft import LoraConfig
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    if not (targets := config.get("target_parameters")):
+        return {}
+    read = LoraConfig.from_pretrained(str(adapter))
+    # The tensors of a module belong to its parameters if the module itself is no target.
+    holders = [old for old in modules if not check_target_module_exists(read, old)]
+    names = {target: target.rpartition(".")[2] for target in targets}
+    return {
+        f"{old}.{name}": f"{modules[old]}.{name}"
+        for old in holders
+        for target, name in names.items()
+        if f".{old}.{name}".endswith(f".{target}")
+    }

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from build_artifacts.progress import BuildProgress, BuildStep
 from build_artifacts.workspaces.workspace import Workspace
+from deployments.artifacts.types import Device
 from deployments.host.native_heap import return_free_memory
+from deployments.tuning.host import free_bytes
 
 # Fills the directory and returns a short description of the result.
 StepWork = Callable[[Path], str]
@@ -22,6 +24,7 @@ class StepRunner:
         self._workspace = workspace
         self._progress = progress
         self._reported: set[str] = set()
+        self._has_warned_of_memory = False
 
     @contextmanager
     def run_uncached(self, name: str, detail: str) -> Iterator[BuildStep]:
@@ -32,6 +35,19 @@ class StepRunner:
     def report(self, text: str) -> None:
         """Print one progress line."""
         self._progress.message(text)
+
+    def warn_of_memory(self, needed_bytes: int) -> None:
+        """Report, once, if a step probably needs more memory than is free.
+
+        The system would end the build.
+        """
+        available_bytes = free_bytes(Device.CPU)
+        if needed_bytes > available_bytes and not self._has_warned_of_memory:
+            self._has_warned_of_memory = True
+            self.report(
+                f"this build needs about {needed_bytes / 1e9:.1f} GB of memory; "
+                f"{available_bytes / 1e9:.1f} GB are free"
+            )
 
     def report_skipped(self, label: str, reason: str) -> None:
         with self.run_uncached("skip", label) as step:

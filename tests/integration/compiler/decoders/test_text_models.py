@@ -205,6 +205,73 @@ def test_adapter_of_the_whole_model_fits_the_text_model(
         torch.testing.assert_close(merged(ids).logits, expected, atol=1e-3, rtol=1e-3)
 
 
+def merge_into_text_model(adapted: Any, directory: Path) -> Any:
+    """Save an adapter of the whole model, and return the text model with the adapter merged."""
+    adapted.save_pretrained(directory / "adapter")
+    source = Checkpoint(extract(directory), ModelSource(ref="here", revision="1"), "tiny/model")
+    target = merge(source, read_adapter(directory / "adapter"), directory / "merged")
+    return load_model(target.weights, head=ModelHead.NEXT_TOKEN, dtype="float32")
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_adapter_fits_although_its_base_states_another_vocabulary(
+    kind: str, tmp_path: Path
+) -> None:
+    """The whole config of these models has a number of tokens of its own."""
+    model = write_model(kind, tmp_path / "whole")
+    options = LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    adapted = get_peft_model(model, options)
+    adapted.peft_config["default"].base_model_name_or_path = str(tmp_path / "whole")
+    merge_into_text_model(adapted, tmp_path)
+
+
+EXPERTS = "model.language_model.layers.0.mlp.experts"
+
+
+@pytest.mark.slow
+# peft looks for the patterns of ranks among modules only, and uses those of parameters.
+@pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+        ["down_proj"],
+        [f"{EXPERTS}.gate_up_proj", "mlp.gate.weight"],
+    ],
+    ids=["ends", "a name", "a full name"],
+)
+def test_adapter_of_experts_fits_the_text_model(parameters: list[str], tmp_path: Path) -> None:
+    """peft adapts the weights of all experts of a layer, which are no modules, as parameters."""
+    model = write_model("qwen3_5_moe", tmp_path / "whole")
+    options = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=4,
+        target_modules=["q_proj"],
+        target_parameters=parameters,
+        rank_pattern={rf"{EXPERTS}\.(gate_up_proj|down_proj)": 2},
+        alpha_pattern={"gate_up_proj": 32, r"layers\.1\.mlp\.experts\.down_proj": 16},
+    )
+    adapted = get_peft_model(model, options).eval()
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    ids = torch.arange(8, 60)[None]
+    merged = merge_into_text_model(adapted, tmp_path)
+    with torch.inference_mode():
+        expected = adapted(input_ids=ids).logits
+        torch.testing.assert_close(merged(ids).logits, expected, atol=1e-3, rtol=1e-3)
+    config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_bytes())
+    assert sorted(config["target_parameters"]) == sorted(parameters)
+
+
+def test_adapter_of_the_image_encoder_alone_is_refused(tmp_path: Path) -> None:
+    model = write_model("smolvlm", tmp_path / "whole")
+    options = LoraConfig(task_type="CAUSAL_LM", target_modules=r".*vision_model.*q_proj")
+    with pytest.raises(UnsupportedModel, match="changes the image encoder only"):
+        merge_into_text_model(get_peft_model(model, options), tmp_path)
+
+
 def test_adapter_with_weights_that_fit_no_module_is_refused(tmp_path: Path) -> None:
     model = write_model("smolvlm", tmp_path / "whole")
     weights = extract(tmp_path)

@@ -1,9 +1,14 @@
-"""Merge of LoRA adapters: tied embeddings, chat template and tokenizer, heads of other sizes."""
+"""Merge of LoRA adapters: tied embeddings, chat template and tokenizer, heads of other sizes.
+
+Adapters that do not fit their base, and those with an invalid config, are refused with the reason.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +26,11 @@ from build_artifacts.checkpoints.models import LOADERS, load_model
 from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.families import read_metadata
+from build_artifacts.progress import BuildProgress
+from build_artifacts.steps.convert_weights import merge_adapter
 from build_artifacts.steps.merge import merge
+from build_artifacts.workspaces.step_runner import StepRunner
+from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.manifest import (
     CHAT_TEMPLATE_NAME,
     TOKENIZER_NAME,
@@ -93,6 +102,33 @@ def test_merge_into_tied_embeddings_matches_peft(
     with torch.inference_mode():
         torch.testing.assert_close(ours(ids).logits, theirs(ids).logits, atol=1e-3, rtol=1e-4)
     assert ours.config.tie_word_embeddings is is_tied
+
+
+def edit_adapter(adapter: Path, changes: Mapping[str, Any]) -> None:
+    path = adapter / "adapter_config.json"
+    write_json(path, json.loads(path.read_bytes()) | dict(changes))
+
+
+@pytest.mark.parametrize("is_local", [True, False], ids=["directory", "hub id"])
+def test_base_of_the_training_is_not_read(
+    llama: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_local: bool
+) -> None:
+    """peft would require token vectors if that base has another number of tokens."""
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    config = json.loads((llama / "config.json").read_bytes())
+    write_json(trained / "config.json", config | {"vocab_size": config["vocab_size"] + 8})
+    requests: list[object] = []
+
+    def record(*arguments: object, **_: object) -> None:
+        requests.append(arguments)
+        raise OSError("no network")
+
+    monkeypatch.setattr("peft.utils.save_and_load.check_file_exists_on_hf_hub", record)
+    monkeypatch.setattr(socket, "getaddrinfo", record)
+    edit_adapter(adapter, {"base_model_name_or_path": str(trained) if is_local else "some/model"})
+    merged(llama, adapter, tmp_path / "merged")
+    assert not requests
 
 
 @pytest.mark.parametrize("form", ["file", "config", "list"])
@@ -225,3 +261,65 @@ def test_only_the_head_may_have_another_size(tmp_path: Path) -> None:
     write_json(base / "config.json", config | {"max_position_embeddings": 16})
     with pytest.raises(UnsupportedModel, match=r"has no weights for `.*position_embeddings"):
         merged(base, adapter, tmp_path / "merged")
+
+
+def test_adapter_of_other_sizes_is_rejected_with_both_shapes(
+    llama: Path, adapter: Path, tmp_path: Path
+) -> None:
+    edit_adapter(adapter, {"r": 2})
+    with pytest.raises(
+        UnsupportedModel,
+        match=r"`base_model\.model\.model\.layers\.0\.self_attn\.q_proj\.lora_A\.weight` has the "
+        r"shape \[4, \d+\], and the model needs \[2, \d+\]",
+    ):
+        merged(llama, adapter, tmp_path / "merged")
+
+
+def test_adapter_that_peft_cannot_merge_is_rejected(llama: Path, tmp_path: Path) -> None:
+    options = {"target_modules": ["q_proj"], "lora_bias": True}
+    adapter = decoder_adapter(tmp_path / "adapter", llama, options)
+    with pytest.raises(UnsupportedModel, match=r"cannot be merged: .*lora_bias=True"):
+        merged(llama, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"r": "x"}, "`r` is not a number"),
+        ({"lora_alpha": [8]}, "`lora_alpha` is not a number"),
+        ({"alpha_pattern": {".*": "x"}}, r"`alpha_pattern\.\.\*` is not a number"),
+        ({"rank_pattern": [4]}, "`rank_pattern` is not an object"),
+        ({"rank_pattern": {"(": 4}}, r"`\(` in `rank_pattern` is no pattern"),
+        ({"target_modules": "("}, r"`adapter_config\.json` of the adapter `adapter` is invalid"),
+        ({"target_parameters": "x"}, r"invalid: `target_parameters` must be a list"),
+        ({"init_lora_weights": "x"}, "does not fit the model: Unknown initialization"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_invalid_config_of_adapter_is_rejected(
+    llama: Path, adapter: Path, tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    edit_adapter(adapter, changes)
+    with pytest.raises(UnsupportedModel, match=reason):
+        merged(llama, adapter, tmp_path / "merged")
+
+
+@pytest.mark.parametrize(("free", "warns"), [(10**5, True), (10**9, False)])
+def test_merge_tells_first_if_memory_is_short(
+    llama: Path,
+    adapter: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    warns: bool,
+) -> None:
+    monkeypatch.setattr("build_artifacts.workspaces.step_runner.free_bytes", lambda _: free)
+    log = io.StringIO()
+    (tmp_path / "work").mkdir()
+    steps = StepRunner(Workspace(tmp_path / "work"), BuildProgress(log))
+    source = Checkpoint(llama, ModelSource(ref="here", revision="1"), "local/model")
+    merge_adapter(steps, source, read_adapter(adapter))
+    steps.warn_of_memory(10**6)  # a build tells it once
+    lines = [line for line in log.getvalue().splitlines() if "GB are free" in line]
+    assert len(lines) == warns
+    assert log.getvalue().splitlines()[0].startswith("  merge") != warns
