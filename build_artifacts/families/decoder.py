@@ -23,6 +23,7 @@ from build_artifacts.decoders.generation_report import (
     GenerationReport,
     compare_samples,
 )
+from build_artifacts.decoders.graphs.export import check_graph
 from build_artifacts.decoders.measurement import (
     LIMITS,
     DecoderThroughput,
@@ -108,7 +109,7 @@ def report_ineffective(context: BuildContext, settings: Sequence[str]) -> None:
 def cached_reference(context: BuildContext) -> DecoderReference:
     """Return the outputs of the checkpoint on the gate inputs, computed once in fp32 torch.
 
-    Raises the errors of `write_reference`.
+    Raises the errors of `check_graph` and `write_reference`.
     """
     metadata = context.metadata
     config = metadata.required_generation_config
@@ -118,6 +119,7 @@ def cached_reference(context: BuildContext) -> DecoderReference:
         perplexity = DecoderReference.read(into, config).perplexity()
         return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
 
+    check_graph(context.weights)  # no build succeeds without it, and the reference takes long
     context.steps.warn_of_memory(estimate_memory(context.weights))
     detail = "fp32 torch on passages and prompts"
     done = context.steps.run_cached("reference", "reference", detail, work)

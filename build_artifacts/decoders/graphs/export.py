@@ -249,6 +249,16 @@ def _read_rope_type(config: Mapping[str, Json]) -> Json:
     return rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
 
 
+def check_graph(checkpoint: Path) -> None:
+    """Build the graph of a checkpoint without its weights, to find unsupported configs early.
+
+    Raises as `export_model` does, but leaves models of no graph family alone.
+    """
+    family = find_graph_family(checkpoint)
+    if family is not None:
+        family(load_config(checkpoint), checkpoint)
+
+
 def export_model(checkpoint: Path, into: Path) -> ExportedModel:
     """Write the fp32 graphs of the checkpoint to the directory `into`.
 

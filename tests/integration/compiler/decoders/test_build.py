@@ -47,6 +47,7 @@ from deployments.engines.onnx.decoder import MAX_DRAFT_TOKENS, OnnxDecoder
 from deployments.errors import DigestMismatch
 from hundredfold.__main__ import main as hundredfold
 from tests.support.decoder_artifacts import CHATML
+from tests.support.decoder_families import OWN, write_decoder
 from tests.support.tiny_decoders import (
     make_marian,
     make_t5,
@@ -259,6 +260,17 @@ def test_unsupported_rope_type_is_rejected_by_name(tmp_path: Path) -> None:
         build(request, BuildProgress(output))
     skipped = [line for line in output.getvalue().splitlines() if line.split()[0] == "skip"]
     assert [line.split()[3].strip(",:") for line in skipped] == ["cpu-int8", "cpu-fp32"]
+
+
+def test_unsupported_config_is_refused_before_the_reference(tmp_path: Path) -> None:
+    """Building the graph needs no weights, and the reference reads and computes all of them."""
+    config = OWN["DeepseekV3ForCausalLM"] | {"n_group": 2}
+    write_decoder("DeepseekV3ForCausalLM", tmp_path / "checkpoint", config)
+    request = request_of(tmp_path / "checkpoint", tmp_path / "store", DECODER_INT8, gate=LENIENT)
+    output = io.StringIO()
+    with pytest.raises(UnsupportedModel, match="`n_group` of the architecture"):
+        build(request, BuildProgress(output))
+    assert "reference" not in output.getvalue()
 
 
 @pytest.mark.parametrize(("free", "warns"), [(10**5, True), (10**6, False)])
