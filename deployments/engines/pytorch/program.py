@@ -132,7 +132,7 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
         for number, node in enumerate(nodes):
             if "input" in node:
                 values[node["name"]] = given = graph.placeholder(node["input"])
-                given.meta["shape"] = node["shape"]
+                given.meta["shape"] = node.get("shape")  # version 0.1 did not write it
             elif "weight" in node:
                 if node["weight"] not in buffers:
                     buffers[node["weight"]] = f"w{number}"
@@ -158,8 +158,14 @@ def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
 
 
 def input_shapes(module: torch.fx.GraphModule) -> tuple[Sequence[int], ...]:
-    """Return the shape of each input. Sizes that vary are -1."""
-    return tuple(node.meta["shape"] for node in module.graph.nodes if node.op == "placeholder")
+    """Return the shape of each input. Sizes that vary are -1.
+
+    Raises EngineFailed if the program does not state them.
+    """
+    shapes = tuple(node.meta["shape"] for node in module.graph.nodes if node.op == "placeholder")
+    if None in shapes:
+        raise EngineFailed("the program states no shapes of its inputs; build the model again")
+    return shapes
 
 
 def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
