@@ -11,7 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, check_token_ids, first_line, load_model
+from build_artifacts.checkpoints.models import (
+    FORWARD_ERRORS,
+    TorchModel,
+    check_token_ids,
+    first_line,
+    load_model,
+)
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
@@ -161,7 +167,7 @@ def prepare(
     check_token_ids(model, highest, tokenizer.id_to_token(highest))
     try:
         outputs = tuple(run_probes(reference, items, 1))
-    except (ValueError, TypeError, IndexError, RuntimeError) as exc:
+    except FORWARD_ERRORS as exc:
         raise UnsupportedModel(
             f"`{metadata.architecture}` does not run on token ids alone: {first_line(exc)}",
             hint="use a model without other inputs, and without a fixed number of tokens",
