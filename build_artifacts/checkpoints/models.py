@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ LOAD_ERRORS = (*_MODEL_ERRORS, OSError, ImportError, MemoryError)
 # Errors of a forward pass with sizes that torch does not support.
 FORWARD_ERRORS = _MODEL_ERRORS
 
+# Part of the name of a weight that belongs to one layer of several.
+_LAYER_NUMBER = re.compile(r"\.\d+\.")
 _MISFIT_HINT = "config.json and the weights do not fit: download or save the checkpoint again"
 
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
@@ -85,6 +88,17 @@ def load_model(
         ) from exc
     _check_fit(model, info, head)
     return model.eval()
+
+
+def find_unused_layers(weights: Path, *, head: ModelHead, has_encoder: bool = False) -> list[str]:
+    """Return the sorted names of weights of layers that the model does not use.
+
+    Such layers predict several tokens at once, or config.json states fewer layers than the files
+    have. Empty if transformers cannot load the checkpoint.
+    """
+    shapes = _load_shapes(weights, head, has_encoder=has_encoder)
+    names = () if shapes is None else shapes[1]["unexpected_keys"]
+    return sorted(name for name in names if _LAYER_NUMBER.search(name))
 
 
 def _load(

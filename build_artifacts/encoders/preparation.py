@@ -33,6 +33,7 @@ from build_artifacts.evaluation import (
 )
 from build_artifacts.pruning.prune import prune_checkpoint
 from build_artifacts.recipes import Dtype
+from build_artifacts.steps.unused_layers import report_unused_layers
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.messages import TokenizedItem
@@ -140,6 +141,7 @@ def cached_prepare(
 
     def work(into: Path) -> str:
         prepare(weights, metadata, evaluation, into)
+        report_unused_layers(steps, weights, metadata)
         prepared = PreparedModel(weights, metadata, into, evaluation)
         scores = "".join(f", {name} {score:.4f}" for name, score in prepared.own_scores.items())
         return f"{metadata.architecture}, {metadata.max_tokens} tokens{scores}"

@@ -11,15 +11,17 @@ import pytest
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.checks import check_checkpoint
-from build_artifacts.checkpoints.models import load_model
+from build_artifacts.checkpoints.models import find_unused_layers, load_model
 from build_artifacts.decoders.reference import write_reference
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.progress import BuildProgress
+from build_artifacts.steps.unused_layers import report_unused_layers
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.types import ModelHead
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_families import EXPERTS, write_decoder
+from tests.support.prepared_build import RecordingRunner
 from tests.support.tiny_decoders import tiny_llama
 from tests.support.tiny_encoders import tiny_checkpoint, write_json
 
@@ -156,3 +158,25 @@ def test_sizes_that_torch_does_not_support_are_refused(tmp_path: Path) -> None:
     reason = "`Qwen3MoeForCausalLM` does not run in fp32 torch: strides"
     with pytest.raises(UnsupportedModel, match=reason):
         write_reference(tmp_path / "moe", metadata, tmp_path)
+
+
+@pytest.mark.parametrize("is_encoder", [False, True])
+def test_weights_of_layers_without_effect_are_noted(tmp_path: Path, is_encoder: bool) -> None:
+    labels = ("NO", "YES")
+    source = tiny_checkpoint(tmp_path, labels=labels) if is_encoder else tiny_llama(tmp_path)
+    head = ModelHead.LABELS if is_encoder else ModelHead.NEXT_TOKEN
+    assert find_unused_layers(source, head=head) == []
+    edit(source / "config.json", num_hidden_layers=1)
+    unused = find_unused_layers(source, head=head)
+    assert unused
+    assert all("layer" in name and ".1." in name for name in unused)
+
+    runner = RecordingRunner(tmp_path / "building")
+    report_unused_layers(runner.steps, source, read_checkpoint_metadata(source))
+    expected = f"that its model does not have: `{unused[0]}` and {len(unused) - 1} others\n"
+    assert runner.output.getvalue().endswith(expected)
+
+
+def test_layers_of_a_checkpoint_that_cannot_be_loaded_are_not_compared(llama: Path) -> None:
+    edit(llama / "config.json", hidden_act="geglu")
+    assert find_unused_layers(llama, head=ModelHead.NEXT_TOKEN) == []
