@@ -58,7 +58,17 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 MXFP4 = "mxfp4"  # name of the format in configs
 
 # Errors that transformers raises for an unknown config or for values of wrong types.
-_CONFIG_ERRORS = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, OSError)
+_CONFIG_ERRORS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+)
 
 
 def load_config(weights: Path) -> TransformersConfig:

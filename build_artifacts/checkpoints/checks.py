@@ -7,6 +7,7 @@ These checks find them by file name or config field, before anything is loaded.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import (
@@ -27,6 +28,8 @@ from build_artifacts.checkpoints.foreign import foreign_weights
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 
 _MODULE_PACKAGE = "sentence_transformers."
+# Limits of fields of config.json for which transformers creates a list, before it reads weights.
+_MAX_COUNTS: Mapping[str, int] = {"num_labels": 1_000_000, "num_hidden_layers": 1_000}
 
 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
@@ -34,8 +37,9 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
 
     Raises UnsafeSource for remote code and for a module outside of the checkpoint. If no GGUF or
     ONNX file holds the weights, raises the errors of `check_weights`. Raises UnsupportedModel if
-    the files of a LoRA adapter are beside the weights or in place of a model. Without config.json,
-    raises the errors of `check_modules`, the error for pickled or GGUF weights, or SourceNotFound.
+    the files of a LoRA adapter are beside the weights or in place of a model, and for a config with
+    more layers or labels than any model has. Without config.json, raises the errors of
+    `check_modules`, the error for pickled or GGUF weights, or SourceNotFound.
     """
     weights = checkpoint.weights
     is_adapter = is_plain_file(weights / ADAPTER_CONFIG_NAME)
@@ -50,6 +54,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             hint="SOURCE must be a transformers checkpoint",
         )
     _check_remote_code(checkpoint)
+    _check_counts(weights / CONFIG_NAME)
     for module in read_modules(checkpoint.directory):
         checkpoint.module(module.path)  # raises for a link that leaves the checkpoint
     if is_adapter:  # transformers would load the adapter too, and add a merged one a second time
@@ -113,6 +118,14 @@ def _check_remote_code(checkpoint: Checkpoint) -> None:
             f"does not include `{model_type}`",
             hint=hint,
         )
+
+
+def _check_counts(path: Path) -> None:
+    config = read_object(path)
+    for name, limit in _MAX_COUNTS.items():
+        count = config.get(name)
+        if isinstance(count, int) and count > limit:
+            raise corrupt_file(path, f"`{name}` is {count}; the limit is {limit}")
 
 
 def _is_native_decoder(checkpoint: Checkpoint) -> bool:

@@ -286,27 +286,32 @@ def special_tokens(weights: Path) -> dict[str, str]:
 
 
 def read_chat_templates(weights: Path) -> dict[str, str]:
-    """Return the chat templates by their file names, the keys of TEMPLATES.
+    """Return the chat templates by their file names, the keys of TEMPLATES, without empty ones.
 
     Raises UnsupportedModel for a corrupt file and SourceUnreadable for an unreadable file.
     """
     files = {name: _read_template(weights / name) for name in TEMPLATES}
-    if any(text is not None for text in files.values()):  # files override the config
-        return {name: text for name, text in files.items() if text is not None}
+    # Files override the config. An empty file counts as none.
+    return _drop_empty(files) or _drop_empty(_read_config_templates(weights))
+
+
+def _drop_empty(templates: Mapping[str, Json]) -> dict[str, str]:
+    return {
+        name: text for name, text in templates.items() if isinstance(text, str) and text.strip()
+    }
+
+
+def _read_config_templates(weights: Path) -> dict[str, Json]:
     config = weights / TOKENIZER_CONFIG_NAME
     value = read_object(config).get("chat_template")
     if value is None:  # a checkpoint with image inputs may have a file of its own
         value = read_object(weights / "chat_template.json").get("chat_template")
     if not isinstance(value, list):
-        return {CHAT_TEMPLATE_NAME: value} if isinstance(value, str) else {}
+        return {CHAT_TEMPLATE_NAME: value}
     if not all(isinstance(entry, dict) for entry in value):
         raise corrupt_file(config, "`chat_template` is not a text or a list of objects")
     by_key = {str(entry.get("name")): entry.get("template") for entry in value}
-    return {
-        name: template
-        for name, key in TEMPLATES.items()
-        if isinstance(template := by_key.get(key), str)
-    }
+    return {name: by_key.get(key) for name, key in TEMPLATES.items()}
 
 
 def _read_template(path: Path) -> str | None:

@@ -217,10 +217,12 @@ def read_decoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
     """
     config = load_config(checkpoint.weights)
     check_decoder(config)
+    max_tokens = _read_max_tokens(checkpoint, config)
+    _check_answer_fits(max_tokens)
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config),
+        max_tokens=max_tokens,
         output_width=config.vocab_size,
         generation_config=read_generation_config(checkpoint.weights, config),
     )
@@ -237,6 +239,7 @@ def read_encoder_decoder_metadata(
     check_encoder_decoder(config, tasks[0])
     positions = read_max_positions(config) or UNBOUNDED_TOKENS
     max_tokens = _read_max_tokens(checkpoint, config, positions)
+    _check_answer_fits(max_tokens)
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
@@ -245,6 +248,15 @@ def read_encoder_decoder_metadata(
         output_width=read_vocabulary_size(config),
         generation_config=read_encoder_decoder_config(checkpoint.weights, config, max_tokens),
     )
+
+
+def _check_answer_fits(max_tokens: int) -> None:
+    if max_tokens < 2:
+        raise UnsupportedModel(
+            "the checkpoint states a maximum of one token, which leaves none for an answer",
+            hint="correct `max_position_embeddings` in config.json or `model_max_length` in "
+            "tokenizer_config.json",
+        )
 
 
 def _embedding_metadata(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,32 @@ _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
 }
 
+# Errors of a model whose config has impossible values, such as AssertionError for a padding id
+# beyond the vocabulary and ZeroDivisionError for no attention heads.
+_MODEL_ERRORS = (
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+)
 # Errors of `from_pretrained` for a checkpoint that does not fit its config or its class, such as
 # KeyError for an unknown activation.
-LOAD_ERRORS = (OSError, ValueError, RuntimeError, ImportError, LookupError, TypeError)
+LOAD_ERRORS = (*_MODEL_ERRORS, OSError, ImportError, MemoryError)
+# Errors of a forward pass with sizes that torch does not support.
+FORWARD_ERRORS = _MODEL_ERRORS
+
+# Part of the name of a weight that belongs to one layer of several.
+_LAYER_NUMBER = re.compile(r"\.\d+\.")
+_MISFIT_HINT = "config.json and the weights do not fit: download or save the checkpoint again"
 
 # Memory per parameter of a model that is loaded in fp32, with what a merge or a calibration adds.
 _FP32_MODEL_BYTES = 5
 
 TorchModel = Any  # a transformers.PreTrainedModel; the library is not typed
+_LoadingInfo = Mapping[str, Any]  # names of weights by kind of difference, from transformers
 
 
 # Loader class of transformers per head.
@@ -53,37 +72,101 @@ def load_model(
     """Load the model in `weights` on the CPU in evaluation mode.
 
     `has_encoder` selects the encoder-decoder class for NEXT_TOKEN. `quantization` is a config of
-    transformers, such as BitsAndBytesConfig. Raises UnsupportedModel when loading fails or weights
-    are missing.
+    transformers, such as BitsAndBytesConfig. Raises UnsupportedModel when loading fails, if weights
+    are missing, or if they have other shapes than the config states.
     """
-    import torch
-    import transformers
-
-    how = dequantization_options(weights)
+    # A config may state a far larger model than the files have, so compare before using memory.
+    shapes = _load_shapes(weights, head, has_encoder=has_encoder)
+    if shapes is not None:
+        _check_fit(*shapes, head)
+    options = dequantization_options(weights)
     if quantization is not None:  # without a device map, transformers would occupy GPU memory
-        how = {"quantization_config": quantization, "device_map": "cpu"}
-    loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
+        options = {"quantization_config": quantization, "device_map": "cpu"}
     try:
-        model, info = loader.from_pretrained(
-            weights,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=False,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-            **how,
-        )
+        model, info = _load(weights, head, dtype, has_encoder=has_encoder, **options)
     except LOAD_ERRORS as exc:
         raise UnsupportedModel(
             f"transformers cannot load the checkpoint: {first_line(exc)}",
             hint="load it with transformers in a Python shell for details",
         ) from exc
-    if missing := find_required(info["missing_keys"], head):
+    _check_fit(model, info, head)
+    return model.eval()
+
+
+def find_unused_layers(weights: Path, *, head: ModelHead, has_encoder: bool = False) -> list[str]:
+    """Return the sorted names of weights of layers that the model does not use.
+
+    Such layers predict several tokens at once, or config.json states fewer layers than the files
+    have. Empty if transformers cannot load the checkpoint.
+    """
+    shapes = _load_shapes(weights, head, has_encoder=has_encoder)
+    names = () if shapes is None else shapes[1]["unexpected_keys"]
+    return sorted(name for name in names if _LAYER_NUMBER.search(name))
+
+
+def _load(
+    weights: Path, head: ModelHead, dtype: Dtype, *, has_encoder: bool, **options: Any
+) -> tuple[TorchModel, _LoadingInfo]:
+    import torch
+    import transformers
+
+    loader = getattr(transformers, "AutoModelForSeq2SeqLM" if has_encoder else LOADERS[head])
+    model, info = loader.from_pretrained(
+        weights,
+        dtype=getattr(torch, dtype),
+        trust_remote_code=False,
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # otherwise the error does not name the weight
+        **options,
+    )
+    return model, info
+
+
+def _load_shapes(
+    weights: Path, head: ModelHead, *, has_encoder: bool
+) -> tuple[TorchModel, _LoadingInfo] | None:
+    """Load the names and shapes of the weights, with all conversions, but no values.
+
+    Return None if this fails: either loading of the values fails for the same reason, or a
+    conversion requires values.
+    """
+    options = dequantization_options(weights)
+    try:
+        return _load(
+            weights, head, "float32", has_encoder=has_encoder, device_map="meta", **options
+        )
+    except LOAD_ERRORS:
+        return None
+
+
+def _check_fit(model: TorchModel, info: _LoadingInfo, head: ModelHead) -> None:
+    """Raise UnsupportedModel for a weight that is missing or has another shape."""
+    if mismatched := sorted(info["mismatched_keys"]):
+        name, actual, expected = mismatched[0]
+        raise UnsupportedModel(
+            f"`{name}` has the shape {list(actual)}; config.json requires {list(expected)}",
+            hint=_MISFIT_HINT,
+        )
+    missing = find_required(info["missing_keys"], head)
+    if body := [name for name in missing if _is_in_body(name, model)]:
+        raise UnsupportedModel(f"the checkpoint has no weights for `{body[0]}`", hint=_MISFIT_HINT)
+    if missing:
         raise UnsupportedModel(
             f"the checkpoint has no weights for `{missing[0]}`",
             hint="pass the `--task` of its training, or the `--adapter` with the head",
         )
-    return model.eval()
+
+
+def _is_in_body(name: str, model: TorchModel) -> bool:
+    """Return whether a weight belongs to the model without its head.
+
+    The pooler counts as part of the head, because checkpoints of other heads have none.
+    """
+    is_head_class = model.base_model is not model
+    is_outside = is_head_class and not name.startswith(f"{model.base_model_prefix}.")
+    return not is_outside and "pooler." not in name
 
 
 def count_parameters(weights: Path) -> int:

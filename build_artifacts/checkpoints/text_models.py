@@ -71,7 +71,8 @@ def load_text_config(weights: Path) -> TransformersConfig:
 def _read_eos_token(weights: Path) -> Json:
     """Return the end tokens that config.json states, not the default of the class."""
     whole = read_object(weights / CONFIG_NAME)
-    return whole.get("eos_token_id", (whole.get("text_config") or {}).get("eos_token_id"))
+    token = whole.get("eos_token_id")
+    return token if token is not None else (whole.get("text_config") or {}).get("eos_token_id")
 
 
 def find_text_name(name: str) -> str | None:

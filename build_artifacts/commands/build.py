@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -38,6 +39,16 @@ examples:
   hundredfold build BAAI/x --adapter ./lora --id acme/x-legal    a LoRA adapter merged
   hundredfold build ./checkpoint --prune 0.2 --eval dev.tsv --gate metric_drop=1
 An interrupted build continues after its last finished step."""
+
+# Possible limits of the accuracy gate. The limits without an entry are shares.
+_SHARE = (0.0, 1.0)
+_GATE_RANGES: Mapping[str, tuple[float, float]] = {
+    **dict.fromkeys(
+        ("cosine_mean", "cosine_worst", "batched_cosine_worst", "logit_correlation"), (-1.0, 1.0)
+    ),
+    "metric_drop": (-100.0, math.inf),  # a negative value requires a better score
+    "perplexity_increase": (-1.0, math.inf),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -131,6 +142,10 @@ def _gate_limit(text: str) -> tuple[str, float]:
         limit = math.nan
     if not math.isfinite(limit):  # a comparison with NaN is false: the gate would accept all
         raise argparse.ArgumentTypeError(f"`{text}`: the limit must be a finite number")
+    lowest, highest = _GATE_RANGES.get(name, _SHARE)
+    if not lowest <= limit <= highest:
+        allowed = f"at least {lowest:g}" if highest == math.inf else f"{lowest:g} to {highest:g}"
+        raise argparse.ArgumentTypeError(f"`{text}`: the limit must be {allowed}")
     return name, limit
 
 

@@ -124,6 +124,7 @@ CALIBRATION_PROMPTS: tuple[str, ...] = (
 )
 
 _MAX_ANSWER_TOKENS = 32
+_TEMPLATE_HINT = "correct the template, or remove it from the checkpoint"
 
 
 class GateInputs(NamedTuple):
@@ -169,12 +170,15 @@ def _tokenize_inputs(
     tokenizer = open_tokenizer(weights)
     formatted, is_chat = _format_prompts(weights, prompts)
     max_prompt_tokens = max_tokens - max_answer_tokens(max_tokens)
+    encoded = [tokenizer.encode(text, add_special_tokens=not is_chat).ids for text in formatted]
+    if is_chat and not all(encoded):
+        raise UnsupportedModel(
+            "the accuracy gate cannot format its prompts: the chat template renders no tokens",
+            hint=_TEMPLATE_HINT,
+        )
     return GateInputs(
         tuple(tuple(tokenizer.encode(text).ids[:max_tokens]) for text in passages),
-        tuple(
-            tuple(tokenizer.encode(text, add_special_tokens=not is_chat).ids[-max_prompt_tokens:])
-            for text in formatted
-        ),
+        tuple(tuple(ids[-max_prompt_tokens:]) for ids in encoded),
     )
 
 
@@ -195,5 +199,5 @@ def _format_prompts(weights: Path, prompts: Sequence[str]) -> tuple[Sequence[str
     except (InvalidField, InputTooLong) as exc:
         raise UnsupportedModel(
             f"the accuracy gate cannot format its prompts: {exc}",
-            hint="correct the template, or remove it from the checkpoint",
+            hint=_TEMPLATE_HINT,
         ) from exc

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import (
+    FORWARD_ERRORS,
     TorchModel,
     check_special_ids,
     check_token_ids,
+    first_line,
     load_model,
 )
 from build_artifacts.decoders.gate_inputs import GateInputs, load_gate_inputs, max_answer_tokens
@@ -154,8 +157,8 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
     """Run the checkpoint in `weights` on the gate inputs and write the outputs to `into`.
 
     Raises UnsupportedModel if the checkpoint cannot be loaded, if a token id has no vector in the
-    model, if the chat template fails, or if a logit is not finite. Raises OSError if there is no
-    space for the outputs.
+    model, if the chat template fails, if a forward pass fails, or if a logit is not finite. Raises
+    OSError if there is no space for the outputs.
     """
     generation_config = metadata.required_generation_config
     decoder_start_token_id = _decoder_start_token_id(generation_config)
@@ -164,9 +167,9 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype="float32", has_encoder=has_encoder)
     check_token_ids(model, max(max(text) for text in (*gate_inputs.prompts, *gate_inputs.passages)))
     check_special_ids(model, (*generation_config.eos_token_ids, decoder_start_token_id or 0))
-    answers = _generate_answers(
-        model, gate_inputs.prompts, generation_config, max_answer_tokens(metadata.max_tokens)
-    )
+    max_new_tokens = max_answer_tokens(metadata.max_tokens)
+    with _forward_errors(metadata.architecture):
+        answers = _generate_answers(model, gate_inputs.prompts, generation_config, max_new_tokens)
     texts = _join_texts(gate_inputs, answers, decoder_start_token_id)
     logits = np.lib.format.open_memmap(
         into / _LOGITS_NAME,
@@ -176,7 +179,8 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
     )
     with (into / _LOGITS_NAME).open("r+b") as file:  # a full disk is an error here, not a signal
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
-    _write_logits(model, gate_inputs.prompts if has_encoder else None, texts, logits)
+    with _forward_errors(metadata.architecture):
+        _write_logits(model, gate_inputs.prompts if has_encoder else None, texts, logits)
     if not np.isfinite(logits).all():
         raise UnsupportedModel(
             f"`{metadata.architecture}` returns NaN or infinity in fp32 torch",
@@ -188,6 +192,18 @@ def write_reference(weights: Path, metadata: CheckpointMetadata, into: Path) -> 
         arrays[name] = np.array([token for part in parts for token in part], dtype=np.int64)
         arrays[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
     np.savez(into / _INPUTS_NAME, **arrays)
+
+
+@contextmanager
+def _forward_errors(architecture: str) -> Iterator[None]:
+    """Convert errors of a forward pass to UnsupportedModel."""
+    try:
+        yield
+    except FORWARD_ERRORS as exc:
+        raise UnsupportedModel(
+            f"`{architecture}` does not run in fp32 torch: {first_line(exc)}",
+            hint="run it with transformers on a CPU for details; torch may not support its sizes",
+        ) from exc
 
 
 def _write_logits(

@@ -11,7 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, check_token_ids, first_line, load_model
+from build_artifacts.checkpoints.models import (
+    FORWARD_ERRORS,
+    TorchModel,
+    check_token_ids,
+    first_line,
+    load_model,
+)
 from build_artifacts.compaction.apply import compact
 from build_artifacts.compaction.find import find
 from build_artifacts.compaction.plan import Compaction
@@ -27,6 +33,7 @@ from build_artifacts.evaluation import (
 )
 from build_artifacts.pruning.prune import prune_checkpoint
 from build_artifacts.recipes import Dtype
+from build_artifacts.steps.unused_layers import report_unused_layers
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
 from deployments.messages import TokenizedItem
@@ -134,6 +141,7 @@ def cached_prepare(
 
     def work(into: Path) -> str:
         prepare(weights, metadata, evaluation, into)
+        report_unused_layers(steps, weights, metadata)
         prepared = PreparedModel(weights, metadata, into, evaluation)
         scores = "".join(f", {name} {score:.4f}" for name, score in prepared.own_scores.items())
         return f"{metadata.architecture}, {metadata.max_tokens} tokens{scores}"
@@ -161,7 +169,7 @@ def prepare(
     check_token_ids(model, highest, tokenizer.id_to_token(highest))
     try:
         outputs = tuple(run_probes(reference, items, 1))
-    except (ValueError, TypeError, IndexError, RuntimeError) as exc:
+    except FORWARD_ERRORS as exc:
         raise UnsupportedModel(
             f"`{metadata.architecture}` does not run on token ids alone: {first_line(exc)}",
             hint="use a model without other inputs, and without a fixed number of tokens",

@@ -43,6 +43,7 @@ from build_artifacts.families.base import (
 from build_artifacts.gpu_placement import without_program
 from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
+from build_artifacts.steps.unused_layers import report_unused_layers
 from deployments.artifacts.manifest import (
     GENERATION_NAME,
     PERPLEXITY,
@@ -116,6 +117,7 @@ def cached_reference(context: BuildContext) -> DecoderReference:
 
     def work(into: Path) -> str:
         write_reference(context.weights, metadata, into)
+        report_unused_layers(context.steps, context.weights, metadata)
         perplexity = DecoderReference.read(into, config).perplexity()
         return f"{metadata.architecture}, {metadata.max_tokens} tokens, perplexity {perplexity:.2f}"
 

@@ -19,8 +19,13 @@ from deployments.builds.sources import sanitize_id
 def find_directory(ref: str) -> Path | None:
     """Return the directory `ref`, or None if it does not exist.
 
-    Raises BuildError for a path that exists but is no directory, or that cannot be read.
+    Raises BuildError for an empty `ref`, and for a path that exists but is no directory, or that
+    cannot be read.
     """
+    if not ref.strip():  # the path of an empty text is the working directory
+        raise SourceNotFound(
+            "SOURCE is empty", hint="pass a directory or a hub id; `.` is the working directory"
+        )
     path = _expand(ref)
     if path is None:
         return None

@@ -73,6 +73,13 @@ def test_build_error_prints_error_and_hint_only(
     assert captured.out == ""
 
 
+def test_empty_source_is_not_the_working_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["build", "", "--store", str(tmp_path / "store")]) == 1
+    assert "error: SOURCE is empty\n" in capsys.readouterr().err
+
+
 def test_store_that_is_a_file_is_rejected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,6 +105,9 @@ def test_store_that_is_a_file_is_rejected(
             ["--gate", "metric_drop=inf"],
             "`metric_drop=inf`: the limit must be a finite number",
         ),
+        ("build", ["--gate", "cosine_mean=7"], "`cosine_mean=7`: the limit must be -1 to 1"),
+        ("build", ["--gate", "near_tie_margin=-1"], "the limit must be 0 to 1"),
+        ("build", ["--gate", "metric_drop=-101"], "the limit must be at least -100"),
         ("build", ["--tune-seconds", "-1"], "`-1` is not a number of seconds"),
         ("build", ["--tune-seconds", "nan"], "`nan` is not a number of seconds"),
         ("build", ["--eval-limit", "0"], "`0` is not a positive integer"),

@@ -278,8 +278,8 @@ def test_metric_decides_with_data(
                     "3\tgood\tlovely film\n", encoding="utf-8")  # fmt: skip
     options = ["--store", str(tmp_path / "store"), "--tune-seconds", "0", "--search", "quick"]
     command = ["build", str(source), "--prune", "0.5", "--prune-data", str(data), *options]
-    assert main([*command, "--eval", str(data), "--gate", "metric_drop=-500"]) == 1
-    loose = ("cosine_mean=-2", "cosine_worst=-2", "metric_drop=500")
+    assert main([*command, "--eval", str(data), "--gate", "metric_drop=-100"]) == 1
+    loose = ("cosine_mean=-1", "cosine_worst=-1", "metric_drop=500")
     assert main([*command, "--eval", str(data), *(w for g in loose for w in ("--gate", g))]) == 0
 
 

@@ -296,6 +296,7 @@ def edit_config(directory: Path, changes: dict[str, Any]) -> None:
     [
         ({"eos_token_id": [9, 11]}, [9, 11]),
         ({"text_config": {"eos_token_id": 12}}, 12),
+        ({"eos_token_id": None, "text_config": {"eos_token_id": 12}}, 12),
         ({}, None),  # not the default of the class, which may be any token of another vocabulary
     ],
 )
