@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ CPU_RECIPES = [recipe for recipe in FULL.decoders if recipe.device is Device.CPU
 class Candidates:
     """Fake decoder build that only lists and ranks candidates."""
 
-    context = type("Context", (), {"recipe": FULL})
+    context = SimpleNamespace(
+        recipe=FULL,
+        metadata=SimpleNamespace(required_generation_config=SimpleNamespace(state_values=0)),
+    )
     candidates = DecoderBuild.candidates
     rank = DecoderBuild.rank
 
