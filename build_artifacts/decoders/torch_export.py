@@ -20,6 +20,7 @@ from build_artifacts.recipes import DecoderRecipe, Dtype
 from build_artifacts.steps.program import write_traced
 from deployments.artifacts.types import Attention, ModelHead, Precision
 from deployments.engines.pytorch.kv_program import KvCacheProgram
+from deployments.engines.pytorch.transformers_experts import are_supported
 
 _DTYPES: Mapping[Precision, Dtype] = {
     **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
@@ -48,6 +49,12 @@ def export_checkpoint(
         raise UnsupportedModel(
             f"`{recipe.name}`: bitsandbytes does not quantize the experts of "
             f"`{metadata.architecture}`, which are most of its weights",
+            hint="build `gpu-bf16-torch` with `--search quick`",
+        )
+    if recipe.precision == "int8" and metadata.required_generation_config.token_latent_values:
+        raise UnsupportedModel(
+            f"`{recipe.name}`: bitsandbytes in int8 does not support latent attention, which "
+            f"`{metadata.architecture}` has",
             hint="build `gpu-bf16-torch` with `--search quick`",
         )
     model = load_model(
@@ -201,7 +208,7 @@ def _has_exchangeable_attention(architecture: str) -> bool:
 
 
 def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Attention) -> None:
-    """Raise UnsupportedModel for RoPE types, heads or sinks that torch engines do not support.
+    """Raise UnsupportedModel for RoPE, experts, heads or sinks that torch engines do not support.
 
     `attention` is the implementation that the engine uses.
     """
@@ -216,6 +223,12 @@ def check_model(model: TorchModel, metadata: CheckpointMetadata, attention: Atte
         raise UnsupportedModel(
             f"RoPE of `{metadata.architecture}` depends on the text length; batches mix lengths",
             hint="use its ONNX graphs",
+        )
+    experts = (module for module in model.modules() if hasattr(module, "has_post_expert_norm"))
+    if not all(map(are_supported, experts)):
+        raise UnsupportedModel(
+            f"torch engines do not compute experts of the form of `{metadata.architecture}`",
+            hint="use its ONNX graphs, which run on the CPU",
         )
     if attention != "flash":
         return

@@ -54,8 +54,8 @@ class GenerationConfig(FrozenModel):
     layers differ in these sizes, `head_dim` is the largest, and `token_kv_values` counts all.
     """
 
-    # Number of layers with a KV cache. Others have recurrent states. If no layer has a KV cache,
-    # `kv_heads` and `head_dim` are 1.
+    # Number of layers with a KV cache of their own. If there is none, `kv_heads` and `head_dim` are
+    # 1.
     layers: int = Field(ge=0)
     heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)
@@ -70,7 +70,7 @@ class GenerationConfig(FrozenModel):
     special_tokens: dict[str, str] = Field(default_factory=dict)
     suppressed_token_ids: tuple[int, ...] = ()  # tokens that are never generated
     has_experts: bool = False  # whether layers are mixtures of experts
-    # Number of values in fp32 of the recurrent states of a slot; 0 if all layers have a KV cache.
+    # Number of values of the recurrent states of a slot; 0 if no layer has such a state.
     state_values: int = Field(0, ge=0)
     encoder_decoder: EncoderDecoderConfig | None = None  # None: decoder-only
     defaults: GenerationDefaults = GenerationDefaults()

@@ -17,7 +17,8 @@ from deployments.engines.pytorch.capture import count_staging_slots
 from deployments.errors import EngineFailed, RequirementMissing
 
 WARM_UP_TOKENS = 32
-# Bytes per value of the recurrent states of a slot. Engines keep two states in fp32.
+# Bytes per value of the recurrent states of a slot. Engines keep two sets in fp32, those of torch a
+# part of them in fewer bytes.
 _STATE_BYTES = 2 * 4
 _LATENT_CACHES = ("torch", "transformers")  # engines that cache latent vectors
 
@@ -67,13 +68,13 @@ def _measure_slot(spec: DecoderSpec, context: int) -> int:
 def measure_kv_cache(spec: DecoderSpec, settings: GeneratorSettings) -> int:
     """Return the bytes of the KV cache that `open_decoder` allocates on all devices together.
 
-    Returns 0 with `kv_offload`, because the KV cache is then on the host and not on the device.
-    Raises RequirementMissing if `kv_cache_bytes` is below the size of the smallest KV cache.
+    With `kv_offload` only recurrent states are on the device. Raises RequirementMissing if
+    `kv_cache_bytes` is below the size of the smallest KV cache.
     """
-    if spec.options.kv_offload:
-        return 0
     context = min(settings.max_context_tokens, spec.max_tokens)
     slots = _count_slots(spec, settings, context) + count_staging_slots(spec, settings)
+    if spec.options.kv_offload:
+        return slots * _STATE_BYTES * spec.generation_config.state_values
     return slots * _measure_slot(spec, context) * spec.options.tensor_parallel_size
 
 

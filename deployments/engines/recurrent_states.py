@@ -1,4 +1,4 @@
-"""Recurrent states of a decoder: what layers without attention keep of a text.
+"""Recurrent states of a decoder: what convolutions and linear attention keep of a text.
 
 A state summarizes all tokens of a slot, so those before a token cannot be computed from it. Each
 slot therefore has a second set of states: those at the start of its last prefill, from which

@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Set, Sized
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from secrets import token_hex
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
 from jinja2.exceptions import SecurityError
@@ -54,10 +55,15 @@ _PROBE_TOOL: dict[str, Any] = {
         },
     },
 }
-# A text that no template contains, to find out in which form a template reads contents.
-_PROBE_TEXT = "content 7c1f"
 # A conversation with a tool, to find out whether a template uses tools.
 PROBE = Chat(({"role": "user", "content": "Hello"},), tools=(_PROBE_TOOL,))
+
+
+class _Kind(NamedTuple):
+    """Messages whose contents a template reads in one form."""
+
+    role: str
+    has_calls: bool
 
 
 class ChatTemplate:
@@ -81,7 +87,7 @@ class ChatTemplate:
         self.reasoning_marks = find_named_marks(source)
         self.is_harmony = is_harmony(source)  # the format of GPT-OSS
         self._special_tokens = dict(special_tokens)
-        self._reads_parts: dict[str, bool] = {}  # by role; roles that are not known are missing
+        self._reads_parts: dict[_Kind, bool] = {}  # kinds that are not known are missing
         try:
             self._template = self._environment.from_string(source)
         except Exception as exc:  # deep nesting also raises errors of the Python compiler
@@ -101,35 +107,37 @@ class ChatTemplate:
         return self._render_adapted(chat, add_generation_prompt=add_generation_prompt)
 
     def _learn_forms(self, chat: Chat) -> None:
-        """Find out for the roles of a conversation whether the template reads contents as parts.
+        """Find out for kinds of messages whether the template reads their contents as parts.
 
         Many templates for images read lists of parts only: from a text, they drop all characters,
-        or fail. A template may do so for some roles. A role that it shows in neither form has
-        texts, until another conversation tells: many show no content beside tool calls.
+        or fail. A template may do so for some roles. A kind that it shows in neither form has
+        texts, until another conversation tells. Many templates show no content beside tool calls,
+        so this is remembered of messages with calls.
         """
         texts = (message for message in chat.messages if isinstance(message["content"], str))
-        unknown = {message["role"] for message in texts} - self._reads_parts.keys()
-        found = True
-        while unknown and found:  # what is found of some roles may be needed for the others
+        unknown = set(map(_find_kind, texts)) - self._reads_parts.keys()
+        renders, found = False, True
+        while unknown and found:  # what is found of some kinds may be needed for the others
             found = False
             for reads_parts in (False, True):
-                shown = self._find_shown_roles(chat, unknown, reads_parts=reads_parts)
+                shown = self._find_shown(chat, unknown, reads_parts=reads_parts)
                 if shown is not None:
                     self._reads_parts |= dict.fromkeys(shown, reads_parts)
-                    found, unknown = found or bool(shown), unknown - shown
+                    renders, found, unknown = True, found or bool(shown), unknown - shown
+        if renders:
+            hidden = (kind for kind in unknown if kind.has_calls)
+            self._reads_parts |= dict.fromkeys(hidden, False)
 
-    def _find_shown_roles(
-        self, chat: Chat, roles: Set[str], *, reads_parts: bool
-    ) -> set[str] | None:
-        """Return those of `roles` whose contents the prompt has if they have this form.
+    def _find_shown(self, chat: Chat, kinds: Set[_Kind], *, reads_parts: bool) -> set[_Kind] | None:
+        """Return those of `kinds` whose contents the prompt has if they have this form.
 
         Return None if the template fails.
         """
-        probes = {role: f"{_PROBE_TEXT} {role};" for role in roles}
+        probes = {kind: f"{token_hex(8)};" for kind in kinds}  # texts that no request can contain
         messages = tuple(
-            _set_content(message, probes[message["role"]], as_parts=reads_parts)
-            if message["role"] in roles
-            else self._adapt_content(message)
+            self._adapt_content(message)
+            if (probe := probes.get(_find_kind(message))) is None
+            else _set_content(message, probe, as_parts=reads_parts)
             for message in chat.messages
         )
         try:
@@ -140,15 +148,15 @@ class ChatTemplate:
             return None
         # A list that is printed as a whole has the text in quotation marks.
         return {
-            role
-            for role, text in probes.items()
+            kind
+            for kind, text in probes.items()
             if text in prompt and not (reads_parts and f"'{text}'" in prompt)
         }
 
     def _adapt_content(self, message: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(message["content"], str):  # builds also try lists of their own
             return dict(message)
-        as_parts = self._reads_parts.get(message["role"], False)
+        as_parts = self._reads_parts.get(_find_kind(message), False)
         return _set_content(message, message["content"], as_parts=as_parts)
 
     def _render_adapted(self, chat: Chat, *, add_generation_prompt: bool) -> str:
@@ -268,6 +276,10 @@ class _GenerationTag(Extension):
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _find_kind(message: Mapping[str, Any]) -> _Kind:
+    return _Kind(message["role"], has_calls=bool(message.get("tool_calls")))
 
 
 def _set_content(message: Mapping[str, Any], text: str, *, as_parts: bool) -> dict[str, Any]:

@@ -26,8 +26,8 @@ Chunks are padded to the sizes of `_CHUNK_SIZES`. Longer chunks, prompts that ne
 tokens, and checkpoints of transformers, whose prefill may branch on values, run uncaptured.
 
 Calls with a KV cache on the host, with tensor parallelism, or with experts for which torch has no
-kernel on the GPU, are not captured. While a model is
-being opened, nothing is captured. Prefill is not compiled.
+kernel on the GPU, are not captured. While a model is being opened, nothing is captured. Prefill is
+not compiled.
 """
 
 from __future__ import annotations
@@ -378,8 +378,10 @@ def _open_module(spec: DecoderSpec, device: str) -> tuple[Callable[..., torch.Te
         logits: torch.Tensor = program(*tokens, *kv_arrays)
         return logits
 
-    shapes = input_shapes(program)[len(_INPUTS) :]
-    return run, SlotLayout([(heads, size) for _, heads, _, size in shapes], states={})
+    config = spec.generation_config
+    equal = (None, config.kv_heads, None, config.head_dim)  # of a program of version 0.1
+    shapes = (shape or equal for shape in input_shapes(program)[len(_INPUTS) :])
+    return run, SlotLayout([(shape[1], shape[3]) for shape in shapes], states={})
 
 
 def _compile(module: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -2,17 +2,19 @@
 
 decoder.py describes inputs and output. The cache of the model writes to given tensors
 (slot_cache.py), and a mask marks the valid tokens of each slot (transformers_attention.py). The
-build traces the calls of a program (program.py). If the artifact contains a whole checkpoint
-instead, they run without tracing.
+build traces the call as a program (program.py). An artifact with a whole checkpoint runs it
+untraced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import Attention
+from deployments.engines.pytorch.latent_attention import keep_latents
 from deployments.engines.pytorch.layer_types import (
     GLOBAL_LAYER,
     LOCAL_LAYER,
@@ -41,6 +43,8 @@ class KvCacheProgram:
         name, self._build_mask = register_attention(attention)
         model.set_attn_implementation(name)
         model.set_experts_implementation(register_experts())
+        keep_latents(model)
+        _fix_quantiles(model)
         self.model = model
         # The sliding window is the same in all layers that have one.
         self._window = next(filter(None, read_windows(model.config)), None)
@@ -96,6 +100,26 @@ class KvCacheProgram:
             use_cache=True,
             **options,
         )
+
+
+def _fix_quantiles(model: Any) -> None:
+    """Compute the quantiles of Gemma 3n's MLPs once.
+
+    transformers does so on the host in every step, and a CUDA graph cannot wait for the host.
+    """
+    import torch
+
+    for module in model.modules():
+        if hasattr(module, "_gaussian_topk") and module.activation_sparsity > 0:
+            share = torch.tensor(module.activation_sparsity, dtype=torch.float32)
+            deviations = torch.distributions.Normal(0, 1).icdf(share).to(model.dtype)
+            module._gaussian_topk = partial(_cut_off, deviations=deviations.item())
+
+
+def _cut_off(inputs: torch.Tensor, deviations: float) -> torch.Tensor:
+    """Subtract the mean plus so many standard deviations of each row, and keep what is positive."""
+    spread = inputs.std(dim=-1, keepdim=True, unbiased=False)
+    return (inputs - (inputs.mean(dim=-1, keepdim=True) + spread * deviations)).relu()
 
 
 def _write_in_place(

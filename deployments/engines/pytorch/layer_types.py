@@ -32,7 +32,7 @@ def read_windows(config: Any) -> list[int | None]:
 
 
 def list_attention_layers(config: Any) -> list[int]:
-    """Return the numbers of the layers that have a KV cache. All others have recurrent states."""
+    """Return the numbers of the layers that have attention, by the types that configs state."""
     layers = enumerate(_list_layers(config))
     return [number for number, layer in layers if layer not in RECURRENT_LAYERS]
 

@@ -38,30 +38,23 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 # ATen operators that models need besides those with the tag `core`. None modifies its arguments.
 _ADDITIONAL_OPERATORS = frozenset(
     {
-        *("__and__", "arange", "baddbmm", "broadcast_tensors", "chunk", "concat", "contiguous"),
-        *("dropout", "erfinv", "flatten", "layer_norm", "linear", "masked_fill", "matmul", "min"),
-        *("multiply", "nan_to_num", "new_ones", "new_zeros", "ones", "ones_like", "polar"),
-        *("repeat_interleave", "reshape", "rms_norm", "scaled_dot_product_attention", "silu"),
-        *("softmax", "softplus", "split", "square", "squeeze", "stack", "std", "to", "transpose"),
-        *("type_as", "unbind", "view_as_complex", "view_as_real", "where", "zeros", "zeros_like"),
+        *("__and__", "arange", "baddbmm", "chunk", "concat", "contiguous", "dropout", "flatten"),
+        *("layer_norm", "linear", "masked_fill", "matmul", "min", "multiply", "nan_to_num"),
+        *("new_ones", "ones", "ones_like", "polar", "repeat_interleave", "reshape", "rms_norm"),
+        *("scaled_dot_product_attention", "silu", "softmax", "softplus", "split", "square"),
+        *("squeeze", "stack", "std", "to", "transpose", "type_as", "unbind", "view_as_complex"),
+        *("view_as_real", "where", "zeros", "zeros_like"),
     }
 )
 # The only operators that may modify an argument. The first writes to a KV cache, the others to
-# results of the model: queries and keys (OLMo), outputs of layers (Gemma 3n and 4), keys that are
-# joined (DeepSeek), and results of routers of experts.
+# results of the model: queries and keys (OLMo), outputs of layers (Gemma 3n and 4), and results of
+# routers of experts.
 _IN_PLACE = frozenset(
     {
         *("aten.scatter_.src", "aten.add_.Tensor", "aten.div_.Tensor", "aten.mul_.Tensor"),
         *("aten.copy_.default", "aten.scatter_.value", "aten.clamp_.default"),
     }
 )
-# Operators that are written as others. A program must not read memory that other requests have
-# left. The second and third concern gradients and constants of a traced call, which it lacks.
-_REPLACED = {
-    "aten.new_empty.default": "aten.new_zeros.default",
-    "aten.detach_.default": "aten.alias.default",
-    "aten.lift_fresh_copy.default": "aten.clone.default",
-}
 _ENUMS = ("dtype", "layout", "memory_format")
 
 
@@ -132,7 +125,7 @@ def read_module(path: Path, device: str) -> torch.fx.GraphModule:
         for number, node in enumerate(nodes):
             if "input" in node:
                 values[node["name"]] = given = graph.placeholder(node["input"])
-                given.meta["shape"] = node.get("shape")  # version 0.1 did not write it
+                given.meta["shape"] = node.get("shape")
             elif "weight" in node:
                 if node["weight"] not in buffers:
                     buffers[node["weight"]] = f"w{number}"
@@ -157,15 +150,9 @@ def input_names(module: torch.fx.GraphModule) -> tuple[str, ...]:
     return tuple(node.target for node in module.graph.nodes if node.op == "placeholder")
 
 
-def input_shapes(module: torch.fx.GraphModule) -> tuple[Sequence[int], ...]:
-    """Return the shape of each input. Sizes that vary are -1.
-
-    Raises EngineFailed if the program does not state them.
-    """
-    shapes = tuple(node.meta["shape"] for node in module.graph.nodes if node.op == "placeholder")
-    if None in shapes:
-        raise EngineFailed("the program states no shapes of its inputs; build the model again")
-    return shapes
+def input_shapes(module: torch.fx.GraphModule) -> tuple[Sequence[int] | None, ...]:
+    """Return the shape of each input. Sizes that vary are -1. Version 0.1 wrote no shapes: None."""
+    return tuple(node.meta["shape"] for node in module.graph.nodes if node.op == "placeholder")
 
 
 def _needed_nodes(program: torch.export.ExportedProgram) -> list[torch.fx.Node]:
@@ -200,8 +187,7 @@ def _call(node: torch.fx.Node) -> dict[str, Any]:
 
 def _name(target: Any) -> str:
     plain = getattr(target, "__name__", "")
-    name = plain if _FUNCTIONS.get(plain) is target else str(target)
-    return _REPLACED.get(name, name)
+    return plain if _FUNCTIONS.get(plain) is target else str(target)
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -1,7 +1,7 @@
 """The cache of transformers models over the arrays of KV slots.
 
-Models call these methods of transformers' class `Cache`. None asks for the class itself, which can
-only be derived from once transformers is loaded.
+Models call these methods of their cache, and do not check that it is of transformers' class
+`Cache`. Deriving from that class would load transformers with this module.
 """
 
 from __future__ import annotations

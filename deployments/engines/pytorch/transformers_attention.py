@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import Attention
+from deployments.engines.pytorch.latent_attention import over_latents
 from deployments.engines.pytorch.layer_types import read_windows
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def register_attention(attention: Attention) -> tuple[str, BuildMask]:
     from transformers import AttentionInterface
 
     functions: Mapping[Attention, Callable[..., object]] = {
-        "sdpa": _attend, "flash": _attend_by_length, "eager": _attend_by_products,
+        "sdpa": over_latents(_attend), "flash": _attend_by_length,
+        "eager": over_latents(_attend_by_products),
     }  # fmt: skip
     for kind, function in functions.items():
         AttentionInterface.register(_NAMES[kind], function)

@@ -32,14 +32,9 @@ def _compute_module(
 
     Raises NotImplementedError for a form of experts that the operator does not have.
     """
-    from transformers.integrations.moe import _default_apply_gate
-
-    clamp = [float(module.alpha), float(module.limit)] if hasattr(module, "limit") else []
-    activation = getattr(module.config, "hidden_act", "silu")  # LFM2 MoE has no other
-    is_silu = type(module)._apply_gate is _default_apply_gate and activation == "silu"
-    others = (not module.has_gate, module.has_post_expert_norm, module._is_expert_parallel)
-    if any(others) or module.is_transposed != bool(clamp) or not (clamp or is_silu):
+    if not are_supported(module):
         raise NotImplementedError(f"experts of the form of `{type(module).__name__}`")
+    clamp = [float(module.alpha), float(module.limit)] if hasattr(module, "limit") else []
     names = ("gate_up_proj", "down_proj")
     gate_up, down = (
         [getattr(module, name), *([getattr(module, f"{name}_bias")] if module.has_bias else [])]
@@ -47,6 +42,17 @@ def _compute_module(
     )
     output: torch.Tensor = find_experts_operator()(hidden, selected, weights, gate_up, down, clamp)
     return output
+
+
+def are_supported(experts: Any) -> bool:
+    """Return whether the operator has the form of these experts, a module of transformers."""
+    from transformers.integrations.moe import _default_apply_gate
+
+    is_clamped = hasattr(experts, "limit")
+    activation = getattr(experts.config, "hidden_act", "silu")  # LFM2 MoE has no other
+    is_silu = type(experts)._apply_gate is _default_apply_gate and activation == "silu"
+    others = (not experts.has_gate, experts.has_post_expert_norm, experts._is_expert_parallel)
+    return not any(others) and experts.is_transposed == is_clamped and (is_clamped or is_silu)
 
 
 @cache

@@ -34,7 +34,7 @@ from deployments.engines.pytorch.decoder import TorchDecoder
 from deployments.errors import EngineFailed
 from tests.integration.compiler.checkpoints.test_gpt_oss import write_mxfp4
 from tests.support import flash_attention
-from tests.support.decoder_families import OWN, RECURRENT, WINDOW, write_decoder
+from tests.support.decoder_families import NEMOTRON_EXPERTS, OWN, RECURRENT, WINDOW, write_decoder
 from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
 
 PROMPT = np.random.default_rng(0).integers(10, 250, 80).tolist()
@@ -190,6 +190,13 @@ def test_flash_attention_has_no_sinks(tmp_path: Path) -> None:
 def test_bitsandbytes_does_not_quantize_experts(recipe: DecoderRecipe, tmp_path: Path) -> None:
     checkpoint, _ = write("Qwen3MoeForCausalLM", tmp_path)
     with pytest.raises(UnsupportedModel, match="does not quantize the experts"):
+        whole_spec(checkpoint, tmp_path / "whole", recipe)
+
+
+def test_experts_without_gates_are_refused(tmp_path: Path) -> None:
+    checkpoint, _ = write("NemotronHForCausalLM", tmp_path, NEMOTRON_EXPERTS)
+    recipe = replace(WHOLE, precision="bf16")
+    with pytest.raises(UnsupportedModel, match="experts of the form of `NemotronHForCausalLM`"):
         whole_spec(checkpoint, tmp_path / "whole", recipe)
 
 

@@ -8,11 +8,15 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.presets import DECODER_GPU_INT8_BNB
 from deployments.artifacts.manifest import EngineOptions
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec, Logits
@@ -190,6 +194,55 @@ def test_unequal_arrays_move_and_are_counted(architecture: str, tmp_path: Path) 
             decoder.swap(0, 1, len(PROMPT))
             for slot in (1, 2):
                 assert_close(answer(decoder, slot), expected)
+
+
+def test_steps_project_no_cached_latent_vectors(tmp_path: Path) -> None:
+    """The keys and values of all heads would take many times the memory of the vectors."""
+    spec = whole_spec(write(LATENT, tmp_path), tmp_path / "whole")
+    with open_slots(spec) as decoder:
+        decoder.prefill(0, PROMPT, 0)
+        (projection, *_) = (
+            module
+            for name, module in decoder.loaded.module.model.named_modules()
+            if name.endswith("kv_b_proj")
+        )
+        projection.forward = Mock(side_effect=AssertionError("a projection of cached vectors"))
+        answer(decoder, 0)
+
+
+def test_int8_weights_of_latent_attention_are_refused(tmp_path: Path) -> None:
+    checkpoint = write("MiniCPM3ForCausalLM", tmp_path)
+    with pytest.raises(UnsupportedModel, match="int8 does not support latent attention"):
+        whole_spec(checkpoint, tmp_path / "whole", DECODER_GPU_INT8_BNB)
+
+
+def test_steps_of_gemma3n_do_not_wait_for_the_host(tmp_path: Path) -> None:
+    """A CUDA graph cannot: neither for a tensor from a number nor for a check of values."""
+    spec = whole_spec(write("Gemma3nForCausalLM", tmp_path), tmp_path / "whole")
+    with open_slots(spec) as decoder, RecordedOperators() as recorded, torch.inference_mode():
+        decoder.loaded.step(2, 64)
+    waiting = ("lift_fresh", "_local_scalar_dense", "is_nonzero", "_is_all_true")
+    assert "aten.cat.default" in recorded.names
+    assert not recorded.names & {f"aten.{name}.default" for name in waiting}
+
+
+class RecordedOperators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.names.add(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_offloaded_cache_leaves_the_states_on_the_device(tmp_path: Path) -> None:
+    offloaded = replace(WHOLE, run=EngineOptions(kv_offload=True))
+    spec = whole_spec(write("Lfm2ForCausalLM", tmp_path), tmp_path / "whole", offloaded)
+    settings = GeneratorSettings(kv_slots=3, max_context_tokens=128)
+    assert measure_kv_cache(spec, settings) == 3 * 2 * 4 * spec.generation_config.state_values
 
 
 def test_latent_vectors_take_less_memory_than_keys_and_values(tmp_path: Path) -> None:
