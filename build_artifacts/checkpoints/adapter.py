@@ -53,8 +53,8 @@ def read_adapter(directory: Path) -> Adapter:
     """Read the adapter in `directory`.
 
     Raises SourceNotFound without adapter_config.json, and the errors of `check_weights`. Raises
-    UnsupportedModel for an adapter type other than LoRA, an unknown task, and invalid ranks,
-    factors or labels.
+    UnsupportedModel for an adapter type other than LoRA, an unknown task, repeated layers, and
+    invalid ranks, factors or labels.
     """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:
@@ -71,6 +71,11 @@ def read_adapter(directory: Path) -> Adapter:
         raise UnsupportedModel(
             f"the adapter was trained for `{config.get('task_type')}`",
             hint=f"supported `task_type`: {', '.join(_TASKS)}",
+        )
+    if config.get("layer_replication"):
+        raise UnsupportedModel(
+            "the adapter repeats layers of its base model (`layer_replication`)",
+            hint="only adapters for the layers of the base model can be merged",
         )
     check_weights(directory, ADAPTER_STEM)
     _check_numbers(directory / ADAPTER_CONFIG_NAME, config)

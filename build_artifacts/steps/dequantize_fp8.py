@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _SCALE_DTYPES = ("F32", "BF16", "F16", "F8_E8M0")
+_GATE_UP = "gate_up_proj"  # part of the name of a weight that is both projections of experts
 # Values in memory at once. Parts that fit into the cache of a core are converted twice as fast.
 _MAX_PART_VALUES = 1 << 20
 _DAMAGED = "download or save the checkpoint again"
@@ -163,7 +164,8 @@ def _build_grid(weight: _FileTensor, scales: _FileTensor, block: ScaleBlock) -> 
     """Read the scales of a weight of one matrix, or of a matrix per expert.
 
     Gate and up projection of an expert in one matrix may have blocks of their own. Raises
-    UnsupportedModel for another shape or type of scales, and for values that are not finite.
+    UnsupportedModel for another shape or type of scales, for scales with two readings, and for
+    values that are not finite.
     """
     import torch
 
@@ -188,6 +190,14 @@ def _build_grid(weight: _FileTensor, scales: _FileTensor, block: ScaleBlock) -> 
         values = values.reshape(-1, 1, 1).expand(math.prod(experts), 1, 1).reshape(*experts, 1, 1)
     shape = tuple(values.shape)
     whole = (*experts, _count(row_blocks), _count(column_blocks))
+    are_halves_possible = len(halves) == rows and _count(halves) == _count(row_blocks)
+    is_ambiguous = are_halves_possible and not torch.equal(halves, row_blocks)
+    if _GATE_UP in weight.name and shape == whole and is_ambiguous:
+        raise UnsupportedModel(
+            f"the scales `{scales.name}` may belong to blocks of the whole weight, or of its gate "
+            "and its up projection",
+            hint="use a checkpoint that is not quantized",
+        )
     if shape != whole and experts and shape == (*experts, _count(halves), whole[-1]):
         row_blocks = halves
     elif shape != whole:

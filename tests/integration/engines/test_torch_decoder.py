@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="`torch` is not installed")
 pytest.importorskip("transformers", reason="`transformers` is not installed")
+
+from safetensors import safe_open  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from deployments.artifacts.generation_config import EncoderDecoderConfig  # noqa: E402
 from deployments.artifacts.manifest import ArtifactManifest, EngineOptions  # noqa: E402
@@ -235,6 +239,27 @@ def test_open_decoder_uses_the_engine_of_the_spec(spec: DecoderSpec) -> None:
     behind_encoder = spec.generation_config.model_copy(update={"encoder_decoder": source})
     with pytest.raises(EngineFailed, match=f"{spec.engine} does not run encoder-decoder models"):
         open_decoder(replace(spec, generation_config=behind_encoder), settings)
+
+
+def test_program_of_the_last_release_has_equal_layers(checkpoint: Path, tmp_path: Path) -> None:
+    """Version 0.1 did not write the shapes of inputs."""
+    spec = program_spec(checkpoint, tmp_path)
+    expected = prefill_whole(spec)
+    with safe_open(spec.path, framework="pt") as file:
+        nodes = json.loads(file.metadata()["program"])
+    weights = load_file(spec.path)
+    assert sum("shape" in node for node in nodes) == 7
+    nodes = [{key: node[key] for key in node if key != "shape"} for node in nodes]
+    save_file(weights, spec.path, {"program": json.dumps(nodes)})
+    assert_close(prefill_whole(spec), expected)
+
+
+def prefill_whole(spec: DecoderSpec) -> np.ndarray:
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=64)
+    try:
+        return decoder.prefill(0, PROMPT, 0).copy()
+    finally:
+        decoder.close()
 
 
 def test_model_of_another_shape_is_rejected(spec: DecoderSpec) -> None:

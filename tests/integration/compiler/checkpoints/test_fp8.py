@@ -164,6 +164,26 @@ def test_experts_in_one_tensor_have_scales_each(
     check_equal(found, {EXPERTS: torch.stack(expected)})
 
 
+def quantize_experts(name: str) -> dict[str, torch.Tensor]:
+    pairs = [quantize_matrix(each, (16, 16)) for each in draw_weight(3, 20, 20)]
+    values, scales = (torch.stack(each) for each in zip(*pairs, strict=True))
+    return {name: values, f"{name}_scale_inv": scales}
+
+
+def test_scales_with_two_readings_are_refused(tmp_path: Path) -> None:
+    """Two blocks of 16 rows may be those of 20 rows, or one each for 10 rows of gate and up."""
+    with pytest.raises(UnsupportedModel, match="may belong to blocks of the whole weight"):
+        convert_tensors(tmp_path, quantize_experts(EXPERTS), state_fp8([16, 16]))
+
+
+def test_down_projections_have_one_reading(tmp_path: Path) -> None:
+    name = EXPERTS.replace("gate_up_proj", "down_proj")
+    tensors = quantize_experts(name)
+    found = convert_tensors(tmp_path, tensors, state_fp8([16, 16]))
+    pairs = zip(*tensors.values(), strict=True)
+    check_equal(found, {name: torch.stack([dequantize_matrix(*pair, (16, 16)) for pair in pairs])})
+
+
 @pytest.mark.parametrize(
     ("strategy", "size"),
     [

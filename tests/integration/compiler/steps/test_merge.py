@@ -289,6 +289,7 @@ def test_adapter_that_peft_cannot_merge_is_rejected(llama: Path, tmp_path: Path)
         ({"lora_alpha": [8]}, "`lora_alpha` is not a number"),
         ({"alpha_pattern": {".*": "x"}}, r"`alpha_pattern\.\.\*` is not a number"),
         ({"rank_pattern": [4]}, "`rank_pattern` is not an object"),
+        ({"layer_replication": [[0, 1], [0, 2]]}, "repeats layers of its base model"),
         ({"rank_pattern": {"(": 4}}, r"`\(` in `rank_pattern` is no pattern"),
         ({"target_modules": "("}, r"`adapter_config\.json` of the adapter `adapter` is invalid"),
         ({"target_parameters": "x"}, r"invalid: `target_parameters` must be a list"),
