@@ -79,7 +79,7 @@ def test_close_frees_the_weights(written: Written) -> None:
     "name",
     [
         "aten.from_file.default",
-        "aten.add_.Tensor",
+        "aten.sub_.Tensor",
         "aten._grouped_mm.default",  # addresses memory by a tensor, unchecked
         "hundredfold.other.default",
         "aten.add.out",
