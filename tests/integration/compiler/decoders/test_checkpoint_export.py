@@ -145,7 +145,7 @@ def test_tensor_parallel_size_must_divide_kv_heads(llama: Path, tmp_path: Path) 
 def test_check_model_rejects_unsupported_config(
     llama: Path, config: dict[str, Any], attention: Attention, message: str | None
 ) -> None:
-    model = SimpleNamespace(config=SimpleNamespace(**config), named_parameters=list)
+    model = SimpleNamespace(config=SimpleNamespace(**config), named_parameters=list, modules=list)
     with pytest.raises(UnsupportedModel, match=message) if message else nullcontext():
         check_model(model, read_checkpoint_metadata(llama), attention)
 
