@@ -142,10 +142,12 @@ class DecoderBuild(ModelBuild[DecoderRecipe, DecoderSpec]):
 
     def candidates(self, device: Device) -> Sequence[DecoderRecipe]:
         recipes = [each for each in self.context.recipe.decoders if each.device is device]
-        if self.context.metadata.required_generation_config.state_values:
-            # Programs have no loops over the tokens of a prompt, which recurrent layers need.
-            recipes = list(dict.fromkeys(map(without_program, recipes)))
-        return recipes
+        if not self.context.metadata.required_generation_config.state_values:
+            return recipes
+        if not has_device(device):  # on a CPU, the gate of a whole checkpoint takes many minutes
+            return []
+        # Programs have no loops over the tokens of a prompt, which recurrent layers need.
+        return list(dict.fromkeys(map(without_program, recipes)))
 
     @property
     def fallback(self) -> DecoderRecipe:

@@ -253,13 +253,31 @@ def test_graphs_and_programs_for_gpus_are_refused(recipe: DecoderRecipe, tmp_pat
         export_graph(tmp_path, recipe)
 
 
+def test_host_without_a_gpu_builds_no_candidate_for_it(tmp_path: Path) -> None:
+    """Its gate on the CPU takes minutes for a model of usual size."""
+    write_decoder("Lfm2ForCausalLM", tmp_path / "checkpoint", OWN["Lfm2ForCausalLM"])
+    recipe = BuildRecipe(candidates=(), decoders=(DECODER_FP32, DECODER_BF16_TORCH))
+    request = BuildRequest(
+        ref=str(tmp_path / "checkpoint"),
+        store=tmp_path / "store",
+        recipe=recipe,
+        budget=BuildBudget(tune_seconds=0),
+    )
+    built = build(request, BuildProgress(io.StringIO()))
+    assert [candidate.name for candidate in built.manifest.candidates] == ["cpu-fp32"]
+
+
 @pytest.mark.parametrize(
     ("architecture", "on_gpu"),
     [("Lfm2ForCausalLM", [("gpu-bf16-transformers", "transformers")]), ("Mamba2ForCausalLM", [])],
 )
 def test_build_seals_a_graph_that_answers_as_transformers(
-    architecture: str, on_gpu: list[tuple[str, str]], tmp_path: Path
+    architecture: str,
+    on_gpu: list[tuple[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("build_artifacts.families.decoder.has_device", lambda _: True)
     checkpoint = tmp_path / "checkpoint"
     model = write_decoder(architecture, checkpoint, OWN[architecture])
     recipe = BuildRecipe(candidates=(), decoders=(DECODER_FP32, DECODER_BF16_TORCH))
