@@ -57,8 +57,9 @@ _TASKS_BY_CLASS: Mapping[str, TaskName] = {
 
 MXFP4 = "mxfp4"  # name of the format in configs
 
-# Errors that transformers raises for an unknown config or for values of wrong types.
-_CONFIG_ERRORS = (
+# Errors of transformers and torch for a config with impossible values, such as AssertionError for a
+# padding id beyond the vocabulary and ZeroDivisionError for no attention heads.
+MODEL_ERRORS = (
     ValueError,
     TypeError,
     AttributeError,
@@ -66,8 +67,6 @@ _CONFIG_ERRORS = (
     ArithmeticError,
     AssertionError,
     RuntimeError,
-    MemoryError,
-    OSError,
 )
 
 
@@ -91,7 +90,7 @@ def config_errors(name: str) -> Iterator[None]:
 
     try:
         yield
-    except (*_CONFIG_ERRORS, StrictDataclassError) as exc:
+    except (*MODEL_ERRORS, MemoryError, OSError, StrictDataclassError) as exc:
         first_paragraph = str(exc).partition("\n\n")[0]
         raise UnsupportedModel(
             f"transformers does not support `{name}`: {' '.join(first_paragraph.split())}",

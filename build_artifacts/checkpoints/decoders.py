@@ -26,15 +26,11 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source,
 )
 from build_artifacts.checkpoints.recurrent_states import (
-    EXPERTS_LAYER,
-    HYBRID_LAYER,
-    MLP_LAYER,
     can_have_mlp_layers,
     can_lack_attention,
     count_state_values,
     has_hybrid_layers,
     has_known_states,
-    list_kv_layers,
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.generation_config import GenerationConfig, GenerationDefaults
@@ -45,9 +41,13 @@ from deployments.artifacts.manifest import (
 )
 from deployments.artifacts.types import TaskName
 from deployments.engines.pytorch.layer_types import (
+    EXPERTS_LAYER,
     GLOBAL_LAYER,
+    HYBRID_LAYER,
     LOCAL_LAYER,
+    MLP_LAYER,
     RECURRENT_LAYERS,
+    list_attention_layers,
 )
 from deployments.generation.harmony import TURN_ENDS as HARMONY_ENDS
 from deployments.generation.harmony import is_harmony
@@ -150,7 +150,7 @@ def check_decoder(config: TransformersConfig) -> None:
             f"`{architecture}` has layers of the type `{min(other)}`, which cannot be built",
             hint="use a model of this architecture with attention in all layers",
         )
-    if not list_kv_layers(config) and not can_lack_attention(config):
+    if not list_attention_layers(config) and not can_lack_attention(config):
         raise UnsupportedModel(
             f"`{architecture}` has no layer with attention, so it cannot be built",
             hint="use a model of this architecture with attention in some layers",
@@ -192,7 +192,7 @@ def read_generation_config(weights: Path, config: TransformersConfig) -> Generat
 
 def _list_kv_shapes(config: TransformersConfig) -> list[tuple[int, int]]:
     """Return KV heads and values per head of each layer that has a KV cache of its own."""
-    layers = list_kv_layers(config)
+    layers = list_attention_layers(config)
     if config.model_type in _UNEQUAL_LAYERS:
         own = layers[: len(layers) - config.num_kv_shared_layers]  # the others read earlier caches
         if config.model_type == "gemma3n_text":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from build_artifacts.checkpoints.architectures import has_mxfp4_weights
+from build_artifacts.checkpoints.architectures import MODEL_ERRORS, has_mxfp4_weights
 from build_artifacts.checkpoints.checkpoint import list_weight_files
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
@@ -21,22 +21,9 @@ _UNUSED: Mapping[ModelHead, tuple[str, ...]] = {
     ModelHead.VECTOR: ("pooler.", "embeddings.position_ids"),
 }
 
-# Errors of a model whose config has impossible values, such as AssertionError for a padding id
-# beyond the vocabulary and ZeroDivisionError for no attention heads.
-_MODEL_ERRORS = (
-    ValueError,
-    TypeError,
-    AttributeError,
-    LookupError,
-    ArithmeticError,
-    AssertionError,
-    RuntimeError,
-)
 # Errors of `from_pretrained` for a checkpoint that does not fit its config or its class, such as
 # KeyError for an unknown activation.
-LOAD_ERRORS = (*_MODEL_ERRORS, OSError, ImportError, MemoryError)
-# Errors of a forward pass with sizes that torch does not support.
-FORWARD_ERRORS = _MODEL_ERRORS
+LOAD_ERRORS = (*MODEL_ERRORS, OSError, ImportError, MemoryError)
 
 # Part of the name of a weight that belongs to one layer of several.
 _LAYER_NUMBER = re.compile(r"\.\d+\.")

@@ -1,4 +1,4 @@
-"""Layers of a decoder that have KV caches or recurrent states, and the sizes of the states."""
+"""Sizes of the recurrent states of a decoder, by kind of layer."""
 
 from __future__ import annotations
 
@@ -8,22 +8,10 @@ from dataclasses import dataclass
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.errors import UnsupportedModel
 from deployments.engines.pytorch.layer_types import (
-    GLOBAL_LAYER,
+    HYBRID_LAYER,
     RECURRENT_LAYERS,
-    list_attention_layers,
+    list_layer_types,
 )
-
-# Values of `layer_types`. Layers of the last two kinds have neither KV caches nor states.
-HYBRID_LAYER, MLP_LAYER, EXPERTS_LAYER = "hybrid", "mlp", "moe"
-# Model types whose configs have `layer_types` as another name of a field.
-_WITH_OTHER_NAME = ("bamba", "nemotron_h")
-
-
-def list_kv_layers(config: TransformersConfig) -> list[int]:
-    """Return the numbers of the layers that have a KV cache."""
-    if config.model_type not in _WITH_OTHER_NAME:
-        return list_attention_layers(config)
-    return [number for number, kind in enumerate(config.layer_types) if kind == GLOBAL_LAYER]
 
 
 def count_state_values(config: TransformersConfig) -> int:
@@ -31,16 +19,9 @@ def count_state_values(config: TransformersConfig) -> int:
 
     Raises UnsupportedModel for an unsupported option of the recurrent layers.
     """
-    layers = _count_recurrent_layers(config)
+    kinds = (*RECURRENT_LAYERS, HYBRID_LAYER)
+    layers = sum(kind in kinds for kind in list_layer_types(config))
     return layers * _VALUES_PER_LAYER[config.model_type](config) if layers else 0
-
-
-def _count_recurrent_layers(config: TransformersConfig) -> int:
-    if config.model_type in _WITH_OTHER_NAME:
-        return sum(kind in RECURRENT_LAYERS for kind in config.layer_types)
-    attention = 0 if has_hybrid_layers(config) else len(list_attention_layers(config))
-    layers: int = config.num_hidden_layers - attention
-    return layers
 
 
 def has_known_states(config: TransformersConfig) -> bool:
@@ -88,8 +69,8 @@ def read_mamba2_config(config: TransformersConfig) -> Mamba2Config:
             taps=config.conv_kernel,
             activation=config.mamba_hidden_act,
             epsilon=config.layer_norm_epsilon,
-            # transformers ignores `time_step_limit`. It applies this bound to a text that it reads
-            # in one call, as here, but not to tokens that it reads one by one.
+            # transformers ignores `time_step_limit`. It applies this bound to prompts only. The
+            # graph applies it to answers, too: the reference of the gate reads them as prompts.
             min_step=config.time_step_min,
         )
     if config.time_step_limit is None or tuple(config.time_step_limit) != (0.0, float("inf")):

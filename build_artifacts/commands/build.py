@@ -40,7 +40,7 @@ examples:
   hundredfold build ./checkpoint --prune 0.2 --eval dev.tsv --gate metric_drop=1
 An interrupted build continues after its last finished step."""
 
-# Possible limits of the accuracy gate. The limits without an entry are shares.
+# Ranges of the limits that `--gate` takes. Limits without an entry are shares.
 _SHARE = (0.0, 1.0)
 _GATE_RANGES: Mapping[str, tuple[float, float]] = {
     **dict.fromkeys(

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from build_artifacts.checkpoints.architectures import MODEL_ERRORS
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import (
-    FORWARD_ERRORS,
     TorchModel,
     check_special_ids,
     check_token_ids,
@@ -199,7 +199,7 @@ def _forward_errors(architecture: str) -> Iterator[None]:
     """Convert errors of a forward pass to UnsupportedModel."""
     try:
         yield
-    except FORWARD_ERRORS as exc:
+    except MODEL_ERRORS as exc:
         raise UnsupportedModel(
             f"`{architecture}` does not run in fp32 torch: {first_line(exc)}",
             hint="run it with transformers on a CPU for details; torch may not support its sizes",

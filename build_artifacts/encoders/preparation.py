@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from build_artifacts.checkpoints.architectures import MODEL_ERRORS
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import (
-    FORWARD_ERRORS,
     TorchModel,
     check_token_ids,
     first_line,
@@ -169,7 +169,7 @@ def prepare(
     check_token_ids(model, highest, tokenizer.id_to_token(highest))
     try:
         outputs = tuple(run_probes(reference, items, 1))
-    except FORWARD_ERRORS as exc:
+    except MODEL_ERRORS as exc:
         raise UnsupportedModel(
             f"`{metadata.architecture}` does not run on token ids alone: {first_line(exc)}",
             hint="use a model without other inputs, and without a fixed number of tokens",

@@ -54,8 +54,7 @@ class GenerationConfig(FrozenModel):
     layers differ in these sizes, `head_dim` is the largest, and `token_kv_values` counts all.
     """
 
-    # Number of layers with a KV cache of their own. If there is none, `kv_heads` and `head_dim` are
-    # 1.
+    # Number of layers with a KV cache of their own. Without any, `kv_heads` and `head_dim` are 1.
     layers: int = Field(ge=0)
     heads: int | None = Field(None, ge=1)  # query heads; None: equal to kv_heads
     kv_heads: int = Field(ge=1)

@@ -17,7 +17,6 @@ from build_artifacts.checkpoints.architectures import (
     read_head_size,
     read_kv_heads,
 )
-from build_artifacts.checkpoints.recurrent_states import list_kv_layers
 from build_artifacts.decoders.graphs.alibi import BuildBias
 from build_artifacts.decoders.graphs.config_flags import (
     ConfigFactor,
@@ -59,7 +58,7 @@ from build_artifacts.decoders.graphs.weights import (
     RowFactors,
 )
 from build_artifacts.decoders.graphs.xielu import apply_xielu
-from deployments.engines.pytorch.layer_types import read_windows
+from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +139,7 @@ class _DecoderBuilder:
         self._graph = GraphWriter("decoder", weights)
         self._inputs = SelfAttentionInputs(self._graph)
         self._windows = read_windows(config)
-        self._attention_layers = list_kv_layers(config)
+        self._attention_layers = list_attention_layers(config)
         self._ropes = LayerRopes(
             self._graph,
             config,

@@ -35,16 +35,16 @@ class Experts:
     corrected: Literal["Softmax", "Sigmoid"] | None = None
     # Config field with a factor of the experts' output.
     factor: str | None = None
-    # Config field with the noise of the router in training, for Phi-3.5-MoE's selection of two
-    # experts (https://arxiv.org/abs/2409.12136): relative to the larger of both, a logit may be
-    # less than the best one by twice the noise, or its expert is left out of the softmax. None:
-    # another selection.
+    # Config field with the noise of the router in training. Phi-3.5-MoE selects two experts by it
+    # (https://arxiv.org/abs/2409.12136): the softmax leaves out logits that are below the best one
+    # by more than twice the noise, as a share of the larger of both. None: another selection.
     noise: str | None = None
     # Whether gate and up projection are clamped and the latter is raised by 1, as in GPT-OSS.
     clamped: bool = False
     transposed: bool = False  # whether tensors with the weights of all experts are [.., in, out]
-    # Whether experts have no gate, and the activation relu2. The operator lacks it, but x times
-    # x times a steep sigmoid of x differs by less than 1e-12. So the weights are stored twice.
+    # Whether experts have no gate and compute relu(up)². The operator has gates only, so the up
+    # projection is stored as the gate, too: up² times a steep sigmoid of up differs from relu(up)²
+    # by less than 1e-12.
     squared: bool = False
 
 

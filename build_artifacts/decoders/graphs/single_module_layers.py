@@ -14,11 +14,6 @@ from build_artifacts.checkpoints.architectures import (
     read_head_size,
     read_kv_heads,
 )
-from build_artifacts.checkpoints.recurrent_states import (
-    EXPERTS_LAYER,
-    MLP_LAYER,
-    list_kv_layers,
-)
 from build_artifacts.decoders.graphs.config_flags import read_activation
 from build_artifacts.decoders.graphs.expert_variants import SIGMOIDS_SQUARED
 from build_artifacts.decoders.graphs.experts import ExpertLayer
@@ -28,6 +23,11 @@ from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import RecurrentLayer, apply_mamba2
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
+from deployments.engines.pytorch.layer_types import (
+    EXPERTS_LAYER,
+    MLP_LAYER,
+    list_attention_layers,
+)
 
 _RENAMES = (
     (".backbone.", "."),
@@ -79,7 +79,7 @@ class _SingleModuleBuilder:
             "decoder", CheckpointWeights(checkpoint, "model.", renames=_RENAMES)
         )
         self._inputs = SelfAttentionInputs(self._graph)
-        self._kv_layers = list_kv_layers(config)
+        self._kv_layers = list_attention_layers(config)
         self._shape: HeadShape | None = None
         if self._kv_layers:
             self._shape = HeadShape(

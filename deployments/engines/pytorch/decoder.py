@@ -349,7 +349,7 @@ class TorchDecoder:
             if not is_first and self._lock.is_opening:  # the capture would wait for the opening
                 return call
             other = next(iter(self._captured.values()), None)
-            # Warm-up calls of a capture read the tokens of the step, and the step does once more.
+            # A capture first runs the step for warm-up, which adds its tokens to the states.
             with (
                 translate_errors(self.info.compute_type),
                 restored(self.loaded.states, key[0], self._running),

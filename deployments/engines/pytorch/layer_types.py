@@ -17,6 +17,8 @@ WINDOW_IN_ALL_LAYERS = (
 # Values of `layer_types`. transformers renames older values, such as "mamba".
 LOCAL_LAYER, GLOBAL_LAYER = "sliding_attention", "full_attention"
 RECURRENT_LAYERS = ("linear_attention", "conv")
+HYBRID_LAYER = "hybrid"  # both attention and a recurrent state
+MLP_LAYER, EXPERTS_LAYER = "mlp", "moe"  # nothing else
 
 
 def read_windows(config: Any) -> list[int | None]:
@@ -28,18 +30,21 @@ def read_windows(config: Any) -> list[int | None]:
     if config.model_type == "gpt_neo":
         return [config.window_size if kind == "local" else None for kind in config.attention_layers]
     window = config.sliding_window if hasattr(type(config), "sliding_window") else None
-    return [window if layer == LOCAL_LAYER else None for layer in _list_layers(config)]
+    return [window if layer == LOCAL_LAYER else None for layer in list_layer_types(config)]
 
 
 def list_attention_layers(config: Any) -> list[int]:
-    """Return the numbers of the layers that have attention, by the types that configs state."""
-    layers = enumerate(_list_layers(config))
-    return [number for number, layer in layers if layer not in RECURRENT_LAYERS]
+    """Return the numbers of the layers that have attention."""
+    layers = enumerate(list_layer_types(config))
+    return [n for n, layer in layers if layer in (LOCAL_LAYER, GLOBAL_LAYER, HYBRID_LAYER)]
 
 
-def _list_layers(config: Any) -> list[str]:
+def list_layer_types(config: Any) -> list[str]:
+    """Return the type of each layer, in the words of the newest configs."""
     if config.model_type in WINDOW_IN_ALL_LAYERS:
         return [LOCAL_LAYER] * config.num_hidden_layers
-    if hasattr(type(config), "layer_types"):
+    # A class declares the field, or the name as one for an older field.
+    aliases = getattr(type(config), "attribute_map", {})
+    if hasattr(type(config), "layer_types") or "layer_types" in aliases:
         return list(config.layer_types)
     return [GLOBAL_LAYER] * config.num_hidden_layers

@@ -23,7 +23,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.recipes import DECODER_FP32, BuildRecipe, DecoderRecipe
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.config import GeneratorSettings
-from deployments.engines.decoder import PAST_STATES, DecoderSpec, Logits
+from deployments.engines.decoder import PAST_STATES, DecoderSpec
 from deployments.engines.decoder_factory import measure_kv_cache, open_decoder
 from deployments.engines.onnx.decoder import OnnxDecoder
 from deployments.errors import EngineFailed
@@ -33,6 +33,17 @@ from tests.integration.compiler.decoders.test_families import (
     quantize,
 )
 from tests.support.decoder_families import MAMBA2, NEMOTRON_EXPERTS, OWN, write_decoder
+from tests.support.recurrent_slots import (
+    FIRST,
+    LAST_CHUNK,
+    OTHER,
+    PROMPT,
+    RANDOM,
+    answer,
+    check_slots_move,
+    read_prompt,
+    step,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -48,9 +59,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "OlmoHybridForCausalLM": OWN["OlmoHybridForCausalLM"],
     "Mamba2ForCausalLM": OWN["Mamba2ForCausalLM"],
 }
-RANDOM = np.random.default_rng(0)
-PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
-FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
 
 
 @pytest.mark.parametrize(
@@ -150,24 +158,6 @@ def engine(spec: DecoderSpec) -> Iterator[OnnxDecoder]:
         yield decoder
 
 
-def read_prompt(engine: OnnxDecoder, slot: int) -> Logits:
-    """Prefill the prompt in three chunks."""
-    for start, end in ((0, FIRST), (FIRST, LAST_CHUNK)):
-        engine.prefill(slot, PROMPT[start:end], start)
-    return engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
-
-
-def step(engine: OnnxDecoder, slot: int, token: int, position: int) -> Logits:
-    """Decode a token of a slot. Slots before it decode the first token of a text."""
-    ids, lengths = np.zeros((2, slot + 1), np.int64)
-    ids[slot], lengths[slot] = token, position
-    return engine.decode(ids, lengths)[slot].copy()
-
-
-def answer(engine: OnnxDecoder, slot: int) -> list[Logits]:
-    return [step(engine, slot, 9 + n, len(PROMPT) + n) for n in range(4)]
-
-
 def test_logits_are_batch_and_chunk_invariant(engine: OnnxDecoder) -> None:
     assert engine.info.is_recurrent
     assert engine.info.max_draft_tokens == 0
@@ -223,16 +213,7 @@ def test_prompt_continues_at_its_last_chunk(engine: OnnxDecoder) -> None:
 
 
 def test_states_move_with_their_slot(engine: OnnxDecoder) -> None:
-    read_prompt(engine, 0)
-    expected = answer(engine, 0)
-    last = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
-    engine.prefill(1, OTHER, 0)
-    engine.copy(0, 2, len(PROMPT))
-    engine.swap(0, 1, len(PROMPT))
-    for slot in (1, 2):  # a step of a slot changes the slots before it
-        np.testing.assert_array_equal(answer(engine, slot), expected)
-        again = engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK)
-        np.testing.assert_array_equal(again, last)
+    check_slots_move(engine, np.testing.assert_array_equal)
 
 
 def test_memory_of_states_is_counted(spec: DecoderSpec, engine: OnnxDecoder) -> None:

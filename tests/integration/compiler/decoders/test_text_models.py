@@ -229,7 +229,7 @@ EXPERTS = "model.language_model.layers.0.mlp.experts"
 
 
 @pytest.mark.slow
-# peft looks for the patterns of ranks among modules only, and uses those of parameters.
+# peft warns of patterns of ranks that fit no module, although it applies them to parameters.
 @pytest.mark.filterwarnings("ignore:The following .* keys did not match:RuntimeWarning")
 @pytest.mark.parametrize(
     "parameters",

@@ -19,7 +19,7 @@ from build_artifacts.errors import UnsupportedModel
 from build_artifacts.presets import DECODER_GPU_INT8_BNB
 from deployments.artifacts.manifest import EngineOptions
 from deployments.config import GeneratorSettings, SchedulingSettings
-from deployments.engines.decoder import DecoderSpec, Logits
+from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import measure_kv_cache
 from deployments.engines.pytorch import decoder as torch_decoder
 from deployments.engines.pytorch.decoder import TorchDecoder
@@ -27,6 +27,14 @@ from deployments.errors import EngineFailed
 from tests.support import flash_attention
 from tests.support.decoder_families import MAMBA2, OWN, write_decoder
 from tests.support.decoder_programs import WHOLE, program_spec, whole_spec
+from tests.support.recurrent_slots import (
+    FIRST,
+    LAST_CHUNK,
+    PROMPT,
+    answer,
+    check_slots_move,
+    read_prompt,
+)
 from tests.support.scheduler_harness import SchedulerHarness
 
 pytestmark = pytest.mark.slow
@@ -38,9 +46,6 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "FalconH1ForCausalLM": {},
 }
 GEMMA4, LATENT = "Gemma4ForCausalLM", "DeepseekV3ForCausalLM"
-RANDOM = np.random.default_rng(0)
-PROMPT, OTHER = (RANDOM.integers(8, 250, tokens).tolist() for tokens in (60, 30))
-FIRST, LAST_CHUNK = 24, 44  # starts of chunks of the prompt
 CLOSE = 2e-4  # chunks and batches round differently
 
 
@@ -67,23 +72,6 @@ def engine(spec: DecoderSpec) -> Iterator[TorchDecoder]:
         yield decoder
 
 
-def read_prompt(engine: TorchDecoder, slot: int) -> Logits:
-    """Prefill the prompt in three chunks."""
-    for start, end in ((0, FIRST), (FIRST, LAST_CHUNK)):
-        engine.prefill(slot, PROMPT[start:end], start)
-    return engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
-
-
-def answer(engine: TorchDecoder, slot: int) -> list[Logits]:
-    """Decode tokens of a slot. Slots before it decode the first token of a text."""
-    logits = []
-    for position in range(len(PROMPT), len(PROMPT) + 3):
-        ids, lengths = np.zeros((2, slot + 1), np.int64)
-        ids[slot], lengths[slot] = position, position
-        logits.append(engine.decode(ids, lengths)[slot].copy())
-    return logits
-
-
 def assert_close(actual: Any, expected: Any) -> None:
     np.testing.assert_allclose(actual, expected, atol=CLOSE)
 
@@ -97,20 +85,12 @@ def test_prompt_continues_at_its_last_chunk(engine: TorchDecoder) -> None:
     again = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
     assert_close(again, whole)
     assert_close(answer(engine, 0), whole_answer)
-    with pytest.raises(EngineFailed, match="has states after 63 and 44 tokens, not after 24"):
+    with pytest.raises(EngineFailed, match="has states after 64 and 44 tokens, not after 24"):
         engine.prefill(0, PROMPT[FIRST:], FIRST)
 
 
 def test_states_move_with_their_slot(engine: TorchDecoder) -> None:
-    read_prompt(engine, 0)
-    expected = answer(engine, 0)
-    last = engine.prefill(0, PROMPT[LAST_CHUNK:], LAST_CHUNK).copy()
-    engine.prefill(1, OTHER, 0)
-    engine.copy(0, 2, len(PROMPT))
-    engine.swap(0, 1, len(PROMPT))
-    for slot in (1, 2):  # a step of a slot changes the slots before it
-        assert_close(answer(engine, slot), expected)
-        assert_close(engine.prefill(slot, PROMPT[LAST_CHUNK:], LAST_CHUNK), last)
+    check_slots_move(engine, assert_close)
 
 
 def test_capture_of_a_step_reads_its_tokens_once(
@@ -187,13 +167,7 @@ def test_unequal_arrays_move_and_are_counted(architecture: str, tmp_path: Path) 
         with open_slots(spec) as decoder:
             assert len(set(decoder.loaded.kv_arrays._shapes)) == 2
             assert decoder.loaded.kv_arrays.nbytes == measure_kv_cache(spec, settings)
-            read_prompt(decoder, 0)
-            expected = answer(decoder, 0)
-            decoder.prefill(1, OTHER, 0)
-            decoder.copy(0, 2, len(PROMPT))
-            decoder.swap(0, 1, len(PROMPT))
-            for slot in (1, 2):
-                assert_close(answer(decoder, slot), expected)
+            check_slots_move(decoder, assert_close)
 
 
 def test_steps_project_no_cached_latent_vectors(tmp_path: Path) -> None:
