@@ -16,7 +16,7 @@ from deployments.ingress import builds
 from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.http.api import Access
 from deployments.keys.key import KeyLimits, Scope
-from tests.support.artifacts import CLASSIFIER, EMBEDDER
+from tests.support.artifacts import EMBEDDER
 from tests.support.fakes import HangingEncoder, wait_until
 from tests.support.in_process import ONE_OF_EACH, InProcess
 from tests.support.keys import add_key, bearer
@@ -244,33 +244,6 @@ async def test_refusal_reads_no_body(tiny_store: Path, key_file: Path) -> None:
         # The transport of httpx reads the content only if the application reads the body.
         response = await http.post(EMBED, content=endless())
     assert response.status_code == 401
-
-
-async def test_model_patterns_bind_every_way_to_a_model(tiny_store: Path, key_file: Path) -> None:
-    headers, other = bearer(add_key(key_file, models=(EMBEDDER,))), bearer(add_key(key_file, "b"))
-    async with keyed(tiny_store, key_file).client() as http:
-        await http.post(f"/models/{CLASSIFIER}", json={"inputs": "a"}, headers=other)
-        http.headers.update(headers)
-        allowed = await http.post(EMBED, json={"inputs": "a"})
-        assert allowed.status_code == 200
-        for path, body in (
-            (f"/models/{CLASSIFIER}", {"inputs": "a"}),
-            ("/v1/embeddings", {"model": CLASSIFIER, "input": "a"}),
-            (f"/v2/models/{CLASSIFIER}/infer", {"inputs": []}),
-            ("/models/no/such", {"inputs": "a"}),
-        ):
-            refused = await http.post(path, json=body)
-            assert refused.status_code == 403, path
-            assert "does not permit" in refused.text
-        assert (await http.get(f"/models/{CLASSIFIER}")).status_code == 403
-        listed = (await http.get("/v1/models")).json()["data"]
-        assert [model["id"] for model in listed] == [EMBEDDER]
-        # Another key used CLASSIFIER, but `/stats` lists only the models that this key permits.
-        stats = (await http.get("/stats")).json()
-        assert [model["id"] for model in stats["models"]] == [EMBEDDER]
-        # /predict defaults to the first classifier that the key permits, but this key permits none.
-        refused = await http.post("/predict", json={"inputs": "a"})
-        assert (refused.status_code, refused.json()["code"]) == (422, "invalid_field")
 
 
 async def test_gpu_needs_its_scope(tiny_store: Path, key_file: Path) -> None:
