@@ -86,3 +86,12 @@ def public_directory() -> Iterator[Path]:
     yield directory
     directory.chmod(0o755)
     shutil.rmtree(directory)
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    """Collect garbage once, and then not until the test has ended."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()

@@ -275,5 +275,5 @@ def test_parameter_out_of_range_is_a_bad_request(ask: Ask) -> None:
 
 
 def test_generation_is_rejected_for_encoders(ask: Ask) -> None:
-    with pytest.raises(Exception, match="max_new_tokens"):
+    with pytest.raises(HfHubHTTPError, match="max_new_tokens"):
         ask(f"/models/{EMBEDDER}", "text_generation", "Once upon", max_new_tokens=5)

@@ -10,9 +10,9 @@ from deployments.keys.key import ApiKey, generate_key, hash_key, key_id
 from deployments.keys.key_file import KeyFile, change_key_file
 
 
-def add_key(path: Path, name: str = "alice", **facts: Any) -> str:
-    """Add a key to the file. Return the text of the key. `facts` holds fields of ApiKey."""
-    key = generate_key()
+def add_key(path: Path, name: str = "alice", *, key: str | None = None, **facts: Any) -> str:
+    """Add `key`, or a new one, to the file. Return its text. `facts` holds fields of ApiKey."""
+    key = key or generate_key()
     entry = ApiKey(
         id=key_id(key),
         name=name,

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from transformers.pipelines import PipelineException
 
 from benchmarks.common.local_model import LocalModel
 from tests.support.parity_models import (
@@ -105,7 +106,7 @@ async def test_several_masks_equal_the_pipeline(
 async def test_text_without_mask_has_the_error_of_the_pipeline(
     app: ServedModel, pipeline: Any, inputs: Any
 ) -> None:
-    with pytest.raises(Exception, match="No mask_token") as theirs:
+    with pytest.raises(PipelineException, match="No mask_token") as theirs:
         pipeline(inputs)
     with pytest.raises(RefusedError) as ours:
         await app.ask(inputs)

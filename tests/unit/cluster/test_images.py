@@ -38,9 +38,10 @@ def read_final_stage(image: str) -> str:
 
 @pytest.mark.parametrize("image", IMAGES)
 def test_base_images_are_pinned(image: str) -> None:
-    for base in find_arguments(image, "FROM"):
-        tag = base.split()[0].partition(":")[2]
-        assert re.match(r"\d+\.\d+\.\d+-", tag), base
+    bases = [base.split()[0] for base in find_arguments(image, "FROM")]
+    assert len(bases) == 2, "one image builds, the other one runs"
+    for base in bases:
+        assert re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+-[a-z0-9.-]+", base), base
 
 
 def test_images_have_the_python_of_the_project() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans
 
 from deployments.config import IngressUserConfig, TracingSettings
 from deployments.ingress.http import tracing
@@ -24,6 +25,11 @@ SAMPLED = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"}
 def collector() -> Iterator[OtlpCollector]:
     with running_collector() as running:
         yield running
+
+
+def attributes_of(sent: ResourceSpans) -> dict[str, str]:
+    """Return the attributes of the service that sent these spans."""
+    return {one.key: one.value.string_value for one in sent.resource.attributes}
 
 
 async def embed_then_stop(store: Path, endpoint: str | None) -> None:
@@ -48,8 +54,7 @@ async def test_collector_gets_the_spans(
     assert collector.paths == ["/v1/traces"]
     assert collector.headers[0]["api-key"] == "mine"
     (sent,) = collector.spans
-    service = {one.key: one.value.string_value for one in sent.resource.attributes}
-    assert service["service.name"] == "search"
+    assert attributes_of(sent)["service.name"] == "search"
     (scope,) = sent.scope_spans
     assert {span.trace_id.hex() for span in scope.spans} == {TRACE_ID}
     requests = [span for span in scope.spans if span.name == "POST /embed"]
@@ -64,6 +69,22 @@ async def test_endpoint_of_the_environment_is_used(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     await embed_then_stop(tiny_store, None)
     assert collector.paths == ["/v1/traces"]
+
+
+async def test_settings_win_over_the_service_and_the_sampler_of_the_environment(
+    tiny_store: Path, collector: OtlpCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attributes = "deployment.environment.name=test,service.name=unused"
+    monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", attributes)
+    monkeypatch.setenv("OTEL_SERVICE_NAME", "unused")
+    monkeypatch.setenv("OTEL_TRACES_SAMPLER", "always_off")
+    await embed_then_stop(tiny_store, f"{collector.url}/v1/traces")
+    (sent,) = collector.spans
+    service = attributes_of(sent)
+    assert service["service.name"] == "search"
+    assert service["deployment.environment.name"] == "test"
+    (scope,) = sent.scope_spans
+    assert len([span for span in scope.spans if span.name == "POST /embed"]) == 3
 
 
 async def test_requests_are_answered_while_the_collector_is_away(

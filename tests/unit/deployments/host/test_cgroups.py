@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.host import machine
 from deployments.host.machine import ControlGroups, parse_membership, schedules_sessions
 
 GIB = 1 << 30
@@ -133,7 +134,23 @@ def test_parse_membership_maps_controllers_to_paths() -> None:
     assert paths[""] == "/d:with:colons"
 
 
-def test_own_control_groups_are_readable() -> None:
+def test_own_control_groups_are_those_of_the_membership(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    membership = tmp_path / "membership"
+    membership.write_text("0::/pod/own\n")
+    files = {"cpu.max": "200000 100000", "memory.max": f"{GIB}", "memory.current": "1000"}
+    groups(tmp_path, {f"pod/own/{name}": text for name, text in files.items()})
+    monkeypatch.setattr(machine, "_ROOT", tmp_path)
+    monkeypatch.setattr(machine, "_MEMBERSHIP", membership)
+    own = ControlGroups.own()
+    assert (own.cores(), own.free_bytes()) == (2, GIB - 1000)
+    monkeypatch.setattr(machine, "_MEMBERSHIP", tmp_path / "absent")
+    without = ControlGroups.own()
+    assert (without.cores(), without.free_bytes()) == (None, None)
+
+
+def test_own_control_groups_of_this_host_are_readable() -> None:
     own = ControlGroups.own()
     assert own.cores() is None or own.cores() >= 1
     assert own.free_bytes() is None or own.free_bytes() > 0

@@ -14,6 +14,7 @@ import pytest
 
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed, InputTooLong, RateLimited, UnknownModel
+from deployments.ingress import request_log
 from deployments.ingress.http import sse
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.request_log import record_rejection
@@ -21,6 +22,7 @@ from deployments.keys.caller import Caller, set_current_caller
 from deployments.keys.key import KeyLimits
 from deployments.keys.limits import KeyMeter
 from deployments.messages import Chunk, GenerationCall, Started
+from deployments.rate_limit import RateLimit
 from tests.support.artifacts import EMBEDDER
 from tests.support.asgi_client import AsgiClient
 from tests.support.decoder_artifacts import DECODER
@@ -95,6 +97,25 @@ async def test_clients_cannot_add_lines_to_the_log(
     line = await read_log(tiny_store, log, path, {"inputs": "a"}, IngressUserConfig())
     assert "\n" not in line
     assert len(line) < 600
+
+
+async def test_at_most_20_lines_a_second_are_written_and_the_next_one_counts_the_others(
+    tiny_store: Path, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr(request_log, "LINE_LIMIT", RateLimit(request_log.MAX_LINES_PER_S, clock))
+    async with InProcess(tiny_store).client() as http:
+        for _ in range(30):
+            assert (await http.post(EMBED, json={"inputs": 7})).status_code == 400
+        lines = [r.getMessage() for r in log.records if r.module == "request_log"]
+        assert len(lines) == 20
+        assert not any("have no line" in line for line in lines)
+        clock.now_s += 1
+        for _ in range(2):
+            await http.post(EMBED, json={"inputs": 7})
+    *_, late, later = [r.getMessage() for r in log.records if r.module == "request_log"]
+    assert late.endswith("; 10 requests before it have no line")
+    assert "have no line" not in later
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,8 @@ from tests.support.in_process import InProcess
 KINDS = (Request, InferenceRequest, PendingCall, GenerationRequest, GenerationStream)
 REQUESTS = 3
 
-
-@pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+# The garbage collector would hide objects that leave by it only.
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 
 def count_requests() -> Counter[str]:

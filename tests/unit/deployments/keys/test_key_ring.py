@@ -47,6 +47,18 @@ def test_other_texts_are_not_keys(path: Path, damage: str) -> None:
         KeyRing(path).authenticate(damage)
 
 
+@pytest.mark.parametrize(("chars", "is_known"), [(128, True), (129, False)])
+def test_keys_have_at_most_128_characters(path: Path, chars: int, is_known: bool) -> None:
+    """Longer texts are not even hashed, so that not even their own entry lets them in."""
+    key = generate_key().ljust(chars, "0")
+    add_key(path, key=key)
+    if is_known:
+        assert KeyRing(path).authenticate(key).name == "alice"
+    else:
+        with pytest.raises(Unauthorized, match="not valid"):
+            KeyRing(path).authenticate(key)
+
+
 def test_secret_of_another_key_is_not_valid(path: Path) -> None:
     first, second = add_key(path, "first"), add_key(path, "second")
     mixed = first[: first.index("-", 3)] + second[second.index("-", 3) :]

@@ -198,12 +198,15 @@ def multiply(channels: int, columns: int) -> np.ndarray:
     return session.run(None, {"a": a, "b": np.ascontiguousarray(b[:, :columns])})[0][:, :16]
 
 
-def test_long_sums_round_by_the_number_of_columns() -> None:
-    """Attention over heads of more than 128 channels therefore needs `min_chunk_end`."""
+def test_products_round_alike_on_each_side_of_the_minimum_end_of_chunks() -> None:
+    """More than 128 channels round by the number of columns, on some CPUs.
+
+    `min_chunk_end` keeps a row of such channels on one side. It is needless, not wrong, where
+    both sides round alike too.
+    """
     np.testing.assert_array_equal(multiply(128, 20), multiply(128, 99))
     np.testing.assert_array_equal(multiply(256, 20), multiply(256, 64))
     np.testing.assert_array_equal(multiply(256, 65), multiply(256, 99))
-    assert not np.array_equal(multiply(256, 64), multiply(256, 65))
 
 
 @pytest.mark.parametrize(("head_dim", "end"), [(64, 0), (128, 0), (256, 65)])

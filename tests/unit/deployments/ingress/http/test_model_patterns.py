@@ -25,7 +25,7 @@ from tests.support.keys import add_key, bearer
 FOREIGN = CLASSIFIER
 STORED, FOREIGN_STORED = "tiny/stored", "other/stored"  # not configured, so they load on demand
 FOREIGN_REJECTED = "other/rejected"  # configured, but not in the store
-PARAMETERS = {"id": FOREIGN, "version": "1", "task": TaskName.TEXT_CLASSIFICATION}
+PARAMETERS = {"version": "1", "task": TaskName.TEXT_CLASSIFICATION}
 INDEX = "/v2/repository/index"  # read by POST, as in Triton
 # Routes that list models, and the other routes that are read without a model.
 LISTS = {INDEX, "/stats", "/v2/models/stats", "/models/ps", "/v1/models", "/models", "/info"}
@@ -87,8 +87,9 @@ async def read_examples(http: httpx.AsyncClient) -> dict[str, Any]:
     return bodies
 
 
+@pytest.mark.parametrize("name", [FOREIGN, f"{FOREIGN}@latest"])
 async def test_model_patterns_bind_every_way_to_a_model(
-    app: HttpApplication, http: httpx.AsyncClient
+    name: str, app: HttpApplication, http: httpx.AsyncClient
 ) -> None:
     examples = await read_examples(http)
     checked = 0
@@ -98,7 +99,7 @@ async def test_model_patterns_bind_every_way_to_a_model(
         if "{id}" not in template or "{response_id}" in template:
             continue
         body = {"json": examples.get(template, {})} if method == "POST" else {}
-        refused = await http.request(method, template.format(**PARAMETERS), **body)
+        refused = await http.request(method, template.format(id=name, **PARAMETERS), **body)
         assert refused.status_code == 403, (method, template, refused.text)
         assert "does not permit" in refused.text, template
         checked += 1

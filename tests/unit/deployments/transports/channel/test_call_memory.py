@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import pytest
 
@@ -45,13 +45,8 @@ from tests.unit.deployments.transports.channel.test_refusals import (
 
 CALLS = 3
 
-
-@pytest.fixture(autouse=True)
-def no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
+# The garbage collector would hide objects that leave by it only.
+pytestmark = pytest.mark.usefixtures("no_collection")
 
 
 def count_calls() -> int:

@@ -27,10 +27,20 @@ def bound(task: TaskName, *tensors: Tensor) -> Any:
 
 
 def test_tensors_of_each_task_convert_to_valid_inputs() -> None:
+    several = {
+        TaskName.SENTENCE_SIMILARITY: {
+            "source_sentence": "some source_sentence",
+            "sentences": ["some sentences"],
+        },
+        TaskName.TEXT_CLASSIFICATION: [{"text": "some text", "text_pair": "some text_pair"}],
+        TaskName.TEXT_RANKING: {"query": "some query", "texts": ["some texts"]},
+        TaskName.QUESTION_ANSWERING: {"question": ["some question"], "context": ["some context"]},
+    }
     for name, task in TASKS.items():
         form = find_task_tensors(name)
-        columns = {spec.name: ["some text"] for spec in form.inputs}
-        task.inputs.read(form.to_inputs(columns))
+        inputs = form.to_inputs({spec.name: [f"some {spec.name}"] for spec in form.inputs})
+        assert inputs == several.get(name, ["some text"])
+        assert task.inputs.read(inputs)
 
 
 def test_list_parameters_are_derived_from_types() -> None:

@@ -1,6 +1,13 @@
 from __future__ import annotations
 
-from deployments.ingress.apis.operations.metrics_text import add_aliases
+import re
+from pathlib import Path
+
+import pytest
+
+from deployments.ingress.apis.operations.metrics_text import ALIASES, add_aliases
+
+ROOT = Path(__file__).parents[6]
 
 OURS = """\
 # HELP hundredfold_requests_total Requests answered, by status
@@ -73,6 +80,48 @@ def test_each_alias_has_one_header_and_samples() -> None:
         "te_embed_success",
     ]
     assert not any("queue_duration" in line for line in lines), "per pass is not per request"
+
+
+SOURCES = """\
+hundredfold_batch_items_bucket{le="8",deployment="CpuEncoder"} 6
+hundredfold_batch_items_sum{deployment="CpuEncoder"} 9
+hundredfold_batch_items_count{deployment="CpuEncoder"} 6
+hundredfold_request_seconds_count{task="feature-extraction",status="200"} 4
+hundredfold_request_seconds_count{task="text-classification",status="200"} 2
+hundredfold_requests_total{task="feature-extraction",status="200"} 4
+hundredfold_requests_total{task="text-classification",status="200"} 2
+hundredfold_requests_total{task="text-classification",status="422"} 1
+hundredfold_waiting_items 7
+hundredfold_waiting_requests 5
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'te_batch_next_size_bucket{le="8",deployment="CpuEncoder"} 6',
+        'te_batch_next_size_sum{deployment="CpuEncoder"} 9',
+        "tgi_queue_size{} 5",
+        'te_embed_duration_count{task="feature-extraction",status="200"} 4',
+        'te_predict_count{task="text-classification",status="422"} 1',
+        'te_predict_success{task="text-classification",status="200"} 2',
+        'te_predict_duration_count{task="text-classification",status="200"} 2',
+    ],
+)
+def test_aliases_have_the_values_of_their_sources(line: str) -> None:
+    lines = add_aliases(SOURCES).splitlines()
+    assert line in lines
+    assert not any(each.startswith("te_predict_success") and "422" in each for each in lines)
+
+
+def test_every_documented_name_is_that_of_an_alias() -> None:
+    text = (ROOT / "docs/apis.md").read_text(encoding="utf-8")
+    repeated = text.partition("- `/metrics` repeats metrics ")[2].partition(" Under")[0]
+    names = set(re.findall(r"`(\w+)`", repeated))
+    kinds = "count", "success", "duration"
+    by_kind = {f"{name}_{kind}" for name in ("te_embed", "te_predict") for kind in kinds}
+    assert {"te_embed", "te_predict"} <= names
+    assert names - {"te_embed", "te_predict"} | by_kind == {alias.name for alias in ALIASES}
 
 
 def test_aliases_of_nothing_are_empty() -> None:
