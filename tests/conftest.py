@@ -1,4 +1,4 @@
-"""Fixtures and pytest hooks for all tests: tiny models, garbage collection, the report header."""
+"""Fixtures and pytest hooks for all tests: tiny models, garbage collection, skips, the header."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import gc
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
 from tests.support.artifacts import CLASSIFIER, EMBEDDER, seal_tiny
+from tests.support.skips import fail_unpermitted_skip
 
 PACKAGES = ("onnxruntime", "onnxruntime-gpu", "ray", "torch", "transformers", "numpy")
 # CPU instruction sets that decide which graph is fastest and how int8 rounds.
@@ -44,6 +45,16 @@ def _spare_garbage_collector() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return fail_unpermitted_skip((yield))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return fail_unpermitted_skip((yield))
 
 
 def pytest_report_header() -> list[str]:

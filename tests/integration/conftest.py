@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support import forked_programs
-from tests.support.shared_exports import KEPT_EXPORTS, SharedExports, digest_exporter
+from tests.support.shared_exports import KEPT_EXPORTS, SharedExports
+from tests.support.source_digests import digest_exporter
 
 
 def pytest_configure() -> None:

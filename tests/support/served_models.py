@@ -22,9 +22,9 @@ from build_artifacts.progress import BuildProgress
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest
 from deployments.artifacts.store import LATEST_NAME, model_directory
 from deployments.artifacts.types import Device, TaskName
-from deployments.config import default_store
 from deployments.tasks import find_head
 from tests.support.decoder_artifacts import seal_tiny_decoder
+from tests.support.kept_stores import name_store, use_store
 from tests.support.parity_models import RECIPES, UNTUNED
 from tests.support.tiny_encoders import tiny_checkpoint
 
@@ -71,9 +71,9 @@ ENCODER_MODELS = (*DEMO, *TINY)
 SOUND = (*ENCODER_MODELS, WRITER, FIXED_TEXT_MODEL, *REAL)
 
 
-# This store is kept between runs, because builds take minutes. Unchanged recipes give the same
-# models. `make test` fills it while other tests run.
-BUILT_STORE = default_store().with_name("test-store")
+# This store is kept between runs, because builds take minutes. The same compiler and recipes give
+# the same models. `make test` fills it while other tests run.
+BUILT_STORE = name_store()
 
 
 def fill(store: Path) -> None:
@@ -90,6 +90,7 @@ def fill(store: Path) -> None:
 
 def build_missing() -> None:
     """Build the models that BUILT_STORE lacks, two at a time, because most steps use one core."""
+    use_store(BUILT_STORE)
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=use_one_thread) as pool:
         builds = [pool.submit(build_demo, i) for i in reversed(range(len(ALL_DEMO_MODELS)))]
         builds += [pool.submit(build_tiny, model_id) for model_id in TINY]

