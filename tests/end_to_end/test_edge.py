@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from cluster.edge.haproxy_config import has_routes
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
 from tests.support.waiting import TIMEOUT_S, wait_for
@@ -25,6 +28,7 @@ class Prober(threading.Thread):
         self._url = f"{cluster.url}/models/{EMBEDDER}"
         self._stopping = threading.Event()
         self.outcomes: Counter[str] = Counter()
+        self.ended = 0  # requests
         self.start()
 
     def run(self) -> None:
@@ -34,6 +38,12 @@ class Prober(threading.Thread):
                 self.outcomes[str(reply.status_code)] += 1
             except httpx.HTTPError as error:
                 self.outcomes[type(error).__name__] += 1
+            self.ended += 1
+
+    def wait_for_more(self, requests: int = 5) -> None:
+        """Wait until this many further requests have ended, the current one included."""
+        enough = self.ended + requests
+        wait_for(lambda: self.ended >= enough, 60)
 
     def stop(self) -> Counter[str]:
         self._stopping.set()
@@ -50,6 +60,21 @@ def find_haproxy(cluster: Cluster) -> psutil.Process:
     return max(find_haproxies(cluster), key=psutil.Process.create_time)
 
 
+def has_routed_since(cluster: Cluster, time_s: float) -> bool:
+    """Return whether a manager has configured HAProxy with the routes of the application since.
+
+    Its child `attach.py` takes the file with the routes as HAProxy would, by `-f`.
+    """
+    managers = {manager.pid for manager in cluster.find(MANAGER)}
+    for process in cluster.processes():
+        with suppress(psutil.Error, OSError):  # the process has ended, or writes the file now
+            if process.ppid() in managers and "-f" in (words := process.cmdline()):
+                config = Path(words[words.index("-f") + 1])
+                if config.stat().st_mtime > time_s and has_routes(config.read_text()):
+                    return True
+    return False
+
+
 def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None:
     prober = Prober(cluster)
     killed = 3
@@ -58,7 +83,7 @@ def test_killed_haproxy_costs_its_own_connections_only(cluster: Cluster) -> None
         victim.kill()
         victim.wait(TIMEOUT_S)
         wait_for(lambda: bool(find_haproxies(cluster)))
-        time.sleep(0.5)  # time for requests to the new process
+        prober.wait_for_more()  # some go to the new process
     outcomes = prober.stop()
     lost = sum(count for outcome, count in outcomes.items() if outcome != "200")
     assert lost <= killed, outcomes  # each kill may lose the request in flight
@@ -70,9 +95,11 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
     (manager,) = cluster.find(MANAGER)
     before = find_haproxy(cluster)
     prober = Prober(cluster)
+    prober.wait_for_more()
+    killed_s = time.time()
     manager.kill()
-    wait_for(lambda: {p.pid for p in cluster.find(MANAGER)} - {manager.pid} != set(), 60)
-    time.sleep(5)  # time for the new manager to receive its routes
+    wait_for(lambda: has_routed_since(cluster, killed_s), 60)
+    prober.wait_for_more()
     outcomes = prober.stop()
     assert set(outcomes) == {"200"}
     assert find_haproxy(cluster) == before
@@ -81,10 +108,10 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
 def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
     (victim,) = cluster.replicas("Ingress")
     prober = Prober(cluster)
-    time.sleep(0.5)  # time for requests before the kill
+    prober.wait_for_more()
     victim.kill()
     wait_for(lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), 60)
-    time.sleep(3)  # time for requests to the new ingress
+    prober.wait_for_more()  # there is no other ingress, so the new one answers
     assert set(prober.stop()) == {"200"}
 
 

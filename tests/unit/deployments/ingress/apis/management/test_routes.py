@@ -6,12 +6,14 @@ import asyncio
 from pathlib import Path
 from typing import NoReturn
 
+import httpx
 import pytest
 
 from deployments.artifacts.store import PLAN_NAME, resolve_version
 from deployments.builds.queue import BuildQueue
 from deployments.config import BuildSettings, IngressUserConfig
 from deployments.ingress import builds, replica_memory
+from deployments.ingress.http.api import Access
 from deployments.keys.key import Scope
 from deployments.messages import PoolRequest
 from tests.support.artifacts import seal_tiny_version
@@ -154,18 +156,23 @@ async def test_operators_manage_the_models_that_their_key_permits(
     key_file = tmp_path_factory.mktemp("keys") / "keys.json"
     key = add_key(key_file, scopes=(Scope.ADMIN,), models=("other/*",))
     settings = IngressUserConfig(key_file=key_file, builds=BuildSettings(allow_pull=True))
-    async with InProcess(store, models=(MODEL,), settings=settings).client() as http:
-        for method, path in (
-            ("GET", f"/models/{MODEL}/versions"),
-            ("POST", f"/models/{MODEL}@{OLD}/promote"),
-            ("DELETE", f"/models/{MODEL}"),
-        ):
-            response = await http.request(method, path, headers=bearer(key))
-            assert response.status_code == 403, path
-        pull = await http.post("/models", json={"source": MODEL}, headers=bearer(key))
-        assert pull.status_code == 403
-        allowed = await http.post("/models", json={"source": "other/x"}, headers=bearer(key))
-        assert allowed.status_code == 200
+    async with InProcess(store, models=(MODEL,), settings=settings).application() as app:
+        transport = httpx.ASGITransport(app)
+        headers = bearer(key)
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://test", headers=headers
+        ) as http:
+            managed = [
+                (*(route.methods - {"HEAD"}), route.path.replace("{id:path}", name))
+                for route in app.table.routes
+                if route.access is Access.ADMIN and "{id:path}" in route.path
+                for name in (MODEL, f"{MODEL}@{OLD}")
+            ]
+            assert {method for method, _ in managed} == {"GET", "POST", "DELETE"}
+            for method, path in managed:
+                assert (await http.request(method, path)).status_code == 403, path
+            assert (await http.post("/models", json={"source": MODEL})).status_code == 403
+            assert (await http.post("/models", json={"source": "other/x"})).status_code == 200
 
 
 async def test_memory_of_the_replicas_is_shown_and_changed(store: Path) -> None:
