@@ -40,7 +40,7 @@ from deployments.artifacts.manifest import (
     TOOL_TEMPLATE_NAME,
 )
 from deployments.artifacts.types import TaskName
-from deployments.engines.pytorch.layer_types import (
+from deployments.engines.layer_types import (
     EXPERTS_LAYER,
     GLOBAL_LAYER,
     HYBRID_LAYER,

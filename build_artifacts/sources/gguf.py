@@ -25,7 +25,7 @@ from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
 from deployments.builds.sources import sanitize_id, split_hub_file
-from deployments.engines.pytorch.layer_types import read_windows
+from deployments.engines.layer_types import read_windows
 
 _MAGIC = b"GGUF"
 # Tensors with which llama.cpp scales RoPE frequencies, for example of Llama 3.1 and Phi-3.
