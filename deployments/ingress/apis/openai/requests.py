@@ -27,7 +27,7 @@ from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
-from deployments.ingress.tokenization import TEXTS_OR_IDS
+from deployments.ingress.token_ids import TEXTS_OR_IDS
 from deployments.messages import (
     TEMPLATE_ARGUMENTS,
     Chat,

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from deployments.ingress.apis.shared.generation_answers import StreamableBody
 from deployments.ingress.apis.shared.openai_error import ErrorObject
+from deployments.ingress.apis.shared.typed_objects import union_by_type
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, text_or
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or, text_or
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -34,29 +30,6 @@ SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # Agents with many MCP servers send more than the 128 of OpenAI. Grammars have a limit of their own.
 MAX_TOOLS = 1_024
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-
-# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
-_TEXT, _PARTS, _REFUSAL = "<text>", "<parts>", "<refusal>"
-
-
-def reject_other_types(
-    *known: str, advice: str, advice_by_type: Mapping[str, str] = {}
-) -> BeforeValidator:
-    """Build a validator of a key `type`. Its error names the unsupported type, and what to do."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value not in known:
-            # As a value, because pydantic would format braces of the message.
-            message = f"`{value}` is not supported; {advice_by_type.get(value, advice)}"
-            raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
-        return value
-
-    return BeforeValidator(check)
-
-
-def read_type(value: Any) -> Any:
-    """Return the key `type` of a part of a union, as JSON or already validated; else None."""
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 class StreamOptions(BaseModel):
@@ -166,22 +139,15 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-# Parts of other types are validated as TextPart, so that the error names `type`.
-ContentPart = Annotated[
-    Annotated[TextPart, Tag(_TEXT)] | Annotated[RefusalPart, Tag(_REFUSAL)],
-    Discriminator(lambda value: _REFUSAL if read_type(value) == "refusal" else _TEXT),
-]
-Content = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[Many[ContentPart], Tag(_PARTS)],
-    Discriminator(lambda value: _PARTS if isinstance(value, list) else _TEXT),
-]
+ContentPart = union_by_type(TextPart, refusal=RefusalPart)
+Content = list_or(str, Many[ContentPart])  # type: ignore[valid-type]
 
 
 class ChatRequestMessage(BaseModel):
     model_config = LENIENT
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    content: Content | None = None  # type: ignore[valid-type]  # built by a function
     refusal: str | None = None  # of the assistant, in place of `content`
     # Of the assistant, before `content`; None of other roles. The second name is that of vLLM.
     reasoning_content: str | None = None
