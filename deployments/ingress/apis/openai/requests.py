@@ -12,7 +12,7 @@ import orjson
 from pydantic import BaseModel
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.errors import InvalidField, MalformedBody
+from deployments.errors import EmptyInput, InvalidField, MalformedBody
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
     ChatRequestMessage,
@@ -319,8 +319,9 @@ def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
 def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
     """Build the message for the chat template, with text content.
 
-    Raises InvalidField for missing content. Only an assistant with a refusal, which is then the
-    content, with tool calls or with reasoning may omit it.
+    Raises InvalidField for missing content and EmptyInput for an empty list. Only an assistant with
+    a refusal, which is then the content, with tool calls or with reasoning may omit the content or
+    send an empty list, and the result of a tool may be an empty list.
     """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -339,13 +340,19 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
 
 def _parse_content(message: ChatRequestMessage, index: int) -> str:
     content = message.content
+    if isinstance(content, str):
+        return content
+    if content:
+        return "".join(part.text for part in content)
+    has_more = message.refusal is not None or message.tool_calls or _find_reasoning(message)
+    if message.role == "assistant" and has_more:
+        return message.refusal or ""
+    path = f"messages[{index}].content"
     if content is None:
-        has_more = message.refusal is not None or message.tool_calls or _find_reasoning(message)
-        if message.role == "assistant" and has_more:
-            return message.refusal or ""
-        path = f"messages[{index}].content"
         raise InvalidField(f"Error in `{path}`: field required", field=path)
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if message.role not in ("tool", "function"):
+        raise EmptyInput(f"`{path}` is an empty list", field=path)
+    return ""
 
 
 def _find_reasoning(message: ChatRequestMessage) -> str | None:

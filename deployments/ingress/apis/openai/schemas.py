@@ -18,7 +18,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.shared.generation_answers import StreamableBody
 from deployments.ingress.apis.shared.openai_error import ErrorObject
-from deployments.ingress.apis.shared.typed_objects import union_by_type
+from deployments.ingress.apis.shared.typed_objects import reject_other_types, union_by_type
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or, text_or
 
@@ -29,6 +29,7 @@ Alternatives = Annotated[int, Field(ge=0, le=20)]
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # Agents with many MCP servers send more than the 128 of OpenAI. Grammars have a limit of their own.
 MAX_TOOLS = 1_024
+TOOL_ADVICE = "this server runs no tools: offer a tool of the type `function`"
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
 
@@ -104,7 +105,10 @@ class TextPart(BaseModel):
 
     model_config = LENIENT
 
-    type: Literal["text"]
+    type: Annotated[
+        Literal["text"],
+        reject_other_types("text", advice="models read only texts: send parts of the type `text`"),
+    ]
     text: str
 
 
@@ -135,12 +139,16 @@ class ToolCall(BaseModel):
     model_config = LENIENT
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Annotated[
+        Literal["function"],
+        reject_other_types("function", advice="send calls of the type `function`"),
+    ] = "function"
     function: CalledFunction
 
 
 ContentPart = union_by_type(TextPart, refusal=RefusalPart)
-Content = list_or(str, Many[ContentPart])  # type: ignore[valid-type]
+# The list may be empty: some clients send [] for the empty result of a tool.
+Content = list_or(str, Annotated[list[ContentPart], FailFastList()])  # type: ignore[valid-type]
 
 
 class ChatRequestMessage(BaseModel):
@@ -177,7 +185,7 @@ class FunctionDefinition(BaseModel):
 class Tool(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    type: Literal["function"]
+    type: Annotated[Literal["function"], reject_other_types("function", advice=TOOL_ADVICE)]
     function: FunctionDefinition
 
 

@@ -132,7 +132,8 @@ def _translate_item(item: Any) -> ChatMessageFields:
             content = _join(item.output, "\n")
             return {"role": "tool", "tool_call_id": item.call_id, "content": content}
         case _:
-            return {"role": item.role, "content": _join(item.content)}
+            # An empty list stays one: whether it is valid depends on the calls that follow.
+            return {"role": item.role, "content": item.content and _join(item.content)}
 
 
 def _continues(message: ChatMessageFields, added: ChatMessageFields) -> bool:

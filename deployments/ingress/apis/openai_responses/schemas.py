@@ -16,6 +16,7 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.openai.schemas import (
     MAX_TOOLS,
+    TOOL_ADVICE,
     Alternatives,
     ChatTokenLogprob,
     CompletionDetails,
@@ -29,7 +30,6 @@ from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or
 
 ITEM_ADVICE = "send items of the types `message`, `function_call`, `function_call_output`"
 PART_ADVICE = "models read only texts: send `input_text`"
-TOOL_ADVICE = "this server runs no tools: offer a tool of the type `function`"
 REFERENCE_ADVICE = "this server stores no items: send the item itself"
 NOT_STORED = "because this server stores no responses"
 
@@ -45,7 +45,8 @@ class InputTextPart(BaseModel):
 
 
 InputPart = union_by_type(InputTextPart, refusal=RefusalPart)
-TextOrParts = list_or(str, Many[InputPart])  # type: ignore[valid-type]
+# The list may be empty: agents send [] for the empty result of a tool. A chat checks messages.
+TextOrParts = list_or(str, Annotated[list[InputPart], FailFastList()])  # type: ignore[valid-type]
 
 
 class MessageItem(BaseModel):

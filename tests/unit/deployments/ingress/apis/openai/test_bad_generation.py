@@ -55,7 +55,6 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -88,7 +87,6 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ),
         ({"response_format": {"type": "regex"}}, "response_format.value"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
@@ -143,6 +141,48 @@ async def test_invalid_chat_field_is_named(
 ) -> None:
     status, _, named = await read_error(writing_store, CHAT, {**CHAT_BODY, **error})
     assert (status, named) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "message"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+            "`image_url` is not supported; models read only texts: send parts of the type `text`",
+        ),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0].type",
+            "`custom` is not supported; this server runs no tools: offer a tool of the type "
+            "`function`",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]},
+                ]
+            },
+            "messages[1].tool_calls[0].type",
+            "`custom` is not supported; send calls of the type `function`",
+        ),
+    ],
+)
+async def test_unsupported_types_are_named_with_what_to_send(
+    error: dict[str, Any], param: str, message: str, writing_store: Path
+) -> None:
+    response = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, **error})
+    body = response.json()["error"]
+    assert (response.status_code, body["param"]) == (400, param)
+    assert body["message"] == f"`{param}`: {message}"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
+async def test_empty_list_is_no_message(role: str, writing_store: Path) -> None:
+    body = {"messages": [USER, {"role": role, "content": []}]}
+    named = (400, "empty_input", "messages[1].content")
+    assert await read_error(writing_store, CHAT, body) == named
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,24 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
     )
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+async def test_empty_lists_of_calls_and_their_results_are_empty_texts(
+    role: str, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [], "tool_calls": [call]},
+        {"role": role, "tool_call_id": "c1", "content": []},
+    ]
+    response = await harness.post(CHAT, {"messages": messages})
+    assert response.status_code == 200, response.text
+    prompt = harness.call.prompt
+    assert isinstance(prompt, Chat)
+    assert [message["content"] for message in prompt.messages[1:]] == ["", ""]
+
+
 @pytest.mark.parametrize(
     "message",
     [
