@@ -54,12 +54,20 @@ class GenerationBody(StreamableBody):
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
-    # vLLM's fields that change the text; rejected, unless they have vLLM's default.
+    # Grammars in the fields of other servers (answer_grammar.py).
+    json_schema: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
+    regex: Annotated[Any, WithJsonSchema(build_schema(str | None))] = None
     guided_json: Any = None
     guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     structured_outputs: Any = None
+    # Fields of other servers that change the text; rejected, unless they have no effect.
+    grammar: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    guided_grammar: Any = None
+    guided_choice: Any = None
+    chat_template: Any = None
+    prompt_logprobs: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
     documents: Any = None
@@ -203,6 +211,9 @@ class ChatBody(ChoicesBody):
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
     functions: Any = None  # former form of `tools`; rejected
     function_call: Any = None  # former form of `tool_choice`; rejected
+    # Fields of completions; rejected, unless they have no effect.
+    echo: Any = None
+    best_of: Any = None
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # template variable of the same name

@@ -42,14 +42,8 @@ UNSUPPORTED_FIELDS: UnsupportedFields = {
     "max_tokens": ((), "send `max_output_tokens`"),
     "max_completion_tokens": ((), "send `max_output_tokens`"),
     "reasoning_effort": ((), "send `reasoning.effort`"),
-    **dict.fromkeys(
-        (
-            "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-            "structured_outputs",
-        ),
-        ((), "send `text.format`"),
-    ),
-}  # fmt: skip
+    "response_format": ((), "send `text.format`"),
+}
 # Names of the fields of a chat in the body.
 FIELD_NAMES = {
     "messages": "input",

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from deployments.artifacts.generation_config import GenerationDefaults
@@ -14,7 +13,6 @@ from deployments.messages import (
     Chat,
     FinishReason,
     GenerationOptions,
-    Grammar,
     SamplingParams,
     Token,
     TopLogprob,
@@ -339,41 +337,6 @@ async def test_template_receives_arguments_of_calls_as_objects(
     prompt = harness.call.prompt
     assert isinstance(prompt, Chat)
     assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
-
-
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-NAMED = {"name": "n", "schema": SCHEMA}
-
-
-@pytest.mark.parametrize(
-    ("form", "kind", "value"),
-    [
-        ({"type": "json_object"}, "json_object", None),
-        ({"type": "json_object", "value": SCHEMA}, "json_schema", SCHEMA),
-        ({"type": "json_schema", "json_schema": NAMED}, "json_schema", SCHEMA),
-        ({"type": "json_schema", "value": NAMED}, "json_schema", SCHEMA),
-        ({"type": "json_schema", "value": SCHEMA}, "json_schema", SCHEMA),
-        ({"type": "json", "value": SCHEMA}, "json_schema", SCHEMA),
-        ({"type": "regex", "value": "[ab]+"}, "regex", "[ab]+"),
-        ({"type": "text"}, None, None),
-    ],
-)
-async def test_response_format_accepts_all_forms(
-    form: dict[str, Any], kind: str | None, value: Any, writing_store: Path
-) -> None:
-    harness = ChatHarness(writing_store)
-    response = await harness.post(CHAT, {**CHAT_BODY, "response_format": form})
-    assert response.status_code == 200, response.text
-    grammar = harness.call.options.grammar
-    if kind is None:
-        assert grammar is None
-        return
-    assert isinstance(grammar, Grammar)
-    assert grammar.kind == kind
-    if kind == "json_schema":
-        assert orjson.loads(grammar.value) == value
-    else:
-        assert grammar.value == (value or "")
 
 
 @pytest.mark.parametrize(

@@ -298,7 +298,12 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"max_completion_tokens": 5}, "max_completion_tokens", "send `max_output_tokens`"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "send `reasoning.effort`"),
         ({"response_format": {"type": "text"}}, "response_format", "send `text.format`"),
-        ({"guided_json": {}}, "guided_json", "send `text.format`"),
+        ({"grammar": "a"}, "grammar", "send `regex` or `json_schema`"),
+        (
+            {"regex": "a", "text": {"format": {"type": "json_object"}}},
+            "text.format",
+            "`text.format` and `regex` exclude each other",
+        ),
         ({"functions": [{"name": "f"}]}, "functions", "send `tools`"),
         ({"function_call": "auto"}, "function_call", "send `tool_choice`"),
         ({"logprobs": True}, "logprobs", "send `top_logprobs`"),
