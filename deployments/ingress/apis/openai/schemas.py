@@ -260,7 +260,7 @@ class StreamTimings(TypedDict):
     decode_ms: float
 
 
-class ResponseEnvelope(TypedDict):
+class ResponseIdentity(TypedDict):
     """Fields that responses and the chunks of streams share."""
 
     id: str
@@ -286,7 +286,7 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReasonWord | None  # null until the last chunk of a stream
 
 
-class CompletionResponse(ResponseEnvelope):
+class CompletionResponse(ResponseIdentity):
     """Response of `/v1/completions`."""
 
     choices: list[CompletionChoice]
@@ -342,7 +342,7 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReasonWord
 
 
-class ChatCompletion(ResponseEnvelope):
+class ChatCompletion(ResponseIdentity):
     """Response of `/v1/chat/completions`."""
 
     choices: list[ChatChoice]
@@ -365,7 +365,7 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReasonWord | None  # null until the last chunk
 
 
-class ChatCompletionChunk(ResponseEnvelope):
+class ChatCompletionChunk(ResponseIdentity):
     """A chunk of a stream of `/v1/chat/completions`. The chunk with the usage has no choices."""
 
     choices: list[ChatChunkChoice]
