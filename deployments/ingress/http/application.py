@@ -233,8 +233,9 @@ class HttpApplication:
         use_error_format(
             request, client_format or mode(route.error_formats[0] for route in neighbors)
         )
-        names = ", ".join(sorted({route.path for route in neighbors}))
-        return UnknownRoute(f"no route matches {path}; there are {names}; see /docs")
+        names = sorted({route.path for route in neighbors})
+        verb = "are" if len(names) > 1 else "is"
+        return UnknownRoute(f"no route matches {path}; there {verb} {', '.join(names)}; see /docs")
 
     async def _run(self, route: OperationRoute, request: Request) -> Response:
         try:
