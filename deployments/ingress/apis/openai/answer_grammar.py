@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
-
-from deployments.errors import InvalidField, MalformedBody
+from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import GenerationBody
-from deployments.ingress.http.bodies import parse_json
+from deployments.ingress.apis.shared.schema_grammar import build_schema_grammar, read_schema
 from deployments.messages import Grammar
 
 FORMAT_FIELD = "response_format"
@@ -71,26 +69,12 @@ def _parse_format(value: Any, field: str) -> Grammar | None:
         raise InvalidField(f"`{path}` must be an object with the key `schema`", field=path)
     is_schema = key == "schema" or format_type != "json_schema"  # not an object with its name
     if is_schema or not isinstance(schema, dict) or (key == "value" and "schema" not in schema):
-        return _build_schema_grammar(schema, path)
-    return _build_schema_grammar(schema.get("schema"), f"{path}.schema")
+        return _parse_schema(schema, path)
+    return _parse_schema(schema.get("schema"), f"{path}.schema")
 
 
-def _parse_schema(value: Any, field: str) -> Grammar:
-    """Parse a JSON schema as an object, or as the text of an object as in SGLang."""
-    if isinstance(value, str):
-        try:
-            value = parse_json(value.encode("utf-8", "replace"))
-        except MalformedBody as error:
-            raise InvalidField(
-                f"`{field}` must be a JSON schema, which is an object: {error.message}", field=field
-            ) from None
-    return _build_schema_grammar(value, field)
-
-
-def _build_schema_grammar(schema: Any, path: str) -> Grammar:
-    if not isinstance(schema, dict):
-        raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
-    return Grammar("json_schema", orjson.dumps(schema).decode())
+def _parse_schema(value: Any, path: str) -> Grammar:
+    return build_schema_grammar(read_schema(value, path))
 
 
 def _parse_expression(value: Any, path: str) -> Grammar:
@@ -108,12 +92,14 @@ def _parse_outputs(value: Any, field: str) -> Grammar | None:
         return Grammar("json_object")
     if other := next((key for key in given if key not in _OUTPUT_PARSERS), None):
         path = f"{field}.{other}"
-        raise InvalidField(f"`{path}` is not supported; send `json` or `regex`", field=path)
+        instead = "send `json` or `regex`" if other in OTHER_GRAMMARS else "omit it"
+        raise InvalidField(f"`{path}` is not supported; {instead}", field=path)
     if len(given) > 1:
         raise InvalidField(f"`{field}` must have one of `json` and `regex`", field=field)
     return _OUTPUT_PARSERS[given[0]](value[given[0]], f"{field}.{given[0]}") if given else None
 
 
+OTHER_GRAMMARS = ("choice", "grammar", "structural_tag")
 _OUTPUT_PARSERS = {"json": _parse_schema, "regex": _parse_expression}
 # Fields with a grammar: first OpenAI's and that of llama.cpp and SGLang; `regex` is SGLang's, the
 # others are vLLM's.

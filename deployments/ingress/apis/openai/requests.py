@@ -51,9 +51,9 @@ UnsupportedFields = Mapping[str, tuple[Sequence[Any], str]]
 UNSUPPORTED_FIELDS: UnsupportedFields = {
     **dict.fromkeys(
         ("grammar", "ebnf", "structural_tag", "guided_grammar", "guided_choice"),
-        (("",), "send `regex` or `json_schema`"),
+        (("", False), "send `regex` or `json_schema`"),
     ),
-    "chat_template": ((), "send `messages` that the template of the model renders"),
+    "chat_template": (("", False), "send `messages` that the template of the model renders"),
     "prompt_logprobs": ((), "send `echo` and `logprobs` to /v1/completions"),
     "allowed_token_ids": ((), "send `logit_bias` or `regex`"),
     "bad_words": (([],), "send `logit_bias`"),

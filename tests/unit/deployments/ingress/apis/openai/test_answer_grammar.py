@@ -63,6 +63,7 @@ async def test_response_format_accepts_all_forms(
         ({"structured_outputs": {"json_object": True}}, "json_object", None),
         ({"structured_outputs": {}}, None, None),
         ({"grammar": "", "regex": None, "best_of": 1, "echo": False}, None, None),
+        ({"ebnf": False, "chat_template": None, "prompt_logprobs": None}, None, None),
     ],
 )
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

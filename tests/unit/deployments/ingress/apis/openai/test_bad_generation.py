@@ -103,6 +103,10 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"structured_outputs": "a"}, "structured_outputs"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs.choice"),
         ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+        ),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
         ({"json_schema": 7}, "json_schema"),
         ({"json_schema": "[]"}, "json_schema"),
