@@ -39,7 +39,7 @@ from cluster.launcher.launched_config import (
 )
 from cluster.launcher.local_environment import (
     find_haproxy,
-    find_ray_directory,
+    has_own_ray_directory,
     local_environment,
     ray_temp_environment,
 )
@@ -276,8 +276,8 @@ def serve_at_edge(
         progress=progress,
     )
     try:
-        if not os.environ.get("RAY_TMPDIR"):  # else other programs may use the directory too
-            remove_ended_sessions(find_ray_directory())
+        if has_own_ray_directory(host.environment):
+            remove_ended_sessions(host.ray_directory)
         host.start()
         host.wait_until_ready(edge)
         for line in startup_messages(served.find_url(), served.last, settings.grpc_port):

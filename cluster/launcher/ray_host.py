@@ -59,14 +59,14 @@ class RayHost:
     def start(self) -> None:
         """Start Ray, then Serve with the config. Raises StartError if Ray does not start."""
         ensure_token(self.environment)
-        check_space(self._ray_directory)
+        check_space(self.ray_directory)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
             f"metrics on {self.metrics_address})"
         )
         command = build_ray_command(self.ports, self.num_gpus)
         pid = self.children.start("ray", command, self.environment)
-        with explain_shortages(self._ray_directory):
+        with explain_shortages(self.ray_directory):
             self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
         self._report_logs(pid)
         self._start_serve()
@@ -86,7 +86,7 @@ class RayHost:
         def failure() -> str | None:
             return self.children.failure() or failures.find()
 
-        with explain_shortages(self._ray_directory):
+        with explain_shortages(self.ray_directory):
             self.progress.wait(check_ready(self.find_url()), failure, self.start_timeout_s)
             self._wait_for(missing)
             self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
@@ -136,7 +136,7 @@ class RayHost:
         raise failure
 
     @property
-    def _ray_directory(self) -> Path:
+    def ray_directory(self) -> Path:
         return Path(self.environment["RAY_TMPDIR"])
 
     def _wait_for(self, missing: StatusCheck) -> None:
@@ -144,7 +144,7 @@ class RayHost:
 
     def _report_logs(self, pid: int) -> None:
         """Link to the session of the Ray that process `pid` has started, and print its logs."""
-        session = find_session(self._ray_directory, pid)
+        session = find_session(self.ray_directory, pid)
         if session is not None:
             link_session(self.children.run_dir, session)
             self.progress.report(f"logs of the replicas: {session}/logs/serve")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import cluster
+from cluster.launcher.local_environment import has_own_ray_directory, ray_temp_environment
 from deployments.terminal.command_line import UNUSABLE_CONFIG
 
 UNIT = Path(cluster.__file__).parent / "systemd" / "hundredfold.service"
@@ -41,6 +42,17 @@ def test_gpu_has_its_device_files_before_the_server_looks_for_it() -> None:
     text = UNIT.read_text()
     assert re.search(r"^After=.*\bnvidia-persistenced\.service$", text, re.MULTILINE)
     assert "\nExecStartPre=+-/usr/bin/nvidia-modprobe -u -c 0\n" in text
+
+
+def test_logs_of_replicas_outlive_the_private_tmp_of_the_service() -> None:
+    settings = [line.split("=", 1) for line in UNIT.read_text().splitlines() if "=" in line]
+    assert ["LogsDirectory", "hundredfold"] in settings
+    assert ["LogsDirectoryMode", "0700"] in settings
+    # systemd creates the directory of LogsDirectory below /var/log, and names it in this variable.
+    service = {"RAY_TMPDIR": "/var/log/hundredfold", "LOGS_DIRECTORY": "/var/log/hundredfold"}
+    assert ["Environment", f"RAY_TMPDIR={service['RAY_TMPDIR']}"] in settings
+    assert ray_temp_environment(service) == {"RAY_TMPDIR": service["RAY_TMPDIR"]}
+    assert has_own_ray_directory(service)
 
 
 def test_processes_lack_rights_that_they_do_not_need() -> None:
