@@ -31,6 +31,7 @@ class Pod(_OverlayModel):
 
     cpu: int = Field(ge=1)
     memory_gib: int = Field(ge=1)
+    disk_gib: int = Field(8, ge=1)  # of the node, for logs; Kubernetes evicts a pod that takes more
 
 
 class WorkerGroup(Pod):

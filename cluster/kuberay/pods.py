@@ -112,7 +112,12 @@ def build_security_context() -> Manifest:
 
 
 def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) -> Manifest:
-    amount = {"cpu": str(size.cpu), "memory": f"{size.memory_gib}Gi"}
+    amount = {
+        "cpu": str(size.cpu),
+        "memory": f"{size.memory_gib}Gi",
+        # Without a limit, a pod may fill the disk of its node, which then evicts pods of others too.
+        "ephemeral-storage": f"{size.disk_gib}Gi",
+    }
     return {
         "name": name,
         "image": image,

@@ -166,6 +166,7 @@ def test_pods_are_restricted_and_mount_artifacts_read_only(pod: dict[str, Any]) 
 def test_pods_have_equal_requests_and_limits(pod: dict[str, Any]) -> None:
     resources = find_container(pod)["resources"]
     assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["ephemeral-storage"] == "8Gi"  # of logs, which Ray rotates
 
 
 @every_pod
