@@ -115,7 +115,7 @@ def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) 
     amount = {
         "cpu": str(size.cpu),
         "memory": f"{size.memory_gib}Gi",
-        # Without a limit, a pod may fill the disk of its node, which then evicts pods of others too.
+        # Without a limit, a pod may fill the disk of its node, which then evicts other pods too.
         "ephemeral-storage": f"{size.disk_gib}Gi",
     }
     return {
