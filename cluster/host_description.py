@@ -17,11 +17,11 @@ import psutil
 
 from cluster.config_entries import (
     find_applications,
-    find_store,
     read_args,
     read_mapping,
     read_number,
 )
+from cluster.configured_store import find_first_store
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.launcher.local_ports import DEFAULT_PORTS
 from cluster.linting.document import UnreadableConfig, read_document
@@ -168,11 +168,6 @@ def _is_python_optimized() -> bool:
     return "pyenv" not in sys.base_prefix or "--enable-optimizations" in options
 
 
-def _find_store(document: Any) -> Path:
-    """Return the store of the first application that names one, else the default store."""
-    return find_store(next((args for args in read_args(document) if args.get("store")), {}))
-
-
 def _has_gpu_memory_in_bytes(document: Any) -> bool:
     budgets = (args.get("gpu_memory") for args in read_args(document))
     return any(isinstance(budget, int | float) and budget > 1 for budget in budgets)
@@ -180,7 +175,7 @@ def _has_gpu_memory_in_bytes(document: Any) -> bool:
 
 def _describe_store(named: Path | None, document: Any) -> StoreDescription:
     try:
-        path = named or _find_store(document)
+        path = named or find_first_store(document)
     except BadSetting as error:
         return StoreDescription(path=error.message, models=0, is_writable=False, free_bytes=0)
     nearest = next(

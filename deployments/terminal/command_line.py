@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
@@ -82,12 +83,17 @@ Tree: TypeAlias = Mapping[str, CommandSpec | CommandGroup]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command tree with its name, description and examples."""
+    """A command tree with its name, description and examples.
+
+    `find_store` returns the store for commands without `--store`. Its argument is the Serve config
+    that the command line names, or None. Without it, the default store is used.
+    """
 
     name: str
     description: str
     tree: Tree
     examples: str = ""
+    find_store: Callable[[Path | None], Path] | None = None
 
     def run(self, argv: Sequence[str]) -> int:
         """Parse `argv` and run the command; return its exit code.
@@ -103,6 +109,7 @@ class Program:
             if unknown:  # argparse would print the usage of the whole program
                 arguments.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
             arguments.command_line = f"{self.name} {shlex.join(argv)}"
+            self._fill_in_store(arguments)
             run: Callable[[argparse.Namespace], int] = arguments.run_command
             code = run(arguments)
             sys.stdout.flush()
@@ -141,6 +148,17 @@ class Program:
         )
         _add_commands(parser, self.tree, None if loaded is None else list(loaded))
         return parser
+
+    def _fill_in_store(self, arguments: argparse.Namespace) -> None:
+        """Replace a missing `arguments.store`. Raises BadSetting if there is no such store."""
+        if getattr(arguments, "store", "") is not None:
+            return
+        if self.find_store is not None:
+            arguments.store = self.find_store(getattr(arguments, "config", None))
+        else:
+            from deployments.config import default_store  # late: most commands need no pydantic
+
+            arguments.store = default_store()
 
 
 @contextmanager
