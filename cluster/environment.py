@@ -64,9 +64,9 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "RAY_process_group_cleanup_enabled": "1",
         # Requires Ray's token for dashboard, jobs, GCS and the ports that unpickle messages.
         "RAY_AUTH_MODE": "token",
-        # Bytes of a log file until a new one begins, and number of former ones that stay. Ray's
-        # defaults are 512 MiB and 5, 3 GiB per log. What workers print (`worker-*.err`) grows without
-        # a limit unless the first variable is set.
+        # Bytes of a log file until a new one begins, and the number of former ones. Ray's
+        # defaults are 512 MiB and 5, 3 GiB per log. What workers print (`worker-*.err`) grows on
+        # without a limit unless the first variable is set.
         "RAY_ROTATION_MAX_BYTES": str(LOG_FILE_BYTES),
         "RAY_ROTATION_BACKUP_COUNT": str(FORMER_LOG_FILES),
         # Runs replicas with normal priority. With Ray's default niceness of 15, any other process

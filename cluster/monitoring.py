@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from deployments.errors import RateLimited
 from deployments.metrics import PREFIX
 from deployments.terminal.command_line import OK
 from deployments.terminal.console import print_json
@@ -20,7 +21,11 @@ KUBERNETES_PREFIX = "ray_"  # Ray's agents put this before the name of each metr
 _SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # columns of Grafana's grid, and size of a panel
 _MODEL = 'model=~"$model"'
-_FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
+_FAILED = 'status=~"5..",status!~"503"'
+# A key that reaches its own limits says nothing about the load of the server.
+_BEYOND_KEY = f'code="{RateLimited.code}"'
+_REGARDED = f'code!="{RateLimited.code}"'
+_REFUSED = f'status=~"429|503",{_REGARDED}'
 # Backends whose counters cover requests that HAProxy answers itself and the ingress does not count.
 # The excluded backends have no requests for models: `default_backend` denies unknown paths, and
 # `stats` is HAProxy's status page.
@@ -107,7 +112,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                     f"{_rate('requests_total', f'{_MODEL},{which}')} / {_rate('requests_total')}",
                     legend,
                 )
-                for which, legend in ((_REFUSED, "refused"), (_FAILED, "failed"))
+                for which, legend in (
+                    (_REFUSED, "refused"),
+                    (_BEYOND_KEY, "beyond the limits of a key"),
+                    (_FAILED, "failed"),
+                )
             ),
         ),
         Panel("Requests that HAProxy answers itself", "reqps", (
@@ -171,7 +180,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 
 
 def _share_of_requests(status: str) -> str:
-    chosen, all_requests = (_rate("requests_total", which, window="5m") for which in (status, ""))
+    chosen, all_requests = (
+        _rate("requests_total", which, window="5m") for which in (status, _REGARDED)
+    )
     return f"{chosen} / {all_requests}"
 
 
@@ -199,7 +210,8 @@ ALERTS = (
         "HundredfoldOverloaded",
         f"{_share_of_requests(_REFUSED)} > 0.1 or {_share_at_edge(_EDGE_DENIED)} > 0.1",
         10,
-        "more than 10 % of the requests are refused; allow more replicas, or lower the load",
+        "more than 10 % of the requests within the limits of their keys are refused; allow more "
+        "replicas, or lower the load",
     ),
     Alert(
         "HundredfoldQueueLong",

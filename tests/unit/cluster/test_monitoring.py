@@ -18,10 +18,13 @@ from cluster.monitoring import (
     build_alerts,
     build_dashboard,
 )
+from deployments.config import IngressUserConfig
 from deployments.errors import EngineFailed
+from deployments.keys.key import KeyLimits
 from hundredfold.__main__ import main
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
+from tests.support.keys import add_key, bearer
 
 SERIES = [series for row in ROWS.values() for panel in row for series in panel.series]
 EXPRESSIONS = [each.expression for each in (*SERIES, *ALERTS)]
@@ -79,6 +82,28 @@ async def test_alert_counts_failures_of_engines_and_no_mistakes_of_clients(
             status = str(server.recorder.records[-1].status)
             is_counted = re.fullmatch(counted, status) and not re.fullmatch(excluded, status)
             assert bool(is_counted) == is_failure, path
+
+
+async def test_alert_counts_no_refusals_by_limits_of_a_key(
+    tiny_store: Path, tmp_path: Path
+) -> None:
+    """One key that sends more than it may says nothing about the load of the server."""
+    (expression,) = (each.expression for each in ALERTS if each.name == "HundredfoldOverloaded")
+    ingress, _, _ = expression.partition(" or ")
+    excluded = re.findall(r'code!="([^"]+)"', ingress)
+    assert len(excluded) == 2, "neither among the refusals nor among all requests"
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, limits=KeyLimits(requests_per_minute=1))
+    server = InProcess(tiny_store, settings=IngressUserConfig(key_file=keys))
+    async with server.client() as http:
+        answers = [
+            await http.post("/embed", json={"inputs": "a"}, headers=bearer(key)) for _ in range(3)
+        ]
+    assert answers[0].status_code == 200
+    assert answers[-1].status_code == 429
+    codes = [record.code for record in server.recorder.records]
+    assert codes[0] == "none"
+    assert {codes[-1]} == set(excluded)
 
 
 def test_alert_fires_without_an_ingress() -> None:
