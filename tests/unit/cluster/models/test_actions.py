@@ -74,7 +74,7 @@ def test_commands_change_the_store_that_the_server_uses(
     application = {"import_path": "deployments.app:build_app", "args": {"store": str(store)}}
     config.write_text(json.dumps({"applications": [application]}))
     monkeypatch.setenv("HUNDREDFOLD_STORE", str(tmp_path / "other"))
-    assert AppArgs.parse(application["args"]).store_path() == store
+    assert AppArgs(store=store, encoders={}).store_path() == store
     assert main(["models", "pin", MODEL, "--config", str(config)]) == 0
     assert read_plan(store).find(MODEL).pinned
     monkeypatch.chdir(tmp_path)
@@ -86,7 +86,7 @@ def test_commands_change_the_store_that_the_server_uses(
 
     application["args"] = {}
     config.write_text(json.dumps({"applications": [application]}))
-    assert AppArgs.parse({}).store_path() == tmp_path / "other"
+    assert AppArgs(encoders={}).store_path() == tmp_path / "other"
     assert main(["models", "pin", MODEL]) == 1
     assert f"there is no store {tmp_path / 'other'}; " in capsys.readouterr().err
     config.write_text("[")
