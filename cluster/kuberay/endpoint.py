@@ -19,15 +19,16 @@ REPLACEMENT_S = 120
 ALL_INTERFACES = (SERVE_HOST, "::")
 # KubeRay requires these port names.
 HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
-METRICS_PORT = 8080
+# Ports that Prometheus reads, by the names that pod-monitor.yaml uses. KubeRay requires `metrics`.
+PROMETHEUS_PORTS: Mapping[str, int] = {"metrics": 8080, "haproxy": 9101}
 # Ports on which Ray, KubeRay, Serve and HAProxy listen in the pods.
 RESERVED_PORTS: Mapping[str, range] = {
     **{f"Ray's {name}": range(port, port + 1) for name, port in HEAD_PORTS.items()},
-    "Ray's metrics": range(METRICS_PORT, METRICS_PORT + 1),
+    "Ray's metrics": range(PROMETHEUS_PORTS["metrics"], PROMETHEUS_PORTS["metrics"] + 1),
     "Serve's fallback proxy": range(8500, 8501),
     "Serve's fallback proxy for gRPC": range(9500, 9501),
     "HAProxy's statistics": range(8404, 8405),
-    "HAProxy's metrics": range(9101, 9102),
+    "HAProxy's metrics": range(PROMETHEUS_PORTS["haproxy"], PROMETHEUS_PORTS["haproxy"] + 1),
     "Ray's workers": range(10_002, 20_000),
     "the replicas": range(30_000, 31_001),
     "the replicas for gRPC": range(40_000, 41_001),

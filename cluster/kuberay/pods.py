@@ -9,7 +9,7 @@ from typing import Any
 from cluster.access import key_file_environment
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.kuberay.capacity import POOL_LABEL
-from cluster.kuberay.endpoint import HEAD_PORTS, METRICS_PORT, ServeEndpoint
+from cluster.kuberay.endpoint import HEAD_PORTS, PROMETHEUS_PORTS, ServeEndpoint
 from cluster.kuberay.overlay import Pod, Production, WorkerGroup
 from cluster.launcher.ray_host import OBJECT_STORE_BYTES
 
@@ -37,9 +37,7 @@ def build_labels(production: Production) -> dict[str, str]:
 def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:
     """Build the head group. `num-cpus: 0` keeps replicas away from the head."""
     container = _build_container("ray-head", production.images.cpu, production.head, endpoint)
-    container["ports"] = _build_ports(
-        {**HEAD_PORTS, "serve": endpoint.port, "metrics": METRICS_PORT}
-    )
+    container["ports"] = _build_ports({**HEAD_PORTS, "serve": endpoint.port, **PROMETHEUS_PORTS})
     return {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", **OBJECT_STORE},
         "template": _build_template(production, container),
@@ -52,7 +50,7 @@ def build_worker_group(
     """Build a worker group. A worker without replicas has no proxy and stays unready."""
     image = getattr(production.images, group.image)
     container = _build_container("ray-worker", image, group, endpoint)
-    container["ports"] = _build_ports({"serve": endpoint.port, "metrics": METRICS_PORT})
+    container["ports"] = _build_ports({"serve": endpoint.port, **PROMETHEUS_PORTS})
     container["readinessProbe"] = _build_readiness_probe(endpoint.port)
     container["lifecycle"] = {"preStop": {"exec": {"command": _build_drain(endpoint.drain_s)}}}
     template = _build_template(production, container)
