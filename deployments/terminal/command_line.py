@@ -28,6 +28,7 @@ from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
 from deployments.host.gpus import order_by_bus
+from deployments.host.machine import advise_install
 
 OK, FAILED, UNUSABLE_CONFIG, INTERRUPTED = 0, 1, os.EX_CONFIG, 130
 STDOUT = 1  # file descriptor
@@ -119,7 +120,7 @@ class Program:
         except ModuleNotFoundError as error:
             if spec is None or (error.name or "").partition(".")[0] in OWN_PACKAGES:
                 raise
-            hint = f"run `pip install '.[{spec.extra}]'` in the checkout" if spec.extra else ""
+            hint = advise_install(spec.extra) if spec.extra else ""
             return print_error(f"`{error.name}` is not installed", hint)
         except KeyboardInterrupt:
             return print_error("interrupted", code=INTERRUPTED)

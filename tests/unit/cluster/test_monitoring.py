@@ -129,9 +129,7 @@ def test_alerts_tell_servers_apart_and_say_how_urgent_they_are() -> None:
     assert down.severity == "critical"
 
 
-def test_scrape_configuration_has_both_endpoints_and_the_jobs_of_the_alerts() -> (
-    None
-):
+def test_scrape_configuration_has_both_endpoints_and_the_jobs_of_the_alerts() -> None:
     text = OPERATIONS.read_text()
     block = re.search(r"^    scrape_configs:\n(?:    .*\n)+", text, re.MULTILINE)
     assert block is not None
