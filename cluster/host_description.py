@@ -25,7 +25,7 @@ from cluster.configured_store import find_first_store
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.launcher.local_ports import DEFAULT_PORTS
 from cluster.linting.document import UnreadableConfig, read_document
-from cluster.ports import PORTS, describe_port_owner, is_port_free
+from cluster.ports import HTTP_PORT, PORTS, describe_port_owner, is_port_free
 from cluster.processes import end_with_parent
 from deployments.artifacts.store import list_model_directories
 from deployments.config import CORES_PER_INGRESS
@@ -46,7 +46,6 @@ PACKAGES = (
     "onnxruntime-genai-cuda", "tokenizers", "numpy", "torch", "transformers", "openvino",
     "bitsandbytes", "tensorrt-cu13-libs", "flash-attn",
 )  # fmt: skip
-_DEFAULT_HTTP_PORT = 8000
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 _SHARED_MEMORY = Path("/dev/shm")
 # Memory of a model that is loaded at the start, in all replicas. The demo models take 0.35 GB each.
@@ -108,8 +107,8 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
     """
     try:
         from cluster.check import check_file
-        from cluster.kuberay.memory import (
-            POD_BYTES,
+        from cluster.replica_resources import (
+            RAY_BYTES,
             REPLICA_BYTES,
             measure_builder,
             measure_replicas,
@@ -121,7 +120,7 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
             return None
     except (OSError, UnicodeDecodeError):
         return None
-    minimum = maximum = POD_BYTES
+    minimum = maximum = RAY_BYTES
     for application in find_applications(document):
         maximum += measure_builder(application)
         entries = {entry.name: entry.raw for entry in application.deployments()}
@@ -146,7 +145,7 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
 
 def _find_http_port(document: Any) -> int:
     port = read_mapping(document, "http_options").get("port")
-    return port if isinstance(port, int) and port in PORTS else _DEFAULT_HTTP_PORT
+    return port if isinstance(port, int) and port in PORTS else HTTP_PORT
 
 
 def _find_http_hosts(document: Any) -> tuple[str, ...]:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.access import key_file_environment
-from cluster.environment import RAY_ENVIRONMENT
-from cluster.kuberay.capacity import POOL_LABEL
+from cluster.environment import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
 from cluster.kuberay.endpoint import HEAD_PORTS, PROMETHEUS_PORTS, ServeEndpoint
 from cluster.kuberay.overlay import Pod, Production, WorkerGroup
-from cluster.launcher.ray_host import OBJECT_STORE_BYTES
+from cluster.replica_resources import POOL_LABEL
 
 Manifest = dict[str, Any]
 
@@ -21,7 +20,6 @@ USER_ID = 1000  # id of the user in the images
 GPU_RESOURCE = "nvidia.com/gpu"
 KEY_FILE = Path("/keys/keys.json")  # file in the mounted secret `keys_secret`
 STOP_S = 55  # seconds for Ray to stop after the drain
-# Ray's default of 30 % of a pod's memory would leave less for models.
 OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
 
 

@@ -16,6 +16,7 @@ import yaml
 
 from cluster.default_config import CONFIG_NAME
 from cluster.edge.supervisor import Edge
+from cluster.environment import OBJECT_STORE_BYTES
 from cluster.launcher.liveness import Liveness, StoppedProcesses
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_sessions import find_session, link_session
@@ -33,7 +34,6 @@ from cluster.shortages import check_space, explain_shortages
 from deployments.files import write_atomically
 from deployments.host.machine import usable_cores
 
-OBJECT_STORE_BYTES = 256 << 20  # small, because messages between replicas bypass Ray's object store
 MAX_STARTS = 3  # maximum attempts to restart an ended child
 # Seconds that the launcher waits, after Serve has ended, to see whether Ray ends too. `ray start`
 # checks its processes every second.

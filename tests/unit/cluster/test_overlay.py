@@ -9,7 +9,6 @@ import yaml
 from cluster.access import find_key_file
 from cluster.config_entries import ApplicationEntry
 from cluster.kuberay.capacity import (
-    ResourceDemand,
     count_pods,
     find_capacity_errors,
     find_gpu_memory_errors,
@@ -19,6 +18,7 @@ from cluster.kuberay.memory import find_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.pods import build_disruption_budgets
 from cluster.kuberay.render import PRODUCTION, render_rayservice
+from cluster.replica_resources import ResourceDemand
 from deployments.config import AppArgs
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
