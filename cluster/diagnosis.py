@@ -42,6 +42,7 @@ class StoreDescription:
 
     path: str  # or why there is none
     models: int  # number of models; 0 if the directory is missing or cannot be read
+    offloaded_models: int = 0  # those of them whose KV caches are in main memory, beside a GPU
     is_writable: bool
     free_bytes: int
 

@@ -16,8 +16,8 @@ from deployments.host.gpus import BUS_ORDER, DEVICE_ORDER_VARIABLE
 LOG_FILE_BYTES = 32 << 20
 FORMER_LOG_FILES = 2
 
-# Bytes of Ray's object store, in /dev/shm. Messages between replicas bypass it, and Ray's default of
-# 30 % of the memory would leave less for models.
+# Bytes of Ray's object store, in /dev/shm. Messages between replicas bypass it. Ray's default, 30 %
+# of the memory, would leave less for models.
 OBJECT_STORE_BYTES = 256 << 20
 
 RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,11 @@ from cluster.launcher.local_ports import DEFAULT_PORTS
 from cluster.linting.document import UnreadableConfig, read_document
 from cluster.ports import HTTP_PORT, PORTS, describe_port_owner, is_port_free
 from cluster.processes import end_with_parent
-from deployments.artifacts.store import list_model_directories
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import find_artifact, list_model_directories, read_model_id
 from deployments.config import CORES_PER_INGRESS
 from deployments.deployment_names import INGRESS
-from deployments.errors import BadSetting
+from deployments.errors import ArtifactError, BadSetting
 from deployments.host.gpus import find_visible, read_gpus, read_visible_gpus
 from deployments.host.idle_cores import LATENCY_DEVICE, halts_idle_cores
 from deployments.host.machine import (
@@ -60,7 +62,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     addresses = [*http_addresses, *((_ANY_IPV4, port) for port in DEFAULT_PORTS.values())]
     gpus, memory = read_gpus(), psutil.virtual_memory()
     cores, visible = usable_cores(), find_visible(gpus)
-    limit = ControlGroups.own().free_bytes()
+    limit, described_store = ControlGroups.own().free_bytes(), _describe_store(store, document)
     return HostDescription(
         config=config,
         config_error=config_error,
@@ -68,7 +70,13 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         cores=cores,
         memory_bytes=memory.total,
         free_bytes=memory.available if limit is None else min(limit, memory.available),
-        needed=_measure_memory(config, document, cores, has_gpu=bool(visible)),
+        needed=_measure_memory(
+            config,
+            document,
+            cores,
+            # None: without a GPU, its deployments have no replicas.
+            offloaded_models=described_store.offloaded_models if visible else None,
+        ),
         gpus=gpus,
         visible_gpus=visible,
         knows_gpu_memory=bool(read_visible_gpus()),
@@ -76,7 +84,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         python=platform.python_version(),
         python_is_optimized=_is_python_optimized(),
         packages=installed_versions(PACKAGES),
-        store=_describe_store(store, document),
+        store=described_store,
         ports={
             port: describe_port_owner(port) for host, port in addresses if _is_taken(host, port)
         },
@@ -100,8 +108,10 @@ def _read_config(path: Path) -> tuple[Any, str | None]:
         return None, str(exc)
 
 
-def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -> MemoryNeed | None:
-    """Return the memory that the config needs.
+def _measure_memory(
+    config: Path, document: Any, cores: int, *, offloaded_models: int | None
+) -> MemoryNeed | None:
+    """Return the memory that the config needs. `offloaded_models` is None on a host without a GPU.
 
     Return None if `hundredfold check` finds problems in the config, or a package is missing.
     """
@@ -124,8 +134,8 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
     for application in find_applications(document):
         maximum += measure_builder(application)
         entries = {entry.name: entry.raw for entry in application.deployments()}
-        for demand, memory in measure_replicas(application):
-            if demand.gpus and not has_gpu:
+        for demand, memory in measure_replicas(application, offloaded_models or 0):
+            if demand.gpus and offloaded_models is None:
                 continue
             autoscaling = read_mapping(entries[demand.name], "autoscaling_config")
             policy = read_mapping(read_mapping(autoscaling, "policy"), "policy_kwargs")
@@ -183,6 +193,7 @@ def _describe_store(named: Path | None, document: Any) -> StoreDescription:
     return StoreDescription(
         path=str(path),
         models=_count_models(path),
+        offloaded_models=_count_offloaded_models(path),
         is_writable=os.access(nearest, os.W_OK),
         free_bytes=_free_bytes(nearest),
     )
@@ -193,6 +204,17 @@ def _count_models(store: Path) -> int:
         return len(list_model_directories(store))
     except OSError:  # a store that cannot be read has nothing to serve
         return 0
+
+
+def _count_offloaded_models(store: Path) -> int:
+    """Count the models that were built with `--offload-kv-cache`."""
+    count = 0
+    with suppress(OSError):  # as in `_count_models`
+        for directory in list_model_directories(store):
+            with suppress(ArtifactError):  # `hundredfold models ls` says what is damaged
+                manifest = ArtifactManifest.parse(find_artifact(store, read_model_id(directory)))
+                count += any(candidate.options.kv_offload for candidate in manifest.candidates)
+    return count
 
 
 def _free_bytes(directory: Path) -> int:

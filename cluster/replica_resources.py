@@ -50,9 +50,14 @@ class ResourceDemand:
         )
 
 
-def measure_replicas(application: ApplicationEntry) -> Iterator[tuple[ResourceDemand, int]]:
-    """Yield each deployment and the maximum bytes of one replica in main memory."""
-    for entry, pools in _list_pools(application):
+def measure_replicas(
+    application: ApplicationEntry, offloaded_models: int = 0
+) -> Iterator[tuple[ResourceDemand, int]]:
+    """Yield each deployment and the maximum bytes of one replica in main memory.
+
+    `offloaded_models` is the number of models that were built with `--offload-kv-cache`.
+    """
+    for entry, pools in _list_pools(application, offloaded_models):
         yield ResourceDemand.of(entry.raw), REPLICA_BYTES + pools
 
 
@@ -65,11 +70,13 @@ def measure_builder(application: ApplicationEntry) -> int:
     return 0
 
 
-def _list_pools(application: ApplicationEntry) -> Iterator[tuple[DeploymentEntry, int]]:
+def _list_pools(
+    application: ApplicationEntry, offloaded_models: int
+) -> Iterator[tuple[DeploymentEntry, int]]:
     """Yield each deployment and the maximum bytes of its pools and buffers in main memory."""
     pools: Mapping[str, int] = {}
     if application.is_hundredfold:
-        pools = _count_pools(AppArgs.parse(application.raw.get("args")))
+        pools = _count_pools(AppArgs.parse(application.raw.get("args")), offloaded_models)
     for entry in application.deployments():
         held = pools.get(entry.name, 0)
         if application.is_hundredfold and entry.name == INGRESS:
@@ -79,7 +86,7 @@ def _list_pools(application: ApplicationEntry) -> Iterator[tuple[DeploymentEntry
         yield entry, held
 
 
-def _count_pools(args: AppArgs) -> dict[str, int]:
+def _count_pools(args: AppArgs, offloaded_models: int) -> dict[str, int]:
     pools = {TOKENIZER: args.tokenizer_pool_bytes}
     for device, encoder in args.encoders.items():
         pools[ENCODER_DEPLOYMENTS[device]] = args.tokenizer_pool_bytes
@@ -88,7 +95,9 @@ def _count_pools(args: AppArgs) -> dict[str, int]:
             pools[ENCODER_DEPLOYMENTS[device]] += models + encoder.lone_pass_bytes
     for device, generator in args.generators.items():
         models = generator.pool_bytes or DEFAULT_POOL_BYTES
-        pools[GENERATOR_DEPLOYMENTS[device]] = models if device is Device.CPU else 0
+        # The budget of the GPU leaves out KV caches in main memory, and the pool is one of the GPU.
+        offloaded = offloaded_models * generator.kv_cache_bytes
+        pools[GENERATOR_DEPLOYMENTS[device]] = models if device is Device.CPU else offloaded
     return pools
 
 

@@ -41,16 +41,17 @@ def find_memory_errors(
 ) -> Iterator[str]:
     """Yield a message for each group whose pods may get replicas that exceed `memory_gib`.
 
-    The config must have passed the linter. The models of GPU deployments do not count, because they
-    are in the memory of the GPU.
+    The config must have passed the linter. Of models on GPUs only KV caches count that were
+    offloaded to main memory.
     """
-    sizes = [
-        (demand, _measure(demand, memory))
-        for application in applications
-        for demand, memory in measure_replicas(application)
-    ]
+    applications = list(applications)
     for group in groups:
-        fitting = tuple(size for demand, size in sizes if fits_on(demand, group))
+        fitting = tuple(
+            _measure(demand, memory)
+            for application in applications
+            for demand, memory in measure_replicas(application, group.offloaded_models)
+            if fits_on(demand, group)
+        )
         fullest = _find_fullest(fitting, group.cpu * _MILLI, group.gpus * _MILLI)
         needed = RAY_BYTES + fullest.memory
         if needed > group.memory_gib << 30:
@@ -59,6 +60,7 @@ def find_memory_errors(
                 f"a pod of worker group `{group.name}` has {group.memory_gib} GiB (`memory_gib`); "
                 f"{replicas} fit on its CPUs and may take {needed / (1 << 30):.1f} GiB with Ray. "
                 "Raise `memory_gib`, or lower `pool_bytes` and `tokenizer_pool_bytes` in `args`"
+                + (", or `kv_cache_bytes` of `generators.gpu`" if group.offloaded_models else "")
             )
 
 

@@ -41,6 +41,8 @@ class WorkerGroup(Pod):
     image: Literal["cpu", "gpu"]
     gpus: int = Field(0, ge=0)
     gpu_memory_gib: int | None = Field(None, ge=1)  # memory per GPU; None: not checked
+    # Models with `--offload-kv-cache`: each takes `kv_cache_bytes` of main memory per replica.
+    offloaded_models: int = Field(0, ge=0)
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
     idle_timeout_s: int = Field(ge=0)
