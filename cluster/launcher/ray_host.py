@@ -18,8 +18,9 @@ from cluster.default_config import CONFIG_NAME
 from cluster.edge.supervisor import Edge
 from cluster.environment import OBJECT_STORE_BYTES
 from cluster.launcher.liveness import Liveness, StoppedProcesses
+from cluster.launcher.local_environment import has_own_ray_directory
 from cluster.launcher.local_ports import LocalPorts
-from cluster.launcher.ray_sessions import find_session, link_session
+from cluster.launcher.ray_sessions import find_session, link_session, remove_ended_sessions
 from cluster.launcher.serve_status import DeployFailures, find_token_file
 from cluster.processes import ChildProcesses
 from cluster.progress import (
@@ -59,14 +60,16 @@ class RayHost:
     def start(self) -> None:
         """Start Ray, then Serve with the config. Raises StartError if Ray does not start."""
         ensure_token(self.environment)
-        check_space(self.ray_directory)
+        if has_own_ray_directory(self.environment):
+            remove_ended_sessions(self._ray_directory)
+        check_space(self._ray_directory)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "
             f"metrics on {self.metrics_address})"
         )
         command = build_ray_command(self.ports, self.num_gpus)
         pid = self.children.start("ray", command, self.environment)
-        with explain_shortages(self.ray_directory):
+        with explain_shortages(self._ray_directory):
             self._wait_for(check_port_open("127.0.0.1", self.ports.gcs))
         self._report_logs(pid)
         self._start_serve()
@@ -86,7 +89,7 @@ class RayHost:
         def failure() -> str | None:
             return self.children.failure() or failures.find()
 
-        with explain_shortages(self.ray_directory):
+        with explain_shortages(self._ray_directory):
             self.progress.wait(check_ready(self.find_url()), failure, self.start_timeout_s)
             self._wait_for(missing)
             self._wait_for(check_port_open("127.0.0.1", self.ports.dashboard))
@@ -136,7 +139,7 @@ class RayHost:
         raise failure
 
     @property
-    def ray_directory(self) -> Path:
+    def _ray_directory(self) -> Path:
         return Path(self.environment["RAY_TMPDIR"])
 
     def _wait_for(self, missing: StatusCheck) -> None:
@@ -144,7 +147,7 @@ class RayHost:
 
     def _report_logs(self, pid: int) -> None:
         """Link to the session of the Ray that process `pid` has started, and print its logs."""
-        session = find_session(self.ray_directory, pid)
+        session = find_session(self._ray_directory, pid)
         if session is not None:
             link_session(self.children.run_dir, session)
             self.progress.report(f"logs of the replicas: {session}/logs/serve")
