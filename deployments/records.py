@@ -34,6 +34,7 @@ class RequestRecord:
     timings: CallTimings = field(default_factory=CallTimings)
     key: str = ""  # name of the API key; empty: none
     version: str = ""  # version of the model; empty: the request failed before the model was known
+    code: str = "none"  # code of the error
 
     @property
     def compute_s(self) -> float:
