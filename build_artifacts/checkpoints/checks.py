@@ -22,9 +22,9 @@ from build_artifacts.checkpoints.checkpoint import (
     read_field,
     read_modules,
     read_object,
-    unreadable_source,
+    unreadable_source_error,
 )
-from build_artifacts.checkpoints.foreign import foreign_weights
+from build_artifacts.checkpoints.weight_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 
 _MODULE_PACKAGE = "sentence_transformers."
@@ -48,8 +48,8 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
         # `check_modules` names the unsupported module, which explains more than a missing file.
         check_modules(checkpoint.directory, sparse=is_splade_model(checkpoint.directory))
         if is_adapter:
-            raise _adapter_without_model(checkpoint)
-        raise _find_foreign_weights(weights) or SourceNotFound(
+            raise _adapter_without_model_error(checkpoint)
+        raise _unread_weights_error(weights) or SourceNotFound(
             f"no `{CONFIG_NAME}` in {checkpoint.source.ref}",
             hint="SOURCE must be a transformers checkpoint",
         )
@@ -67,7 +67,7 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
         check_weights(weights, "model")
 
 
-def _adapter_without_model(checkpoint: Checkpoint) -> UnsupportedModel:
+def _adapter_without_model_error(checkpoint: Checkpoint) -> UnsupportedModel:
     base = read_field(checkpoint.weights / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
     return UnsupportedModel(
         f"{checkpoint.source.ref} has a LoRA adapter of `{base or 'another model'}`, and no model",
@@ -190,23 +190,23 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     if not is_plain_file(path):
-        raise _find_foreign_weights(path.parent) or SourceNotFound(
+        raise _unread_weights_error(path.parent) or SourceNotFound(
             f"no `{path.name}` in {path.parent}", hint="SOURCE must contain safetensors weights"
         )
     try:
         with safe_open(path, framework="numpy") as file:
             missing = promised - set(file.keys())
     except OSError as exc:
-        raise unreadable_source(path, str(exc)) from exc
+        raise unreadable_source_error(path, str(exc)) from exc
     except SafetensorError as exc:
         raise corrupt_file(path, str(exc)) from exc
     if missing:
         raise corrupt_file(path, f"the tensor `{min(missing)}` of the weight index is missing")
 
 
-def _find_foreign_weights(directory: Path) -> BuildError | None:
+def _unread_weights_error(directory: Path) -> BuildError | None:
     try:
         names = os.listdir(directory) if directory.is_dir() else []
     except OSError as exc:
-        raise unreadable_source(directory, str(exc.strerror)) from exc
-    return foreign_weights(str(directory), names)
+        raise unreadable_source_error(directory, str(exc.strerror)) from exc
+    return unread_weights_error(str(directory), names)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.architectures import parse_task_class, read_model_class
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
@@ -43,10 +43,8 @@ class LogitScore:
 
 def is_logit_reranker(checkpoint: Checkpoint, task: str) -> bool:
     """Return whether `task` is ranking, and the checkpoint a decoder that generates text."""
-    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
-    model_class = str((architectures or [""])[0])
     return task == TaskName.TEXT_RANKING and (
-        parse_task_class(model_class) is TaskName.TEXT_GENERATION
+        parse_task_class(read_model_class(checkpoint.weights)) is TaskName.TEXT_GENERATION
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.architectures import parse_task_class, read_model_class
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
@@ -62,7 +62,7 @@ def _check_head(checkpoint: Checkpoint, task: str) -> None:
 
     The weights of such heads have equal names, so transformers would load them.
     """
-    architecture = _read_architecture(checkpoint)
+    architecture = read_model_class(checkpoint.weights)
     stated = parse_task_class(architecture)
     heads = {find_head(task), find_head(task if stated is None else stated)}
     if len(heads) > 1 and heads <= {ModelHead.LABELS, ModelHead.TOKENS, ModelHead.SPAN}:
@@ -115,16 +115,10 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
     if (checkpoint.directory / MODULES_NAME).is_file():
         is_sparse = is_splade_model(checkpoint.directory)
         return TaskName.SPARSE_EMBEDDINGS if is_sparse else TaskName.FEATURE_EXTRACTION
-    architecture = _read_architecture(checkpoint)
+    architecture = read_model_class(checkpoint.weights)
     if (task := parse_task_class(architecture)) is not None:
         return task
     raise UnsupportedModel(
         f"no task matches the architecture `{architecture or 'none'}`",
         hint=f"pass `--task`, one of: {', '.join(list_task_names())}",
     )
-
-
-def _read_architecture(checkpoint: Checkpoint) -> str:
-    """Return the class name in config.json, or an empty text."""
-    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
-    return str((architectures or [""])[0])

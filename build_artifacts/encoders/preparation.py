@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.models import (
     load_model,
 )
 from build_artifacts.compaction.apply import compact
-from build_artifacts.compaction.find import find
+from build_artifacts.compaction.find import find_compaction
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.encoders.probes import tokenize_probes
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
@@ -182,4 +182,4 @@ def prepare(
     ReferenceOutputs(items, outputs, metadata.problem_type).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
-    (into / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
+    (into / COMPACTION_NAME).write_text(find_compaction(model).model_dump_json(), encoding="utf-8")

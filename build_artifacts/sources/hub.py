@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Protocol
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint, is_hashed
-from build_artifacts.checkpoints.foreign import foreign_weights
+from build_artifacts.checkpoints.weight_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound
-from build_artifacts.sources.tokenizer import check_vocabulary
+from build_artifacts.sources.tokenizer import check_vocabulary_files
 from deployments.artifacts.manifest import ModelSource
 
 # Errors of the local download cache, independent of the network.
@@ -85,11 +85,11 @@ def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
     listing = hub.listing(model_id, revision or None)
     files = [name for name in listing.files if is_hashed(name)]
     if not any(name.endswith(".safetensors") for name in files):
-        raise foreign_weights(f"`{model_id}`", listing.files) or SourceNotFound(
+        raise unread_weights_error(f"`{model_id}`", listing.files) or SourceNotFound(
             f"`{model_id}` has no safetensors weights in the layout of transformers",
             hint="name a revision that has them: `ID@REVISION`",
         )
-    check_vocabulary(f"`{model_id}`", listing.files)
+    check_vocabulary_files(f"`{model_id}`", listing.files)
     directory = hub.download(model_id, listing.commit, files)
     return Checkpoint(directory, ModelSource(ref=ref, revision=listing.commit), default_id=model_id)
 

@@ -29,7 +29,7 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     read_field,
     read_object,
-    unreadable_source,
+    unreadable_source_error,
 )
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.checkpoints.sentences import is_lowercasing
@@ -87,7 +87,7 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     own = weights / TOKENIZER_NAME
     if is_plain_file(own):
         return own
-    check_vocabulary(str(weights), [path.name for path in weights.glob("*")])
+    check_vocabulary_files(str(weights), [path.name for path in weights.glob("*")])
     name = _WORDS_NAME if is_plain_file(weights / _WORDS_NAME) else _PAIRS_NAME
     try:
         tokenizer = _convert(weights)
@@ -104,7 +104,7 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     return into / TOKENIZER_NAME
 
 
-def check_vocabulary(where: str, names: Iterable[str]) -> None:
+def check_vocabulary_files(where: str, names: Iterable[str]) -> None:
     """Raise SourceNotFound if no file in `names` is a vocabulary that the build reads."""
     files = sorted({name.rpartition("/")[2] for name in names})
     if {TOKENIZER_NAME, _WORDS_NAME, _PAIRS_NAME}.isdisjoint(files):
@@ -277,7 +277,7 @@ def _read_vocabulary(weights: Path, name: str) -> VocabularyFiles:
     except ValueError as exc:
         raise corrupt_file(path, str(exc)) from exc
     except OSError as exc:
-        raise unreadable_source(path, str(exc.strerror)) from exc
+        raise unreadable_source_error(path, str(exc.strerror)) from exc
     return words | read_object(weights / _ADDED_NAME)
 
 

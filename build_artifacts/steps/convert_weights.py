@@ -33,9 +33,9 @@ def convert_weights(
     """
     file = checkpoint.packed
     if file is not None:
-        convert = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
+        unpack = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
         detail = f"weights of {file.name} to fp32"
-        return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
+        return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, unpack)
     if read_fp8_format(checkpoint.weights) is not None:
         is_decoder = tasks[0] == TaskName.TEXT_GENERATION
         convert = partial(dequantize_fp8, checkpoint, is_decoder=is_decoder)
@@ -43,8 +43,8 @@ def convert_weights(
         checkpoint = _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
     if has_images(checkpoint.weights) and not read_modules(checkpoint.directory):
         detail = "the text model, without image inputs"
-        convert = partial(extract_text_model, checkpoint)
-        return _run_cached(steps, "text-model", "extract", detail, checkpoint, convert)
+        extract = partial(extract_text_model, checkpoint)
+        return _run_cached(steps, "text-model", "extract", detail, checkpoint, extract)
     return checkpoint
 
 
@@ -66,7 +66,7 @@ def _run_cached(
     name: str,
     detail: str,
     checkpoint: Checkpoint,
-    convert: Callable[[Path], Checkpoint],
+    convert: Callable[[Path], object],
 ) -> Checkpoint:
     """Return `checkpoint` as `convert` wrote it, to the directory of the cached step `key`."""
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.architectures import load_config
+from build_artifacts.checkpoints.architectures import load_config, read_model_class
 from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
@@ -27,7 +27,7 @@ Names = Mapping[str, str]
 Node = Any  # an onnx.NodeProto; the library is not typed
 
 
-def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> None:
     """Write the checkpoint to `into`, with its weights as safetensors.
 
     Raises UnsupportedModel if the weights cannot be read, do not fit, or some are missing.
@@ -39,7 +39,7 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     assert file is not None, "bug: dequantize without an ONNX file"
     weights = read_weights(file)
     config = load_config(checkpoint.weights)
-    architecture = str((config.architectures or ["none"])[0])
+    architecture = read_model_class(checkpoint.weights) or "none"
     model_class = getattr(transformers, architecture, None)
     if model_class is None:
         raise UnsupportedModel(
@@ -70,7 +70,6 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         shutil.copyfile(path, into / name)
     state = model.float().state_dict()
     model.save_pretrained(into, state_dict={n: v for n, v in state.items() if n not in unused})
-    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 
 def read_weights(file: Path) -> dict[str, WeightArray]:

@@ -31,7 +31,7 @@ from build_artifacts.checkpoints.models import (
 )
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.adapter_texts import (
-    check_vocabulary,
+    check_adapter_vocabulary,
     copy_chat_format,
     copy_sentence_config,
 )
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 _SIZE_MISMATCH = re.compile(r"size mismatch for (\S+): .*?(\[[\d, ]*\]).*?(\[[\d, ]*\])")
 
 
-def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
+def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> None:
     """Write the checkpoint with merged adapter weights to `into`, in fp32.
 
     Raises UnsupportedModel if the adapter does not fit or lacks weights, such as those of a head.
     """
-    check_vocabulary(adapter, checkpoint.weights)
+    check_adapter_vocabulary(adapter, checkpoint.weights)
     head = find_head(adapter.task)
     is_vector = head is ModelHead.VECTOR
     is_retrained = is_vector and bool(read_modules(adapter.directory))
@@ -70,7 +70,6 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
     is_original = not has_mxfp4_weights(checkpoint.weights)
     merged = _merged_model(checkpoint.weights, adapter)
     merged.save_pretrained(target, save_original_format=is_original)
-    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 
 def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:

@@ -39,8 +39,7 @@ def make_absolute(ref: str) -> str:
 
     Return any other source unchanged. Raises BuildError for a path that `resolve` rejects.
     """
-    find = find_file if is_gguf(ref) or is_onnx(ref) else find_directory
-    path = find(ref)
+    path = find_file(ref) if is_gguf(ref) or is_onnx(ref) else find_directory(ref)
     return ref if path is None else str(path)
 
 

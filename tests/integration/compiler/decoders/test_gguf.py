@@ -12,6 +12,7 @@ from gguf import GGUFWriter, RopeScalingType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
@@ -59,7 +60,8 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
     assert select_tasks(result, None, None) == (TaskName.TEXT_GENERATION,)
 
     (tmp_path / "whole").mkdir()
-    whole = dequantize(result, tmp_path / "whole")
+    dequantize(result, tmp_path / "whole")
+    whole = Checkpoint(tmp_path / "whole", result.source, result.default_id)
     actual, expected = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
     assert actual.keys() == expected.keys()
     for name, weights in expected.items():

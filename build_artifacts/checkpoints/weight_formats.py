@@ -13,7 +13,7 @@ ONNX_SUFFIX = ".onnx"
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
 
-def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
+def unread_weights_error(where: str, names: Iterable[str]) -> BuildError | None:
     """Return the error for a directory with pickled or GGUF weights only, else None."""
     files = sorted({name.rpartition("/")[2] for name in names})
     if any(name.endswith(".safetensors") for name in files):
