@@ -14,7 +14,11 @@ from build_artifacts.checkpoints.checkpoint import (
     read_field,
     read_modules,
 )
-from build_artifacts.checkpoints.rerankers import LOGIT_SCORE, is_logit_reranker
+from build_artifacts.checkpoints.rerankers import (
+    LOGIT_SCORE,
+    check_score_modules,
+    is_logit_reranker,
+)
 from build_artifacts.checkpoints.sentences import is_cross_encoder
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead, TaskName
@@ -42,6 +46,8 @@ def select_tasks(
     head = find_head(task)
     if adapter is None:
         _check_head(checkpoint, task)
+        if head is ModelHead.LABELS:
+            check_score_modules(checkpoint, task)
     if adapter is not None and head is not find_head(adapter.task):
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="omit `--task`"
