@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint, read_modules
+from build_artifacts.checkpoints.adapter import PROBLEM_TYPES, Adapter
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_field, read_modules
 from build_artifacts.checkpoints.fp8 import read_fp8_format
 from build_artifacts.checkpoints.models import estimate_memory
 from build_artifacts.checkpoints.text_models import has_images
@@ -51,12 +51,17 @@ def convert_weights(
 def merge_adapter(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     """Merge the adapter into the checkpoint. Raises BuildError if they do not fit.
 
-    The adapter of another model of the same shape fits, so the progress names its base model.
+    The adapter of another model of the same shape fits, so the progress names its base model. It
+    names the problem type of a classifier, because peft does not store that of the training.
     """
     steps.warn_of_memory(estimate_memory(checkpoint.weights))
     convert = partial(merge, checkpoint, adapter)
     base = "" if adapter.base is None else f", trained with {adapter.base}"
-    detail = f"LoRA adapter {adapter.name}{base}"
+    problem = ""
+    if adapter.task is TaskName.TEXT_CLASSIFICATION:
+        stated = read_field(checkpoint.weights / CONFIG_NAME, "problem_type", str)
+        problem = f", for {adapter.problem_type or stated or PROBLEM_TYPES[0]}"
+    detail = f"LoRA adapter {adapter.name}{base}{problem}"
     return _run_cached(steps, "merge", "merge", detail, checkpoint, convert)
 
 
