@@ -88,8 +88,13 @@ def _write_descriptions(file: Path, into: Path) -> None:
     place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
         header = _Header(file)
+        parts = header.read_part_count()
+        if parts > 1:
+            raise _part_error(file, parts)
         config = AutoConfig.from_pretrained(**place, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(**place, local_files_only=True)
+    except UnsupportedModel:
+        raise
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
@@ -110,6 +115,14 @@ def _write_descriptions(file: Path, into: Path) -> None:
     tokenizer.save_pretrained(into)
 
 
+def _part_error(file: Path, parts: int) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"`{file.name}` is one of {parts} parts of a model",
+        hint="merge them into one file with llama.cpp: `llama-gguf-split --merge FIRST_PART OUT`, "
+        "and build that",
+    )
+
+
 class _Header:
     """Fields of the model in a GGUF file, by their names without the architecture's prefix."""
 
@@ -123,6 +136,10 @@ class _Header:
     def read(self, name: str) -> Any:
         """Return the value of a field, such as "context_length"; None if it is missing."""
         return self._read_field(f"{self._architecture}.{name}")
+
+    def read_part_count(self) -> int:
+        """Return the number of files over which llama.cpp has split the model."""
+        return int(self._read_field("split.count") or 1)
 
     def _read_field(self, name: str) -> Any:
         field = self._reader.get_field(name)

@@ -40,12 +40,15 @@ def find_directory(ref: str) -> Path | None:
 
 
 def find_file(ref: str) -> Path | None:
-    """Return the file `ref`, or None if it does not exist.
+    """Return the file `ref` with an absolute path, or None if it does not exist.
 
-    Raises SourceUnreadable for a path that exists but is no file, or that cannot be read.
+    The file may be a link, such as one of the Hugging Face cache to a file without a format in its
+    name. Raises SourceUnreadable for a path that exists but is no file, or that cannot be read.
     """
     path = _expand(ref)
-    return path.resolve() if path is not None and is_plain_file(path) else None
+    if path is None or not is_plain_file(path):
+        return None
+    return path.parent.resolve() / path.name
 
 
 def absolute_ref(ref: str) -> str:

@@ -53,9 +53,11 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
 
 
 def _find_directory(file: Path) -> Path:
-    for directory in (file.parent, file.parent.parent):
-        if is_plain_file(directory / CONFIG_NAME):
-            return directory
+    """Return the directory of config.json. A linked file may be beside it at either end."""
+    for path in (file, file.resolve()):
+        for directory in path.parents[:2]:
+            if is_plain_file(directory / CONFIG_NAME):
+                return directory
     raise SourceNotFound(
         f"no `{CONFIG_NAME}` beside or above `{file.name}`",
         hint="put the files of its checkpoint next to it: config and tokenizer",

@@ -158,6 +158,25 @@ def test_pooler_of_a_classifier_is_required(tmp_path: Path) -> None:
         dequantize_onnx(checkpoint, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": ["logging"]}, "transformers has no class `logging`"),
+        ({"architectures": ["BertConfig"]}, "transformers has no class `BertConfig`"),
+        ({"num_attention_heads": 0}, r"transformers does not support `config\.json`"),
+        ({"hidden_act": "nothing"}, r"transformers does not support `config\.json`"),
+    ],
+)
+def test_invalid_config_of_a_graph_is_refused(
+    tmp_path: Path, file: Path, change: dict[str, object], reason: str
+) -> None:
+    path = file.parent.parent / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change), encoding="utf-8")
+    checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
+    with pytest.raises(UnsupportedModel, match=reason):
+        dequantize_onnx(checkpoint, tmp_path)
+
+
 def test_graph_without_config_fails(tmp_path: Path) -> None:
     file = tmp_path / "a" / "b" / "model.onnx"
     file.parent.mkdir(parents=True)

@@ -180,6 +180,20 @@ def test_gguf_with_rope_scaling_is_rejected(
     assert "safetensors" in caught.value.hint
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+def test_part_of_a_model_is_refused(tmp_path: Path, llama: Path, parts: int) -> None:
+    def extend(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.count", parts)
+
+    file = write_gguf(llama, tmp_path / "m-00001-of-00003.gguf", extend)
+    if parts == 1:
+        assert resolve(str(file), tmp_path, HuggingFaceHub()).packed == file
+        return
+    with pytest.raises(UnsupportedModel, match=f"`{file.name}` is one of 3 parts") as caught:
+        resolve(str(file), tmp_path, HuggingFaceHub())
+    assert "`llama-gguf-split --merge" in caught.value.hint
+
+
 @pytest.mark.parametrize("kind", [RopeScalingType.NONE, RopeScalingType.LINEAR])
 def test_gguf_without_effective_rope_scaling_is_accepted(
     tmp_path: Path, llama: Path, kind: RopeScalingType
