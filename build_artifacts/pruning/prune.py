@@ -57,7 +57,7 @@ def prune_checkpoint(
     Pruned parts are zero. The shapes are unchanged, so any tool can load the result. Raises
     UnsupportedModel if the model cannot be loaded or pruned.
     """
-    model = load_model(weights, head=metadata.loaded_head, dtype="float32")
+    model = load_model(weights, head=metadata.loaded_head, dtype="float32", is_checked=True)
     prune(model, fraction, metadata, items)
     model.save_pretrained(into)
     # Copy last, to replace the saved config.json, which may name another class.
