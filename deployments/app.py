@@ -64,7 +64,7 @@ from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.base import Clients
-from deployments.transports.channel.clients import (
+from deployments.transports.channel.deployment_clients import (
     ChannelEncoderClient,
     ChannelGeneratorClient,
     ChannelModelPoolClient,
