@@ -176,7 +176,7 @@ class Tokenizer(_ChannelHooks):
 
     async def __del__(self) -> None:
         await self._channel.close()
-        self._replica.close()
+        await self._replica.close()
 
 
 class Encoder(_ChannelHooks):
@@ -216,7 +216,7 @@ class Encoder(_ChannelHooks):
 
     async def __del__(self) -> None:
         await self._channel.close()
-        self._tokenizer.close()
+        await self._tokenizer.close()
         await self._replica.close()
 
 

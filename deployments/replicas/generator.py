@@ -278,13 +278,13 @@ class GeneratorReplica:
     async def close(self) -> None:
         """Finish queued and active jobs, then release the engines.
 
-        Calls that have no job yet get an error.
+        Calls that have no job yet get Overloaded.
         """
         self._pinned.close()
+        for threads in (self._prompts, self._quick_grammars, self._long_grammars):
+            await threads.close()
         for model in self.pool.models():
             await asyncio.to_thread(model.scheduler.close)
-        for threads in (self._prompts, self._quick_grammars, self._long_grammars):
-            threads.close()
         await self.pool.close()
 
     def _serves(self, model: RegisteredModel) -> bool:
