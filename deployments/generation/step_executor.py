@@ -263,9 +263,9 @@ class StepExecutor:
         tokens = accepted = 0
         for draft_token in (*draft, None):
             self._slots.append_token(slot)
-            error = self._accept_logits(job, logits[tokens][None])
-            if error is not None:
-                self._fail([(job, error)], is_decode=True)
+            failure = self._accept_logits(job, logits[tokens][None])
+            if failure is not None:
+                self._fail([(job, failure)], is_decode=True)
                 break
             tokens += 1
             is_match = job.last_tokens == [draft_token]

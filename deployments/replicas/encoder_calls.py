@@ -146,7 +146,7 @@ class DecodedCalls:
         return hide_details(error)
 
 
-def _run_on_this_loop(call: Callable[[], None]) -> Callable[[Any], None]:
+def _run_on_this_loop(call: Callable[[], None]) -> Callable[[Any], object]:
     """Return a callback for the end of work in a thread."""
     loop = asyncio.get_running_loop()
     return lambda _done: loop.call_soon_threadsafe(call)

@@ -179,12 +179,12 @@ def test_tests_of_the_engine_change_no_answer(kind: type[FakeDecoder]) -> None:
 
 
 def test_lost_engine_needs_no_test() -> None:
-    class Lost(FakeDecoder):
+    class LostAtOnce(FakeDecoder):
         def prefill(self, slot, ids, start, *, all_logits=False):
             self.parts.append((slot, len(ids)))
             raise EngineLost("all processes have ended")
 
-    harness = SchedulerHarness(Lost(), SchedulingSettings())
+    harness = SchedulerHarness(LostAtOnce(), SchedulingSettings())
     assert isinstance(run_alone(harness, [1, 2, 5]), EngineLost)
     assert harness.decoder.parts == [(0, 3)]
     with pytest.raises(EngineLost):

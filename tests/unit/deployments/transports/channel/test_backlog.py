@@ -17,7 +17,7 @@ from deployments.transports.channel.deployment_clients import (
 )
 from deployments.transports.channel.frames import AnswerFrame, Method
 from tests.support.channels import call, connected_pool, running_replica, until
-from tests.unit.deployments.transports.channel.test_clients import KEY, build_call
+from tests.unit.deployments.transports.channel.test_deployment_clients import KEY, build_call
 
 
 async def test_backlog_of_a_client_is_divided_among_the_replicas() -> None:
