@@ -84,7 +84,7 @@ class EngineTest:
         `lengths` are the used tokens of the slots before `slot`. The contents of `slot` are lost.
         Only EngineLost is raised.
         """
-        info, prompt = self._decoder.info, range(PROBE_TOKENS)
+        info, prompt = self._decoder.info, list(range(PROBE_TOKENS))
         # The slot of an encoder-decoder begins with the decoder start token, not with the prompt.
         used = PROBE_TOKENS if info.max_source_tokens is None else 1
         try:

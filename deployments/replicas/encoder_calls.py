@@ -147,6 +147,6 @@ class DecodedCalls:
 
 
 def _run_on_this_loop(call: Callable[[], None]) -> Callable[[Any], object]:
-    """Return a callback for the end of work in a thread."""
+    """Return a callback for the end of work in a thread, which outlasts the loop if it closes."""
     loop = asyncio.get_running_loop()
-    return lambda _done: loop.call_soon_threadsafe(call)
+    return lambda _done: None if loop.is_closed() else loop.call_soon_threadsafe(call)

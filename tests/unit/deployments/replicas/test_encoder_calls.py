@@ -20,22 +20,23 @@ from tests.support.fakes import TIMEOUT_S, wait_until
 
 
 class SlowTask(FeatureExtraction):
-    """A task that decodes calls of several tokens in a thread, which waits for `held`."""
+    """A task that decodes calls of several items in a thread, which waits for `held`."""
 
     def __init__(self, *, unpooled: bool = False) -> None:
         super().__init__()
         self.unpooled = unpooled  # type: ignore[misc]
         self.held = threading.Event()
-        self.begun = self.decoded = 0
+        self.begun: list[int] = []  # items of each call
+        self.decoded: list[int] = []
 
     def predict_decode_s(self, context: DecodeContext, options: Any) -> float:
-        return 2 * INLINE_DECODE_S if len(context.items[0].ids) > 1 else 0.0
+        return 2 * INLINE_DECODE_S if len(context.items) > 1 else 0.0
 
     def decode(self, context: DecodeContext, options: Any) -> Any:
-        if len(context.items[0].ids) > 1:
-            self.begun += 1
+        if len(context.items) > 1:
+            self.begun.append(len(context.items))
             assert self.held.wait(TIMEOUT_S)
-        self.decoded += 1
+        self.decoded.append(len(context.items))
         return len(context.rows)
 
 
@@ -49,7 +50,7 @@ def task(monkeypatch: pytest.MonkeyPatch) -> SlowTask:
 async def test_long_decode_holds_back_no_other_call(
     encoder: EncoderHarness, task: SlowTask
 ) -> None:
-    batch = encoder.batch(call(1), call(2), call(1), call(3))
+    batch = encoder.batch(call(2), call(2, 2), call(2), call(2, 2))
     async with aclosing(encoder.replica.stream(batch)) as parts:
         first = await asyncio.wait_for(anext(parts), TIMEOUT_S)
         assert set(first) == {0, 2}
@@ -66,13 +67,13 @@ async def test_calls_decode_in_several_threads(encoder: EncoderHarness, task: Sl
     held, decode = threading.Event(), task.decode
 
     def decode_first_late(context: DecodeContext, options: Any) -> Any:
-        if len(context.items[0].ids) == 2:
+        if len(context.items) == 2:
             assert held.wait(TIMEOUT_S)
         return decode(context, options)
 
     task.decode = decode_first_late  # type: ignore[method-assign]
     task.held.set()
-    async with aclosing(encoder.replica.stream(encoder.batch(call(2), call(3)))) as parts:
+    async with aclosing(encoder.replica.stream(encoder.batch(call(2, 2), call(2, 2, 2)))) as parts:
         assert set(await asyncio.wait_for(anext(parts), TIMEOUT_S)) == {1}
         held.set()
         assert set(await anext(parts)) == {0}
@@ -85,14 +86,14 @@ async def test_outputs_count_until_no_thread_reads_them(
     task = SlowTask(unpooled=True)
     replace_task(monkeypatch, task)
     used = encoder.replica._output_values
-    stream = encoder.replica.stream(encoder.batch(*[call(2)] * (DECODE_THREADS + 2)))
+    stream = encoder.replica.stream(encoder.batch(*[call(2, 2)] * (DECODE_THREADS + 2)))
     reading = asyncio.create_task(anext(stream))
-    await wait_until(lambda: task.begun == DECODE_THREADS)
-    assert used.used == (DECODE_THREADS + 2) * 2 * WIDTH
+    await wait_until(lambda: len(task.begun) == DECODE_THREADS)
+    assert used.used == (DECODE_THREADS + 2) * 4 * WIDTH
     reading.cancel()
     await asyncio.gather(reading, return_exceptions=True)
     await stream.aclose()
-    assert used.used == DECODE_THREADS * 2 * WIDTH, "threads still read these outputs"
+    assert used.used == DECODE_THREADS * 4 * WIDTH, "threads still read these outputs"
     task.held.set()
     await wait_until(lambda: used.used == 0)
-    assert task.decoded == DECODE_THREADS
+    assert len(task.decoded) == DECODE_THREADS
