@@ -152,9 +152,7 @@ class GeneratorMetrics:
         self._prompt = _counter(
             "prompt_tokens", "Prompt tokens computed, cached prefixes excluded", PASS_LABELS
         )
-        self._answers = _counter(
-            "generated_tokens", "Generated tokens, without the first of each answer", PASS_LABELS
-        )
+        self._answers = _counter("generated_tokens", "Generated tokens", PASS_LABELS)
         self._drafted = _counter("draft_tokens", "Draft tokens verified", PASS_LABELS)
         self._accepted = _counter("accepted_draft_tokens", "Draft tokens accepted", PASS_LABELS)
         self._step = _duration("generation_step", "One step of a generator", PASS_LABELS)
