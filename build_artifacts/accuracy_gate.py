@@ -111,7 +111,7 @@ class AccuracyGate(Generic[R, S]):
             return result.describe()
 
         detail = f"{attempt.label} against fp32 torch"
-        done = self._steps.run_cached(f"verify-{attempt.key}", "verify", detail, work)
+        done = self._steps.run_cached(f"gate-{attempt.key}", "gate", detail, work)
         return GateResult.model_validate_json((done / _RESULT_NAME).read_bytes())
 
 

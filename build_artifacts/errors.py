@@ -13,6 +13,8 @@ Other modules derive BadEvaluationData and CompactionMismatch from BuildError.
 
 from __future__ import annotations
 
+import errno
+
 from deployments.terminal.command_line import HintedError
 
 
@@ -42,3 +44,17 @@ class UnsupportedModel(BuildError):
 
 class GateFailed(BuildError):
     code = "gate_failed"
+
+
+_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+# NumPy's OSError for a full disk has no number, only this text between two numbers of values.
+_CUT_WRITE = " requested and "
+# Libraries in Rust, such as tokenizers and safetensors, end the texts of their errors so.
+_FULL_DISK = f"(os error {errno.ENOSPC})"
+
+
+def is_write_failure(error: Exception) -> bool:
+    """Return whether `error` says that the disk is full, or that files cannot be written."""
+    if isinstance(error, OSError):
+        return error.errno in _NOT_WRITABLE or _CUT_WRITE in str(error)
+    return _FULL_DISK in str(error)

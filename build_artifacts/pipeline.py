@@ -12,6 +12,8 @@ from pathlib import Path
 from build_artifacts.accuracy_gate import CandidateSearch
 from build_artifacts.checkpoints.adapter import Adapter, read_adapter
 from build_artifacts.checkpoints.checkpoint import Checkpoint
+from build_artifacts.checkpoints.checks import check_description
+from build_artifacts.checkpoints.early_checks import check_architecture
 from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import BuildError, UnsafeSource
 from build_artifacts.evaluation import digest_data
@@ -80,12 +82,18 @@ def build(request: BuildRequest, progress: BuildProgress, *, hub: Hub | None = N
             hint="name the result: "
             f"`hundredfold build {request.ref} --adapter {request.adapter} --id ORGANIZATION/NAME`",
         )
+    adapter = read_adapter(request.adapter) if request.adapter else None
+
+    def check(described: Checkpoint) -> None:
+        check_description(described)
+        if adapter is None:  # an adapter may have another class than its base model
+            check_architecture(described, select_tasks(described, None, request.task))
+
     with open_scratch(request.store) as sources:
         with progress.step("resolve", request.ref) as step:
-            checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub())
+            checkpoint = resolve(request.ref, sources, hub or HuggingFaceHub(), check)
             step.set_outcome(f"revision {checkpoint.source.revision[:20]}")
         progress.set_source_bytes(checkpoint.size)
-        adapter = read_adapter(request.adapter) if request.adapter else None
         tasks = select_tasks(checkpoint, adapter, request.task)
         identity = _identify(request, checkpoint, adapter, tasks[0])
         store, version = request.store, identity.version

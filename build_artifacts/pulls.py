@@ -16,19 +16,20 @@ from typing import TextIO
 
 from build_artifacts.build_devices import fit_to_host
 from build_artifacts.demo import DEMO_GPU_SOURCE, DEMO_MODELS, DEMO_SOURCE, find_demo_model
-from build_artifacts.errors import BuildError
+from build_artifacts.errors import BuildError, is_write_failure
 from build_artifacts.pipeline import BuildRequest, BuildResult, build, find_sealed
 from build_artifacts.presets import QUICK
 from build_artifacts.progress import BuildProgress, BuildStep
 from build_artifacts.sources.hub import Hub
 from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import ENDS, BuildRecord, BuildState
+from deployments.errors import ServeError
 
 POLL_S = 0.5  # time between two reads of a record that another process writes
 # Build state by step name. All other steps belong to the state `building`.
 STATES = {
     "resolve": BuildState.PULLING,
-    "verify": BuildState.VERIFYING,
+    "gate": BuildState.VERIFYING,
     "seal": BuildState.VERIFYING,
 }
 
@@ -56,7 +57,7 @@ def drain(queue: BuildQueue, stream: TextIO) -> int | None:
     """Run all waiting builds in order, and print the reasons of failures.
 
     Return the number of failed builds; None if another process already runs the waiting builds. A
-    BuildError ends one build only. Any other exception is raised at once, and the waiting builds
+    ServeError ends one build only. Any other exception is raised at once, and the waiting builds
     stay in the queue.
     """
     failed = 0
@@ -65,7 +66,7 @@ def drain(queue: BuildQueue, stream: TextIO) -> int | None:
             return None
         while waiting := [one for one in queue.pending() if not one.is_running]:
             model_id = waiting[0].id
-            with suppress(BuildError):  # the record has the reason
+            with suppress(ServeError):  # the record has the reason
                 pull(queue, model_id, stream)
             record = queue.read(model_id)
             if record is not None and record.state is BuildState.FAILED:
@@ -92,8 +93,9 @@ def pull(
             request = plan_build(claim.record, queue.store)
             progress = RecordedProgress(stream, claim, partial(_read_percent, queue, model_id))
             result = build(request, progress, hub=hub)
-        except BuildError as error:
-            claim.fail(f"{error.message}. Hint: {error.hint}")
+        except ServeError as error:
+            hint = f". Hint: {error.hint}" if isinstance(error, BuildError) else ""
+            claim.fail(f"{error.message}{hint}")
             raise
         except KeyboardInterrupt:
             claim.interrupt()
@@ -105,10 +107,19 @@ def pull(
                 hint="raise `builds.max_memory_bytes` of serve_config.yaml",
             ) from error
         except Exception as error:
-            claim.fail(f"unexpected failure ({type(error).__name__}); see the log of the builder")
+            claim.fail(_describe_failure(error))
             raise
         claim.finish(result.manifest.version, was_stored=result.already_built)
         return result
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return the reason for the record, which clients read: without the paths of this host."""
+    if is_write_failure(error):
+        return "the builder cannot write its files: check space and permissions of the store"
+    if isinstance(error, OSError) and error.strerror:
+        return f"the builder cannot use a file: {error.strerror}; see its log"
+    return f"unexpected failure ({type(error).__name__}); see the log of the builder"
 
 
 def plan_build(record: BuildRecord, store: Path) -> BuildRequest:

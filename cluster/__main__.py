@@ -77,7 +77,14 @@ COMMANDS: Tree = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    program = Program("python -m cluster", "Run Hundredfold on a host or on Kubernetes.", COMMANDS)
+    from cluster.configured_store import find_configured_store  # late: imports pydantic
+
+    program = Program(
+        "python -m cluster",
+        "Run Hundredfold on a host or on Kubernetes.",
+        COMMANDS,
+        find_store=find_configured_store,
+    )
     return program.run(sys.argv[1:] if argv is None else argv)
 
 

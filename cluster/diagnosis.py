@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from cluster.environment import OBJECT_STORE_BYTES
 from cluster.gpu_support import assess_gpus
 from cluster.installation import REPAIR
 from deployments.host.gpus import Gpu
@@ -24,7 +25,6 @@ RAISE_OPEN_FILES = (
 REBUILD_PYTHON = (
     "`PYTHON_CONFIGURE_OPTS='--enable-optimizations --with-lto' pyenv install --force VERSION`"
 )
-MIN_SHARED_BYTES = 256 << 20  # size of Ray's object store, which is in /dev/shm
 _REQUIRED = ("ray", "onnxruntime", "tokenizers", "numpy")
 
 
@@ -42,6 +42,7 @@ class StoreDescription:
 
     path: str  # or why there is none
     models: int  # number of models; 0 if the directory is missing or cannot be read
+    offloaded_models: int = 0  # those of them whose KV caches are in main memory, beside a GPU
     is_writable: bool
     free_bytes: int
 
@@ -277,7 +278,7 @@ def _check_limits(host: HostDescription) -> Finding:
             f"HAProxy needs about {MIN_OPEN_FILES}, two per connection, or does not start",
             RAISE_OPEN_FILES,
         )  # fmt: skip
-    if host.shared_bytes < MIN_SHARED_BYTES:
+    if host.shared_bytes < OBJECT_STORE_BYTES:
         return Finding(
             "limits", "note", found,
             "Ray's object store falls back to the disk; messages here do not pass through it",

@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.default_config import CONFIG_HELP, find_config
 from cluster.diagnosis import Finding, HostDescription, diagnose
 from cluster.host_description import read_host_description
-from deployments.config import STORE_VARIABLE
+from deployments.config import STORE_VARIABLE, UNNAMED_STORE
 from deployments.terminal.command_line import FAILED, OK
 from deployments.terminal.console import add_json_option
 
@@ -21,15 +21,20 @@ _MARKS = {"ok": " ", "note": "-", "problem": "!"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
+    # Not `add_store_option`: without the option, a config that cannot be read is a finding.
     parser.add_argument(
-        "--store", type=Path, help=f"default: as in the config, ${STORE_VARIABLE}, or the cache"
+        "--store",
+        dest="named_store",
+        type=Path,
+        metavar="DIR",
+        help=f"default: as in the config, else ${STORE_VARIABLE}, else {UNNAMED_STORE}",
     )
     add_json_option(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the findings. Return FAILED if a finding has the level `problem`, else OK."""
-    host = read_host_description(find_config(arguments.config), arguments.store)
+    host = read_host_description(find_config(arguments.config), arguments.named_store)
     findings = diagnose(host)
     print(format_json(host, findings) if arguments.json else format_findings(findings))
     problems = sum(finding.level == "problem" for finding in findings)

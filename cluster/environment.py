@@ -12,6 +12,14 @@ from types import MappingProxyType
 
 from deployments.host.gpus import BUS_ORDER, DEVICE_ORDER_VARIABLE
 
+# The ingress logs at most 20 lines a second. With 300 bytes each, its three files hold four hours.
+LOG_FILE_BYTES = 32 << 20
+FORMER_LOG_FILES = 2
+
+# Bytes of Ray's object store, in /dev/shm. Messages between replicas bypass it. Ray's default, 30 %
+# of the memory, would leave less for models.
+OBJECT_STORE_BYTES = 256 << 20
+
 RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         # Uses HAProxy instead of Serve's Python proxy, for 3 times the requests per second.
@@ -60,6 +68,11 @@ RAY_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         "RAY_process_group_cleanup_enabled": "1",
         # Requires Ray's token for dashboard, jobs, GCS and the ports that unpickle messages.
         "RAY_AUTH_MODE": "token",
+        # Bytes of a log file until a new one begins, and the number of former ones. Ray's
+        # defaults are 512 MiB and 5, 3 GiB per log. What workers print (`worker-*.err`) grows on
+        # without a limit unless the first variable is set.
+        "RAY_ROTATION_MAX_BYTES": str(LOG_FILE_BYTES),
+        "RAY_ROTATION_BACKUP_COUNT": str(FORMER_LOG_FILES),
         # Runs replicas with normal priority. With Ray's default niceness of 15, any other process
         # on the host, such as a log rotation, takes cores from the replicas.
         "RAY_worker_niceness": "0",

@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,21 @@ import psutil
 
 from cluster.config_entries import (
     find_applications,
-    find_store,
     read_args,
     read_mapping,
     read_number,
 )
+from cluster.configured_store import find_first_store
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription
 from cluster.launcher.local_ports import DEFAULT_PORTS
 from cluster.linting.document import UnreadableConfig, read_document
-from cluster.ports import PORTS, describe_port_owner, is_port_free
+from cluster.ports import HTTP_PORT, PORTS, describe_port_owner, is_port_free
 from cluster.processes import end_with_parent
-from deployments.artifacts.store import list_model_directories
+from deployments.artifacts.manifest import ArtifactManifest
+from deployments.artifacts.store import find_artifact, list_model_directories, read_model_id
 from deployments.config import CORES_PER_INGRESS
 from deployments.deployment_names import INGRESS
-from deployments.errors import BadSetting
+from deployments.errors import ArtifactError, BadSetting
 from deployments.host.gpus import find_visible, read_gpus, read_visible_gpus
 from deployments.host.idle_cores import LATENCY_DEVICE, halts_idle_cores
 from deployments.host.machine import (
@@ -46,7 +48,6 @@ PACKAGES = (
     "onnxruntime-genai-cuda", "tokenizers", "numpy", "torch", "transformers", "openvino",
     "bitsandbytes", "tensorrt-cu13-libs", "flash-attn",
 )  # fmt: skip
-_DEFAULT_HTTP_PORT = 8000
 _ANY_IPV4, _ANY_IPV6 = "0.0.0.0", "::"
 _SHARED_MEMORY = Path("/dev/shm")
 # Memory of a model that is loaded at the start, in all replicas. The demo models take 0.35 GB each.
@@ -61,7 +62,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
     addresses = [*http_addresses, *((_ANY_IPV4, port) for port in DEFAULT_PORTS.values())]
     gpus, memory = read_gpus(), psutil.virtual_memory()
     cores, visible = usable_cores(), find_visible(gpus)
-    limit = ControlGroups.own().free_bytes()
+    limit, described_store = ControlGroups.own().free_bytes(), _describe_store(store, document)
     return HostDescription(
         config=config,
         config_error=config_error,
@@ -69,7 +70,13 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         cores=cores,
         memory_bytes=memory.total,
         free_bytes=memory.available if limit is None else min(limit, memory.available),
-        needed=_measure_memory(config, document, cores, has_gpu=bool(visible)),
+        needed=_measure_memory(
+            config,
+            document,
+            cores,
+            # None: without a GPU, its deployments have no replicas.
+            offloaded_models=described_store.offloaded_models if visible else None,
+        ),
         gpus=gpus,
         visible_gpus=visible,
         knows_gpu_memory=bool(read_visible_gpus()),
@@ -77,7 +84,7 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
         python=platform.python_version(),
         python_is_optimized=_is_python_optimized(),
         packages=installed_versions(PACKAGES),
-        store=_describe_store(store, document),
+        store=described_store,
         ports={
             port: describe_port_owner(port) for host, port in addresses if _is_taken(host, port)
         },
@@ -101,15 +108,17 @@ def _read_config(path: Path) -> tuple[Any, str | None]:
         return None, str(exc)
 
 
-def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -> MemoryNeed | None:
-    """Return the memory that the config needs.
+def _measure_memory(
+    config: Path, document: Any, cores: int, *, offloaded_models: int | None
+) -> MemoryNeed | None:
+    """Return the memory that the config needs. `offloaded_models` is None on a host without a GPU.
 
     Return None if `hundredfold check` finds problems in the config, or a package is missing.
     """
     try:
         from cluster.check import check_file
-        from cluster.kuberay.memory import (
-            POD_BYTES,
+        from cluster.replica_resources import (
+            RAY_BYTES,
             REPLICA_BYTES,
             measure_builder,
             measure_replicas,
@@ -121,12 +130,12 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
             return None
     except (OSError, UnicodeDecodeError):
         return None
-    minimum = maximum = POD_BYTES
+    minimum = maximum = RAY_BYTES
     for application in find_applications(document):
         maximum += measure_builder(application)
         entries = {entry.name: entry.raw for entry in application.deployments()}
-        for demand, memory in measure_replicas(application):
-            if demand.gpus and not has_gpu:
+        for demand, memory in measure_replicas(application, offloaded_models or 0):
+            if demand.gpus and offloaded_models is None:
                 continue
             autoscaling = read_mapping(entries[demand.name], "autoscaling_config")
             policy = read_mapping(read_mapping(autoscaling, "policy"), "policy_kwargs")
@@ -146,7 +155,7 @@ def _measure_memory(config: Path, document: Any, cores: int, *, has_gpu: bool) -
 
 def _find_http_port(document: Any) -> int:
     port = read_mapping(document, "http_options").get("port")
-    return port if isinstance(port, int) and port in PORTS else _DEFAULT_HTTP_PORT
+    return port if isinstance(port, int) and port in PORTS else HTTP_PORT
 
 
 def _find_http_hosts(document: Any) -> tuple[str, ...]:
@@ -168,11 +177,6 @@ def _is_python_optimized() -> bool:
     return "pyenv" not in sys.base_prefix or "--enable-optimizations" in options
 
 
-def _find_store(document: Any) -> Path:
-    """Return the store of the first application that names one, else the default store."""
-    return find_store(next((args for args in read_args(document) if args.get("store")), {}))
-
-
 def _has_gpu_memory_in_bytes(document: Any) -> bool:
     budgets = (args.get("gpu_memory") for args in read_args(document))
     return any(isinstance(budget, int | float) and budget > 1 for budget in budgets)
@@ -180,7 +184,7 @@ def _has_gpu_memory_in_bytes(document: Any) -> bool:
 
 def _describe_store(named: Path | None, document: Any) -> StoreDescription:
     try:
-        path = named or _find_store(document)
+        path = named or find_first_store(document)
     except BadSetting as error:
         return StoreDescription(path=error.message, models=0, is_writable=False, free_bytes=0)
     nearest = next(
@@ -189,6 +193,7 @@ def _describe_store(named: Path | None, document: Any) -> StoreDescription:
     return StoreDescription(
         path=str(path),
         models=_count_models(path),
+        offloaded_models=_count_offloaded_models(path),
         is_writable=os.access(nearest, os.W_OK),
         free_bytes=_free_bytes(nearest),
     )
@@ -199,6 +204,17 @@ def _count_models(store: Path) -> int:
         return len(list_model_directories(store))
     except OSError:  # a store that cannot be read has nothing to serve
         return 0
+
+
+def _count_offloaded_models(store: Path) -> int:
+    """Count the models that were built with `--offload-kv-cache`."""
+    count = 0
+    with suppress(OSError):  # as in `_count_models`
+        for directory in list_model_directories(store):
+            with suppress(ArtifactError):  # `hundredfold models ls` says what is damaged
+                manifest = ArtifactManifest.parse(find_artifact(store, read_model_id(directory)))
+                count += any(candidate.options.kv_offload for candidate in manifest.candidates)
+    return count
 
 
 def _free_bytes(directory: Path) -> int:

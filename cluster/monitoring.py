@@ -8,19 +8,25 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
+from deployments.errors import RateLimited
 from deployments.metrics import PREFIX
 from deployments.terminal.command_line import OK
 from deployments.terminal.console import print_json
 
+_TARGETS = 'up{job="hundredfold"}'  # job of docs/operations.md and kuberay/pod-monitor.yaml
 KUBERNETES_PREFIX = "ray_"  # Ray's agents put this before the name of each metric
 _SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # columns of Grafana's grid, and size of a panel
 _MODEL = 'model=~"$model"'
-_FAILED, _REFUSED = 'status=~"5..",status!~"503"', 'status=~"429|503"'
+_FAILED = 'status=~"5..",status!~"503"'
+# A key that reaches its own limits says nothing about the load of the server.
+_BEYOND_KEY = f'code="{RateLimited.code}"'
+_REGARDED = f'code!="{RateLimited.code}"'
+_REFUSED = f'status=~"429|503",{_REGARDED}'
 # Backends whose counters cover requests that HAProxy answers itself and the ingress does not count.
 # The excluded backends have no requests for models: `default_backend` denies unknown paths, and
 # `stats` is HAProxy's status page.
@@ -46,9 +52,13 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A rule that fires when `expression` has returned a value for `minutes` minutes."""
+    """A rule that fires when `expression` has returned a value for `minutes` minutes.
+
+    `critical`: clients get no answers. `warning`: soon they may not.
+    """
 
     name: str
+    severity: Literal["critical", "warning"]
     expression: str
     minutes: int
     summary: str
@@ -59,9 +69,10 @@ def _rate(metric: str, labels: str = _MODEL, by: str = "", window: str = "$__rat
     return f"sum{grouped} (rate({PREFIX}_{metric}{{{labels}}}[{window}]))"
 
 
-def _edge_rate(*metrics: str, window: str = "$__rate_interval") -> str:
+def _edge_rate(*metrics: str, by: str = "", window: str = "$__rate_interval") -> str:
+    grouped = f" by ({by})" if by else ""
     return " + ".join(
-        f"sum (rate(haproxy_backend_{name}{{{_EDGE}}}[{window}]))" for name in metrics
+        f"sum{grouped} (rate(haproxy_backend_{name}{{{_EDGE}}}[{window}]))" for name in metrics
     )
 
 
@@ -107,7 +118,11 @@ ROWS: dict[str, tuple[Panel, ...]] = {
                     f"{_rate('requests_total', f'{_MODEL},{which}')} / {_rate('requests_total')}",
                     legend,
                 )
-                for which, legend in ((_REFUSED, "refused"), (_FAILED, "failed"))
+                for which, legend in (
+                    (_REFUSED, "refused"),
+                    (_BEYOND_KEY, "beyond the limits of a key"),
+                    (_FAILED, "failed"),
+                )
             ),
         ),
         Panel("Requests that HAProxy answers itself", "reqps", (
@@ -170,50 +185,71 @@ ROWS: dict[str, tuple[Panel, ...]] = {
 }  # fmt: skip
 
 
-def _share_of_requests(status: str) -> str:
-    chosen, all_requests = (_rate("requests_total", which, window="5m") for which in (status, ""))
-    return f"{chosen} / {all_requests}"
+def list_alerts(server: str) -> tuple[Alert, ...]:
+    """Return the alerts. `server` is the label of Prometheus whose values tell servers apart."""
 
+    def share_of_requests(status: str) -> str:
+        chosen, all_requests = (
+            _rate("requests_total", which, by=server, window="5m") for which in (status, _REGARDED)
+        )
+        return f"{chosen} / {all_requests}"
 
-def _share_at_edge(metrics: tuple[str, ...]) -> str:
-    chosen, all_requests = (
-        _edge_rate(*names, window="5m") for names in (metrics, ("http_requests_total",))
+    def share_at_edge(metrics: tuple[str, ...]) -> str:
+        chosen, all_requests = (
+            _edge_rate(*names, by=server, window="5m")
+            for names in (metrics, ("http_requests_total",))
+        )
+        return f"({chosen}) / {all_requests}"
+
+    def lacks(metric: str) -> str:
+        return f"(max by ({server}) ({_TARGETS}) == 1 unless on ({server}) {PREFIX}_{metric})"
+
+    return (
+        Alert(
+            "HundredfoldDown",
+            "critical",
+            f"{_TARGETS} == 0 or absent({_TARGETS})",
+            3,
+            "Prometheus reads no metrics: the server is down, or its key for Prometheus is wrong",
+        ),
+        Alert(
+            "HundredfoldMissing",
+            "critical",
+            f"{lacks('busy_ratio')} or {lacks('running_replicas')}",
+            5,
+            "no ingress, or no other replica, reports metrics",
+        ),
+        Alert(
+            "HundredfoldFailures",
+            "critical",
+            f"{share_of_requests(_FAILED)} > 0.01 or {share_at_edge(_EDGE_FAILED)} > 0.01",
+            5,
+            "more than 1 % of the requests fail; the log of the ingress names those that reached "
+            "it",
+        ),
+        Alert(
+            "HundredfoldOverloaded",
+            "warning",
+            f"{share_of_requests(_REFUSED)} > 0.1 or {share_at_edge(_EDGE_DENIED)} > 0.1",
+            10,
+            "more than 10 % of the requests within the limits of their keys are refused; allow "
+            "more replicas, or lower the load",
+        ),
+        Alert(
+            "HundredfoldQueueLong",
+            "warning",
+            f"max by ({server}, deployment) ({PREFIX}_queued_seconds) > 10",
+            10,
+            "a replica has more than 10 s of work waiting",
+        ),
+        Alert(
+            "HundredfoldSaturated",
+            "warning",
+            f"min by ({server}, deployment) ({PREFIX}_busy_ratio) > 0.95",
+            30,
+            "all replicas of a deployment are busy; autoscaling may have reached its maximum",
+        ),
     )
-    return f"({chosen}) / {all_requests}"
-
-
-ALERTS = (
-    Alert(
-        "HundredfoldMissing",
-        f"absent({PREFIX}_busy_ratio) or absent({PREFIX}_running_replicas)",
-        5,
-        "no ingress, or no other replica, reports metrics",
-    ),
-    Alert(
-        "HundredfoldFailures",
-        f"{_share_of_requests(_FAILED)} > 0.01 or {_share_at_edge(_EDGE_FAILED)} > 0.01",
-        5,
-        "more than 1 % of the requests fail; the log of the ingress names those that reached it",
-    ),
-    Alert(
-        "HundredfoldOverloaded",
-        f"{_share_of_requests(_REFUSED)} > 0.1 or {_share_at_edge(_EDGE_DENIED)} > 0.1",
-        10,
-        "more than 10 % of the requests are refused; allow more replicas, or lower the load",
-    ),
-    Alert(
-        "HundredfoldQueueLong",
-        f"max by (deployment) ({PREFIX}_queued_seconds) > 10",
-        10,
-        "a replica has more than 10 s of work waiting",
-    ),
-    Alert(
-        "HundredfoldSaturated",
-        f"min by (deployment) ({PREFIX}_busy_ratio) > 0.95",
-        30,
-        "all replicas of a deployment are busy; autoscaling may have reached its maximum",
-    ),
-)
 
 
 def build_dashboard(prefix: str) -> dict[str, Any]:
@@ -281,15 +317,19 @@ def _build_panel(panel: Panel, prefix: str) -> dict[str, Any]:
 
 
 def build_alerts(prefix: str) -> dict[str, Any]:
-    """Build a rule file of Prometheus from ALERTS."""
+    """Build a rule file of Prometheus from the alerts.
+
+    On Kubernetes all pods of a cluster are one server, whose targets have one job.
+    """
     rules = [
         {
             "alert": alert.name,
             "expr": add_prefix(alert.expression, prefix),
             "for": f"{alert.minutes}m",
+            "labels": {"severity": alert.severity},
             "annotations": {"summary": alert.summary},
         }
-        for alert in ALERTS
+        for alert in list_alerts("job" if prefix else "instance")
     ]
     return {"groups": [{"name": PREFIX, "rules": rules}]}
 

@@ -9,6 +9,12 @@ from contextlib import suppress
 import psutil
 
 PORTS = range(1, 1 << 16)
+HTTP_PORT = 8000  # default of Serve for `http_options.port`
+DASHBOARD_PORT = 8265  # of Ray
+HAPROXY_METRICS_PORT = 9101
+HAPROXY_STATUS_PORT = 8404
+WORKER_PORTS = range(10_002, 20_000)  # of Ray's workers
+REPLICA_PORTS = range(30_000, 31_001)  # of Serve's replicas
 BACKLOG = 4096  # maximum waiting connections; the kernel caps it at net.core.somaxconn
 
 

@@ -25,14 +25,13 @@ from typing import Any
 import psutil
 
 from cluster.process_session import ProcessSession, kill_remaining
-from cluster.progress import StartError, file_errors
+from cluster.progress import POLL_S, StartError, file_errors
 from deployments.claimed_directory import claim_directory
 from deployments.files import write_atomically
 
 SESSION_NAME = "session.json"
 SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
-POLL_S = 0.25
 STOP_POLL_S = 0.1
 CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 characters
 # Maximum bytes of the path of a run's private directory. The path of a socket has at most 107, and

@@ -51,7 +51,7 @@ def file_errors(path: Path) -> Iterator[None]:
         ) from exc
 
 
-POLL_S = 0.25
+POLL_S = 0.25  # between two looks at what is waited for
 PROBE_TIMEOUT_S = 2.0
 # Opener that ignores proxies in the environment, because all requests go to this host.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))

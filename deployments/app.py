@@ -64,7 +64,7 @@ from deployments.replicas.encoder import EncoderReplica
 from deployments.replicas.generator import GeneratorReplica
 from deployments.replicas.tokenizer import TokenizerReplica
 from deployments.transports.base import Clients
-from deployments.transports.channel.clients import (
+from deployments.transports.channel.deployment_clients import (
     ChannelEncoderClient,
     ChannelGeneratorClient,
     ChannelModelPoolClient,
@@ -176,7 +176,7 @@ class Tokenizer(_ChannelHooks):
 
     async def __del__(self) -> None:
         await self._channel.close()
-        self._replica.close()
+        await self._replica.close()
 
 
 class Encoder(_ChannelHooks):
@@ -216,7 +216,7 @@ class Encoder(_ChannelHooks):
 
     async def __del__(self) -> None:
         await self._channel.close()
-        self._tokenizer.close()
+        await self._tokenizer.close()
         await self._replica.close()
 
 

@@ -37,6 +37,7 @@ from deployments.host.machine import usable_cores
 # Hardware that a request names; `auto` leaves the choice to the server.
 Compute: TypeAlias = Literal["auto", "cpu", "gpu"]
 STORE_VARIABLE = "HUNDREDFOLD_STORE"
+UNNAMED_STORE = "~/.cache/hundredfold/store"  # if neither config nor STORE_VARIABLE names one
 KEY_FILE_VARIABLE = "HUNDREDFOLD_KEYS"
 CLIENT_KEY_VARIABLE = "HUNDREDFOLD_KEY"  # API key that commands send to a server
 
@@ -350,12 +351,7 @@ def default_store() -> Path:
 
     Raises BadSetting if this user has no home.
     """
-    return expand_home(store_setting())
-
-
-def store_setting() -> str:
-    """Return the text of `default_store`, before the home is filled in."""
-    return os.environ.get(STORE_VARIABLE) or "~/.cache/hundredfold/store"
+    return expand_home(os.environ.get(STORE_VARIABLE) or UNNAMED_STORE)
 
 
 def expand_home(path: str | Path) -> Path:

@@ -1,4 +1,6 @@
-"""All errors of the service. Each class defines its HTTP status, code and retry behavior.
+"""The errors of the service. Each class defines its HTTP status, code and retry behavior.
+
+Errors of one API, of grammars and of commands are defined beside what raises them.
 
     ServeError                      500
     ├── BadSetting                  500  configuration that cannot work
@@ -36,7 +38,8 @@
     │   └── UnknownTask, DigestMismatch, PathOutsideArtifact
     └── DeadlineExceeded            504
 
-Clients may match on `code`, which is stable. Messages may change.
+Clients may match on `code`, which is stable. Messages may change. A class without a code of its own
+has that of its base class. docs/reference.md lists the codes that clients get.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ from typing import Any
 
 
 class ServeError(Exception):
-    """Base class of all errors of the service.
+    """An unexpected failure. Only the log has its details. Base class of all errors.
 
     `field` is the path of the invalid part of the request, such as `inputs[3]`. `retry_after_s`
     becomes the `Retry-After` header. Instances are pickled between processes.
@@ -78,6 +81,8 @@ def rebuild_error(kind: type[ServeError], state: dict[str, Any]) -> ServeError:
 
 
 class BadSetting(ServeError):
+    """A setting of the server cannot work."""
+
     code = "bad_setting"
 
 
@@ -140,6 +145,8 @@ class BuildFailed(ServeError):
 
 
 class UnknownRoute(ServeError):
+    """No route has this path."""
+
     status, code = 404, "route_not_found"
 
 

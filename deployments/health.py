@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, ParamSpec, TypeVar
 
 from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
+from deployments.messages import ModelRef
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -158,6 +159,19 @@ class WorkerHealth:
                     f"{self.subject}: a call has run for {now_s - call.started_s:.0f} s; the limit "
                     f"is {limit_s:.0f} s (`args.hang_timeout_s`)"
                 )
+
+
+class ModelHealths(dict[ModelRef, WorkerHealth]):
+    """Health of each model of a replica. That of a failing model outlasts its eviction."""
+
+    def __missing__(self, model: ModelRef) -> WorkerHealth:
+        health = self[model] = WorkerHealth(model.id)
+        return health
+
+    def forget(self, model: ModelRef) -> None:
+        """Forget the health of a closed model, unless it is failing."""
+        if model in self and not self[model].is_failing:
+            del self[model]
 
 
 class _RunningCall(NamedTuple):

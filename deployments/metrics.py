@@ -23,6 +23,7 @@ SIZE_BUCKETS = [float(2**n) for n in range(11)]  # items, 1 to 1024
 MAX_MODELS = 100  # limit of the models with their own label, per process
 OTHER_MODELS = "other"
 REQUEST_LABELS = ("model", "task", "compute", "status")
+COUNT_LABELS = (*REQUEST_LABELS, "code")  # `code` would only multiply the buckets of histograms
 PASS_LABELS = ("model", "compute")
 CACHE_LABELS = ("model", "result")  # the result is `hit` or `miss`
 KEY_LABELS = ("key", "compute")
@@ -46,7 +47,9 @@ class ModelLabels:
 class IngressMetrics:
     def __init__(self) -> None:
         self._label = ModelLabels()
-        self._requests = _counter("requests", "Requests answered, by status", REQUEST_LABELS)
+        self._requests = _counter(
+            "requests", "Requests answered, by status and code of the error", COUNT_LABELS
+        )
         self._seconds = _duration("request", "Whole request in the ingress", REQUEST_LABELS)
         self._lookups = _counter(
             "response_cache_lookups", "Look-ups in the response cache", CACHE_LABELS
@@ -78,7 +81,7 @@ class IngressMetrics:
             "compute": request.compute,
             "status": str(request.status),
         }
-        self._requests.inc(1, labels)
+        self._requests.inc(1, labels | {"code": request.code})
         self._seconds.observe(request.total_s, labels)
         if request.cache != "none":
             self._lookups.inc(1, {"model": self._label(request.model), "result": request.cache})
@@ -149,9 +152,7 @@ class GeneratorMetrics:
         self._prompt = _counter(
             "prompt_tokens", "Prompt tokens computed, cached prefixes excluded", PASS_LABELS
         )
-        self._answers = _counter(
-            "generated_tokens", "Generated tokens, without the first of each answer", PASS_LABELS
-        )
+        self._answers = _counter("generated_tokens", "Generated tokens", PASS_LABELS)
         self._drafted = _counter("draft_tokens", "Draft tokens verified", PASS_LABELS)
         self._accepted = _counter("accepted_draft_tokens", "Draft tokens accepted", PASS_LABELS)
         self._step = _duration("generation_step", "One step of a generator", PASS_LABELS)

@@ -39,7 +39,8 @@ class SourceCheckpoint:
         if checkpoint.packed is not None:
             directory = self._scratch / "dequantized"
             directory.mkdir()
-            checkpoint = dequantize(checkpoint, directory)
+            dequantize(checkpoint, directory)
+            return directory
         return checkpoint.weights
 
     def genai_directory(self, precision: str | None) -> Path:

@@ -18,6 +18,7 @@ from deployments.errors import ServeError
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_results import JobEvent
+from deployments.health import WorkerHealth
 from deployments.messages import (
     Chunk,
     GenerationCall,
@@ -74,7 +75,7 @@ class InProcessGenerator:
             lambda: step_settings,
             self._publish,
             _NoRecords(),
-            manifest.id,
+            WorkerHealth(manifest.id),
         )
         self._scheduler.start()
 

@@ -50,6 +50,7 @@ def find_smollm(bench: Bench) -> Path:
     checkpoint = resolve(model.ref, bench.scratch, HuggingFaceHub())
 
     def unpack(into: Path) -> Path:
-        return dequantize(checkpoint, into).weights
+        dequantize(checkpoint, into)
+        return into
 
     return bench.once("smollm", unpack)

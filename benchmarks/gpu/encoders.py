@@ -83,7 +83,7 @@ def _build(
     bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
 ) -> _EncoderModel:
     """Write and prepare a checkpoint. With `reference`, compute the outputs for parity checks."""
-    from build_artifacts.compaction.find import find
+    from build_artifacts.compaction.find import find_compaction
     from build_artifacts.encoders.candidates import CandidateGraphs
     from build_artifacts.encoders.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
 
@@ -97,7 +97,8 @@ def _build(
         from build_artifacts.checkpoints.models import load_model
 
         model = load_model(weights, head=metadata.loaded_head, dtype="float32")
-        (root / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
+        compaction = find_compaction(model).model_dump_json()
+        (root / COMPACTION_NAME).write_text(compaction, encoding="utf-8")
         prepared = PreparedModel(weights, metadata, root, None)
     return _EncoderModel(prepared, CandidateGraphs(steps, prepared))
 

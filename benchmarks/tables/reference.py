@@ -18,6 +18,7 @@ from cluster.config_entries import KeyPath
 from cluster.linting.document import YamlDocument, read_document
 from deployments.artifacts.types import GENERATIVE_TASKS, TaskName
 from deployments.config import USER_CONFIGS, AppArgs
+from deployments.errors import ServeError
 from deployments.host.idle_cores import IdleCores
 from deployments.ingress.apis.documentation.openapi import to_openapi_path
 from deployments.ingress.apis.huggingface.routes import EXAMPLES
@@ -94,6 +95,25 @@ def metrics_table() -> Table:
                 name = info["name"] + ("_total" if isinstance(metric, Counter) else "")
                 rows.append([_code(name), kind, labels, replicas, info["description"]])
     return Table("metrics", ("metric", "type", "labels", "replicas", "meaning"), rows)
+
+
+def errors_table() -> Table:
+    """Return a row per code of an error response, by status."""
+    _build_apis()  # imports the modules that define errors of one API
+    kinds = [kind for kind in _list_errors(ServeError) if "code" in vars(kind)]
+    rows = [
+        [_code(kind.code), str(kind.status), "yes" if kind.retryable else "no", _first_line(kind)]
+        for kind in sorted(kinds, key=lambda kind: (kind.status, kind.code))
+    ]
+    return Table("errors", ("code", "status", "retry", "meaning"), rows)
+
+
+def _list_errors(root: type[ServeError]) -> Iterator[type[ServeError]]:
+    """Yield `root` and the errors of the server below it, without those of commands."""
+    if root.__module__.startswith("deployments."):
+        yield root
+        for kind in root.__subclasses__():
+            yield from _list_errors(kind)
 
 
 def settings_table() -> Table:
@@ -229,6 +249,7 @@ def _code(text: str) -> str:
 REFERENCES: Mapping[str, Callable[[], Table]] = {
     "tasks": tasks_table,
     "routes": routes_table,
+    "errors": errors_table,
     "settings": settings_table,
     "metrics": metrics_table,
     "rivals": summarize_published,

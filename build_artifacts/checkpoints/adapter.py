@@ -13,17 +13,25 @@ from build_artifacts.checkpoints.checkpoint import (
     Json,
     content_digest,
     corrupt_file,
+    is_plain_file,
     read_field,
     read_json,
     read_object,
 )
-from build_artifacts.checkpoints.checks import check_weights
+from build_artifacts.checkpoints.checks import check_weights, suggest_download
+from build_artifacts.checkpoints.weight_formats import SAFETENSORS_SUFFIX
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.types import TaskName
+from deployments.builds.sources import is_hub_id
 
 ADAPTER_STEM = "adapter_model"
-# Labels of a classifier in id order, as a JSON list of strings. peft itself does not store them.
+# Labels of a classifier in id order, as a JSON list of strings or in an object with the problem
+# type: {"labels": [...], "problem_type": "..."}. peft itself stores neither.
 LABELS_NAME = "labels.json"
+_EXAMPLE_LABELS = '["NEGATIVE", "POSITIVE"]'
+LABELS_HINT = f"write the labels in id order to `{LABELS_NAME}` of the adapter: {_EXAMPLE_LABELS}"
+# Names of transformers for what a text classifier answers: one label, several, or numbers.
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 _TASKS = {
     "SEQ_CLS": TaskName.TEXT_CLASSIFICATION,
@@ -43,6 +51,7 @@ class Adapter:
     task: TaskName
     labels: tuple[str, ...]  # in id order; empty without labels.json
     base: str | None = None  # model with which it was trained: a hub id or a path
+    problem_type: str | None = None  # one of PROBLEM_TYPES; None: that of the base model
 
     @property
     def name(self) -> str:
@@ -58,8 +67,12 @@ def read_adapter(directory: Path) -> Adapter:
     """
     config = read_object(directory / ADAPTER_CONFIG_NAME)
     if not config:
+        is_remote = not directory.exists() and is_hub_id(str(directory))
         raise SourceNotFound(
-            f"no `{ADAPTER_CONFIG_NAME}` in {directory}", hint="pass a directory saved by peft"
+            f"no `{ADAPTER_CONFIG_NAME}` in `{directory}`",
+            hint=f"pass {suggest_download(str(directory))}"
+            if is_remote
+            else "pass a directory saved by peft",
         )
     kind = config.get("peft_type")
     if kind != "LORA":
@@ -78,11 +91,15 @@ def read_adapter(directory: Path) -> Adapter:
             hint="only adapters for the layers of the base model can be merged",
         )
     check_weights(directory, ADAPTER_STEM)
+    if not is_plain_file(directory / f"{ADAPTER_STEM}{SAFETENSORS_SUFFIX}"):
+        raise UnsupportedModel(
+            "the weights of the adapter are in several files, which peft does not read",
+            hint="save it again with peft, which writes one file",
+        )
     _check_numbers(directory / ADAPTER_CONFIG_NAME, config)
     base = read_field(directory / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
-    return Adapter(
-        directory.resolve(), content_digest(directory), task, _read_labels(directory), base
-    )
+    labels, problem_type = _read_labels(directory, task)
+    return Adapter(directory.resolve(), content_digest(directory), task, labels, base, problem_type)
 
 
 def _read_task(directory: Path, config: Mapping[str, Json]) -> TaskName | None:
@@ -108,11 +125,26 @@ def _check_numbers(path: Path, config: Mapping[str, Json]) -> None:
             raise corrupt_file(path, f"`{name}` is not a number")
 
 
-def _read_labels(directory: Path) -> tuple[str, ...]:
-    labels = read_json(directory / LABELS_NAME, default=[])
+def _read_labels(directory: Path, task: TaskName) -> tuple[tuple[str, ...], str | None]:
+    """Return the labels and the problem type of labels.json, () and None without the file."""
+    content = read_json(directory / LABELS_NAME, default=[])
+    stated = content if isinstance(content, dict) else {"labels": content}
+    labels, problem_type = stated.get("labels"), stated.get("problem_type")
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise UnsupportedModel(f"`{LABELS_NAME}` is not a list of strings", hint=LABELS_HINT)
+    if unknown := sorted(stated.keys() - {"labels", "problem_type"}):
         raise UnsupportedModel(
-            f"`{LABELS_NAME}` is not a list of strings",
-            hint='write the labels in id order, such as ["NEGATIVE", "POSITIVE"]',
+            f"`{LABELS_NAME}` has the unknown field `{unknown[0]}`",
+            hint="its fields are `labels` and `problem_type`",
         )
-    return tuple(labels)
+    if problem_type not in (None, *PROBLEM_TYPES):
+        raise UnsupportedModel(
+            f"`problem_type` in `{LABELS_NAME}` is `{problem_type}`",
+            hint=f"use one of: {', '.join(PROBLEM_TYPES)}",
+        )
+    if problem_type is not None and task is not TaskName.TEXT_CLASSIFICATION:
+        raise UnsupportedModel(
+            f"`{LABELS_NAME}` states a `problem_type`, and the adapter was trained for {task}",
+            hint=f"only adapters for {TaskName.TEXT_CLASSIFICATION} have one; remove it",
+        )
+    return tuple(labels), problem_type

@@ -124,6 +124,12 @@ def check_unquantized(config: TransformersConfig) -> None:
         )
 
 
+def read_model_class(weights: Path) -> str:
+    """Return the first class name in config.json, or an empty text if it names none."""
+    architectures = read_field(weights / CONFIG_NAME, "architectures", list)
+    return str((architectures or [""])[0])
+
+
 def read_architecture(config: TransformersConfig) -> str:
     """Return the class name in the config, or the model type if the config names no class."""
     name = str((config.architectures or [config.model_type])[0])

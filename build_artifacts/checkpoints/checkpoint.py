@@ -94,7 +94,7 @@ class Checkpoint:
             ) from exc
 
 
-def unreadable_source(path: Path, reason: str) -> SourceUnreadable:
+def unreadable_source_error(path: Path, reason: str) -> SourceUnreadable:
     """Build the error for an existing path that cannot be read."""
     return SourceUnreadable(
         f"`{path}` cannot be read: {reason}",
@@ -112,17 +112,17 @@ def is_plain_file(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError as exc:
         if path.is_symlink():
-            raise unreadable_source(path, f"broken link to `{path.readlink()}`") from exc
+            raise unreadable_source_error(path, f"broken link to `{path.readlink()}`") from exc
         return False
     except OSError as exc:
-        raise unreadable_source(path, str(exc.strerror)) from exc
+        raise unreadable_source_error(path, str(exc.strerror)) from exc
     try:
         mode = os.fstat(descriptor).st_mode
     finally:
         os.close(descriptor)
     if not stat.S_ISREG(mode):
         kind = "a directory" if stat.S_ISDIR(mode) else "a device or a pipe"
-        raise unreadable_source(path, f"{kind}, not a file")
+        raise unreadable_source_error(path, f"{kind}, not a file")
     return True
 
 
@@ -136,7 +136,7 @@ def read_json(path: Path, default: Json = None) -> Json:
     try:
         return json.loads(path.read_bytes())
     except OSError as exc:
-        raise unreadable_source(path, str(exc.strerror)) from exc
+        raise unreadable_source_error(path, str(exc.strerror)) from exc
     except (ValueError, RecursionError) as exc:
         raise corrupt_file(path, str(exc)) from exc
 
@@ -311,7 +311,7 @@ def copy_without_weights(
 
 
 def _raise_unreadable(error: OSError) -> Never:
-    raise unreadable_source(Path(str(error.filename)), str(error.strerror)) from error
+    raise unreadable_source_error(Path(str(error.filename)), str(error.strerror)) from error
 
 
 def content_digest(directory: Path) -> str:
@@ -324,6 +324,6 @@ def content_digest(directory: Path) -> str:
         try:
             line = f"{name}\0{file_sha256(path)}\n"
         except OSError as exc:
-            raise unreadable_source(path, str(exc.strerror)) from exc
+            raise unreadable_source_error(path, str(exc.strerror)) from exc
         digest.update(line.encode(errors="surrogateescape"))
     return digest.hexdigest()

@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from build_artifacts.checkpoints.architectures import read_model_class
 from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -22,10 +23,11 @@ from build_artifacts.checkpoints.checkpoint import (
     read_field,
     read_modules,
     read_object,
-    unreadable_source,
+    unreadable_source_error,
 )
-from build_artifacts.checkpoints.foreign import foreign_weights
+from build_artifacts.checkpoints.weight_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
+from deployments.builds.sources import is_hub_id
 
 _MODULE_PACKAGE = "sentence_transformers."
 # Limits of fields of config.json for which transformers creates a list, before it reads weights.
@@ -35,11 +37,21 @@ _MAX_COUNTS: Mapping[str, int] = {"num_labels": 1_000_000, "num_hidden_layers": 
 def check_checkpoint(checkpoint: Checkpoint) -> None:
     """Reject unsafe and incomplete checkpoints. `sources/tokenizer.py` checks tokenizers.
 
-    Raises UnsafeSource for remote code and for a module outside of the checkpoint. If no GGUF or
-    ONNX file holds the weights, raises the errors of `check_weights`. Raises UnsupportedModel if
-    the files of a LoRA adapter are beside the weights or in place of a model, and for a config with
-    more layers or labels than any model has. Without config.json, raises the errors of
-    `check_modules`, the error for pickled or GGUF weights, or SourceNotFound.
+    Raises the errors of `check_description` and, if no GGUF or ONNX file holds the weights, those
+    of `check_weights`.
+    """
+    check_description(checkpoint)
+    if checkpoint.packed is None:
+        check_weights(checkpoint.weights, "model")
+
+
+def check_description(checkpoint: Checkpoint) -> None:
+    """Reject a checkpoint for what its files say, without its weights, which may be absent.
+
+    Raises UnsafeSource for remote code and for a module outside of the checkpoint. Raises
+    UnsupportedModel if the files of a LoRA adapter are beside the weights or in place of a model,
+    and for a config with more layers or labels than any model has. Without config.json, raises the
+    errors of `check_modules`, the error for pickled or GGUF weights, or SourceNotFound.
     """
     weights = checkpoint.weights
     is_adapter = is_plain_file(weights / ADAPTER_CONFIG_NAME)
@@ -48,9 +60,9 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
         # `check_modules` names the unsupported module, which explains more than a missing file.
         check_modules(checkpoint.directory, sparse=is_splade_model(checkpoint.directory))
         if is_adapter:
-            raise _adapter_without_model(checkpoint)
-        raise _find_foreign_weights(weights) or SourceNotFound(
-            f"no `{CONFIG_NAME}` in {checkpoint.source.ref}",
+            raise adapter_without_model_error(checkpoint)
+        raise _unread_weights_error(weights) or SourceNotFound(
+            f"no `{CONFIG_NAME}` in `{checkpoint.source.ref}`",
             hint="SOURCE must be a transformers checkpoint",
         )
     _check_remote_code(checkpoint)
@@ -63,16 +75,24 @@ def check_checkpoint(checkpoint: Checkpoint) -> None:
             hint=f"remove its `{ADAPTER_CONFIG_NAME}` if it is merged, or move it to another "
             "directory and pass that with `--adapter`",
         )
-    if checkpoint.packed is None:
-        check_weights(weights, "model")
 
 
-def _adapter_without_model(checkpoint: Checkpoint) -> UnsupportedModel:
+def adapter_without_model_error(checkpoint: Checkpoint) -> UnsupportedModel:
+    """Build the error for a SOURCE that has a LoRA adapter in place of a model."""
+    ref = checkpoint.source.ref
+    directory = suggest_download(ref) if is_hub_id(ref) else "the directory of the adapter"
     base = read_field(checkpoint.weights / ADAPTER_CONFIG_NAME, "base_model_name_or_path", str)
     return UnsupportedModel(
-        f"{checkpoint.source.ref} has a LoRA adapter of `{base or 'another model'}`, and no model",
-        hint="pass the base model, the directory of the adapter with `--adapter`, and an `--id`",
+        f"`{ref}` has a LoRA adapter of `{base or 'another model'}`, and no model",
+        hint=f"pass the base model, `--adapter` with {directory}, and an `--id`",
     )
+
+
+def suggest_download(ref: str) -> str:
+    """Return how a user gets the directory of an adapter on the hub: `ID` or `ID@REVISION`."""
+    model_id, _, revision = ref.partition("@")
+    option = f" --revision {revision}" if revision else ""
+    return f"the DIR of `hf download {model_id}{option} --local-dir DIR`"
 
 
 def _check_remote_code(checkpoint: Checkpoint) -> None:
@@ -190,23 +210,25 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
     from safetensors import SafetensorError, safe_open
 
     if not is_plain_file(path):
-        raise _find_foreign_weights(path.parent) or SourceNotFound(
-            f"no `{path.name}` in {path.parent}", hint="SOURCE must contain safetensors weights"
+        raise _unread_weights_error(path.parent) or SourceNotFound(
+            f"no `{path.name}` in `{path.parent}`", hint="SOURCE must contain safetensors weights"
         )
     try:
         with safe_open(path, framework="numpy") as file:
             missing = promised - set(file.keys())
     except OSError as exc:
-        raise unreadable_source(path, str(exc)) from exc
+        raise unreadable_source_error(path, str(exc)) from exc
     except SafetensorError as exc:
         raise corrupt_file(path, str(exc)) from exc
     if missing:
         raise corrupt_file(path, f"the tensor `{min(missing)}` of the weight index is missing")
 
 
-def _find_foreign_weights(directory: Path) -> BuildError | None:
+def _unread_weights_error(directory: Path) -> BuildError | None:
     try:
         names = os.listdir(directory) if directory.is_dir() else []
     except OSError as exc:
-        raise unreadable_source(directory, str(exc.strerror)) from exc
-    return foreign_weights(str(directory), names)
+        raise unreadable_source_error(directory, str(exc.strerror)) from exc
+    if (directory.parent / MODULES_NAME).is_file():  # the directory of a module
+        names.append(MODULES_NAME)
+    return unread_weights_error(f"`{directory}`", names, read_model_class(directory))

@@ -23,7 +23,7 @@ from build_artifacts.checkpoints.checkpoint import (
     corrupt_file,
     is_plain_file,
     read_object,
-    unreadable_source,
+    unreadable_source_error,
 )
 from build_artifacts.checkpoints.recurrent_states import (
     can_have_mlp_layers,
@@ -40,7 +40,7 @@ from deployments.artifacts.manifest import (
     TOOL_TEMPLATE_NAME,
 )
 from deployments.artifacts.types import TaskName
-from deployments.engines.pytorch.layer_types import (
+from deployments.engines.layer_types import (
     EXPERTS_LAYER,
     GLOBAL_LAYER,
     HYBRID_LAYER,
@@ -322,7 +322,7 @@ def _read_template(path: Path) -> str | None:
     except ValueError as exc:
         raise corrupt_file(path, str(exc)) from exc
     except OSError as exc:
-        raise unreadable_source(path, str(exc.strerror)) from exc
+        raise unreadable_source_error(path, str(exc.strerror)) from exc
 
 
 def _read_eos_token_ids(weights: Path, special: dict[str, str], vocab_size: int) -> tuple[int, ...]:

@@ -14,7 +14,6 @@ from build_artifacts.checkpoints.architectures import (
 )
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
-    MODULES_NAME,
     Checkpoint,
     Json,
     check_modules,
@@ -41,6 +40,7 @@ from build_artifacts.checkpoints.rerankers import (
     LogitScore,
     is_logit_reranker,
     read_logit_score,
+    states_use_of_output,
 )
 from build_artifacts.checkpoints.sentences import (
     Pooling,
@@ -126,8 +126,7 @@ def read_encoder_metadata(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> Che
         check_modules(checkpoint.directory, sparse=head is ModelHead.SPARSE)
     config = load_config(checkpoint.weights)
     logit_score = read_logit_score(checkpoint) if is_logit_reranker(checkpoint, tasks[0]) else None
-    pooled = (checkpoint.directory / MODULES_NAME).is_file() and head is ModelHead.VECTOR
-    check_encoder(config, head, pooled=pooled or logit_score is not None)
+    check_encoder(config, head, pooled=states_use_of_output(checkpoint, tasks[0]))
     if head is ModelHead.VECTOR:
         return _embedding_metadata(checkpoint, config, tasks)
     if head is ModelHead.SPARSE:
@@ -148,13 +147,14 @@ def _common_metadata(
     config: TransformersConfig,
     tasks: tuple[str, ...],
     *,
+    limit: int | None = None,
     tokenizer_limit: Json = None,
 ) -> CheckpointMetadata:
-    """Read what models of all heads without pooling have."""
+    """Read what all encoders have. The limits are those of `_read_max_tokens`."""
     return CheckpointMetadata(
         tasks=tasks,
         architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=tokenizer_limit),
+        max_tokens=_read_max_tokens(checkpoint, config, limit, tokenizer_limit=tokenizer_limit),
         truncation_side=_read_truncation_side(checkpoint.weights),
         output_width=config.num_labels,
         has_token_types=has_token_types(checkpoint.weights),
@@ -265,13 +265,9 @@ def _embedding_metadata(
     embedding = read_embedding_config(checkpoint, config.hidden_size)
     projection = embedding.projection
     max_seq_length = read_max_seq_length(checkpoint.weights)
-    return CheckpointMetadata(
-        tasks=tasks,
-        architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(checkpoint, config, tokenizer_limit=max_seq_length),
-        truncation_side=_read_truncation_side(checkpoint.weights),
+    return replace(
+        _common_metadata(checkpoint, config, tasks, tokenizer_limit=max_seq_length),
         output_width=projection[-1].width if projection else config.hidden_size,
-        has_token_types=has_token_types(checkpoint.weights),
         pooling=embedding.pooling,
         projection=projection,
         token_width=config.hidden_size if projection else None,
@@ -288,15 +284,10 @@ def _sparse_metadata(
 ) -> CheckpointMetadata:
     sparse = read_sparse_config(checkpoint)
     limit = MAX_TEXT_SCORES // config.vocab_size
-    return CheckpointMetadata(
-        tasks=tasks,
-        architecture=read_architecture(config),
-        max_tokens=_read_max_tokens(
-            checkpoint, config, limit, tokenizer_limit=sparse.max_seq_length
-        ),
-        truncation_side=_read_truncation_side(checkpoint.weights),
+    max_seq_length = sparse.max_seq_length
+    return replace(
+        _common_metadata(checkpoint, config, tasks, limit=limit, tokenizer_limit=max_seq_length),
         output_width=config.vocab_size,
-        has_token_types=has_token_types(checkpoint.weights),
         splade=sparse.pooling,
         similarity="dot",
         prompts=sparse.prompts,

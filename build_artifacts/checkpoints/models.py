@@ -55,15 +55,19 @@ def load_model(
     dtype: Dtype,
     has_encoder: bool = False,
     quantization: Any = None,
+    is_checked: bool = False,
 ) -> TorchModel:
     """Load the model in `weights` on the CPU in evaluation mode.
+
+    `is_checked` tells that the build has loaded these weights before, so that their shapes are
+    known to fit the config. The comparison of shapes takes up to a second.
 
     `has_encoder` selects the encoder-decoder class for NEXT_TOKEN. `quantization` is a config of
     transformers, such as BitsAndBytesConfig. Raises UnsupportedModel when loading fails, if weights
     are missing, or if they have other shapes than the config states.
     """
     # A config may state a far larger model than the files have, so compare before using memory.
-    shapes = _load_shapes(weights, head, has_encoder=has_encoder)
+    shapes = None if is_checked else _load_shapes(weights, head, has_encoder=has_encoder)
     if shapes is not None:
         _check_fit(*shapes, head)
     options = dequantization_options(weights)

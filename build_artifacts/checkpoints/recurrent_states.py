@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.layer_types import (
+from deployments.engines.layer_types import (
     HYBRID_LAYER,
     RECURRENT_LAYERS,
     list_layer_types,

@@ -7,9 +7,10 @@ chat template that renders the roles `query` and `document`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
-from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.architectures import parse_task_class, read_model_class
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
@@ -20,7 +21,8 @@ from build_artifacts.checkpoints.checkpoint import (
 )
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
-from deployments.artifacts.types import TaskName
+from deployments.artifacts.types import ModelHead, TaskName
+from deployments.tasks import find_head
 
 LOGIT_SCORE = "LogitScore"
 # Answers of a checkpoint without the module LogitScore, as in sentence-transformers.
@@ -43,27 +45,48 @@ class LogitScore:
 
 def is_logit_reranker(checkpoint: Checkpoint, task: str) -> bool:
     """Return whether `task` is ranking, and the checkpoint a decoder that generates text."""
-    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
-    model_class = str((architectures or [""])[0])
     return task == TaskName.TEXT_RANKING and (
-        parse_task_class(model_class) is TaskName.TEXT_GENERATION
+        parse_task_class(read_model_class(checkpoint.weights)) is TaskName.TEXT_GENERATION
     )
+
+
+def states_use_of_output(checkpoint: Checkpoint, task: str) -> bool:
+    """Return whether the checkpoint states how `task` uses the output of a decoder.
+
+    This is a pooling of its token vectors, or a score from its logits.
+    """
+    is_pooled = (checkpoint.directory / MODULES_NAME).is_file()
+    is_vector = find_head(task) is ModelHead.VECTOR
+    return (is_pooled and is_vector) or is_logit_reranker(checkpoint, task)
+
+
+def check_score_modules(checkpoint: Checkpoint, task: str) -> None:
+    """Raise UnsupportedModel for a module that changes the labels or the score of `task`.
+
+    The class in config.json makes them, or the logits of a decoder do. A Dense module, for example,
+    would change them afterwards, and modules after one without a head are a head of their own.
+    """
+    supported = ["Transformer"]
+    if is_logit_reranker(checkpoint, task):
+        supported.append(LOGIT_SCORE)
+    names = [module.class_name for module in read_modules(checkpoint.directory)]
+    for name, expected in zip_longest(names, supported):
+        if name not in (None, expected):
+            raise UnsupportedModel(
+                f"`{MODULES_NAME}` has the module `{name}`, which no build for {task} applies",
+                hint=f"supported: {', '.join(supported)}",
+            )
 
 
 def read_logit_score(checkpoint: Checkpoint) -> LogitScore:
     """Read the module LogitScore or, without modules, find the tokens `yes` and `no`.
 
-    Raises UnsupportedModel for other modules, a damaged config, or a tokenizer without the tokens.
+    Raises UnsupportedModel for other modules, for a damaged config, or a tokenizer without the
+    tokens.
     """
+    check_score_modules(checkpoint, TaskName.TEXT_RANKING)
     modules = read_modules(checkpoint.directory)
-    names = [module.class_name for module in modules]
-    if names not in ([], ["Transformer"], ["Transformer", LOGIT_SCORE]):
-        raise UnsupportedModel(
-            f"`{MODULES_NAME}` has the modules {', '.join(names)}, which are not those of a "
-            "reranker",
-            hint=f"supported: Transformer, {LOGIT_SCORE}",
-        )
-    if LOGIT_SCORE not in names:
+    if len(modules) < 2:
         return _find_answers(checkpoint)
     config = checkpoint.module(modules[1].path) / CONFIG_NAME
     source = read_field(config, "module_input_name", str)

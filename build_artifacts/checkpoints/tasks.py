@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.architectures import parse_task_class
+from build_artifacts.checkpoints.architectures import parse_task_class, read_model_class
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
@@ -14,7 +14,11 @@ from build_artifacts.checkpoints.checkpoint import (
     read_field,
     read_modules,
 )
-from build_artifacts.checkpoints.rerankers import LOGIT_SCORE, is_logit_reranker
+from build_artifacts.checkpoints.rerankers import (
+    LOGIT_SCORE,
+    check_score_modules,
+    is_logit_reranker,
+)
 from build_artifacts.checkpoints.sentences import is_cross_encoder
 from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead, TaskName
@@ -42,6 +46,8 @@ def select_tasks(
     head = find_head(task)
     if adapter is None:
         _check_head(checkpoint, task)
+        if head is ModelHead.LABELS:
+            check_score_modules(checkpoint, task)
     if adapter is not None and head is not find_head(adapter.task):
         raise UnsupportedModel(
             f"the adapter was trained for {adapter.task}, not for {task}", hint="omit `--task`"
@@ -62,7 +68,7 @@ def _check_head(checkpoint: Checkpoint, task: str) -> None:
 
     The weights of such heads have equal names, so transformers would load them.
     """
-    architecture = _read_architecture(checkpoint)
+    architecture = read_model_class(checkpoint.weights)
     stated = parse_task_class(architecture)
     heads = {find_head(task), find_head(task if stated is None else stated)}
     if len(heads) > 1 and heads <= {ModelHead.LABELS, ModelHead.TOKENS, ModelHead.SPAN}:
@@ -115,16 +121,10 @@ def _detect_task(checkpoint: Checkpoint) -> TaskName:
     if (checkpoint.directory / MODULES_NAME).is_file():
         is_sparse = is_splade_model(checkpoint.directory)
         return TaskName.SPARSE_EMBEDDINGS if is_sparse else TaskName.FEATURE_EXTRACTION
-    architecture = _read_architecture(checkpoint)
+    architecture = read_model_class(checkpoint.weights)
     if (task := parse_task_class(architecture)) is not None:
         return task
     raise UnsupportedModel(
         f"no task matches the architecture `{architecture or 'none'}`",
         hint=f"pass `--task`, one of: {', '.join(list_task_names())}",
     )
-
-
-def _read_architecture(checkpoint: Checkpoint) -> str:
-    """Return the class name in config.json, or an empty text."""
-    architectures = read_field(checkpoint.weights / CONFIG_NAME, "architectures", list)
-    return str((architectures or [""])[0])

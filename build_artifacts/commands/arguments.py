@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from build_artifacts.errors import BuildError
 from deployments.tasks import list_task_names
+
+if TYPE_CHECKING:
+    from build_artifacts.evaluation import ExampleSampling
 
 
 def add_evaluation(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +24,15 @@ def add_evaluation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--eval-limit", type=parse_count, metavar="N", help="examples to use, at most"
     )
+
+
+def read_sampling(arguments: argparse.Namespace) -> ExampleSampling:
+    """Return the sampling of labeled data. Raises BuildError for a limit without data."""
+    from build_artifacts.evaluation import ExampleSampling
+
+    if arguments.eval_limit is not None and arguments.eval is None:
+        raise BuildError("`--eval-limit` has no effect without `--eval`", hint="add `--eval FILE`")
+    return ExampleSampling(limit=arguments.eval_limit)
 
 
 def add_task(parser: argparse.ArgumentParser) -> None:

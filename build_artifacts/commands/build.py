@@ -16,6 +16,7 @@ from build_artifacts.commands.arguments import (
     add_tune_seconds,
     parse_count,
     parse_seconds,
+    read_sampling,
 )
 from build_artifacts.commands.store_command import store_command
 from build_artifacts.errors import BuildError
@@ -194,14 +195,13 @@ def _build_recipe(arguments: argparse.Namespace) -> BuildRecipe:
 
 
 def _build_budget(arguments: argparse.Namespace) -> BuildBudget:
-    from build_artifacts.evaluation import ExampleSampling
     from build_artifacts.families.base import BuildBudget
 
     return BuildBudget(
         search_seconds=arguments.search_seconds,
         tune_seconds=arguments.tune_seconds,
         evaluation=arguments.eval,
-        sampling=ExampleSampling(limit=arguments.eval_limit),
+        sampling=read_sampling(arguments),
     )
 
 

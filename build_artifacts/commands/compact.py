@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from build_artifacts.checkpoints.models import load_model
     from build_artifacts.checkpoints.tasks import select_tasks
-    from build_artifacts.compaction.find import find
+    from build_artifacts.compaction.find import find_compaction
     from build_artifacts.families import read_metadata
     from build_artifacts.progress import BuildProgress
     from build_artifacts.sources.hub import HuggingFaceHub
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
             )
         checkpoint = convert_weights(StepRunner(files, progress), checkpoint, tasks)
         head = read_metadata(checkpoint, tasks).loaded_head
-        compaction = find(load_model(checkpoint.weights, head=head, dtype="float32"))
+        compaction = find_compaction(load_model(checkpoint.weights, head=head, dtype="float32"))
     if arguments.json:
         return print_json(compaction.model_dump(mode="json"))
     rows = [

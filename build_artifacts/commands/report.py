@@ -6,7 +6,12 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from build_artifacts.commands.arguments import add_evaluation, parse_count, parse_seconds
+from build_artifacts.commands.arguments import (
+    add_evaluation,
+    parse_count,
+    parse_seconds,
+    read_sampling,
+)
 from build_artifacts.commands.store_command import (
     MODEL_HELP,
     encoders_only_error,
@@ -57,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @store_command
 def run(arguments: argparse.Namespace) -> int:
-    from build_artifacts.evaluation import ExampleSampling
     from build_artifacts.progress import BuildProgress
     from build_artifacts.report.values import DEFAULT_RUNS, DEFAULT_SECONDS, ReportRequest
 
@@ -72,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads=arguments.threads,
         seconds=DEFAULT_SECONDS if arguments.seconds is None else arguments.seconds,
         evaluation=arguments.eval,
-        sampling=ExampleSampling(limit=arguments.eval_limit),
+        sampling=read_sampling(arguments),
         adapter=arguments.adapter,
         prune_data=arguments.prune_data,
     )

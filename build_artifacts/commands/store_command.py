@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import errno
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
-from build_artifacts.errors import BuildError
-from deployments.errors import ArtifactError
+from build_artifacts.errors import BuildError, is_write_failure
+from deployments.errors import ArtifactError, ServeError
 from deployments.plan.plan_file import read_plan
 from deployments.plan.resolution import find_for_inspection
 from deployments.terminal.command_line import INTERRUPTED, print_error
 
 MODEL_HELP = "ID, ID@VERSION or ID@ALIAS; default: ID@latest"
-# NumPy's error for a full disk has no error number, only this text between two numbers of values.
-_CUT_WRITE = " requested and "
-_STORE_NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 
 RunCommand = Callable[[argparse.Namespace], int]
 
@@ -39,8 +35,11 @@ def store_command(run: RunCommand) -> RunCommand:
         except KeyboardInterrupt:
             hint = "run the command again; a build continues after its last finished step"
             return print_error("interrupted", hint, code=INTERRUPTED)
-        except OSError as error:
-            if error.errno not in _STORE_NOT_WRITABLE and _CUT_WRITE not in str(error):
+        except NotADirectoryError as error:
+            hint = f"a file in {arguments.store} is in place of a directory: move it elsewhere"
+            raise BuildError(str(error), hint=hint) from error
+        except Exception as error:
+            if isinstance(error, ServeError) or not is_write_failure(error):
                 raise
             hint = f"check space and permissions of {arguments.store}; run the command again"
             raise BuildError(str(error), hint=hint) from error

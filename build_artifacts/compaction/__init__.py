@@ -1,1 +1,1 @@
-"""Compaction of pruned models: `find` locates constant channels, `compact` removes them."""
+"""Compaction of pruned models: find the constant heads and channels, and remove them."""

@@ -22,8 +22,8 @@ def compact(model: TorchModel, compaction: Compaction) -> TorchModel:
 
     The outputs stay the same, because only constant heads and channels are removed.
 
-    `model` may have another precision than the model that `find` searched. The compacted model can
-    run and be exported, but not saved, because its config has the old sizes.
+    `model` may have another precision than the model that `find_compaction` searched. The compacted
+    model can run and be exported, but not saved, because its config has the old sizes.
 
     Raises CompactionMismatch if `compaction` is not for these weights.
     """
@@ -67,5 +67,5 @@ def _check_constant(units: ChannelGroups, chosen: Sequence[int], what: str) -> N
 def _mismatch_error(why: str) -> CompactionMismatch:
     return CompactionMismatch(
         f"the compaction does not match the model: it {why}",
-        hint="run `find` on these weights",
+        hint="build the model again from these weights",
     )

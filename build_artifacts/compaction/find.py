@@ -7,7 +7,7 @@ from build_artifacts.compaction.layers import EncoderLayer, encoder_layers
 from build_artifacts.compaction.plan import Compaction, LayerReduction
 
 
-def find(model: TorchModel) -> Compaction:
+def find_compaction(model: TorchModel) -> Compaction:
     """Find what `compact` may remove from `model`, an fp32 encoder for any task.
 
     Only weights of exactly zero make a head or channel removable. Each layer retains at least one

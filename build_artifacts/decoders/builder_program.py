@@ -16,7 +16,7 @@ from __future__ import annotations
 import runpy
 from typing import Any
 
-from deployments.engines.pytorch.layer_types import (
+from deployments.engines.layer_types import (
     GLOBAL_LAYER,
     LOCAL_LAYER,
     WINDOW_IN_ALL_LAYERS,

@@ -62,6 +62,7 @@ def export_checkpoint(
         head=ModelHead.NEXT_TOKEN,
         dtype=_DTYPES[recipe.precision],
         quantization=quantization,
+        is_checked=True,
     )
     check_model(model, metadata, recipe.run.attention)
     _check_tensor_parallel(model, metadata, recipe.run.tensor_parallel_size)
@@ -151,7 +152,8 @@ def export_program(
             f"of `{metadata.architecture}` need",
             hint='set `engine="transformers"` in the recipe',
         )
-    model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=_GRAPH_DTYPES[recipe.precision])
+    dtype = _GRAPH_DTYPES[recipe.precision]
+    model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=dtype, is_checked=True)
     check_model(model, metadata, recipe.run.attention)
     write_traced(
         lambda: _trace(model, metadata, recipe.run.attention), metadata, path, in_place=True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.layer_types import read_windows
+from deployments.engines.layer_types import read_windows
 
 if TYPE_CHECKING:
     import onnx

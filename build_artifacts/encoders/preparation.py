@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.models import (
     load_model,
 )
 from build_artifacts.compaction.apply import compact
-from build_artifacts.compaction.find import find
+from build_artifacts.compaction.find import find_compaction
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.encoders.probes import tokenize_probes
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
@@ -81,7 +81,8 @@ class PreparedModel:
 
     def model(self, dtype: Dtype) -> TorchModel:
         """Load the compacted torch model. Raises UnsupportedModel if it cannot be loaded."""
-        model = load_model(self.weights, head=self.metadata.loaded_head, dtype=dtype)
+        head = self.metadata.loaded_head
+        model = load_model(self.weights, head=head, dtype=dtype, is_checked=True)
         return model if self.compaction.is_empty else compact(model, self.compaction)
 
 
@@ -92,19 +93,7 @@ def load_examples(
 
     Raises the errors of `load_evaluation`.
     """
-    model = EvaluatedModel(
-        directory=weights,
-        max_tokens=metadata.max_tokens,
-        truncation_side=metadata.truncation_side,
-        labels=metadata.labels,
-        problem_type=metadata.problem_type,
-        prompt=dict(metadata.prompts).get(metadata.default_prompt or "", ""),
-        similarity=metadata.similarity,
-        default_dimensions=metadata.default_dimensions,
-        normalize=metadata.normalize,
-        pair_template=metadata.pair_template,
-        mask_token=metadata.mask_token,
-    )
+    model = EvaluatedModel.of(weights, metadata)
     return load_evaluation(path, metadata.tasks[0], model, sampling)
 
 
@@ -182,4 +171,4 @@ def prepare(
     ReferenceOutputs(items, outputs, metadata.problem_type).write(into / REFERENCE_NAME)
     scores = {} if evaluation is None else score_engine(reference, evaluation)
     (into / _SCORES_NAME).write_text(json.dumps(scores), encoding="utf-8")
-    (into / COMPACTION_NAME).write_text(find(model).model_dump_json(), encoding="utf-8")
+    (into / COMPACTION_NAME).write_text(find_compaction(model).model_dump_json(), encoding="utf-8")

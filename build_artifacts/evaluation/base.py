@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from build_artifacts.checkpoints.metadata import ProblemType
+from build_artifacts.checkpoints.metadata import CheckpointMetadata, ProblemType
 from build_artifacts.checkpoints.sentences import Similarity
+from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.pair_template import PairTemplate
 from deployments.artifacts.types import TruncationSide
 from deployments.errors import BadSetting, EngineFailed, ServeError
@@ -44,6 +45,23 @@ class EvaluatedModel:
     normalize: bool = False  # the model normalizes them before
     pair_template: PairTemplate | None = None
     mask_token: int | None = None
+
+    @classmethod
+    def of(cls, directory: Path, model: CheckpointMetadata | ArtifactManifest) -> EvaluatedModel:
+        """Return the properties of a checkpoint or of an artifact in `directory`."""
+        return cls(
+            directory=directory,
+            max_tokens=model.max_tokens,
+            truncation_side=model.truncation_side,
+            labels=model.labels,
+            problem_type=model.problem_type,
+            prompt=dict(model.prompts).get(model.default_prompt or "", ""),
+            similarity=model.similarity,
+            default_dimensions=model.default_dimensions,
+            normalize=model.normalize,
+            pair_template=model.pair_template,
+            mask_token=model.mask_token,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

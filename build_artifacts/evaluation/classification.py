@@ -66,7 +66,7 @@ def _load_multi(
     labels = LabelIndex(model.labels)
 
     def fits(cell: str) -> bool:
-        return all(labels.find(part) is not None for part in _split_labels(cell))
+        return all(labels.find(part) is not None for part in _split_labels(cell, labels))
 
     records = read_records(location, _build_layout(fits))
     label_sets = [_parse_labels(record, labels) for record in records]
@@ -132,7 +132,7 @@ def _parse_labels(record: Record, labels: LabelIndex) -> list[int]:
     parts = (
         value
         if isinstance(value, list)
-        else _split_labels(value)
+        else _split_labels(value, labels)
         if isinstance(value, str)
         else None
     )
@@ -141,7 +141,10 @@ def _parse_labels(record: Record, labels: LabelIndex) -> list[int]:
     return [labels.index(part, record, "label") for part in parts]
 
 
-def _split_labels(cell: str) -> list[str]:
+def _split_labels(cell: str, labels: LabelIndex) -> list[str]:
+    """Return the labels in `cell`: one with a comma in its name, or several between commas."""
+    if labels.find(cell) is not None:
+        return [cell]
     return [part for part in cell.split(",") if part.strip()]
 
 

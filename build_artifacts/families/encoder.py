@@ -21,7 +21,7 @@ from build_artifacts.encoders.preparation import (
     load_examples,
 )
 from build_artifacts.encoders.screening import SpeedScreening, screen_speed
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import BuildError, UnsupportedModel
 from build_artifacts.evaluation import Evaluation, score_engine
 from build_artifacts.families.base import (
     Attempt,
@@ -66,6 +66,8 @@ from deployments.tuning.tuner import (
 # fallbacks skip numbers above _MAX_EXCLUDED_SHARE of the graph's MatMuls.
 _EXCLUDED_COUNTS = (2, 4, 8, 16, 32)
 _MAX_EXCLUDED_SHARE = 0.25
+# Limits of the gate that apply to models that generate text only.
+_GENERATION_LIMITS = {"next_token_agreement", "perplexity_increase"}
 _SCREENING_NAME = "screening.json"
 _TABLE_NAME = "table.json"
 
@@ -81,6 +83,7 @@ class EncoderFamily:
 
     def start(self, context: BuildContext) -> EncoderBuild:
         check_encoder_recipe(context.recipe)
+        _check_gate(context.recipe.gate)
         evaluation = _load_evaluation(context)
         steps, metadata = context.steps, context.metadata
         prepared = cached_prepare(steps, context.weights, metadata, evaluation)
@@ -90,6 +93,16 @@ class EncoderFamily:
             with steps.run_uncached("compact", "weights that pruning set to zero") as step:
                 step.set_outcome(prepared.compaction.describe())
         return EncoderBuild(context, prepared, CandidateGraphs(steps, prepared))
+
+
+def _check_gate(gate: Gate) -> None:
+    """Raise BuildError for a limit that only models that generate text have."""
+    if foreign := sorted(gate.model_fields_set & _GENERATION_LIMITS):
+        known = (name for name in Gate.model_fields if name not in _GENERATION_LIMITS)
+        raise BuildError(
+            f"`--gate {foreign[0]}` is supported for models that generate text only",
+            hint=f"use one of {', '.join(known)}",
+        )
 
 
 def _load_evaluation(context: BuildContext) -> Evaluation | None:

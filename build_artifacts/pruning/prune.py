@@ -17,7 +17,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.checkpoint import copy_without_weights
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
-from build_artifacts.compaction.find import find
+from build_artifacts.compaction.find import find_compaction
 from build_artifacts.compaction.layers import ChannelGroups, EncoderLayer, encoder_layers
 from build_artifacts.compaction.layouts import LAYOUTS
 from build_artifacts.errors import UnsupportedModel
@@ -57,12 +57,12 @@ def prune_checkpoint(
     Pruned parts are zero. The shapes are unchanged, so any tool can load the result. Raises
     UnsupportedModel if the model cannot be loaded or pruned.
     """
-    model = load_model(weights, head=metadata.loaded_head, dtype="float32")
+    model = load_model(weights, head=metadata.loaded_head, dtype="float32", is_checked=True)
     prune(model, fraction, metadata, items)
     model.save_pretrained(into)
     # Copy last, to replace the saved config.json, which may name another class.
     copy_without_weights(weights, into, weights=weights)
-    return find(model).describe()
+    return find_compaction(model).describe()
 
 
 def prune(

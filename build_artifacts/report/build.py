@@ -138,19 +138,7 @@ def load_report_evaluation(request: ReportRequest, manifest: ArtifactManifest) -
     """
     if request.evaluation is None:
         return None
-    model = EvaluatedModel(
-        directory=request.artifact,
-        max_tokens=manifest.max_tokens,
-        truncation_side=manifest.truncation_side,
-        labels=manifest.labels,
-        problem_type=manifest.problem_type,
-        prompt=manifest.prompts.get(manifest.default_prompt or "", ""),
-        similarity=manifest.similarity,
-        default_dimensions=manifest.default_dimensions,
-        normalize=manifest.normalize,
-        pair_template=manifest.pair_template,
-        mask_token=manifest.mask_token,
-    )
+    model = EvaluatedModel.of(request.artifact, manifest)
     return load_evaluation(request.evaluation, manifest.tasks[0], model, request.sampling)
 
 

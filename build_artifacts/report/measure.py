@@ -272,7 +272,7 @@ class StageMeasurement:
         """Measure the accuracy of each engine. Remove failed engines from `engines`."""
         accuracies: dict[str, StageAccuracy] = {}
         for name, engine in list(engines.items()):
-            with self.steps.run_uncached("verify", f"{name} against the reference") as step:
+            with self.steps.run_uncached("compare", f"{name} against the reference") as step:
                 try:
                     accuracies[name] = self._verify(engine)
                     step.set_outcome(f"cosine {accuracies[name].cosine:.4f} mean")

@@ -42,6 +42,7 @@ from deployments.artifacts.manifest import (
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, open_engine
+from deployments.host.machine import advise_install
 from deployments.tuning.opening import open_tuned_engine
 
 # Packages of the `torch` stage and of the export. A host that only serves has none of them.
@@ -61,7 +62,7 @@ def rebuild_checkpoint(
         if find_spec(package) is None:
             raise BuildError(
                 f"`{package}` is not installed",
-                hint="run `pip install '.[build,cpu]'` in the checkout",
+                hint=advise_install("build,cpu"),
             )
     with steps.run_uncached("resolve", manifest.source.ref) as step:
         checkpoint = resolve(pin_to_revision(manifest.source), sources, hub)

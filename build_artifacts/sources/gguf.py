@@ -14,18 +14,18 @@ from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     corrupt_file,
-    unreadable_source,
+    unreadable_source_error,
 )
-from build_artifacts.checkpoints.foreign import GGUF_SUFFIX
 from build_artifacts.checkpoints.models import first_line
+from build_artifacts.checkpoints.weight_formats import GGUF_SUFFIX
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
-from build_artifacts.sources.local import absolute_ref, find_file
-from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find_package_file
+from build_artifacts.sources.local import absolute_ref
+from build_artifacts.sources.package import locate_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256, is_model_id
-from deployments.builds.sources import sanitize_id, split_hub_file
-from deployments.engines.pytorch.layer_types import read_windows
+from deployments.builds.sources import split_hub_file
+from deployments.engines.layer_types import read_windows
 
 _MAGIC = b"GGUF"
 # Tensors with which llama.cpp scales RoPE frequencies, for example of Llama 3.1 and Phi-3.
@@ -45,13 +45,13 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel, and BuildError if a
     download cannot be stored.
     """
-    file, prefix, model_id = _locate_file(ref, scratch, hub)
+    file, prefix, model_id = locate_file(ref, scratch) or _download_from_hub(ref, hub)
     try:
         with file.open("rb") as opened:
             magic = opened.read(len(_MAGIC))
         digest = file_sha256(file)
     except OSError as exc:
-        raise unreadable_source(file, str(exc.strerror)) from exc
+        raise unreadable_source_error(file, str(exc.strerror)) from exc
     if magic != _MAGIC:
         raise corrupt_file(file, "not a GGUF file")
     directory = scratch / "gguf"
@@ -62,20 +62,8 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     )
 
 
-def _locate_file(ref: str, scratch: Path, hub: Hub) -> tuple[Path, str, str]:
-    """Return the file, the part of the revision before the digest, and the default model id."""
-    if ref.startswith(PREFIX):
-        package = PackageRef.parse(ref)
-        file, version = find_package_file(package, scratch)
-        return file, f"{version}+", default_id(package)
-    local = find_file(ref)
-    if local is not None:
-        return local, "", f"local/{sanitize_id(Path(ref).stem)}"
-    return _download_from_hub(ref, hub)
-
-
 def _download_from_hub(ref: str, hub: Hub) -> tuple[Path, str, str]:
-    """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`. Return the values of `_locate_file`."""
+    """Download `ORGANIZATION/NAME[@REVISION]/PATH.gguf`. Return the values of `locate_file`."""
     model_id, revision, path = split_hub_file(ref)
     if not is_model_id(model_id) or not path:
         raise SourceNotFound(
@@ -100,8 +88,13 @@ def _write_descriptions(file: Path, into: Path) -> None:
     place = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
     try:
         header = _Header(file)
+        parts = header.read_part_count()
+        if parts > 1:
+            raise _part_error(file, parts)
         config = AutoConfig.from_pretrained(**place, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(**place, local_files_only=True)
+    except UnsupportedModel:
+        raise
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
@@ -122,6 +115,14 @@ def _write_descriptions(file: Path, into: Path) -> None:
     tokenizer.save_pretrained(into)
 
 
+def _part_error(file: Path, parts: int) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"`{file.name}` is one of {parts} parts of a model",
+        hint="merge them into one file with llama.cpp: `llama-gguf-split --merge FIRST_PART OUT`, "
+        "and build that",
+    )
+
+
 class _Header:
     """Fields of the model in a GGUF file, by their names without the architecture's prefix."""
 
@@ -135,6 +136,10 @@ class _Header:
     def read(self, name: str) -> Any:
         """Return the value of a field, such as "context_length"; None if it is missing."""
         return self._read_field(f"{self._architecture}.{name}")
+
+    def read_part_count(self) -> int:
+        """Return the number of files over which llama.cpp has split the model."""
+        return int(self._read_field("split.count") or 1)
 
     def _read_field(self, name: str) -> Any:
         field = self._reader.get_field(name)

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import errno
 import glob
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint, is_hashed
-from build_artifacts.checkpoints.foreign import foreign_weights
+from build_artifacts.checkpoints.adapter import ADAPTER_STEM
+from build_artifacts.checkpoints.architectures import read_model_class
+from build_artifacts.checkpoints.checkpoint import (
+    ADAPTER_CONFIG_NAME,
+    CONFIG_NAME,
+    Checkpoint,
+    is_hashed,
+)
+from build_artifacts.checkpoints.checks import adapter_without_model_error, check_description
+from build_artifacts.checkpoints.weight_formats import SAFETENSORS_SUFFIX, unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound
-from build_artifacts.sources.tokenizer import check_vocabulary
+from build_artifacts.sources.tokenizer import check_vocabulary_files
 from deployments.artifacts.manifest import ModelSource
 
 # Errors of the local download cache, independent of the network.
 _CACHE_FAILURES = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+CheckpointCheck = Callable[[Checkpoint], None]  # raises BuildError for a refused checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,23 +86,34 @@ class HuggingFaceHub:
             return Path(snapshot_download(model_id, revision=commit, allow_patterns=patterns))
 
 
-def resolve_hub_model(ref: str, hub: Hub) -> Checkpoint:
+def resolve_hub_model(ref: str, hub: Hub, check: CheckpointCheck = check_description) -> Checkpoint:
     """Download the files of a hub model that `is_hashed` accepts, at one commit.
 
-    Raises BuildError if the model has no safetensors weights or no vocabulary that the build reads,
-    or if the download fails.
+    The weights come last, if `check` accepts the other files: a refusal costs no gigabytes. Raises
+    BuildError if the model has no safetensors weights or no vocabulary that the build reads, or if
+    the download fails, and the errors of `check`.
     """
     model_id, _, revision = ref.partition("@")
     listing = hub.listing(model_id, revision or None)
+    source = ModelSource(ref=ref, revision=listing.commit)
+
+    def download(files: list[str]) -> Checkpoint:
+        return Checkpoint(hub.download(model_id, listing.commit, files), source, model_id)
+
     files = [name for name in listing.files if is_hashed(name)]
-    if not any(name.endswith(".safetensors") for name in files):
-        raise foreign_weights(f"`{model_id}`", listing.files) or SourceNotFound(
+    weights = [name for name in files if name.endswith(SAFETENSORS_SUFFIX)]
+    if not weights:
+        has_config = CONFIG_NAME in listing.files
+        model_class = read_model_class(download([CONFIG_NAME]).directory) if has_config else ""
+        raise unread_weights_error(f"`{model_id}`", listing.files, model_class) or SourceNotFound(
             f"`{model_id}` has no safetensors weights in the layout of transformers",
             hint="name a revision that has them: `ID@REVISION`",
         )
-    check_vocabulary(f"`{model_id}`", listing.files)
-    directory = hub.download(model_id, listing.commit, files)
-    return Checkpoint(directory, ModelSource(ref=ref, revision=listing.commit), default_id=model_id)
+    if ADAPTER_CONFIG_NAME in files and all(name.startswith(ADAPTER_STEM) for name in weights):
+        raise adapter_without_model_error(download([ADAPTER_CONFIG_NAME]))
+    check_vocabulary_files(f"`{model_id}`", listing.files)
+    check(download([name for name in files if name not in weights]))
+    return download(files)
 
 
 @contextmanager

@@ -8,12 +8,12 @@ from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     content_digest,
     is_plain_file,
-    unreadable_source,
+    unreadable_source_error,
 )
-from build_artifacts.checkpoints.foreign import foreign_weights
+from build_artifacts.checkpoints.weight_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound
 from deployments.artifacts.manifest import ModelSource
-from deployments.builds.sources import sanitize_id
+from deployments.builds.sources import local_model_id
 
 
 def find_directory(ref: str) -> Path | None:
@@ -35,17 +35,20 @@ def find_directory(ref: str) -> Path | None:
         if not path.parent.is_dir() or not is_plain_file(path):
             return None
     except OSError as exc:
-        raise unreadable_source(path, str(exc.strerror)) from exc
-    raise not_a_directory(path)
+        raise unreadable_source_error(path, str(exc.strerror)) from exc
+    raise not_a_directory_error(path)
 
 
 def find_file(ref: str) -> Path | None:
-    """Return the file `ref`, or None if it does not exist.
+    """Return the file `ref` with an absolute path, or None if it does not exist.
 
-    Raises SourceUnreadable for a path that exists but is no file, or that cannot be read.
+    The file may be a link, such as one of the Hugging Face cache to a file without a format in its
+    name. Raises SourceUnreadable for a path that exists but is no file, or that cannot be read.
     """
     path = _expand(ref)
-    return path.resolve() if path is not None and is_plain_file(path) else None
+    if path is None or not is_plain_file(path):
+        return None
+    return path.parent.resolve() / path.name
 
 
 def absolute_ref(ref: str) -> str:
@@ -61,9 +64,9 @@ def _expand(ref: str) -> Path | None:
         return None
 
 
-def not_a_directory(path: Path) -> BuildError:
+def not_a_directory_error(path: Path) -> BuildError:
     """Build the error for a SOURCE that is a file."""
-    return foreign_weights(f"`{path}`", [path.name]) or SourceNotFound(
+    return unread_weights_error(f"`{path}`", [path.name]) or SourceNotFound(
         f"`{path}` is a file; SOURCE must be the directory of a checkpoint",
         hint=f"pass its directory: `{path.parent}`",
     )
@@ -72,4 +75,4 @@ def not_a_directory(path: Path) -> BuildError:
 def resolve_directory(directory: Path) -> Checkpoint:
     """Return the checkpoint in `directory`, pinned by the digest of its files."""
     source = ModelSource(ref=str(directory), revision=content_digest(directory))
-    return Checkpoint(directory, source, default_id=f"local/{sanitize_id(directory.name)}")
+    return Checkpoint(directory, source, default_id=local_model_id(directory))

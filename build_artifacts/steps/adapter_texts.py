@@ -29,7 +29,7 @@ from build_artifacts.errors import UnsupportedModel
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
 
-def check_vocabulary(adapter: Adapter, weights: Path) -> None:
+def check_adapter_vocabulary(adapter: Adapter, weights: Path) -> None:
     """Raise UnsupportedModel if the adapter's tokenizer.json has other tokens than the base's.
 
     The base model has no embeddings for tokens that the training of the adapter added. Check

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from build_artifacts.checkpoints.adapter import Adapter
-from build_artifacts.checkpoints.checkpoint import Checkpoint, read_modules
+from build_artifacts.checkpoints.adapter import PROBLEM_TYPES, Adapter
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_field, read_modules
 from build_artifacts.checkpoints.fp8 import read_fp8_format
 from build_artifacts.checkpoints.models import estimate_memory
 from build_artifacts.checkpoints.text_models import has_images
@@ -33,9 +33,9 @@ def convert_weights(
     """
     file = checkpoint.packed
     if file is not None:
-        convert = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
+        unpack = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
         detail = f"weights of {file.name} to fp32"
-        return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
+        return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, unpack)
     if read_fp8_format(checkpoint.weights) is not None:
         is_decoder = tasks[0] == TaskName.TEXT_GENERATION
         convert = partial(dequantize_fp8, checkpoint, is_decoder=is_decoder)
@@ -43,20 +43,25 @@ def convert_weights(
         checkpoint = _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
     if has_images(checkpoint.weights) and not read_modules(checkpoint.directory):
         detail = "the text model, without image inputs"
-        convert = partial(extract_text_model, checkpoint)
-        return _run_cached(steps, "text-model", "extract", detail, checkpoint, convert)
+        extract = partial(extract_text_model, checkpoint)
+        return _run_cached(steps, "text-model", "extract", detail, checkpoint, extract)
     return checkpoint
 
 
 def merge_adapter(steps: StepRunner, checkpoint: Checkpoint, adapter: Adapter) -> Checkpoint:
     """Merge the adapter into the checkpoint. Raises BuildError if they do not fit.
 
-    The adapter of another model of the same shape fits, so the progress names its base model.
+    The adapter of another model of the same shape fits, so the progress names its base model. It
+    names the problem type of a classifier, because peft does not store that of the training.
     """
     steps.warn_of_memory(estimate_memory(checkpoint.weights))
     convert = partial(merge, checkpoint, adapter)
     base = "" if adapter.base is None else f", trained with {adapter.base}"
-    detail = f"LoRA adapter {adapter.name}{base}"
+    problem = ""
+    if adapter.task is TaskName.TEXT_CLASSIFICATION:
+        stated = read_field(checkpoint.weights / CONFIG_NAME, "problem_type", str)
+        problem = f", for {adapter.problem_type or stated or PROBLEM_TYPES[0]}"
+    detail = f"LoRA adapter {adapter.name}{base}{problem}"
     return _run_cached(steps, "merge", "merge", detail, checkpoint, convert)
 
 
@@ -66,7 +71,7 @@ def _run_cached(
     name: str,
     detail: str,
     checkpoint: Checkpoint,
-    convert: Callable[[Path], Checkpoint],
+    convert: Callable[[Path], object],
 ) -> Checkpoint:
     """Return `checkpoint` as `convert` wrote it, to the directory of the cached step `key`."""
 

@@ -10,7 +10,7 @@ from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
 
-def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+def dequantize(checkpoint: Checkpoint, into: Path) -> None:
     """Write the checkpoint to `into`, with its weights as safetensors.
 
     Raises UnsupportedModel if the weights cannot be read or some are missing.
@@ -50,4 +50,3 @@ def dequantize(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     for name, path in hashed_files(checkpoint.directory):
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, into / name)
-    return Checkpoint(into, checkpoint.source, checkpoint.default_id)

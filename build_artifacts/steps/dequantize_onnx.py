@@ -9,15 +9,16 @@ module derives the parameter names and reads three kinds of weights: blocks of 4
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.architectures import load_config
-from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
+from build_artifacts.checkpoints.architectures import config_errors, load_config, read_model_class
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, hashed_files
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
@@ -26,8 +27,10 @@ Arrays = Mapping[str, WeightArray]
 Names = Mapping[str, str]
 Node = Any  # an onnx.NodeProto; the library is not typed
 
+_ORIGINAL_HINT = "build from the original safetensors checkpoint"
 
-def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+
+def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> None:
     """Write the checkpoint to `into`, with its weights as safetensors.
 
     Raises UnsupportedModel if the weights cannot be read, do not fit, or some are missing.
@@ -39,14 +42,16 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     assert file is not None, "bug: dequantize without an ONNX file"
     weights = read_weights(file)
     config = load_config(checkpoint.weights)
-    architecture = str((config.architectures or ["none"])[0])
-    model_class = getattr(transformers, architecture, None)
-    if model_class is None:
+    architecture = read_model_class(checkpoint.weights) or "none"
+    model_class: Any = getattr(transformers, architecture, None)
+    is_class = isinstance(model_class, type)
+    if not is_class or not issubclass(model_class, transformers.PreTrainedModel):
         raise UnsupportedModel(
             f"transformers has no class `{architecture}`, which config.json names",
-            hint="build from the original safetensors checkpoint",
+            hint=_ORIGINAL_HINT,
         )
-    model = model_class(config)
+    with config_errors(CONFIG_NAME):
+        model = model_class(config)
     try:
         found = model.load_state_dict(
             {name: torch.from_numpy(value.copy()) for name, value in weights.items()}, strict=False
@@ -54,7 +59,7 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
     except RuntimeError as exc:
         raise UnsupportedModel(
             f"the weights in `{file.name}` do not fit `{architecture}`: {first_line(exc)}",
-            hint="build from the original safetensors checkpoint",
+            hint=_ORIGINAL_HINT,
         ) from exc
     absent = set(found.missing_keys)
     # A model without a task head returns embeddings. Its export has no pooler.
@@ -70,7 +75,6 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         shutil.copyfile(path, into / name)
     state = model.float().state_dict()
     model.save_pretrained(into, state_dict={n: v for n, v in state.items() if n not in unused})
-    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 
 def read_weights(file: Path) -> dict[str, WeightArray]:
@@ -101,14 +105,32 @@ def read_weights(file: Path) -> dict[str, WeightArray]:
     for node in graph.node:
         read = _READERS.get(node.op_type)
         if read is not None and len(node.input) > 1 and node.input[1] in tensors:
-            weights.update(read(node, tensors, sources))
+            with _node_errors(node):
+                weights.update(read(node, tensors, sources))
     return weights
+
+
+@contextmanager
+def _node_errors(node: Node) -> Iterator[None]:
+    """Convert errors for missing inputs and attributes and for other shapes to UnsupportedModel."""
+    try:
+        yield
+    except (LookupError, ValueError, TypeError) as exc:
+        raise UnsupportedModel(
+            f"the node `{node.name or node.output[0]}` ({node.op_type}) cannot be read: "
+            f"{first_line(exc)}",
+            hint=_ORIGINAL_HINT,
+        ) from exc
 
 
 def _read_blocks(node: Node, tensors: Arrays, _sources: Names) -> dict[str, WeightArray]:
     """Read the weight [N, K] of a MatMulNBits (ONNX Runtime's contrib operators)."""
     attributes = _read_integers(node)
-    rows, columns, bits = attributes["N"], attributes["K"], attributes["bits"]
+    rows, columns, bits = attributes["N"], attributes["K"], attributes.get("bits", 4)
+    if len(node.input) > 4 and node.input[4]:
+        raise ValueError("its columns have scales in another order (`g_idx`)")
+    if bits not in (4, 8):
+        raise ValueError(f"its weights have {bits} bits, and only 4 and 8 are read")
     scales = tensors[node.input[2]].reshape(rows, -1).astype(np.float32)
     blocks = scales.shape[1]
     values = _unpack(tensors[node.input[1]].reshape(rows, blocks, -1), bits)
@@ -130,17 +152,24 @@ def _unpack(packed: WeightArray, bits: int) -> WeightArray:
 
 
 def _read_table(node: Node, tensors: Arrays, sources: Names) -> dict[str, WeightArray]:
-    """Read the table of a DequantizeLinear with a single scale or one scale per axis index."""
+    """Read the table of a DequantizeLinear with scales for all, per axis index, or per block."""
     name = sources.get(node.input[0], node.input[0])
     if name not in tensors:
         return {}
     values, scale = tensors[name], tensors[node.input[1]].astype(np.float32)
-    zero = tensors[node.input[2]] if len(node.input) > 2 else np.zeros((), values.dtype)
+    has_zeros = len(node.input) > 2 and node.input[2]
+    zero = tensors[node.input[2]] if has_zeros else np.zeros_like(scale)
+    zero = zero.astype(np.float32)
     if scale.ndim:
-        axis = _read_integers(node).get("axis", 1)
-        shape = [-1 if i == axis else 1 for i in range(values.ndim)]
-        scale, zero = scale.reshape(shape), zero.reshape(shape)
-    table = (values.astype(np.float32) - zero.astype(np.float32)) * scale
+        attributes = _read_integers(node)
+        axis = attributes.get("axis", 1) % values.ndim
+        if block := attributes.get("block_size", 0):  # the last block may be smaller
+            every = np.arange(values.shape[axis]) // block
+            scale, zero = scale.take(every, axis), zero.take(every, axis)
+        else:
+            shape = [-1 if i == axis else 1 for i in range(values.ndim)]
+            scale, zero = scale.reshape(shape), zero.reshape(shape)
+    table = (values.astype(np.float32) - zero) * scale
     return {name.removesuffix("_quantized"): table}
 
 

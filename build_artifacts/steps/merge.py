@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -9,8 +10,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from build_artifacts.checkpoints.adapter import ADAPTER_STEM, Adapter
-from build_artifacts.checkpoints.architectures import has_mxfp4_weights, load_config
+from build_artifacts.checkpoints.adapter import ADAPTER_STEM, LABELS_HINT, LABELS_NAME, Adapter
+from build_artifacts.checkpoints.architectures import (
+    TransformersConfig,
+    has_mxfp4_weights,
+    load_config,
+)
 from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
     CONFIG_NAME,
@@ -31,7 +36,7 @@ from build_artifacts.checkpoints.models import (
 )
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.adapter_texts import (
-    check_vocabulary,
+    check_adapter_vocabulary,
     copy_chat_format,
     copy_sentence_config,
 )
@@ -46,12 +51,12 @@ if TYPE_CHECKING:
 _SIZE_MISMATCH = re.compile(r"size mismatch for (\S+): .*?(\[[\d, ]*\]).*?(\[[\d, ]*\])")
 
 
-def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
+def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> None:
     """Write the checkpoint with merged adapter weights to `into`, in fp32.
 
     Raises UnsupportedModel if the adapter does not fit or lacks weights, such as those of a head.
     """
-    check_vocabulary(adapter, checkpoint.weights)
+    check_adapter_vocabulary(adapter, checkpoint.weights)
     head = find_head(adapter.task)
     is_vector = head is ModelHead.VECTOR
     is_retrained = is_vector and bool(read_modules(adapter.directory))
@@ -70,7 +75,6 @@ def merge(checkpoint: Checkpoint, adapter: Adapter, into: Path) -> Checkpoint:
     is_original = not has_mxfp4_weights(checkpoint.weights)
     merged = _merged_model(checkpoint.weights, adapter)
     merged.save_pretrained(target, save_original_format=is_original)
-    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 
 def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
@@ -79,7 +83,7 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
     base, random = _base_model(weights, adapter)
     table = _find_tied_table(base)
     with TemporaryDirectory() as scratch:
-        with _loading_errors(adapter):
+        with _loading_errors(adapter, base.config):
             directory = extract_text_adapter(adapter.directory, Path(scratch))
             model = PeftModel.from_pretrained(base, str(directory), local_files_only=True)
         _check_complete(model, adapter, directory, random)
@@ -92,10 +96,10 @@ def _merged_model(weights: Path, adapter: Adapter) -> TorchModel:
 
 
 @contextmanager
-def _loading_errors(adapter: Adapter) -> Iterator[None]:
+def _loading_errors(adapter: Adapter, base: TransformersConfig) -> Iterator[None]:
     """Convert errors of peft for an adapter that does not fit its base model to UnsupportedModel.
 
-    KeyError names a missing weight.
+    KeyError names a missing weight. `base` is the config of the base model.
     """
     try:
         yield
@@ -108,10 +112,32 @@ def _loading_errors(adapter: Adapter) -> Iterator[None]:
             hint="correct the value, or save the adapter again with peft",
         ) from exc
     except (RuntimeError, ValueError, ImportError, LookupError) as exc:
-        raise UnsupportedModel(
+        raise _label_count_error(adapter, base, str(exc)) or UnsupportedModel(
             f"the adapter `{adapter.name}` does not fit the model: {_describe_misfit(exc)}",
             hint="pass the base model of its training",
         ) from exc
+
+
+def _label_count_error(
+    adapter: Adapter, base: TransformersConfig, message: str
+) -> UnsupportedModel | None:
+    """Return the error for a head of another number of labels, if `message` of torch is about it.
+
+    The weights of the layers come first in that message. They fit if it begins with the head.
+    """
+    mismatch = _SIZE_MISMATCH.search(message)
+    if mismatch is None or find_head(adapter.task) not in (ModelHead.LABELS, ModelHead.TOKENS):
+        return None
+    name, *shapes = mismatch.groups()
+    stored, required = (json.loads(shape) for shape in shapes)
+    if ".lora_" in name or stored[1:] != required[1:] or required[:1] != [base.num_labels]:
+        return None
+    source = f"`{LABELS_NAME}` names" if adapter.labels else "the model has"
+    return UnsupportedModel(
+        f"the head of the adapter `{adapter.name}` has {stored[0]} labels, and {source} "
+        f"{base.num_labels}",
+        hint=LABELS_HINT,
+    )
 
 
 def _describe_misfit(exc: Exception) -> str:
@@ -146,6 +172,8 @@ def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]
         names = {"id2label": labels, "label2id": {label: i for i, label in labels.items()}}
         # The adapter replaces the head of the base, which may have another number of labels.
         options |= {**names, "ignore_mismatched_sizes": True}
+    if adapter.problem_type is not None:
+        options["problem_type"] = adapter.problem_type
     try:
         model, info = getattr(transformers, LOADERS[head]).from_pretrained(
             weights,
@@ -199,10 +227,7 @@ def _tie_if_equal(model: TorchModel) -> None:
 
 def _read_labels(weights: Path) -> list[str]:
     if not read_field(weights / CONFIG_NAME, "id2label", dict):
-        raise UnsupportedModel(
-            "neither the adapter nor the model defines labels",
-            hint='add a `labels.json` to the adapter, such as ["NEGATIVE", "POSITIVE"]',
-        )
+        raise UnsupportedModel("neither the adapter nor the model defines labels", hint=LABELS_HINT)
     return list(read_labels(weights, load_config(weights)))
 
 

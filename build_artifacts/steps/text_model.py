@@ -29,7 +29,7 @@ _ADAPTED = "base_model.model."  # start of the names of an adapter's tensors
 _LORA_TENSOR = re.compile(r"\.lora_[^.]+(\.weight)?$")  # the end of such a name, after the module
 
 
-def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
+def extract_text_model(checkpoint: Checkpoint, into: Path) -> None:
     """Write the text model to `into`, in the types of its weights.
 
     Raises UnsupportedModel if it cannot be built, or if the checkpoint has no weights of it.
@@ -62,7 +62,6 @@ def extract_text_model(checkpoint: Checkpoint, into: Path) -> Checkpoint:
         # Checkpoints with a head of its own may state the flag nevertheless.
         config.tie_word_embeddings = False
     config.save_pretrained(into)
-    return Checkpoint(into, checkpoint.source, checkpoint.default_id)
 
 
 def extract_text_adapter(adapter: Path, into: Path) -> Path:

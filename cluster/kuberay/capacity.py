@@ -6,43 +6,14 @@ Ray reports no error for a replica that fits on no pod. The replica stays pendin
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.kuberay.overlay import WorkerGroup
+from cluster.replica_resources import POOL_LABEL, ResourceDemand
 from deployments.artifacts.types import Device
 from deployments.config import AppArgs
 
-# Label in Ray and Kubernetes that names the worker group of a pod.
-POOL_LABEL = "hundredfold/pool"
-SERVE_AUTO_MAX_REPLICAS = 100  # default of Serve for `num_replicas: auto`
 _ROUNDING = 1e-9  # tolerance in CPUs and GPUs, so that five replicas of 0.2 CPUs fill one CPU
-
-
-@dataclass(frozen=True, slots=True)
-class ResourceDemand:
-    """Resources and replica bounds of one deployment."""
-
-    name: str
-    pool: str | None  # worker group in the deployment's label selector; None: any group
-    min_replicas: int
-    max_replicas: int
-    cpus: float  # CPUs per replica
-    gpus: float  # GPUs per replica
-
-    @classmethod
-    def of(cls, deployment: Mapping[str, Any]) -> ResourceDemand:
-        """Read one item of `deployments`, which must have passed the linter."""
-        options = deployment.get("ray_actor_options") or {}
-        min_replicas, max_replicas = _replica_bounds(deployment)
-        return cls(
-            name=deployment["name"],
-            pool=(options.get("label_selector") or {}).get(POOL_LABEL),
-            min_replicas=min_replicas,
-            max_replicas=max_replicas,
-            cpus=options.get("num_cpus", 1),
-            gpus=options.get("num_gpus") or 0,
-        )
 
 
 def find_capacity_errors(
@@ -113,12 +84,3 @@ def fits_on(demand: ResourceDemand, group: WorkerGroup) -> bool:
     """Return whether a replica may run on a pod of `group` and fits on an empty one."""
     selected = demand.pool in (None, group.name)
     return selected and demand.cpus <= group.cpu and demand.gpus <= group.gpus
-
-
-def _replica_bounds(deployment: Mapping[str, Any]) -> tuple[int, int]:
-    scaling = deployment.get("autoscaling_config") or {}
-    fixed = deployment.get("num_replicas")
-    if fixed == "auto" or scaling:
-        default = SERVE_AUTO_MAX_REPLICAS if fixed == "auto" else 1
-        return int(scaling.get("min_replicas", 1)), int(scaling.get("max_replicas", default))
-    return int(fixed or 1), int(fixed or 1)

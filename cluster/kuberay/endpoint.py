@@ -9,8 +9,15 @@ from typing import Any
 
 from cluster.config_entries import find_applications, read_args, read_mapping
 from cluster.kuberay.overlay import InvalidOverlay
+from cluster.ports import (
+    DASHBOARD_PORT,
+    HAPROXY_METRICS_PORT,
+    HAPROXY_STATUS_PORT,
+    HTTP_PORT,
+    REPLICA_PORTS,
+    WORKER_PORTS,
+)
 
-SERVE_PORT = 8000  # default of Serve for `http_options.port`
 SERVE_HOST = "0.0.0.0"  # default of Serve for `http_options.host`
 SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
 # Seconds for replacements to start on other pods. Afterwards the replicas of a drained pod stop
@@ -18,18 +25,19 @@ SERVE_SHUTDOWN_S = 20.0  # default of Serve for `graceful_shutdown_timeout_s`
 REPLACEMENT_S = 120
 ALL_INTERFACES = (SERVE_HOST, "::")
 # KubeRay requires these port names.
-HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
-METRICS_PORT = 8080
+HEAD_PORTS: Mapping[str, int] = {"gcs-server": 6379, "dashboard": DASHBOARD_PORT, "client": 10001}
+# Ports that Prometheus reads, by the names that pod-monitor.yaml uses. KubeRay requires `metrics`.
+PROMETHEUS_PORTS: Mapping[str, int] = {"metrics": 8080, "haproxy": HAPROXY_METRICS_PORT}
 # Ports on which Ray, KubeRay, Serve and HAProxy listen in the pods.
 RESERVED_PORTS: Mapping[str, range] = {
     **{f"Ray's {name}": range(port, port + 1) for name, port in HEAD_PORTS.items()},
-    "Ray's metrics": range(METRICS_PORT, METRICS_PORT + 1),
+    "Ray's metrics": range(PROMETHEUS_PORTS["metrics"], PROMETHEUS_PORTS["metrics"] + 1),
     "Serve's fallback proxy": range(8500, 8501),
     "Serve's fallback proxy for gRPC": range(9500, 9501),
-    "HAProxy's statistics": range(8404, 8405),
-    "HAProxy's metrics": range(9101, 9102),
-    "Ray's workers": range(10_002, 20_000),
-    "the replicas": range(30_000, 31_001),
+    "HAProxy's statistics": range(HAPROXY_STATUS_PORT, HAPROXY_STATUS_PORT + 1),
+    "HAProxy's metrics": range(PROMETHEUS_PORTS["haproxy"], PROMETHEUS_PORTS["haproxy"] + 1),
+    "Ray's workers": WORKER_PORTS,
+    "the replicas": REPLICA_PORTS,
     "the replicas for gRPC": range(40_000, 41_001),
     "Ray's autoscaler": range(44_217, 44_218),
     "the metrics of Ray's dashboard": range(44_227, 44_228),
@@ -49,7 +57,7 @@ class ServeEndpoint:
 def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
     """Yield a message per setting that would make ready pods unreachable."""
     options = read_mapping(merged, "http_options")
-    host, port = options.get("host", SERVE_HOST), options.get("port", SERVE_PORT)
+    host, port = options.get("host", SERVE_HOST), options.get("port", HTTP_PORT)
     if host not in ALL_INTERFACES:
         yield (
             f"`http_options.host` is {host}: pods have addresses of their own and must reach each "
@@ -64,8 +72,7 @@ def find_endpoint_errors(merged: dict[str, Any]) -> Iterator[str]:
     for owner, ports in RESERVED_PORTS.items():
         if port in ports:
             yield (
-                f"`http_options.port` is {port}: in the pods it belongs to {owner}. "
-                f"Use {SERVE_PORT}"
+                f"`http_options.port` is {port}: in the pods it belongs to {owner}. Use {HTTP_PORT}"
             )
 
 
@@ -89,6 +96,6 @@ def read_endpoint(merged: dict[str, Any]) -> ServeEndpoint:
         for application in find_applications(merged)
         for entry in application.deployments()
     ]
-    port = read_mapping(merged, "http_options").get("port", SERVE_PORT)
+    port = read_mapping(merged, "http_options").get("port", HTTP_PORT)
     drain_s = REPLACEMENT_S + ceil(max(timeouts))
     return ServeEndpoint(port=port, store=str(stores.pop()), drain_s=drain_s)

@@ -7,24 +7,15 @@ all its replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from cluster.config_entries import ApplicationEntry, DeploymentEntry
-from cluster.kuberay.capacity import ResourceDemand, fits_on
+from cluster.config_entries import ApplicationEntry
+from cluster.kuberay.capacity import fits_on
 from cluster.kuberay.overlay import WorkerGroup
-from deployments.artifacts.types import Device
-from deployments.config import DEFAULT_POOL_BYTES, AppArgs, IngressUserConfig
-from deployments.deployment_names import (
-    ENCODER_DEPLOYMENTS,
-    GENERATOR_DEPLOYMENTS,
-    INGRESS,
-    TOKENIZER,
-)
+from cluster.replica_resources import RAY_BYTES, ResourceDemand, measure_replicas
 
-REPLICA_BYTES = 350 << 20  # memory of a replica without models: Python, ONNX Runtime, Ray
-POD_BYTES = 1 << 30  # memory of raylet, agents, HAProxy and Ray's object store
 _MILLI = 1000  # CPUs and GPUs are counted in thousandths, so that fractions add up exactly
 
 
@@ -50,67 +41,27 @@ def find_memory_errors(
 ) -> Iterator[str]:
     """Yield a message for each group whose pods may get replicas that exceed `memory_gib`.
 
-    The config must have passed the linter. The models of GPU deployments do not count, because they
-    are in the memory of the GPU.
+    The config must have passed the linter. Of models on GPUs only KV caches count that were
+    offloaded to main memory.
     """
-    sizes = [
-        (demand, _measure(demand, memory))
-        for application in applications
-        for demand, memory in measure_replicas(application)
-    ]
+    applications = list(applications)
     for group in groups:
-        fitting = tuple(size for demand, size in sizes if fits_on(demand, group))
+        fitting = tuple(
+            _measure(demand, memory)
+            for application in applications
+            for demand, memory in measure_replicas(application, group.offloaded_models)
+            if fits_on(demand, group)
+        )
         fullest = _find_fullest(fitting, group.cpu * _MILLI, group.gpus * _MILLI)
-        needed = POD_BYTES + fullest.memory
+        needed = RAY_BYTES + fullest.memory
         if needed > group.memory_gib << 30:
             replicas = ", ".join(f"{count} `{name}`" for name, count in fullest.counts if count)
             yield (
                 f"a pod of worker group `{group.name}` has {group.memory_gib} GiB (`memory_gib`); "
                 f"{replicas} fit on its CPUs and may take {needed / (1 << 30):.1f} GiB with Ray. "
                 "Raise `memory_gib`, or lower `pool_bytes` and `tokenizer_pool_bytes` in `args`"
+                + (", or `kv_cache_bytes` of `generators.gpu`" if group.offloaded_models else "")
             )
-
-
-def measure_replicas(application: ApplicationEntry) -> Iterator[tuple[ResourceDemand, int]]:
-    """Yield each deployment and the maximum bytes of one replica in main memory."""
-    for entry, pools in _list_pools(application):
-        yield ResourceDemand.of(entry.raw), REPLICA_BYTES + pools
-
-
-def measure_builder(application: ApplicationEntry) -> int:
-    """Return the maximum bytes of the process that builds pulled models; 0 without pulls."""
-    for entry in application.deployments():
-        if application.is_hundredfold and entry.name == INGRESS:
-            builds = IngressUserConfig.parse(entry.raw.get("user_config")).builds
-            return builds.max_memory_bytes if builds.allow_pull else 0
-    return 0
-
-
-def _list_pools(application: ApplicationEntry) -> Iterator[tuple[DeploymentEntry, int]]:
-    """Yield each deployment and the maximum bytes of its pools and buffers in main memory."""
-    pools: Mapping[str, int] = {}
-    if application.is_hundredfold:
-        pools = _count_pools(AppArgs.parse(application.raw.get("args")))
-    for entry in application.deployments():
-        held = pools.get(entry.name, 0)
-        if application.is_hundredfold and entry.name == INGRESS:
-            settings = IngressUserConfig.parse(entry.raw.get("user_config"))
-            held = settings.cache.max_bytes + settings.limits.inflight_body_bytes
-            held += settings.limits.inflight_response_bytes
-        yield entry, held
-
-
-def _count_pools(args: AppArgs) -> dict[str, int]:
-    pools = {TOKENIZER: args.tokenizer_pool_bytes}
-    for device, encoder in args.encoders.items():
-        pools[ENCODER_DEPLOYMENTS[device]] = args.tokenizer_pool_bytes
-        if device is Device.CPU:
-            models = encoder.pool_bytes or DEFAULT_POOL_BYTES
-            pools[ENCODER_DEPLOYMENTS[device]] += models + encoder.lone_pass_bytes
-    for device, generator in args.generators.items():
-        models = generator.pool_bytes or DEFAULT_POOL_BYTES
-        pools[GENERATOR_DEPLOYMENTS[device]] = models if device is Device.CPU else 0
-    return pools
 
 
 def _measure(demand: ResourceDemand, memory: int) -> _ReplicaSize:

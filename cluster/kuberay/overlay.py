@@ -31,6 +31,7 @@ class Pod(_OverlayModel):
 
     cpu: int = Field(ge=1)
     memory_gib: int = Field(ge=1)
+    disk_gib: int = Field(8, ge=1)  # of the node, for logs; Kubernetes evicts a pod that takes more
 
 
 class WorkerGroup(Pod):
@@ -40,6 +41,8 @@ class WorkerGroup(Pod):
     image: Literal["cpu", "gpu"]
     gpus: int = Field(0, ge=0)
     gpu_memory_gib: int | None = Field(None, ge=1)  # memory per GPU; None: not checked
+    # Models with `--offload-kv-cache`: each takes `kv_cache_bytes` of main memory per replica.
+    offloaded_models: int = Field(0, ge=0)
     min_replicas: int = Field(ge=0)
     max_replicas: int = Field(ge=1)
     idle_timeout_s: int = Field(ge=0)

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.access import key_file_environment
-from cluster.environment import RAY_ENVIRONMENT
-from cluster.kuberay.capacity import POOL_LABEL
-from cluster.kuberay.endpoint import HEAD_PORTS, METRICS_PORT, ServeEndpoint
+from cluster.environment import OBJECT_STORE_BYTES, RAY_ENVIRONMENT
+from cluster.kuberay.endpoint import HEAD_PORTS, PROMETHEUS_PORTS, ServeEndpoint
 from cluster.kuberay.overlay import Pod, Production, WorkerGroup
-from cluster.launcher.ray_host import OBJECT_STORE_BYTES
+from cluster.replica_resources import POOL_LABEL
 
 Manifest = dict[str, Any]
 
@@ -21,7 +20,6 @@ USER_ID = 1000  # id of the user in the images
 GPU_RESOURCE = "nvidia.com/gpu"
 KEY_FILE = Path("/keys/keys.json")  # file in the mounted secret `keys_secret`
 STOP_S = 55  # seconds for Ray to stop after the drain
-# Ray's default of 30 % of a pod's memory would leave less for models.
 OBJECT_STORE = {"object-store-memory": str(OBJECT_STORE_BYTES)}
 
 
@@ -37,9 +35,7 @@ def build_labels(production: Production) -> dict[str, str]:
 def build_head_group(production: Production, endpoint: ServeEndpoint) -> Manifest:
     """Build the head group. `num-cpus: 0` keeps replicas away from the head."""
     container = _build_container("ray-head", production.images.cpu, production.head, endpoint)
-    container["ports"] = _build_ports(
-        {**HEAD_PORTS, "serve": endpoint.port, "metrics": METRICS_PORT}
-    )
+    container["ports"] = _build_ports({**HEAD_PORTS, "serve": endpoint.port, **PROMETHEUS_PORTS})
     return {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0", **OBJECT_STORE},
         "template": _build_template(production, container),
@@ -52,7 +48,7 @@ def build_worker_group(
     """Build a worker group. A worker without replicas has no proxy and stays unready."""
     image = getattr(production.images, group.image)
     container = _build_container("ray-worker", image, group, endpoint)
-    container["ports"] = _build_ports({"serve": endpoint.port, "metrics": METRICS_PORT})
+    container["ports"] = _build_ports({"serve": endpoint.port, **PROMETHEUS_PORTS})
     container["readinessProbe"] = _build_readiness_probe(endpoint.port)
     container["lifecycle"] = {"preStop": {"exec": {"command": _build_drain(endpoint.drain_s)}}}
     template = _build_template(production, container)
@@ -112,7 +108,12 @@ def build_security_context() -> Manifest:
 
 
 def _build_container(name: str, image: str, size: Pod, endpoint: ServeEndpoint) -> Manifest:
-    amount = {"cpu": str(size.cpu), "memory": f"{size.memory_gib}Gi"}
+    amount = {
+        "cpu": str(size.cpu),
+        "memory": f"{size.memory_gib}Gi",
+        # Without a limit, a pod may fill the disk of its node, which then evicts other pods too.
+        "ephemeral-storage": f"{size.disk_gib}Gi",
+    }
     return {
         "name": name,
         "image": image,

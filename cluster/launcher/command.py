@@ -39,14 +39,12 @@ from cluster.launcher.launched_config import (
 )
 from cluster.launcher.local_environment import (
     find_haproxy,
-    find_ray_directory,
     local_environment,
     ray_temp_environment,
 )
 from cluster.launcher.local_ports import DEFAULT_PORTS, ClientPorts, LocalPorts, choose_ports
 from cluster.launcher.new_session import leads_own_session, run_in_new_session
 from cluster.launcher.ray_host import RayHost
-from cluster.launcher.ray_sessions import remove_ended_sessions
 from cluster.launcher.startup_messages import startup_messages
 from cluster.ports import PORTS, format_address, open_listener
 from cluster.processes import ChildProcesses, kill_previous_run, private_directory
@@ -276,8 +274,6 @@ def serve_at_edge(
         progress=progress,
     )
     try:
-        if not os.environ.get("RAY_TMPDIR"):  # else other programs may use the directory too
-            remove_ended_sessions(find_ray_directory())
         host.start()
         host.wait_until_ready(edge)
         for line in startup_messages(served.find_url(), served.last, settings.grpc_port):

@@ -14,7 +14,7 @@ from cluster.config_entries import find_applications
 from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.linting.document import format_path
-from cluster.ports import format_address
+from cluster.ports import HTTP_PORT, format_address
 from cluster.progress import StartError, UnusableConfig, file_errors
 from deployments.artifacts.store import LATEST_NAME
 from deployments.config import STORE_VARIABLE, AppArgs
@@ -73,7 +73,7 @@ class LaunchedConfig:
         config: dict[str, Any] = yaml.safe_load(text)
         http = config.setdefault("http_options", {})
         http["host"] = settings.host or http.get("host", "127.0.0.1")
-        http["port"] = int(http.get("port", 8000)) if settings.port is None else settings.port
+        http["port"] = int(http.get("port", HTTP_PORT)) if settings.port is None else settings.port
         if self._last:  # HAProxy still listens on its first address
             http |= {name: self._last["http_options"][name] for name in ("host", "port")}
         if settings.key_file is not None:

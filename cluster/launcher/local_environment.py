@@ -114,6 +114,16 @@ def find_ray_directory() -> Path:
     return Path(f"/tmp/hundredfold-ray-{os.getuid()}")
 
 
+def has_own_ray_directory(environment: Mapping[str, str]) -> bool:
+    """Return whether no other program uses the directory that RAY_TMPDIR names.
+
+    So it is with the default directory, and with the one that systemd creates for the logs of this
+    service (`LogsDirectory=`) and names in a variable.
+    """
+    own = (str(find_ray_directory()), *environment.get("LOGS_DIRECTORY", "").split(":"))
+    return environment["RAY_TMPDIR"] in own
+
+
 def _create_private(directory: Path) -> None:
     with file_errors(directory):
         directory.mkdir(mode=0o700, exist_ok=True)

@@ -9,16 +9,31 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cluster.ports import PORTS, describe_port_owner, find_free_port, format_address, is_port_free
+from cluster.ports import (
+    DASHBOARD_PORT,
+    HAPROXY_METRICS_PORT,
+    HAPROXY_STATUS_PORT,
+    PORTS,
+    REPLICA_PORTS,
+    WORKER_PORTS,
+    describe_port_owner,
+    find_free_port,
+    format_address,
+    is_port_free,
+)
 from cluster.progress import StartError
 
 CLAIM_PREFIX = "\0hundredfold-port-"  # of the name of an abstract socket that claims a port
-DEFAULT_PORTS = {"dashboard": 8265, "metrics": 9101, "haproxy_stats": 8404}
+DEFAULT_PORTS = {
+    "dashboard": DASHBOARD_PORT,
+    "metrics": HAPROXY_METRICS_PORT,
+    "haproxy_stats": HAPROXY_STATUS_PORT,
+}
 # Ports that no operator or client addresses are random, so that they occupy no number that another
 # server may want. Their range is above Ray's ports for workers and below Serve's for replicas. It
 # is outside of the range for outgoing connections (from 32768), any of which could take the port of
 # a Ray that is being restarted.
-_INNER_PORTS = range(20_000, 30_000)
+_INNER_PORTS = range(WORKER_PORTS.stop, REPLICA_PORTS.start)
 _INNER_NAMES = ("gcs", "raylet", "agent", "fallback_http", "fallback_grpc")
 
 

@@ -16,9 +16,11 @@ import yaml
 
 from cluster.default_config import CONFIG_NAME
 from cluster.edge.supervisor import Edge
+from cluster.environment import OBJECT_STORE_BYTES
 from cluster.launcher.liveness import Liveness, StoppedProcesses
+from cluster.launcher.local_environment import has_own_ray_directory
 from cluster.launcher.local_ports import LocalPorts
-from cluster.launcher.ray_sessions import find_session, link_session
+from cluster.launcher.ray_sessions import find_session, link_session, remove_ended_sessions
 from cluster.launcher.serve_status import DeployFailures, find_token_file
 from cluster.processes import ChildProcesses
 from cluster.progress import (
@@ -33,7 +35,6 @@ from cluster.shortages import check_space, explain_shortages
 from deployments.files import write_atomically
 from deployments.host.machine import usable_cores
 
-OBJECT_STORE_BYTES = 256 << 20  # small, because messages between replicas bypass Ray's object store
 MAX_STARTS = 3  # maximum attempts to restart an ended child
 # Seconds that the launcher waits, after Serve has ended, to see whether Ray ends too. `ray start`
 # checks its processes every second.
@@ -59,6 +60,8 @@ class RayHost:
     def start(self) -> None:
         """Start Ray, then Serve with the config. Raises StartError if Ray does not start."""
         ensure_token(self.environment)
+        if has_own_ray_directory(self.environment):
+            remove_ended_sessions(self._ray_directory)
         check_space(self._ray_directory)
         self.progress.report(
             f"starting Ray (dashboard on 127.0.0.1:{self.ports.dashboard}, "

@@ -14,8 +14,9 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from cluster.config_entries import read_args
+from cluster.configured_store import read_config
 from cluster.default_config import CONFIG_HELP, find_config
-from cluster.linting.document import UnreadableConfig, read_document
+from cluster.models.store_check import check_store_exists
 from deployments.artifacts.store import LATEST_NAME
 from deployments.errors import BadSetting
 from deployments.management import garbage, removal
@@ -56,6 +57,7 @@ class ActionCommand:
                 f"`{error['loc'][-1]}`: {error['msg']}, not {error['input']!r}"
             ) from exc
         configured = dict(_list_configured(find_config(arguments.config)))
+        check_store_exists(arguments.store)
         entry = self.action.run(arguments.store, arguments.name, given, configured)
         if arguments.json:
             return print_json(entry.model_dump(mode="json"))
@@ -72,6 +74,7 @@ class RemoveCommand:
 
     def run(self, arguments: argparse.Namespace) -> int:
         models = _list_configured(find_config(arguments.config))
+        check_store_exists(arguments.store)
         removed = removal.remove(
             arguments.store, arguments.name, dict(models), _list_versions(models)
         )
@@ -150,11 +153,7 @@ def _list_configured(config: Path) -> list[tuple[str, str]]:
 
     Raises BadSetting if the file cannot be read or has no application of this project.
     """
-    try:
-        document = read_document(config.read_text(encoding="utf-8")).value
-    except (OSError, UnicodeDecodeError, UnreadableConfig) as exc:
-        raise BadSetting(f"cannot read `{config}`: {exc}") from exc
-    if not (applications := list(read_args(document))):
+    if not (applications := list(read_args(read_config(config)))):
         raise BadSetting(f"`{config}` has no application of this project; name a Serve config")
     listed = (args.get("models") for args in applications)
     models = (model for each in listed if isinstance(each, list) for model in each)
@@ -193,6 +192,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"whose versions of the models count; {CONFIG_HELP}",
+        help=f"whose store and versions of the models count; {CONFIG_HELP}",
     )
     add_json_option(parser)

@@ -11,10 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from cluster.models.store_check import check_store_exists
 from deployments.artifacts.manifest import MANIFEST_NAME, ArtifactManifest, has_previous_schema
 from deployments.artifacts.migration import PREVIOUS, SCHEMA
 from deployments.artifacts.store import list_artifacts, store_errors
-from deployments.errors import BadSetting
 from deployments.files import write_atomically
 from deployments.terminal.console import add_store_option, print_text
 
@@ -24,8 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not arguments.store.is_dir():
-        raise BadSetting(f"there is no store {arguments.store}; pass `--store DIR`")
+    check_store_exists(arguments.store)
     migrated = 0
     for directory in migrate_manifests(arguments.store):
         print(f"{directory}: schema {PREVIOUS} -> {SCHEMA}", flush=True)

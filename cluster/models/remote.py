@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from cluster.ports import HTTP_PORT
 from cluster.progress import DIRECT
 from deployments.config import CLIENT_KEY_VARIABLE, client_key
 from deployments.terminal.command_line import HintedError, show_activity
 from deployments.terminal.console import add_json_option, format_table, print_json, print_text
 
-DEFAULT_URL = "http://127.0.0.1:8000"
+DEFAULT_URL = f"http://127.0.0.1:{HTTP_PORT}"
 TIMEOUT_S = 90.0  # long, because a load reads and opens a model
 HEAD = ("model", "version", "replica", "MB", "age", "last use", "per minute", "")
 

@@ -29,9 +29,10 @@ class ReplicaHooks(NamedTuple):
     # Plans a pass that runs alone, from its model, number of items and padded tokens per item.
     plan_lone_pass: Callable[[ModelRef, int, int], LonePass] = lambda *_: USUAL_PASS
     estimate_item: EstimateItem = guess_item_s
-    # Called with True when a pass of a model starts, and with False when it ends. The model must
-    # stay loaded in between, even if the callers have gone.
-    hold_model: Callable[[ModelRef, bool], None] = lambda *_: None
+    # Called when a pass of a model starts and when it ends. The model must stay loaded in between,
+    # even if the callers have gone.
+    hold_model: Callable[[ModelRef], None] = lambda _model: None
+    release_model: Callable[[ModelRef], None] = lambda _model: None
     # Returns an item that every working engine of the model computes, without input of clients.
     get_known_good: Callable[[ModelRef], TokenizedItem] = lambda _model: build_probe_item()
 

@@ -31,10 +31,11 @@ from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
 from deployments.errors import DeadlineExceeded, Overloaded, ServeError, build_overloaded
 from deployments.fair_queue import FairQueue
-from deployments.health import WorkerHealth
+from deployments.health import ModelHealths
 from deployments.host.thread_priority import lower_thread_priority
 from deployments.load import BusyMeter, Load, WorkRate
 from deployments.messages import ModelRef, Sender, TokenizedItem
+from deployments.queue_cleaner import QueueCleaner
 from deployments.records import ForwardPassRecord, ForwardPassRecorder
 from deployments.safety_factor import Prediction
 
@@ -43,10 +44,6 @@ from deployments.safety_factor import Prediction
 DROP_FACTOR = 1.1
 # For each pass, consider enough items for this many full passes, to find items of similar length.
 WINDOW_PASSES = 8
-# Minimum seconds between two searches of the queue for ended calls. Clients may disconnect one
-# by one, and a search of a long queue takes milliseconds of the event loop. `submit` may search
-# earlier, before it refuses a call.
-CLEAN_INTERVAL_S = 0.05
 
 
 class BatchScheduler:
@@ -68,7 +65,7 @@ class BatchScheduler:
         hooks: ReplicaHooks = DEFAULT_HOOKS,
     ) -> None:
         self.settings = settings
-        self.health = {model: WorkerHealth(model.id) for model in engines}
+        self.health = ModelHealths()
         self._recorder = recorder
         self._engines = engines
         self._concurrent_passes = concurrent_passes
@@ -81,8 +78,7 @@ class BatchScheduler:
         self._draining = False
         self._queue: FairQueue[QueuedItem] = FairQueue()  # costs are predicted seconds
         self._admission = DeadlineAdmission(self._queue)
-        self._is_cleaning = False
-        self._cleaned_s = 0.0  # loop time of the last search for ended calls
+        self._cleaner = QueueCleaner(self._queue, lambda item: item.call.future.done())
         self._clients = RecentClients()
         self._pool = ThreadPoolExecutor(concurrent_passes, "engine", lower_thread_priority)
 
@@ -129,9 +125,8 @@ class BatchScheduler:
         try:
             prediction = self._admit(model, len(items), cost, deadline_s, sender)
         except Overloaded:
-            if not self._is_cleaning:
+            if not self._cleaner.clean():  # perhaps the queue is full of items of ended calls
                 raise
-            self._remove_ended()  # perhaps the queue is full of items of ended calls
             prediction = self._admit(model, len(items), cost, deadline_s, sender)
         call = QueuedCall(
             group=BatchGroup(model, unpooled),
@@ -162,9 +157,7 @@ class BatchScheduler:
         Raises Overloaded or ModelUnavailable for the same reasons as `submit`.
         """
         prediction = self._admission.predict(cost, deadline_s, sender, self._running_s)
-        health = self.health.get(model)
-        if health is None:
-            health = self.health[model] = WorkerHealth(model.id)
+        health = self.health[model]
         health.check_quarantine()  # first, so that a refused call displaces no other call
         self._make_room(items, cost, *sender)
         health.admit()
@@ -173,16 +166,11 @@ class BatchScheduler:
     def forget(self, model: ModelRef) -> None:
         """Forget the measurements of a closed model, but keep the health of a failing model."""
         self.prices.forget(model)
-        health = self.health.get(model)
-        if health is not None and not health.is_failing:
-            del self.health[model]
+        self.health.forget(model)
 
     def clean(self) -> None:
         """Schedule one traversal of the queue that removes the items of all ended calls."""
-        if not self._is_cleaning:
-            self._is_cleaning = True
-            loop = asyncio.get_running_loop()
-            loop.call_at(self._cleaned_s + CLEAN_INTERVAL_S, self._remove_ended)
+        self._cleaner.schedule()
 
     async def drain(self) -> None:
         """Refuse new calls, wait for the queue and the running passes, then stop the threads."""
@@ -228,13 +216,6 @@ class BatchScheduler:
                 call.future.set_exception(error)
         rejected = {id(call) for call, _ in errors}
         self._queue.discard(lambda item: id(item.call) in rejected)
-
-    def _remove_ended(self) -> None:
-        if not self._is_cleaning:  # `submit` removed them before this timer
-            return
-        self._is_cleaning = False
-        self._cleaned_s = asyncio.get_running_loop().time()
-        self._queue.discard(lambda item: item.call.future.done())
 
     def _dispatch(self) -> None:
         while (first := self._queue.first) is not None and self._busy < self._max_in_flight():
@@ -320,7 +301,7 @@ class BatchScheduler:
         cost = self.prices.predict_s(group.model, price)
         self._running_s += cost
         self._meter.start()
-        self._hooks.hold_model(group.model, True)
+        self._hooks.hold_model(group.model)
         health = self.health[group.model]
 
         padded_tokens = len(items) * max(len(item.ids) for item in items)
@@ -357,7 +338,7 @@ class BatchScheduler:
         self._busy -= 1
         self._running_s -= cost
         self._meter.end()
-        self._hooks.hold_model(model, False)
+        self._hooks.release_model(model)
         health = self.health[model]
         if done.failure is None:
             health.record_success()
@@ -369,7 +350,7 @@ class BatchScheduler:
             for item, result in zip(batch, done.results, strict=True):
                 deliver(item, result, done, len(batch))
             if any(isinstance(result, ServeError) for result in done.results):
-                self.clean()  # the failed calls may have further items in the queue
+                self._cleaner.schedule()  # the failed calls may have further items in the queue
             else:
                 lone.record(done.forward_s)
         # Last: a failing recorder must not delay callers.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 
 from deployments.artifacts.store import is_model_id
 from deployments.errors import InvalidField
@@ -18,6 +18,12 @@ def sanitize_id(name: str) -> str:
     """Replace the characters that a model id may not contain."""
     plain = re.sub(r"[^A-Za-z0-9_.]+|\.{2,}", "-", name)
     return re.sub(r"-{2,}", "-", plain).strip("-.") or "model"
+
+
+def local_model_id(path: PurePath) -> str:
+    """Return the default model id of a local directory or file: its name, without the format."""
+    name = path.stem if path.suffix.lower() in _FILE_SUFFIXES else path.name
+    return f"local/{sanitize_id(name)}"
 
 
 def is_hub_id(source: str) -> bool:
@@ -51,9 +57,7 @@ def default_model_id(source: str) -> str:
         package = source.removeprefix(PACKAGE_PREFIX).partition("/")[0].partition("==")[0]
         return f"pypi/{sanitize_id(package)}"
     if source.startswith("/"):
-        path = PurePosixPath(source)
-        name = path.stem if path.suffix.lower() in _FILE_SUFFIXES else path.name
-        return f"local/{sanitize_id(name)}"
+        return local_model_id(PurePosixPath(source))
     model_id, _, file = split_hub_file(source)
     if is_model_id(model_id) and file.lower().endswith(_GGUF_SUFFIX):
         return model_id

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from deployments.config import SchedulingSettings
 
 # Minimum size of a prefill chunk. Kernels for one token round differently from kernels for several
@@ -74,10 +78,19 @@ class PrefillRate:
     def __init__(self, tokens_per_s: float) -> None:
         self.tokens_per_s = tokens_per_s
 
+    @contextmanager
+    def measuring(self, tokens: int, min_tokens: int) -> Iterator[None]:
+        """Measure a block that prefills `tokens` tokens."""
+        started_s = time.perf_counter()
+        yield
+        self.update(tokens, time.perf_counter() - started_s, min_tokens)
+
     def update(self, tokens: int, elapsed_s: float, min_tokens: int) -> None:
-        """Add a measurement. Ignore chunks below `min_tokens`, because short chunks are slower."""
-        if tokens >= min_tokens and elapsed_s > 0:
+        """Add a measurement. Chunks below `min_tokens` are slower, so they only raise the rate."""
+        if elapsed_s > 0:
             # Adopt a slower rate at once and a faster rate gradually, to respect the stall limit.
             measured = tokens / elapsed_s
-            weight = 1.0 if measured < self.tokens_per_s else 0.25
-            self.tokens_per_s += weight * (measured - self.tokens_per_s)
+            if measured >= self.tokens_per_s:
+                self.tokens_per_s += 0.25 * (measured - self.tokens_per_s)
+            elif tokens >= min_tokens:
+                self.tokens_per_s = measured

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 # Sizes of the n-grams to look up, longest first. A single token has too many continuations.
 _NGRAM_LENGTHS = (3, 2)
+# Tokens whose n-grams one step may index: about 4 ms. A step over so long a slot takes longer.
+MAX_INDEXED_TOKENS = 2048
 _INITIAL_ACCEPTANCE_RATE = 0.6  # estimate before the first observation
 _WEIGHT = 0.12  # weight of a new observation in an estimate
 # Share of the distance to its initial value by which an estimate moves per step, so that drafting
@@ -33,7 +35,8 @@ class PromptLookupDrafter:
         # Probability that a draft token is right if all draft tokens before it are right.
         self.acceptance_rate = _INITIAL_ACCEPTANCE_RATE
         self._prompt, self._answer, self._max_new_tokens = prompt, answer, max_new_tokens
-        self._tokens: list[int] = []  # indexed tokens of prompt and answer
+        self._tokens: list[int] = []  # of prompt and answer
+        self._indexed = 0  # n-grams that end before this index are in `_positions`
         self._positions: dict[tuple[int, ...], int] = {}  # n-gram -> index after its last match
 
     def draft(self, max_tokens: int, token_share: float) -> list[int]:
@@ -70,12 +73,16 @@ class PromptLookupDrafter:
             self.acceptance_rate += _WEIGHT * (outcome - self.acceptance_rate)
 
     def _index_ngrams(self) -> None:
-        """Index the n-grams of new tokens. Omit the last n-gram, which the drafter looks up."""
+        """Index n-grams of new tokens. Omit the last n-gram, which the drafter looks up.
+
+        Every step that drafts indexes the next part of a long prompt, so that no step waits for the
+        whole of it. Until then the drafter finds fewer or earlier matches, which is no error.
+        """
         tokens = self._tokens
-        indexed = len(tokens)
-        tokens += self._prompt[indexed:]
+        tokens += self._prompt[len(tokens) :]
         tokens += self._answer[len(tokens) - len(self._prompt) :]
-        for position in range(indexed, len(tokens)):
+        start, self._indexed = self._indexed, min(self._indexed + MAX_INDEXED_TOKENS, len(tokens))
+        for position in range(start, self._indexed):
             for length in _NGRAM_LENGTHS:
                 if position >= length:
                     self._positions[tuple(tokens[position - length : position])] = position

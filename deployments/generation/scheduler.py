@@ -19,6 +19,7 @@ from deployments.engines.decoder import DecoderEngine
 from deployments.errors import (
     DeadlineExceeded,
     EngineFailed,
+    EngineLost,
     Overloaded,
     ServeError,
     hide_details,
@@ -27,7 +28,13 @@ from deployments.generation.admission import AdmissionQueue
 from deployments.generation.forecast import Forecast
 from deployments.generation.job import Demand, Job
 from deployments.generation.step_executor import StepExecutor
-from deployments.generation.step_results import NO_OUTPUT, JobEvent, StepOutput
+from deployments.generation.step_results import (
+    NO_OUTPUT,
+    NO_PROMPTS,
+    JobEvent,
+    PrefillOutput,
+    StepOutput,
+)
 from deployments.health import WorkerHealth
 from deployments.host.thread_priority import lower_thread_priority
 from deployments.messages import Chunk, FinishReason
@@ -57,14 +64,15 @@ class GenerationScheduler:
         read_settings: Callable[[], SchedulingSettings],
         publish: Publish,
         recorder: StepRecorder,
-        model_id: str,
+        health: WorkerHealth,
     ) -> None:
-        self.health = WorkerHealth(model_id)
+        """Take the id of the model from the subject of `health`."""
+        self.health = health
         self._decoder = decoder
         self._read_settings = read_settings
         self._publish = publish
         self._recorder = recorder
-        self._model_id = model_id
+        self._model_id = model_id = health.subject
         self._forecast = Forecast(decoder.info.slots)
         self._ended_s = 0.0  # time.perf_counter after the last step; 0 if no job was active then
         self._executor = StepExecutor(decoder, self._next_waiting, self.health)
@@ -162,6 +170,8 @@ class GenerationScheduler:
                 self._step()
             except ServeError as error:
                 log.error("a step of %s failed", self._model_id, exc_info=error)
+                if isinstance(error, EngineLost):
+                    self.health.record_failure(error)
                 self._fail(hide_details(error))
             except Exception as error:
                 log.error("bug: a step of %s raised", self._model_id, exc_info=error)
@@ -191,15 +201,15 @@ class GenerationScheduler:
             )
         # Also record a step that only ended jobs, so that the gauges return to zero.
         if prefill.tokens or output.tokens or len(self._executor.active) != active_before:
-            self._record(prefill.tokens, output, ended_s - started_s)
+            self._record(prefill, output, ended_s - started_s)
 
-    def _record(self, prefilled: int, output: StepOutput, elapsed_s: float) -> None:
+    def _record(self, prefill: PrefillOutput, output: StepOutput, elapsed_s: float) -> None:
         self._recorder.record(
             StepRecord(
                 model=self._model_id,
                 compute=self._decoder.info.compute_type,
-                prompt_tokens=prefilled,
-                answer_tokens=output.tokens,
+                prompt_tokens=prefill.tokens,
+                answer_tokens=prefill.first_tokens + output.tokens,
                 draft_tokens=output.draft_tokens,
                 accepted_draft_tokens=output.accepted_draft_tokens,
                 active=len(self._executor.active),
@@ -234,7 +244,7 @@ class GenerationScheduler:
     def _fail(self, error: ServeError) -> None:
         self._executor.fail_all(error)
         self._ended_s = 0.0
-        self._record(0, NO_OUTPUT, self.health.running_s())  # no job is active now
+        self._record(NO_PROMPTS, NO_OUTPUT, self.health.running_s())  # no job is active now
 
     def _publish_events(self) -> None:
         events, self._executor.events = self._executor.events, []

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from deployments.config import SchedulingSettings
 from deployments.engines.decoder import DecoderEngine, Logits
 from deployments.errors import EngineFailed, EngineLost, ServeError, hide_details
-from deployments.generation.isolation import IsolatedStep, decode_isolated
+from deployments.generation.isolation import EngineTest, IsolatedStep, decode_isolated
 from deployments.generation.job import Job
-from deployments.generation.kv_slots import CacheMove, CopySlot, Owner, SlotTable
+from deployments.generation.kv_slots import CacheMove, CopySlot, SlotTable
 from deployments.generation.prefill import (
     MAX_LAST_CHUNK_TOKENS,
     PrefillRate,
@@ -59,12 +59,12 @@ class StepExecutor:
         self._decoder = decoder
         self._next_job = next_job
         self._is_recurrent = decoder.info.is_recurrent
+        self._encodes_source = decoder.info.max_source_tokens is not None
         self._slots = self._create_slots()
         self._prefill_rate = PrefillRate(INITIAL_PREFILL_TOKENS_PER_S)
         self._verify_cost = VerifyCost()
         self._prefills_oldest = True  # whether the next step starts with the oldest prompt
-        # Whether the last failure was in a decode step and no decode step has succeeded since.
-        self._decode_fails = False
+        self._engine_test = EngineTest(decoder, health)
 
     def _create_slots(self) -> SlotTable:
         info = self._decoder.info
@@ -107,10 +107,10 @@ class StepExecutor:
                     self._decoder.copy(move.source, move.target, move.tokens)
                 else:
                     self._decoder.swap(move.first, move.second, move.tokens)
+        except EngineLost:
+            raise
         except Exception as error:
             self._health.record_failure(error)
-            if isinstance(error, EngineLost):
-                raise
             raise _SlotsUnknown("a KV slot could not be moved") from error
 
     def prefill(self, settings: SchedulingSettings) -> PrefillOutput:
@@ -128,13 +128,10 @@ class StepExecutor:
         budget = prefill_budget(
             self._prefill_rate.tokens_per_s, settings, is_decode_idle=is_decode_idle
         )
-        done = cached = 0
+        done = cached = first_tokens = 0
         for job in pending:
             remaining = budget - done
-            if done and (
-                is_decode_idle
-                or not fits_min_chunk(job.remaining_prompt_tokens, remaining, settings)
-            ):
+            if done and (is_decode_idle or not self._fits(job, remaining, settings)):
                 break
             max_tokens = min(remaining, settings.max_prefill_chunk_tokens)
             known = job.cached_tokens
@@ -142,9 +139,15 @@ class StepExecutor:
             if job.number in self.active and self._has_last_chunk(job, budget - done):
                 done += self._prefill_or_fail(job, budget - done, settings)
             cached += job.cached_tokens - known
+            first_tokens += len(job.last_tokens)
             if not job.is_prefilled and job.number in self.active:
                 break
-        return PrefillOutput(done, cached)
+        return PrefillOutput(done, cached, first_tokens)
+
+    def _fits(self, job: Job, budget: int, settings: SchedulingSettings) -> bool:
+        if self._encodes_source:
+            return budget >= job.remaining_prompt_tokens
+        return fits_min_chunk(job.remaining_prompt_tokens, budget, settings)
 
     def _prefill_or_fail(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
         """Prefill a chunk. Return the number of its tokens, or 0 if the prefill failed.
@@ -153,20 +156,18 @@ class StepExecutor:
         _SlotsUnknown, which affect all slots.
         """
         try:
-            return self._prefill_chunk(job, max_tokens, settings)
+            with translate_panics():
+                return self._prefill_chunk(job, max_tokens, settings)
         except (EngineLost, _SlotsUnknown):
             raise
-        except Exception as error:
-            log.error("prefill of a prompt of %d tokens failed", len(job.prompt), exc_info=error)
-            if self._is_recurrent:  # the states may include a part of the chunk
-                self._slots.drop_prompt(self._slots.slot_of(job.slot_owners[0]))
-            self._fail(job, hide_details(error))
+        except Exception as error:  # noqa: BLE001  it is logged
+            self._fail([(job, error)], is_decode=False)
             return 0
 
     def _prefill_chunk(self, job: Job, max_tokens: int, settings: SchedulingSettings) -> int:
         slot = self._slots.slot_of(job.slot_owners[0])
-        if self._decoder.info.max_source_tokens is not None:
-            return self._encode_source(job, slot)
+        if self._encodes_source:
+            return self._encode_source(job, slot, settings)
         with_logprobs = job.needs_prompt_logprobs
         if job.remaining_prompt_tokens == len(job.prompt):
             cached, moves = self._slots.start_prompt(
@@ -185,13 +186,8 @@ class StepExecutor:
             self._decoder.info.min_chunk_end,
         )
         ids = job.prompt[done : done + tokens]
-        started_s = time.perf_counter()
-        logits = self._call_engine(
-            lambda: self._decoder.prefill(slot, ids, done, all_logits=with_logprobs),
-            is_decode=False,
-        )
-        elapsed_s = time.perf_counter() - started_s
-        self._prefill_rate.update(tokens, elapsed_s, settings.min_prefill_chunk_tokens)
+        with self._prefill_rate.measuring(tokens, settings.min_prefill_chunk_tokens):
+            logits = self._decoder.prefill(slot, ids, done, all_logits=with_logprobs)
         self._slots.append_prompt(slot, ids)
         self._apply_moves(self._slots.store_shared_prefix(slot))
         job.accept_prompt_chunk(tokens, logits)
@@ -211,12 +207,11 @@ class StepExecutor:
         rest = job.remaining_prompt_tokens
         return self._is_recurrent and 0 < rest <= min(budget, MAX_LAST_CHUNK_TOKENS)
 
-    def _encode_source(self, job: Job, slot: int) -> int:
+    def _encode_source(self, job: Job, slot: int, settings: SchedulingSettings) -> int:
         """Encode the whole prompt. An encoder attends to all tokens, so do not chunk the prompt."""
         self._apply_moves(self._slots.start_prompt(slot, [], skip_prefix_cache=True)[1])
-        logits = self._call_engine(
-            lambda: self._decoder.prefill(slot, job.prompt, 0), is_decode=False
-        )
+        with self._prefill_rate.measuring(len(job.prompt), settings.min_prefill_chunk_tokens):
+            logits = self._decoder.prefill(slot, job.prompt, 0)
         self._slots.append_token(slot)  # the decoder start token
         job.accept_prompt_chunk(len(job.prompt), logits)
         self._start_answer(job, logits)
@@ -225,7 +220,9 @@ class StepExecutor:
     def _start_answer(self, job: Job, logits: Logits) -> None:
         started = job.build_started(self._decoder.info.compute_type)
         self.events.append(JobEvent(job.number, started))
-        self._accept_logits(job, logits[None])
+        error = self._accept_logits(job, logits[None])
+        if error is not None:
+            raise error
 
     def decode(self, settings: SchedulingSettings) -> StepOutput:
         """Generate a token for each prefilled job, or verify draft tokens of a single job."""
@@ -255,7 +252,7 @@ class StepExecutor:
         ids, used_tokens = [*job.last_tokens, *draft], self._slots.used_tokens(slot)
         started_s = time.perf_counter()
         try:
-            logits = self._call_engine(lambda: self._decoder.verify(slot, ids, used_tokens))
+            logits = self._decoder.verify(slot, ids, used_tokens)
         except EngineLost:
             raise
         except Exception as error:
@@ -266,11 +263,14 @@ class StepExecutor:
         tokens = accepted = 0
         for draft_token in (*draft, None):
             self._slots.append_token(slot)
-            continues = self._accept_logits(job, logits[tokens][None])
+            failure = self._accept_logits(job, logits[tokens][None])
+            if failure is not None:
+                self._fail([(job, failure)], is_decode=True)
+                break
             tokens += 1
             is_match = job.last_tokens == [draft_token]
             accepted += is_match
-            if not (continues and is_match):
+            if not (job.number in self.active and is_match):
                 break
         drafter.update(len(draft), accepted)
         return StepOutput(tokens, 1, len(draft), accepted)
@@ -298,7 +298,11 @@ class StepExecutor:
             ids[slots] = job.last_tokens
         step = self._decode_slots(ids)
         computed = 0 if step.logits is None else len(step.logits)
-        failed = None if step.failed_slot is None else self._slots.owner_of(step.failed_slot)
+        failed: list[tuple[Job, Exception]] = []
+        if step.failed_slot is not None and step.error is not None:
+            owner = self._slots.owner_of(step.failed_slot)
+            job = next(job for job in self.active.values() if owner in job.slot_owners)
+            failed.append((job, step.error))
         decoded = [(job, slots) for job, slots in job_slots if max(slots) < computed]
         for slot in chain.from_iterable(slots for _, slots in decoded):
             self._slots.append_token(slot)
@@ -306,9 +310,10 @@ class StepExecutor:
             assert step.logits is not None, "bug: slots without logits"
             # For a single slot use a view instead of a copy, because a row of logits is large.
             rows = step.logits[slots[0]][None] if len(slots) == 1 else step.logits[slots]
-            self._accept_logits(job, rows)
-        if step.error is not None:
-            self._fail_owner(failed, step.error)
+            error = self._accept_logits(job, rows)
+            if error is not None:
+                failed.append((job, error))
+        self._fail(failed, is_decode=True, jobs=len(decoded) + (step.error is not None))
         tokens = sum(len(slots) for _, slots in decoded)
         return StepOutput(tokens, tokens)
 
@@ -321,63 +326,66 @@ class StepExecutor:
         started_s = time.perf_counter()
 
         def decode(count: int) -> Logits:
-            return self._call_engine(lambda: self._decoder.decode(ids[:count], lengths[:count]))
+            return self._decoder.decode(ids[:count], lengths[:count])
 
         if self._is_recurrent:
-            return IsolatedStep(decode(len(ids)))
+            try:
+                return IsolatedStep(decode(len(ids)))
+            except EngineLost:
+                raise
+            except Exception:
+                self._test_engine(0, is_decode=True)  # all jobs end, so every slot may be changed
+                raise
         step = decode_isolated(decode, len(ids))
         if len(ids) == 1 and step.error is None:
             self._verify_cost.update(int(lengths[0]), 1, time.perf_counter() - started_s)
         return step
 
-    def _fail_owner(self, owner: Owner, error: Exception) -> None:
-        """End the job with this slot owner. The other jobs continue."""
-        job = next(job for job in self.active.values() if owner in job.slot_owners)
-        log.error("decode steps fail with one of %d jobs", len(self.active), exc_info=error)
-        self._fail(job, hide_details(error))
-
-    def _accept_logits(self, job: Job, logits: Logits) -> bool:
-        """Pass logits [sequences, V] to a job. Return whether the job continues."""
+    def _accept_logits(self, job: Job, logits: Logits) -> Exception | None:
+        """Pass logits [sequences, V] to a job, and release it if it is done. Return its error."""
         is_decode = job.generated_tokens > 0
         try:
             with translate_panics():
                 parents, chunk = job.accept_logits(logits)
-        except Exception as error:
-            if isinstance(error, EngineFailed):  # non-finite logits, or a panic in Rust
-                self._record_failure(error, is_decode=is_decode)
-            elif not isinstance(error, ServeError):
-                log.error("bug: an answer failed", exc_info=error)
-            self._fail(job, hide_details(error))
-            return False
-        # A prefill that succeeds must not hide decode steps that fail.
-        if is_decode or not self._decode_fails:
-            self._decode_fails = False
-            self._health.record_success()
+        except Exception as error:  # noqa: BLE001  the caller ends the job
+            return error
+        self._engine_test.record_success(is_decode=is_decode)
         if chunk is not None:
             self.events.append(JobEvent(job.number, chunk))
         if chunk is not None and chunk.finished is not None:
             self.release(job)
-            return False
-        if job.slot_count > 1:
+        elif job.slot_count > 1:
             self._apply_moves(self._slots.fork(job.slot_owners, parents))
-        return True
+        return None
 
-    def _fail(self, job: Job, error: ServeError) -> None:
-        """End one job with an error; the other jobs continue."""
-        self.events.append(JobEvent(job.number, error))
-        self.release(job)
+    def _fail(
+        self, failed: Sequence[tuple[Job, Exception]], *, is_decode: bool, jobs: int = 1
+    ) -> None:
+        """End the failed ones of the `jobs` jobs of a call. The other jobs continue.
 
-    def _call_engine(self, call: Callable[[], Logits], *, is_decode: bool = True) -> Logits:
-        """Return the logits of a call. Record a failure; `_accept_logits` records a success."""
-        try:
-            return call()
-        except Exception as error:
-            self._record_failure(error, is_decode=is_decode)
-            raise
+        The engine is tested if all failed: the prompts of one client may be the cause, as with NaN
+        logits, and must not lead to the quarantine of the model.
+        """
+        suspects = [
+            (job, error)
+            for job, error in failed
+            if isinstance(error, EngineFailed) or not isinstance(error, ServeError)
+        ]
+        for job, error in suspects:
+            log.error("an answer to %d tokens failed", len(job.prompt), exc_info=error)
+        if suspects and len(suspects) == jobs:
+            owners = chain.from_iterable(job.slot_owners for job, _ in suspects)
+            self._test_engine(min(map(self._slots.slot_of, owners)), is_decode=is_decode)
+        for job, error in failed:
+            if job.number in self.active:
+                self.events.append(JobEvent(job.number, hide_details(error)))
+                self.release(job)
 
-    def _record_failure(self, error: Exception, *, is_decode: bool) -> None:
-        self._decode_fails = is_decode
-        self._health.record_failure(error)
+    def _test_engine(self, slot: int, *, is_decode: bool) -> None:
+        """Test the engine in a slot whose contents no job needs any more."""
+        self._slots.drop_prompt(slot)
+        lengths = [self._slots.used_tokens(each) for each in range(slot)]
+        self._engine_test.run(slot, lengths, is_decode=is_decode)
 
     def fail_all(self, error: ServeError) -> None:
         """End all active jobs after a failed step: the contents of their slots are unknown."""

@@ -24,10 +24,11 @@ class StepOutput(NamedTuple):
 
 
 class PrefillOutput(NamedTuple):
-    """Prompt tokens of one step."""
+    """Prompt tokens of one step, and the first tokens of the answers to them."""
 
     tokens: int  # computed
     cached_tokens: int  # from the prefix cache
+    first_tokens: int
 
 
-NO_OUTPUT = StepOutput(0)
+NO_PROMPTS, NO_OUTPUT = PrefillOutput(0, 0, 0), StepOutput(0)

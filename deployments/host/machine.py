@@ -76,6 +76,16 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
     return versions
 
 
+def advise_install(extras: str) -> str:
+    """Return advice to install `extras`, with the compiler for CUDA where its engine is installed.
+
+    The extras for the CPU bring `onnxruntime`, which overwrites files of `onnxruntime-gpu`.
+    """
+    if installed_versions(("onnxruntime-gpu",)):
+        extras = extras.replace("build,cpu", "gpu-build")
+    return f"run `pip install '.[{extras}]'` in the checkout"
+
+
 _ROOT = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 

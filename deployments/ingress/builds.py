@@ -28,6 +28,7 @@ from deployments.errors import (
     ModelLoading,
     ServeError,
 )
+from deployments.host.machine import advise_install
 from deployments.keys.caller import current_caller
 from deployments.plan.resolution import sealed_versions, split_name
 from deployments.tasks import list_task_names
@@ -87,9 +88,10 @@ class BuildService:
         if not self.settings.allow_pull:
             raise Forbidden("this server pulls no models: `builds.allow_pull` is false")
         if not has_compiler():
+            advice = advise_install("build,cpu")
             raise InvalidField(
-                "this server has no compiler. Run `pip install '.[build,cpu]'` in the checkout, or "
-                "build on another host",
+                f"this server has no compiler: {advice}, or run `hundredfold build` on a host with "
+                "the compiler and copy the version into this store",
                 field="source",
             )
         if task is not None and task not in list_task_names():

@@ -39,12 +39,8 @@ from deployments.ingress.requests import (
     ResolvedRequest,
 )
 from deployments.ingress.shadow_traffic import ShadowTraffic
-from deployments.ingress.tokenization import (
-    TokenIdInputs,
-    TokenizationService,
-    TokenizedText,
-    replace_ids_with_texts,
-)
+from deployments.ingress.token_ids import TokenIdInputs, replace_ids_with_texts
+from deployments.ingress.tokenization_service import TokenizationService, TokenizedText
 from deployments.messages import (
     CallResult,
     DecodeRequest,

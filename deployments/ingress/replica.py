@@ -25,7 +25,7 @@ from deployments.ingress.micro_batches import BuildSubmit, MicroBatchDispatcher
 from deployments.ingress.models.resolver import RequestResolver
 from deployments.ingress.pipeline import RequestPipeline
 from deployments.ingress.replica_memory import ReplicaMemory
-from deployments.ingress.tokenization import TokenizationService
+from deployments.ingress.tokenization_service import TokenizationService
 from deployments.records import RequestRecorder
 from deployments.registry import ModelRegistry
 from deployments.transports.base import Clients

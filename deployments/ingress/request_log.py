@@ -96,6 +96,7 @@ class PendingRecord:
             timings=context.timings,
             key=context.caller.name,
             version=context.version,
+            code="none" if error is None else error.code,
         )
         self.recorder.record(record)
         if (trace := CURRENT_TRACE.get()) is not None:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from deployments.artifacts.types import Device
-from deployments.batching.calls import CallOutputs
 from deployments.batching.passes import build_probe_item, run_pass
 from deployments.batching.replica_hooks import ReplicaHooks
 from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
-from deployments.errors import EngineFailed, ServeError, UnknownModel, hide_details
+from deployments.errors import EngineFailed, ServeError, UnknownModel
 from deployments.health import check_workers
 from deployments.host.machine import usable_cores
 from deployments.large_outputs import MAX_OUTPUT_VALUES, count_large_values
@@ -27,7 +26,6 @@ from deployments.load import Load
 from deployments.messages import (
     BatchKey,
     CallOutcome,
-    CallResult,
     LoadedModel,
     ModelRef,
     TokenizedBatch,
@@ -37,6 +35,7 @@ from deployments.messages import (
 from deployments.records import ForwardPassRecorder
 from deployments.registry import RegisteredModel
 from deployments.replicas.device_memory import open_device_memory
+from deployments.replicas.encoder_calls import DecodedCalls, SubmittedCall
 from deployments.replicas.model_pool import ModelLoader, ModelPool
 from deployments.replicas.pinned_models import PinnedModels
 from deployments.replicas.pool_memory import (
@@ -45,8 +44,8 @@ from deployments.replicas.pool_memory import (
     leave_room_for_arena,
 )
 from deployments.replicas.shared_engine import SharedEngine
-from deployments.tasks import TASKS, DecodeContext, Task
-from deployments.tokenization.encodings import measure_tokenizer, translate_panics
+from deployments.tasks import TASKS
+from deployments.tokenization.encodings import measure_tokenizer
 from deployments.tokenization.vocabulary import TokenVocabulary
 from deployments.tuning.background import BackgroundTuner, Untuned
 from deployments.tuning.costs import TuningTarget
@@ -57,9 +56,9 @@ from deployments.tuning.table_prices import TablePrices
 
 log = logging.getLogger("ray.serve.hundredfold")
 
-# Maximum seconds to decode a call on the event loop. If a task predicts more, a thread decodes the
-# call, so that other calls do not wait for the event loop.
-INLINE_DECODE_S = 2.5e-3
+# Threads for long decodes. They mostly hold the interpreter lock, so more would not decode
+# more. With one thread, a short decode would wait for a long one.
+DECODE_THREADS = 4
 # Bytes of an engine session besides its weights.
 ENGINE_BYTES = 1 << 20
 
@@ -68,37 +67,6 @@ class _LoadedEncoder(NamedTuple):
     model: RegisteredModel
     vocabulary: TokenVocabulary | None
     untuned: Untuned
-
-
-@dataclass(frozen=True, slots=True)
-class _Submitted:
-    tokenized: TokenizedCall
-    items: Sequence[TokenizedItem]
-    outputs: asyncio.Future[CallOutputs]
-    large_values: int  # output values that count towards MAX_OUTPUT_VALUES
-
-
-class _DoneCalls:
-    """Indices of the calls that ended with outputs or an error, grouped if several end together."""
-
-    def __init__(self, calls: Sequence[_Submitted | ServeError]) -> None:
-        self._indices: list[int] = []
-        self._changed = asyncio.Event()
-        for index, call in enumerate(calls):
-            if isinstance(call, ServeError):
-                self._add(index)
-            else:
-                call.outputs.add_done_callback(partial(self._add, index))
-
-    async def take(self) -> list[int]:
-        await self._changed.wait()
-        self._changed.clear()
-        taken, self._indices = self._indices, []
-        return taken
-
-    def _add(self, index: int, _done: object = None) -> None:
-        self._indices.append(index)
-        self._changed.set()
 
 
 class EncoderReplica:
@@ -115,6 +83,7 @@ class EncoderReplica:
         self._event_loop = asyncio.get_running_loop()
         self._engines: dict[ModelRef, EncoderEngine] = {}  # engines of the loaded models
         self._output_values = Capacity(lambda: MAX_OUTPUT_VALUES, "values of large outputs")
+        self._decode_threads = ThreadPoolExecutor(DECODE_THREADS, "decode")
         self._lone_passes = LonePassPlanner(
             threads=max(usable_cores(), settings.intra_op_threads),
             max_bytes=settings.lone_pass_bytes,
@@ -128,7 +97,8 @@ class EncoderReplica:
             hooks=ReplicaHooks(
                 self._lone_passes.plan,
                 self._prices.estimate_s,
-                self._hold_model,
+                lambda ref: self.pool.hold(ref),
+                lambda ref: self.pool.release(ref),
                 self._build_known_good,
             ),
         )
@@ -172,7 +142,7 @@ class EncoderReplica:
         return [outcomes[index] for index in range(len(batch.calls))]
 
     async def stream(self, batch: TokenizedBatch) -> AsyncGenerator[dict[int, CallOutcome], None]:
-        """Yield outcomes by call index; calls that one pass completes are yielded together.
+        """Yield outcomes by call index: together those that one pass completes, see DecodedCalls.
 
         A batch without calls only loads its model. Raises the ServeError of a model that cannot be
         loaded. Closing the generator drops the items still in the queue.
@@ -180,29 +150,33 @@ class EncoderReplica:
         async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
             with self._lone_passes.overlaps:
                 items = iter(batch.items())
-                submitted: list[_Submitted | ServeError] = []
+                submitted: list[SubmittedCall | ServeError] = []
                 try:
                     for call in batch.calls:
                         submitted.append(self._submit(batch.key, call, items, loaded))
-                    done = _DoneCalls(submitted)
+                    decoded = DecodedCalls(
+                        batch,
+                        submitted,
+                        loaded.model.manifest,
+                        loaded.vocabulary,
+                        self._decode_threads,
+                    )
                     answered = 0
                     while answered < len(submitted):
-                        indices = await done.take()
-                        yield {
-                            index: await self._finish(batch, submitted[index], loaded)
-                            for index in indices
-                        }
-                        answered += len(indices)
+                        outcomes = await decoded.take()
+                        yield outcomes
+                        answered += len(outcomes)
                 finally:
                     self._drop(submitted)
 
-    def _drop(self, submitted: Sequence[_Submitted | ServeError]) -> None:
+    def _drop(self, submitted: Sequence[SubmittedCall | ServeError]) -> None:
         """Cancel the calls that are not computed yet, and release the space for large outputs."""
         for call in submitted:
-            if isinstance(call, _Submitted):
+            if isinstance(call, SubmittedCall):
                 if call.outputs.cancel():
                     self._scheduler.clean()
-                self._output_values.release(call.large_values, call.tokenized.client)
+                release = self._output_values.release
+                call.drop_decoding(partial(release, call.large_values, call.tokenized.client))
 
     def _submit(
         self,
@@ -210,7 +184,7 @@ class EncoderReplica:
         call: TokenizedCall | ServeError,
         items: Iterator[TokenizedItem],
         loaded: _LoadedEncoder,
-    ) -> _Submitted | ServeError:
+    ) -> SubmittedCall | ServeError:
         if isinstance(call, ServeError):
             return call
         unpooled = TASKS[key.task].unpooled
@@ -234,41 +208,7 @@ class EncoderReplica:
             if isinstance(error, ServeError):
                 return error
             raise
-        return _Submitted(call, call_items, outputs, values)
-
-    async def _finish(
-        self, batch: TokenizedBatch, submitted: _Submitted | ServeError, loaded: _LoadedEncoder
-    ) -> CallOutcome:
-        if isinstance(submitted, ServeError):
-            return submitted
-        call = submitted.tokenized
-        try:
-            done = await submitted.outputs
-        except ServeError as error:
-            return error
-        context = DecodeContext(
-            rows=done.rows,
-            items=submitted.items,
-            token_offsets=call.token_offsets,
-            manifest=loaded.model.manifest,
-            vocabulary=loaded.vocabulary,
-        )
-        try:
-            task = TASKS[batch.key.task]
-            is_long = task.predict_decode_s(context, call.options) > INLINE_DECODE_S
-            decode = partial(_decode, task, context, call.options)
-            value = await asyncio.to_thread(decode) if is_long else decode()
-        except ServeError as error:
-            return error
-        except Exception as error:
-            log.error("bug: task %s failed to decode", batch.key.task, exc_info=error)
-            return hide_details(error)
-        return CallResult(
-            value=value,
-            compute_type=done.compute_type,
-            truncated=call.truncated,
-            timings=done.timings._replace(tokenize_s=batch.tokenize_s),
-        )
+        return SubmittedCall(call, call_items, outputs, values)
 
     def measure_load(self, backlog: int = 0) -> Load:
         """Return the load; `backlog`: tokens that wait for this replica in other processes."""
@@ -286,6 +226,7 @@ class EncoderReplica:
         await self._scheduler.drain()
         await self.pool.close()
         self._lone_passes.close()
+        self._decode_threads.shutdown(wait=False)
 
     def _serves(self, model: RegisteredModel) -> bool:
         has_candidate = model.manifest.candidate_for(self._device) is not None
@@ -342,9 +283,6 @@ class EncoderReplica:
         self._scheduler.forget(ref)
         engine.close()
 
-    def _hold_model(self, ref: ModelRef, is_held: bool) -> None:
-        (self.pool.hold if is_held else self.pool.release)(ref)
-
     def _build_known_good(self, ref: ModelRef) -> TokenizedItem:
         loaded = self.pool.get(ref)
         return build_probe_item(loaded.model.manifest.mask_token if loaded else None)
@@ -382,11 +320,6 @@ class EncoderReplica:
 
 def _needs_vocabulary(model: RegisteredModel) -> bool:
     return any(task.needs_vocabulary for name, task in TASKS.items() if name in model.tasks)
-
-
-def _decode(task: Task, context: DecodeContext, options: Any) -> Any:
-    with translate_panics():
-        return task.decode(context, options)
 
 
 def probe_engine(engine: EncoderEngine, model: RegisteredModel) -> None:

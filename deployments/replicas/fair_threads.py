@@ -7,14 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from deployments.errors import Overloaded
 from deployments.fair_queue import FairQueue
+from deployments.queue_cleaner import QueueCleaner
 
 T = TypeVar("T")
-
-# Seconds between the first cancellation and the search of the queue for cancelled turns. Thousands
-# of callers may leave at once or one by one, and a search of a long queue takes milliseconds of the
-# event loop.
-CLEAN_INTERVAL_S = 0.05
 
 
 class FairThreads:
@@ -23,13 +20,19 @@ class FairThreads:
     def __init__(self, name: str, count: int = 1) -> None:
         self._threads = ThreadPoolExecutor(count, thread_name_prefix=name)
         self._queue: FairQueue[asyncio.Future[None]] = FairQueue()
+        self._cleaner = QueueCleaner(self._queue, lambda turn: turn.done())
         self._idle = count
-        self._is_cleaning = False
+        self._is_closed = False
 
     async def run(
         self, work: Callable[[], T], *, cost: float, client: str = "", priority: int = 0
     ) -> T:
-        """Queue `work`, run it and return its result. Cancelling does not stop running work."""
+        """Queue `work`, run it and return its result. Cancelling does not stop running work.
+
+        Raises Overloaded if the threads are closed before the work starts.
+        """
+        if self._is_closed:
+            raise _build_refusal()
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         self._queue.push(turn, cost=cost, client=client, priority=priority)
@@ -38,10 +41,12 @@ class FairThreads:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._clean(loop)
+                self._cleaner.schedule()
             else:  # `_start_next` has reserved a thread
                 self._end()
             raise
+        if self._is_closed:  # between the assignment of the thread and now
+            raise _build_refusal()
         running = self._threads.submit(work)
         # The thread is busy until the work ends, even if the caller is cancelled before.
         running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._end))
@@ -51,19 +56,17 @@ class FairThreads:
         """Run `work` as soon as a thread is free, before all work that waits in the queue."""
         return self._threads.submit(work)
 
-    def close(self) -> None:
-        """Stop the threads after the work that they have already received. Blocks until then."""
-        self._threads.shutdown()
+    async def close(self) -> None:
+        """Refuse queued and new work, and wait for the end of the work that threads have received.
 
-    def _clean(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Schedule one search of the queue that removes all cancelled turns."""
-        if not self._is_cleaning:
-            self._is_cleaning = True
-            loop.call_later(CLEAN_INTERVAL_S, self._remove_cancelled)
-
-    def _remove_cancelled(self) -> None:
-        self._is_cleaning = False
-        self._queue.discard(lambda turn: turn.cancelled())
+        The callers of refused work get Overloaded.
+        """
+        self._is_closed = True
+        for turn in self._queue.discard(lambda _: True):
+            if not turn.done():
+                turn.set_exception(_build_refusal())
+        # Not on the event loop, which must deliver the results of the running work meanwhile.
+        await asyncio.to_thread(self._threads.shutdown)
 
     def _end(self) -> None:
         self._idle += 1
@@ -75,3 +78,7 @@ class FairThreads:
             if not turn.done():
                 self._idle -= 1
                 turn.set_result(None)
+
+
+def _build_refusal() -> Overloaded:
+    return Overloaded("this replica is stopping; retry")

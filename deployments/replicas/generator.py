@@ -28,7 +28,7 @@ from deployments.generation.job import Job
 from deployments.generation.preparation import RequestPreparer
 from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_results import JobEvent
-from deployments.health import WorkerHealth, check_workers
+from deployments.health import ModelHealths, WorkerHealth, check_workers
 from deployments.load import Load
 from deployments.messages import (
     Chunk,
@@ -114,6 +114,7 @@ class GeneratorReplica:
         self._prompts = FairThreads("prompts")
         self._quick_grammars = FairThreads("grammars", QUICK_GRAMMAR_THREADS)
         self._long_grammars = FairThreads("long-grammars")
+        self._health = ModelHealths()
         self._prompt_health = WorkerHealth("the prompt thread")
         self._grammar_health = WorkerHealth("a grammar thread")
         self._preparing = 0  # calls that wait for a model, their grammar or the prompt thread
@@ -269,23 +270,21 @@ class GeneratorReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
-        schedulers = [model.scheduler for model in self.pool.models()]
-        for scheduler in schedulers:
-            scheduler.check_thread()
-        steps = (scheduler.health for scheduler in schedulers)
-        workers = (*steps, self._prompt_health, self._grammar_health)
+        for model in self.pool.models():
+            model.scheduler.check_thread()
+        workers = (*self._health.values(), self._prompt_health, self._grammar_health)
         check_workers(workers, self._hang_timeout_s)
 
     async def close(self) -> None:
         """Finish queued and active jobs, then release the engines.
 
-        Calls that have no job yet get an error.
+        Calls that have no job yet get Overloaded.
         """
         self._pinned.close()
+        for threads in (self._prompts, self._quick_grammars, self._long_grammars):
+            await threads.close()
         for model in self.pool.models():
             await asyncio.to_thread(model.scheduler.close)
-        for threads in (self._prompts, self._quick_grammars, self._long_grammars):
-            threads.close()
         await self.pool.close()
 
     def _serves(self, model: RegisteredModel) -> bool:
@@ -321,15 +320,20 @@ class GeneratorReplica:
         with close_on_error(decoder):
             preparer = RequestPreparer(model, info)
         scheduler = GenerationScheduler(
-            decoder, lambda: self._settings, self._publish, self._recorder, model.ref.id
+            decoder,
+            lambda: self._settings,
+            self._publish,
+            self._recorder,
+            self._health[model.ref],
         )
         if self._has_started:
             scheduler.start()
         return _LoadedGenerator(decoder, scheduler, preparer)
 
-    def _close(self, _: ModelRef, model: _LoadedGenerator) -> None:
+    def _close(self, ref: ModelRef, model: _LoadedGenerator) -> None:
         """End the scheduler of a model that no call uses, and release its memory. Blocks."""
         model.scheduler.close()
+        self._health.forget(ref)
         model.decoder.close()
         model.preparer.close()
 

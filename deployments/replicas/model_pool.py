@@ -209,7 +209,7 @@ class ModelPool(Generic[T]):
         self._threads.shutdown(wait=False)
         self._memory.close()
 
-    def find_leased(self, ref: ModelRef) -> T | None:
+    def lease_loaded(self, ref: ModelRef) -> T | None:
         """Lease and return the model if it is loaded, else return None."""
         entry = self._entries.get(ref)
         if entry is None:
@@ -219,7 +219,7 @@ class ModelPool(Generic[T]):
         self._entries.move_to_end(ref)
         return entry.model
 
-    async def load_leased(self, ref: ModelRef) -> T:
+    async def load_and_lease(self, ref: ModelRef) -> T:
         """Load the model or join its load, and lease it. Raises the ServeError of a failed load."""
         loading = self._loading.get(ref)
         if loading is None:
@@ -307,9 +307,9 @@ class ModelLease(Generic[T]):
         self._calls = calls
 
     async def __aenter__(self) -> T:
-        model = self._pool.find_leased(self._ref)
+        model = self._pool.lease_loaded(self._ref)
         if model is None:
-            model = await self._pool.load_leased(self._ref)
+            model = await self._pool.load_and_lease(self._ref)
         self._pool.count_calls(self._ref, self._calls)
         return model
 

@@ -196,11 +196,11 @@ class TokenizerReplica:
         """Raise EngineFailed if the thread hangs. A long queue is no failure."""
         self._health.check(self._hang_timeout_s)
 
-    def close(self) -> None:
-        """Stop loading models. Stop the tokenizer thread after the work that it has received."""
+    async def close(self) -> None:
+        """Stop loading models, refuse queued work, and end the tokenizer thread."""
         self._pinned.close()
         self.pool.shut_down()
-        self._thread.close()
+        await self._thread.close()
 
     def _resize_cache(self, cache_bytes: int) -> None:
         with self._tokenizers_in_use:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from functools import cache, reduce
+from operator import or_
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import (
@@ -45,30 +46,38 @@ def _lower(value: Any) -> Any:
 # For enumerated words: old clients send `Left`, new ones `left`.
 ANY_CASE = BeforeValidator(_lower)
 
-# Tags of union branches. Pydantic adds them to error paths, where clients cannot interpret them;
-# `error_path` removes them. No key of a body starts with `<`.
-_ONE, _MANY, _TEXT, _OBJECT = "<one>", "<many>", "<text>", "<object>"
 _EMPTY = {"string_too_short": "is empty", "too_short": "is an empty list"}
 _WRONG_TYPES = frozenset({"string_type", "list_type", "model_type", "dict_type"})
 
 
-def one_or_many(item: Any) -> Any:
-    """Build the type of an `item` or a non-empty list of items.
+def union_of(select: Callable[[Any], str], **kinds: Any) -> Any:
+    """Build the union of `kinds`. `select` returns the name of the one to validate a value as.
 
-    The branch is selected before validation, so that an error has one path and one reason.
+    The type is selected before validation, so that an error has one path and one reason.
     """
-    return Annotated[
-        Annotated[item, Tag(_ONE)] | Annotated[Many[item], Tag(_MANY)],
-        Discriminator(lambda value: _MANY if isinstance(value, list) else _ONE),
-    ]
+    # Pydantic adds tags to error paths, where clients cannot interpret them; `error_path` removes
+    # them. No key of a body starts with `<`.
+    tagged = [Annotated[kind, Tag(f"<{name}>")] for name, kind in kinds.items()]
+    return Annotated[reduce(or_, tagged), Discriminator(lambda value: f"<{select(value)}>")]
+
+
+def list_or(one: Any, many: Any) -> Any:
+    """Build the type of a list, which has the type `many`, or of another value."""
+    return union_of(lambda value: "many" if isinstance(value, list) else "one", one=one, many=many)
+
+
+def one_or_many(item: Any) -> Any:
+    """Build the type of an `item` or a non-empty list of items."""
+    return list_or(item, Many[item])
 
 
 def text_or(kind: Any, text: Any = NonEmptyText) -> Any:
     """Build the type of a text or an object. `kind` is a type of pydantic models or of dicts."""
-    return Annotated[
-        Annotated[text, Tag(_TEXT)] | Annotated[kind, Tag(_OBJECT)],
-        Discriminator(lambda value: _OBJECT if isinstance(value, dict | BaseModel) else _TEXT),
-    ]
+    return union_of(
+        lambda value: "object" if isinstance(value, dict | BaseModel) else "text",
+        text=text,
+        object=kind,
+    )
 
 
 def require_text(*segments: str | None) -> None:

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from deployments.errors import ServeError
 from deployments.host.gpus import order_by_bus
+from deployments.host.machine import advise_install
 
 OK, FAILED, UNUSABLE_CONFIG, INTERRUPTED = 0, 1, os.EX_CONFIG, 130
 STDOUT = 1  # file descriptor
@@ -82,12 +84,17 @@ Tree: TypeAlias = Mapping[str, CommandSpec | CommandGroup]
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A command tree with its name, description and examples."""
+    """A command tree with its name, description and examples.
+
+    `find_store` returns the store for commands without `--store`. Its argument is the Serve config
+    that the command line names, or None. Without it, the default store is used.
+    """
 
     name: str
     description: str
     tree: Tree
     examples: str = ""
+    find_store: Callable[[Path | None], Path] | None = None
 
     def run(self, argv: Sequence[str]) -> int:
         """Parse `argv` and run the command; return its exit code.
@@ -103,6 +110,7 @@ class Program:
             if unknown:  # argparse would print the usage of the whole program
                 arguments.command_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
             arguments.command_line = f"{self.name} {shlex.join(argv)}"
+            self._fill_in_store(arguments)
             run: Callable[[argparse.Namespace], int] = arguments.run_command
             code = run(arguments)
             sys.stdout.flush()
@@ -112,7 +120,7 @@ class Program:
         except ModuleNotFoundError as error:
             if spec is None or (error.name or "").partition(".")[0] in OWN_PACKAGES:
                 raise
-            hint = f"run `pip install '.[{spec.extra}]'` in the checkout" if spec.extra else ""
+            hint = advise_install(spec.extra) if spec.extra else ""
             return print_error(f"`{error.name}` is not installed", hint)
         except KeyboardInterrupt:
             return print_error("interrupted", code=INTERRUPTED)
@@ -141,6 +149,17 @@ class Program:
         )
         _add_commands(parser, self.tree, None if loaded is None else list(loaded))
         return parser
+
+    def _fill_in_store(self, arguments: argparse.Namespace) -> None:
+        """Replace a missing `arguments.store`. Raises BadSetting if there is no such store."""
+        if getattr(arguments, "store", "") is not None:
+            return
+        if self.find_store is not None:
+            arguments.store = self.find_store(getattr(arguments, "config", None))
+        else:
+            from deployments.config import default_store  # late: most commands need no pydantic
+
+            arguments.store = default_store()
 
 
 @contextmanager

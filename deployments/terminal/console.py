@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Collection, Sequence
 
-from deployments.config import STORE_VARIABLE, expand_home, store_setting
+from deployments.config import STORE_VARIABLE, UNNAMED_STORE, expand_home
 from deployments.terminal.command_line import OK
 
 _COLUMN_GAP = 2  # spaces
@@ -20,13 +20,16 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_store_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--store`, an option of every command that works on the models of a store."""
+    """Add `--store`, an option of every command that works on the models of a store.
+
+    Program replaces a missing value by the store of the server.
+    """
     parser.add_argument(
         "--store",
-        type=expand_home,  # of a default, argparse expands it only where the option is missing
-        default=store_setting(),
+        type=expand_home,
         metavar="DIR",
-        help=f"directory of sealed artifacts; default: ${STORE_VARIABLE} or %(default)s",
+        help="directory of sealed artifacts; default: as in the config, "
+        f"else ${STORE_VARIABLE}, else {UNNAMED_STORE}",
     )
 
 

@@ -174,8 +174,13 @@ class LonePassPlanner:
         engine = None
         try:
             engine = open_selected(unopened.target, unopened.table)
-        except ServeError as error:
-            log.warning("%s: the session for lone passes cannot be opened: %s", model.id, error)
+        except Exception as error:
+            cause = None if isinstance(error, ServeError) else error
+            log.warning(
+                "%s: the session for lone passes cannot be opened: %s",
+                *(model.id, error),
+                exc_info=cause,
+            )
         with self._lock:
             # Meanwhile the model may have been removed, and even added again with another session.
             is_used = engine is not None and model in self._times and model not in self._engines

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from deployments.errors import InvalidField
-from deployments.transports.channel.client import ChannelRequest
+from deployments.transports.channel.client_connection import ChannelRequest
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.frames import ChannelError, Method
 from deployments.transports.channel.replica_connections import ReplicaConnections

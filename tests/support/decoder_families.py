@@ -75,8 +75,16 @@ RECURRENT = (
     "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BambaForCausalLM", "NemotronHForCausalLM",
     "Lfm3ForCausalLM", "OlmoHybridForCausalLM", "Mamba2ForCausalLM",
 )  # fmt: skip
-# Config values of single architectures, in addition to SIZES.
+# Config values of every architecture, in addition to SIZES. Most defaults turn off what the graph
+# of the architecture should do, such as windows, biases and factors.
 OWN: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "GraniteForCausalLM": GRANITE,
+    "NemotronForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "ArceeForCausalLM": {},
+    "Jais2ForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": WINDOW},
     "Qwen3ForCausalLM": {"head_dim": 32},
     "GemmaForCausalLM": {"head_dim": 16},
@@ -99,7 +107,8 @@ OWN: dict[str, dict[str, Any]] = {
     "XGLMForCausalLM": {"ffn_dim": 96},
     "BioGptForCausalLM": {},
     "GPTNeoXForCausalLM": {"rotary_pct": 0.5},
-    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0]},
+    "SmolLM3ForCausalLM": {"no_rope_layers": [1, 0], "use_sliding_window": True,
+        "sliding_window": WINDOW},
     "SeedOssForCausalLM": {"head_dim": 32, "attention_bias": True, "attention_out_bias": True},
     "Olmo3ForCausalLM": {"sliding_window": WINDOW, "layer_types": [
         "sliding_attention", "full_attention"]},
@@ -117,8 +126,10 @@ OWN: dict[str, dict[str, Any]] = {
     "HeliumForCausalLM": {"head_dim": 64},
     "MixtralForCausalLM": {"num_local_experts": 4, "sliding_window": WINDOW},
     "Qwen2MoeForCausalLM": EXPERTS | {
-        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
-    "Qwen3MoeForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "norm_topk_prob": True},
+        "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0],
+        "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "Qwen3MoeForCausalLM": EXPERTS | {"moe_intermediate_size": 64, "norm_topk_prob": True,
+        "use_sliding_window": True, "sliding_window": WINDOW},
     "OlmoeForCausalLM": EXPERTS,
     "FlexOlmoForCausalLM": EXPERTS,
     "GraniteMoeForCausalLM": GRANITE_EXPERTS,
@@ -198,7 +209,8 @@ OWN: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": [0]},
     "MinistralForCausalLM": {"head_dim": 32, "sliding_window": WINDOW, "layer_types": [
         "sliding_attention", "full_attention"]},
-    "Ministral3ForCausalLM": {"head_dim": 32, "rope_parameters": MINISTRAL_ROPE},
+    "Ministral3ForCausalLM": {
+        "head_dim": 32, "rope_parameters": MINISTRAL_ROPE, "sliding_window": WINDOW},
     "OlmoForCausalLM": {"clip_qkv": 0.5},
     "VaultGemmaForCausalLM": {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": WINDOW,
         "attn_logit_softcapping": 3.0, "final_logit_softcapping": 5.0},

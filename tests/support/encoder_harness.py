@@ -48,4 +48,5 @@ def call(*lengths: int, deadline_s: float | None = None, truncated: int = 0) -> 
 
 def replace_task(monkeypatch: pytest.MonkeyPatch, task: Task) -> None:
     table = {**TASKS, TaskName.FEATURE_EXTRACTION: task}
-    monkeypatch.setattr("deployments.replicas.encoder.TASKS", table)
+    for module in ("encoder", "encoder_calls"):
+        monkeypatch.setattr(f"deployments.replicas.{module}.TASKS", table)

@@ -102,7 +102,7 @@ class InProcess:
         }
         clients = dict.fromkeys(ENCODERS, self.encoder) if self.encoder else local
         async with AsyncExitStack() as stack:
-            stack.callback(tokenizer.close)
+            stack.push_async_callback(tokenizer.close)
             for encoder in encoders.values():
                 stack.push_async_callback(encoder.close)
             pools: dict[str, ModelPoolClient] = {

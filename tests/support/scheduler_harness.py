@@ -18,6 +18,7 @@ from deployments.generation.beam_search import BeamSearch
 from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_results import JobEvent
+from deployments.health import WorkerHealth
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams, Started
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
@@ -79,7 +80,11 @@ class SchedulerHarness:
         self.collector = EventCollector()
         self.steps: ListRecorder[StepRecord] = ListRecorder()
         self.scheduler = GenerationScheduler(
-            decoder, lambda: settings, self.collector.publish, self.steps, "tiny/writer"
+            decoder,
+            lambda: settings,
+            self.collector.publish,
+            self.steps,
+            WorkerHealth("tiny/writer"),
         )
         self._model = build_model_context(decoder.info.context)
 

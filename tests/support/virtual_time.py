@@ -18,6 +18,7 @@ from deployments.errors import Overloaded, ServeError
 from deployments.generation.job import SamplingJob
 from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_results import JobEvent
+from deployments.health import WorkerHealth
 from deployments.messages import Chunk, GenerationOptions, SamplingParams
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
 from tests.support.fakes import ListRecorder
@@ -35,8 +36,8 @@ class VirtualClock:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.now_s = 1_000_000.0
-        for module in ("generation.scheduler", "generation.step_executor", "generation.job"):
-            patch.setattr(f"deployments.{module}.time", self)
+        for module in ("scheduler", "step_executor", "prefill", "job"):
+            patch.setattr(f"deployments.generation.{module}.time", self)
         patch.setattr("deployments.deadlines.time", self)
         patch.setattr("deployments.health.time", self)
 
@@ -107,7 +108,7 @@ class VirtualScheduler:
             lambda: settings,
             self._publish,
             ListRecorder(),
-            "tiny/writer",
+            WorkerHealth("tiny/writer"),
         )
         self._model = build_model_context(4096)
         self._outcomes: dict[int, JobOutcome] = {}

@@ -8,7 +8,7 @@ from operator import attrgetter
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.layer_types import read_windows
+from deployments.engines.layer_types import read_windows
 
 ConfigFlag = Callable[[TransformersConfig], bool]
 ConfigFactor = Callable[[TransformersConfig], float]
@@ -22,7 +22,7 @@ _ACTIVATIONS = {
     "bloom": "gelu_pytorch_tanh",
     "mpt": "gelu",
 }
-# Names of that field in the configs of all other types.
+# Names of that field in the configs of all other types, which declare one of them.
 _ACTIVATION_FIELDS = (
     "hidden_activation", "hidden_act", "activation_function", "activation", "mlp_hidden_act",
 )  # fmt: skip
@@ -33,8 +33,9 @@ def read_activation(config: TransformersConfig) -> str:
     if config.model_type in _ACTIVATIONS:
         return _ACTIVATIONS[config.model_type]
     # config.json may have further fields, which transformers ignores.
-    declared = (name for name in _ACTIVATION_FIELDS if hasattr(type(config), name))
-    return str(getattr(config, next(declared)))
+    declared = [name for name in _ACTIVATION_FIELDS if hasattr(type(config), name)]
+    assert len(declared) == 1, f"bug: `{config.model_type}` declares the activations {declared}"
+    return str(getattr(config, declared[0]))
 
 
 def check_options(config: TransformersConfig, only: Mapping[str, object]) -> None:
@@ -50,6 +51,11 @@ def check_options(config: TransformersConfig, only: Mapping[str, object]) -> Non
                 f"value {json.dumps(value)}",
                 hint=f"use a model of this architecture with the value {json.dumps(supported)}",
             )
+
+
+def is_set(field: str) -> ConfigFlag:
+    """Return the condition that the config has a true value in `field`."""
+    return lambda config: bool(getattr(config, field))
 
 
 def never(_: TransformersConfig) -> bool:

@@ -58,7 +58,7 @@ from build_artifacts.decoders.graphs.weights import (
     RowFactors,
 )
 from build_artifacts.decoders.graphs.xielu import apply_xielu
-from deployments.engines.pytorch.layer_types import list_attention_layers, read_windows
+from deployments.engines.layer_types import list_attention_layers, read_windows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,16 +10,13 @@ from build_artifacts.decoders.graphs.config_flags import (
     has_base,
     has_window,
     has_window_if_any,
+    is_set,
 )
 from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
 from build_artifacts.decoders.graphs.experts import Experts
 from build_artifacts.decoders.graphs.layer_options import Factors, LayerNorms
 from build_artifacts.decoders.graphs.llama_variants import GRANITE_FACTORS, HUNYUAN, OLMO2, QWEN3
 from build_artifacts.decoders.graphs.weights import FusedModule
-
-
-def _normalizes_experts(config: TransformersConfig) -> bool:
-    return bool(config.norm_topk_prob)
 
 
 def _scale_of_width(config: TransformersConfig) -> float:
@@ -31,14 +28,10 @@ def _shared_gate(_: TransformersConfig) -> list[FusedModule]:
     return [FusedModule("mlp.shared_expert.gate_up_proj", (gate, up))]
 
 
-def _has_query_norm(config: TransformersConfig) -> bool:
-    return bool(config.use_qk_norm)
-
-
 SHARED_EXPERTS = ("shared_experts", "shared_expert")
-PROBABILITIES = Experts(normalized=_normalizes_experts)
+PROBABILITIES = Experts(normalized=is_set("norm_topk_prob"))
 SIGMOIDS = Experts(
-    normalized=_normalizes_experts, corrected="Sigmoid", factor="routed_scaling_factor"
+    normalized=is_set("norm_topk_prob"), corrected="Sigmoid", factor="routed_scaling_factor"
 )
 SIGMOIDS_SQUARED = replace(SIGMOIDS, squared=True)
 _MIXTRAL_NAMES = (
@@ -116,7 +109,7 @@ AFMOE = DecoderVariant(
         ("self_attn.gate_proj", "self_attn.output_gate"),
     ),
 )
-GLM4_MOE = replace(DOTS, has_query_norm=_has_query_norm)
+GLM4_MOE = replace(DOTS, has_query_norm=is_set("use_qk_norm"))
 HUNYUAN_MOE = replace(
     HUNYUAN,
     experts=Experts(),

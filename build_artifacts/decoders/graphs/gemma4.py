@@ -18,7 +18,7 @@ from build_artifacts.decoders.graphs.layer_ropes import LayerRopes
 from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.layer_types import GLOBAL_LAYER, read_windows
+from deployments.engines.layer_types import GLOBAL_LAYER, read_windows
 
 
 def build_gemma4(config: TransformersConfig, checkpoint: Path) -> ModelGraphs:

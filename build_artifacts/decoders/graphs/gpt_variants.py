@@ -13,7 +13,7 @@ from build_artifacts.decoders.graphs.alibi import (
     build_falcon_bias,
     build_mpt_bias,
 )
-from build_artifacts.decoders.graphs.config_flags import always, never, nowhere
+from build_artifacts.decoders.graphs.config_flags import always, is_set, never, nowhere
 from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
 from build_artifacts.decoders.graphs.kv_inputs import ModelGraphs
 from build_artifacts.decoders.graphs.layer_options import (
@@ -73,14 +73,6 @@ def _xglm_positions(config: TransformersConfig) -> FloatArray:
     if config.pad_token_id is not None:
         table[config.pad_token_id] = 0
     return table
-
-
-def _has_parallel_layers(config: TransformersConfig) -> bool:
-    return bool(config.use_parallel_residual)
-
-
-def _has_head_norms(config: TransformersConfig) -> bool:
-    return bool(config.qk_layernorm)
 
 
 def _falcon_is_parallel(config: TransformersConfig) -> bool:
@@ -212,7 +204,7 @@ _MEGATRON_NAMES = (
 GPT_NEOX = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
-    parallel=_has_parallel_layers,
+    parallel=is_set("use_parallel_residual"),
     gated=False,
     base="gpt_neox.",
     renames=(
@@ -227,7 +219,7 @@ PERSIMMON = DecoderVariant(
     norm="layer",
     epsilon="layer_norm_eps",
     query_norm="each head",
-    has_query_norm=_has_head_norms,
+    has_query_norm=is_set("qk_layernorm"),
     gated=False,
     renames=(
         (".final_layernorm.", ".norm."),

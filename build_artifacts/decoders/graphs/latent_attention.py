@@ -45,7 +45,7 @@ def list_latent_modules(config: TransformersConfig) -> list[FusedModule]:
     ]
 
 
-def compute_latent_scale(config: TransformersConfig) -> float:
+def compute_latent_scale(config: TransformersConfig, _: int) -> float:
     """Return the factor of the scores. YaRN changes it if the config states `mscale_all_dim`."""
     rope, scale = config.rope_parameters, config.qk_head_dim**-0.5
     if rope.get("rope_type", "default") != "default" and (share := rope.get("mscale_all_dim")):

@@ -18,7 +18,7 @@ from build_artifacts.decoders.graphs.latent_attention import (
 )
 from build_artifacts.decoders.graphs.layer_options import Factors
 
-_SCORES = Factors(scores=lambda config, _: compute_latent_scale(config))
+_SCORES = Factors(scores=compute_latent_scale)
 _DENSE = DecoderVariant(has_latents=True, factors=_SCORES, fused=list_latent_modules)
 MINICPM3 = replace(
     _DENSE,

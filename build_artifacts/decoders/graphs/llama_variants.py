@@ -32,11 +32,11 @@ from build_artifacts.types import FloatArray
 _LLAMA4_FIELDS = ("llama_4_scaling_beta", "original_max_position_embeddings")
 
 
-def _is_listed(config: TransformersConfig, layer: int) -> bool:
+def _has_rope(config: TransformersConfig, layer: int) -> bool:
     return bool(config.no_rope_layers[layer])  # the field lists 1 for layers with RoPE
 
 
-def fuse_gate(_: TransformersConfig) -> list[FusedModule]:
+def list_gate_up(_: TransformersConfig) -> list[FusedModule]:
     return [FusedModule("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"))]
 
 
@@ -57,7 +57,7 @@ def _llama4_factors(config: TransformersConfig, positions: NDArray[np.int64]) ->
 LLAMA = DecoderVariant()
 MINISTRAL3 = DecoderVariant(factors=Factors(queries=_llama4_factors))
 QWEN3 = DecoderVariant(query_norm="each head")
-SMOLLM3 = DecoderVariant(has_rope=_is_listed)
+SMOLLM3 = DecoderVariant(has_rope=_has_rope)
 ARCEE = DecoderVariant(gated=False)
 HELIUM = DecoderVariant(interleaved=True)
 HUNYUAN = DecoderVariant(
@@ -125,11 +125,11 @@ VAULTGEMMA = DecoderVariant(
     ),
     limits=Limits(scores="attn_logit_softcapping", logits="final_logit_softcapping"),
 )
-GLM = DecoderVariant(interleaved=True, fused=fuse_gate)
+GLM = DecoderVariant(interleaved=True, fused=list_gate_up)
 GLM4 = DecoderVariant(
     norms=LayerNorms(after_attention="post_self_attn_layernorm", after_mlp="post_mlp_layernorm"),
     interleaved=True,
-    fused=fuse_gate,
+    fused=list_gate_up,
 )
 GRANITE_FACTORS = Factors(
     embeddings=lambda config: config.embedding_multiplier,

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from build_artifacts.checkpoints.architectures import TransformersConfig
-from build_artifacts.decoders.graphs.config_flags import always
+from build_artifacts.decoders.graphs.config_flags import always, is_set
 from build_artifacts.decoders.graphs.decoder_variant import DecoderVariant
 from build_artifacts.decoders.graphs.expert_variants import GRANITE_MOE, PROBABILITIES, SIGMOIDS
 from build_artifacts.decoders.graphs.experts import Experts
@@ -18,7 +18,7 @@ from build_artifacts.decoders.graphs.layer_options import (
     Factors,
     LayerNorms,
 )
-from build_artifacts.decoders.graphs.llama_variants import OLMO2, fuse_gate
+from build_artifacts.decoders.graphs.llama_variants import OLMO2, list_gate_up
 from build_artifacts.decoders.graphs.recurrent_layers import (
     apply_gated_delta_net,
     apply_mamba2,
@@ -83,10 +83,6 @@ def _has_positions(config: TransformersConfig, _: int) -> bool:
     return bool(config.position_embedding_type == "rope")
 
 
-def _has_attention_gate(config: TransformersConfig) -> bool:
-    return bool(config.use_attention_gate)
-
-
 def _has_rope_base(config: TransformersConfig, _: int) -> bool:
     return (config.rope_parameters or {}).get("rope_theta") is not None
 
@@ -99,7 +95,7 @@ _GRANITE_HYBRID_DENSE = replace(
         ("shared_mlp.input_linear", "mlp.gate_up_proj"),
         ("shared_mlp.output_linear", "mlp.down_proj"),
     ),
-    fused=fuse_gate,
+    fused=list_gate_up,
 )
 
 
@@ -148,7 +144,7 @@ LFM2_MOE = replace(LFM2, experts=SIGMOIDS)
 _LFM3 = DecoderVariant(
     epsilon="norm_eps",
     query_norm="each head",
-    has_output_gate=_has_attention_gate,
+    has_output_gate=is_set("use_attention_gate"),
     recurrent=apply_short_convolution,
     renames=(
         (".embedding_norm.", ".norm."),

@@ -23,7 +23,7 @@ from build_artifacts.decoders.graphs.operators import Value
 from build_artifacts.decoders.graphs.recurrent_layers import RecurrentLayer, apply_mamba2
 from build_artifacts.decoders.graphs.weights import CheckpointWeights
 from build_artifacts.errors import UnsupportedModel
-from deployments.engines.pytorch.layer_types import (
+from deployments.engines.layer_types import (
     EXPERTS_LAYER,
     MLP_LAYER,
     list_attention_layers,

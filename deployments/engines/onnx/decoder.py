@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime as ort
@@ -38,10 +39,12 @@ from deployments.engines.decoder import (
     DecoderSpec,
     Logits,
     TokenColumn,
+    check_prompt,
 )
 from deployments.engines.onnx.kv_cache import (
     DeviceKvCache,
     HostKvCache,
+    IoBuffer,
     KvCache,
     KvCacheLayout,
     bind_array,
@@ -92,6 +95,10 @@ class OnnxDecoder:
             self._session: ort.InferenceSession | None = session
             with translate_errors(spec.path.name):
                 self.kv_cache = self._create_kv_cache()
+                # All decode steps share these buffers. Otherwise their memory would grow with the
+                # square of the slots, because each number of slots has its own call.
+                logits = self._allocate_logits(slots, 1)
+                self._decode_buffers = self._create_buffers(slots, 1, logits)
         self.states = _create_states(session, slots)
         self.info = replace(self.info, is_recurrent=bool(self.states))
         self._positions = np.arange(context)
@@ -107,42 +114,44 @@ class OnnxDecoder:
     def prefill(
         self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
     ) -> Logits:
-        tokens = len(ids)
-        buffer = self._allocate_logits(1, tokens if all_logits else 1)
+        check_prompt(self.info, ids, start)
+        session, tokens = self.session, len(ids)
         with self._lock.run_pass():
-            call = _BoundCall(self, range(slot, slot + 1), tokens, buffer, is_prefill=True)
+            logits_buffer = self._allocate_logits(1, tokens if all_logits else 1)
+            buffers = self._create_buffers(1, tokens, logits_buffer)
+            call = _BoundCall(self, range(slot, slot + 1), buffers, is_prefill=True)
             self.states.start_prefill(slot, start, tokens)
             call.ids[0] = ids
             call.mask[0, : start + tokens] = 1
-            logits: Logits = self._run(call)[0]
+            logits: Logits = self._run(session, call)[0]
         return logits if all_logits else logits[0]
 
     def decode(self, ids: TokenColumn, lengths: TokenColumn) -> Logits:
-        slots = len(ids)
+        session, slots = self.session, len(ids)
         call = self._decode_calls.get(slots)
         is_captured = self._captures and call is None  # the first run of a call captures it
         with self._lock.capture() if is_captured else self._lock.run_pass():
             if call is None:
                 graph = str(slots) if self._captures else UNCAPTURED
-                buffer = self._allocate_logits(slots, 1)
-                call = _BoundCall(self, range(slots), 1, buffer, graph=graph)
+                call = _BoundCall(self, range(slots), self._decode_buffers, graph=graph)
             self.states.start_decode(lengths)
             call.ids[:, 0] = ids
             np.less_equal(self._positions, lengths[:, None], out=call.mask, casting="unsafe")
-            logits: Logits = self._run(call)[:, 0]
+            logits: Logits = self._run(session, call)[:, 0]
         self._decode_calls[slots] = call
         return logits
 
     def verify(self, slot: int, ids: Sequence[int], start: int) -> Logits:
-        tokens, slots = len(ids), range(slot, slot + 1)
+        session, tokens, slots = self.session, len(ids), range(slot, slot + 1)
         call = self._verify_calls.get(tokens)
         with self._lock.run_pass():
             if call is None or call.slots != slots:
-                call = _BoundCall(self, slots, tokens, self._verify_logits[:, :tokens])
+                buffers = self._create_buffers(1, tokens, self._verify_logits[:, :tokens])
+                call = _BoundCall(self, slots, buffers)
                 self._verify_calls[tokens] = call
             call.ids[0] = ids
             np.less(self._positions, start + tokens, out=call.mask[0], casting="unsafe")
-            logits: Logits = self._run(call)[0]
+            logits: Logits = self._run(session, call)[0]
         return logits
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -161,7 +170,7 @@ class OnnxDecoder:
         with self._lock.run_pass():
             self._session = None
             self._decode_calls, self._verify_calls = {}, {}
-            del self.kv_cache, self.states
+            del self.kv_cache, self.states, self._decode_buffers
 
     @property
     def session(self) -> ort.InferenceSession:
@@ -201,6 +210,15 @@ class OnnxDecoder:
             return DeviceKvCache(self.layout, self.session, "cuda", CUDA)
         return HostKvCache(self.layout)
 
+    def _create_buffers(self, slots: int, tokens: int, logits: NDArray[np.generic]) -> _CallBuffers:
+        """Create buffers of calls that compute `tokens` tokens of up to `slots` slots."""
+        create = self.kv_cache.create_buffer
+        return _CallBuffers(
+            ids=create(np.zeros((slots, tokens), np.int64)),
+            mask=create(np.zeros((slots, self.info.context), np.int64)),
+            logits=create(logits),
+        )
+
     def _allocate_logits(self, slots: int, tokens: int) -> NDArray[np.generic]:
         return np.empty((slots, tokens, self.info.vocabulary), self.layout.logits_dtype)
 
@@ -225,10 +243,15 @@ class OnnxDecoder:
             for count in (2, len(tokens) // 2, len(tokens))
         )
 
-    def _run(self, call: _BoundCall) -> Logits:
-        session = self.session
+    def _run(self, session: ort.InferenceSession, call: _BoundCall) -> Logits:
         with translate_errors(self.info.compute_type):
             return call.run(session)
+
+
+class _CallBuffers(NamedTuple):
+    ids: IoBuffer  # [slots, tokens]
+    mask: IoBuffer  # [slots, context]
+    logits: IoBuffer  # [slots, n, V]: of the last n of the tokens
 
 
 class _BoundCall:
@@ -238,33 +261,30 @@ class _BoundCall:
         self,
         decoder: OnnxDecoder,
         slots: range,
-        tokens: int,
-        logits: NDArray[np.generic],
+        buffers: _CallBuffers,
         *,
         is_prefill: bool = False,
         graph: str = UNCAPTURED,
     ) -> None:
-        """Bind the call. A run computes the logits of the last n tokens.
-
-        `logits` [slots, n, V] sets their shape and type. On the host a run writes to this array.
-        """
+        """Bind the call to the first rows of the buffers, one for each slot."""
         self.slots = slots
+        rows = len(slots)
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache
         self._options = graph_options(graph)
-        self.ids = np.zeros((len(slots), tokens), np.int64)
-        self.mask = np.zeros((len(slots), decoder.info.context), np.int64)
-        self._logits_from = np.array([tokens - logits.shape[1]], np.int64)
+        self.ids, self.mask = buffers.ids.values[:rows], buffers.mask.values[:rows]
+        logits_from = self.ids.shape[1] - buffers.logits.values.shape[1]
+        self._logits_from = np.array([logits_from], np.int64)
         self._is_prefill = np.array(is_prefill)
         self._send = (
-            kv_cache.bind_input(self._binding, "input_ids", self.ids),
-            kv_cache.bind_input(self._binding, "attention_mask", self.mask),
+            buffers.ids.bind_input(self._binding, "input_ids", rows),
+            buffers.mask.bind_input(self._binding, "attention_mask", rows),
         )
         # ONNX Runtime reads the next two inputs from host memory, even on a GPU. They are constant.
         bind_array(self._binding, self._logits_from, LOGITS_FROM)
         if decoder.has_prefill_branch:
             bind_array(self._binding, self._is_prefill, IS_PREFILL)
-        self._receive = kv_cache.bind_output(self._binding, "logits", logits)
+        self._receive = buffers.logits.bind_output(self._binding, "logits", rows)
         kv_cache.bind(self._binding, slots.start, slots.stop)
         for name, array in decoder.states.views(slots.start, slots.stop).items():  # in place
             bind_array(self._binding, array, f"{PAST_STATES}{name}", f"{PRESENT_STATES}{name}")

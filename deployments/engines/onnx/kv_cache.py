@@ -81,21 +81,31 @@ SendInput = Callable[[], object]
 ReceiveOutput = Callable[[], NDArray[np.generic]]
 
 
+class IoBuffer(Protocol):
+    """Buffer of an input or output. Calls bind its first rows, so they share its memory."""
+
+    values: NDArray[
+        np.generic
+    ]  # the buffer itself on the host; of an input on a device, its source
+
+    def bind_input(self, binding: ort.IOBinding, name: str, rows: int) -> SendInput:
+        """Bind the first rows as an input. The returned function copies them to the device."""
+        ...
+
+    def bind_output(self, binding: ort.IOBinding, name: str, rows: int) -> ReceiveOutput:
+        """Bind the first rows as an output."""
+        ...
+
+
 class KvCache(Protocol):
-    """The KV cache of one decoder, and the buffers for inputs and outputs of its calls."""
+    """The KV cache of one decoder, which also allocates the buffers of its calls."""
 
     def bind(self, binding: ort.IOBinding, first: int, end: int) -> None:
         """Bind slots `first` to `end` - 1 as inputs and outputs of a call, in place."""
         ...
 
-    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> SendInput:
-        """Bind an input. The returned function copies `values` to the buffer of the input."""
-        ...
-
-    def bind_output(
-        self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
-    ) -> ReceiveOutput:
-        """Bind an output with the shape and type of `values`, which may become its buffer."""
+    def create_buffer(self, values: NDArray[np.generic]) -> IoBuffer:
+        """Return a buffer with the shape and type of `values`, on the host `values` itself."""
         ...
 
     def copy(self, source: int, target: int, tokens: int) -> None:
@@ -123,21 +133,28 @@ class HostKvCache:
         for name, array in zip(self.names, self.arrays, strict=True):
             bind_array(binding, array[first:end], f"past_key_values.{name}", f"present.{name}")
 
-    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> SendInput:
-        bind_array(binding, values, name)
-        return _send_nothing
-
-    def bind_output(
-        self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
-    ) -> ReceiveOutput:
-        binding.bind_output(name, *_describe_array(values))
-        return lambda: values
+    def create_buffer(self, values: NDArray[np.generic]) -> IoBuffer:
+        return _HostBuffer(values)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         copy_slot(self.arrays, source, target, tokens)
 
     def swap(self, first: int, second: int, tokens: int) -> None:
         swap_slots(self.arrays, first, second, tokens)
+
+
+class _HostBuffer:
+    def __init__(self, values: NDArray[np.generic]) -> None:
+        self.values = values
+
+    def bind_input(self, binding: ort.IOBinding, name: str, rows: int) -> SendInput:
+        bind_array(binding, self.values[:rows], name)
+        return _send_nothing
+
+    def bind_output(self, binding: ort.IOBinding, name: str, rows: int) -> ReceiveOutput:
+        values = self.values[:rows]
+        binding.bind_output(name, *_describe_array(values))
+        return lambda: values
 
 
 def bind_array(
@@ -204,17 +221,8 @@ class DeviceKvCache:
             binding.bind_input(f"past_key_values.{name}", *memory)
             binding.bind_output(f"present.{name}", *memory)
 
-    def bind_input(self, binding: ort.IOBinding, name: str, values: NDArray[np.int64]) -> SendInput:
-        buffer = self._allocate(values.shape, values.dtype.type)
-        binding.bind_ortvalue_input(name, buffer)
-        return partial(buffer.update_inplace, values)
-
-    def bind_output(
-        self, binding: ort.IOBinding, name: str, values: NDArray[np.generic]
-    ) -> ReceiveOutput:
-        buffer = self._allocate(values.shape, values.dtype.type)
-        binding.bind_ortvalue_output(name, buffer)
-        return lambda: np.asarray(buffer.numpy())
+    def create_buffer(self, values: NDArray[np.generic]) -> IoBuffer:
+        return _DeviceBuffer(values, self._session, self._device)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a whole slot, not only its first `tokens` tokens."""
@@ -244,6 +252,40 @@ class DeviceKvCache:
 
     def _describe(self, shape: tuple[int, ...], address: int) -> tuple[object, ...]:
         return self._device, 0, self._layout.dtype.type, shape, address
+
+
+class _DeviceBuffer:
+    def __init__(
+        self, values: NDArray[np.generic], session: ort.InferenceSession, device: str
+    ) -> None:
+        self.values = values
+        self._session = session
+        self._device = device
+        self._memory = session.create_ortvalue_from_shape_and_type(
+            values.shape, values.dtype.type, device
+        )
+
+    def bind_input(self, binding: ort.IOBinding, name: str, rows: int) -> SendInput:
+        view = self._view(rows)
+        binding.bind_ortvalue_input(name, view)
+        return partial(view.update_inplace, self.values[:rows])
+
+    def bind_output(self, binding: ort.IOBinding, name: str, rows: int) -> ReceiveOutput:
+        view = self._view(rows)
+        binding.bind_ortvalue_output(name, view)
+        return lambda: np.asarray(view.numpy())
+
+    def _view(self, rows: int) -> ort.OrtValue:
+        """Return the first rows as an OrtValue, which does not own the memory.
+
+        ONNX Runtime creates such a value only as a bound output. This binding never runs, so any
+        output serves, whatever its type.
+        """
+        values, binding = self.values[:rows], self._session.io_binding()
+        output = self._session.get_outputs()[0].name
+        place = self._device, 0, values.dtype.type, values.shape, self._memory.data_ptr()
+        binding.bind_output(output, *place)
+        return binding.get_outputs()[0]
 
 
 def _open_copier(

@@ -14,13 +14,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import Attention
-from deployments.engines.pytorch.latent_attention import keep_latents
-from deployments.engines.pytorch.layer_types import (
+from deployments.engines.layer_types import (
     GLOBAL_LAYER,
     LOCAL_LAYER,
     RECURRENT_LAYERS,
     read_windows,
 )
+from deployments.engines.pytorch.latent_attention import keep_latents
 from deployments.engines.pytorch.slot_arrays import SlotLayout
 from deployments.engines.pytorch.slot_cache import SlotCache, read_layout
 from deployments.engines.pytorch.transformers_attention import register_attention

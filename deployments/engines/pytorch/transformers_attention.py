@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deployments.artifacts.types import Attention
+from deployments.engines.layer_types import read_windows
 from deployments.engines.pytorch.latent_attention import over_latents
-from deployments.engines.pytorch.layer_types import read_windows
 
 if TYPE_CHECKING:
     import torch

@@ -38,7 +38,7 @@ from deployments.ingress.http.api import (
     find_client_format,
     use_error_format,
 )
-from deployments.ingress.http.bodies import SCOPE_KEY, BodyReservation
+from deployments.ingress.http.bodies import RESERVATION_KEY, BodyReservation
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.current_request import CURRENT_REQUEST
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
@@ -144,7 +144,7 @@ class HttpApplication:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = BodyReservation(self._body_bytes)
-        scope[SCOPE_KEY] = body
+        scope[RESERVATION_KEY] = body
         request = _Request(scope, receive, send)
         # Set each variable: the task may have the context of an earlier request, because uvicorn
         # starts a pipelined one inside the `send` of the response before it.
@@ -233,8 +233,9 @@ class HttpApplication:
         use_error_format(
             request, client_format or mode(route.error_formats[0] for route in neighbors)
         )
-        names = ", ".join(sorted({route.path for route in neighbors}))
-        return UnknownRoute(f"no route matches {path}; there are {names}; see /docs")
+        names = sorted({route.path for route in neighbors})
+        verb = "are" if len(names) > 1 else "is"
+        return UnknownRoute(f"no route matches {path}; there {verb} {', '.join(names)}; see /docs")
 
     async def _run(self, route: OperationRoute, request: Request) -> Response:
         try:
@@ -247,7 +248,7 @@ class HttpApplication:
         return await route.handler(request)
 
     def _record_rejection(self, scope: Scope, error: ServeError) -> None:
-        body: BodyReservation = scope[SCOPE_KEY]
+        body: BodyReservation = scope[RESERVATION_KEY]
         self._hooks.record_rejection(error, time.perf_counter() - body.started_s)
 
     def _respond(self, scope: Scope, error: ServeError) -> Response:

@@ -109,7 +109,7 @@ def detect_deflate_window(start: bytes) -> int:
 
 
 GRACE_S = 3.0  # seconds before `body_bytes_per_s` applies
-SCOPE_KEY = "hundredfold.body_reservation"
+RESERVATION_KEY = "hundredfold.body_reservation"
 BODY_KEY = "hundredfold.body"  # the decoded body; a second run of the handler reads it
 
 
@@ -229,13 +229,13 @@ def replace_body(request: Request, body: bytes) -> None:
 
     Raises Overloaded.
     """
-    reservation: BodyReservation = request.scope[SCOPE_KEY]
+    reservation: BodyReservation = request.scope[RESERVATION_KEY]
     reservation.reserve(len(body), current_client())
     request.scope[BODY_KEY] = body
 
 
 async def _collect(request: Request, limits: LimitSettings, timer: asyncio.Timeout) -> bytes:
-    reservation: BodyReservation = request.scope[SCOPE_KEY]
+    reservation: BodyReservation = request.scope[RESERVATION_KEY]
     client = current_client()
     decoder = select_decoder(request.headers.get("content-encoding", ""))
     chunks: list[bytes] = []

@@ -117,9 +117,15 @@ class RouteTable:
         return None
 
     def find_neighbors(self, path: str) -> list[OperationRoute]:
-        """Return the routes without parameters below the first segment of `path`, such as `/v1`."""
+        """Return the routes without parameters that a client of `path` may mean.
+
+        A base URL may lack `/v1`, or have it twice. Otherwise return all routes below the first
+        segment of `path`, such as `/v2`.
+        """
+        routes = [route for route in self.routes if "{" not in route.path]
+        if meant := [r for r in routes if r.path == f"/v1{path}" or path == f"/v1{r.path}"]:
+            return meant
         prefix = f"/{path.lstrip('/').partition('/')[0]}/"
-        routes = (route for route in self.routes if "{" not in route.path)
         return [route for route in routes if route.path.startswith(prefix)]
 
     def _remember(self, key: tuple[str, str], match: MatchedRoute) -> None:

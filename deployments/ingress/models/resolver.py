@@ -171,7 +171,7 @@ def require_task(task: str, model: RegisteredModel) -> str:
     if task not in model.tasks:
         raise WrongTask(
             f"Model {model.ref.id} cannot do `{task}`. Its tasks: {format_tasks(model)}",
-            field="task",
+            field="model",
         )
     return task
 
@@ -185,5 +185,5 @@ def wrong_route_error(model: RegisteredModel) -> WrongTask:
     return WrongTask(
         f"Model {model.ref.id} generates text. Call /v1/chat/completions, /v1/responses, "
         "/v1/completions, /generate or /models/{id}",
-        field="task",
+        field="model",
     )

@@ -19,7 +19,11 @@ from deployments.errors import (
     ServeError,
     forget_frames,
 )
-from deployments.transports.channel.client import ChannelRequest, ClientConnection, ReplicaLost
+from deployments.transports.channel.client_connection import (
+    ChannelRequest,
+    ClientConnection,
+    ReplicaLost,
+)
 from deployments.transports.channel.endpoint import HANDSHAKE_TIMEOUT_S, Endpoint
 from deployments.transports.channel.frames import AnswerFrame, Buffer
 
@@ -41,7 +45,7 @@ MAX_BACKOFF_S = 5.0
 
 # Seconds that a call waits for a new replica while Serve lists only lost replicas. A Serve handle
 # is no alternative: it would send the call to a lost replica. Together with LOST_S and CHECK_S of
-# client.py, the callers of a stopped replica wait up to 10 s.
+# client_connection.py, the callers of a stopped replica wait up to 10 s.
 SUCCESSOR_S = 4.0
 
 

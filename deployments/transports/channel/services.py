@@ -29,7 +29,7 @@ TOKEN_BYTES = 4  # of a token id in `TokenizedBatch.ids`
 # Loading a model takes about as long as work of this cost.
 TOKENIZER_SPREAD = 200_000
 ENCODER_SPREAD = 8_192
-GENERATOR_SPREAD = 2_048  # four answers of LONG_ANSWER_TOKENS (clients.py)
+GENERATOR_SPREAD = 2_048  # four answers of LONG_ANSWER_TOKENS (deployment_clients.py)
 
 
 def tokenizer_service(replica: TokenizerReplica) -> Service:

@@ -125,6 +125,26 @@ def test_invalid_option_value_exits_with_usage_error(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["build", "report"])
+def test_limit_of_examples_without_data_is_refused(
+    command: str, embedding_source: Path, tiny_store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = str(embedding_source) if command == "build" else "tiny/embedder"
+    store = ["--store", str(tiny_store)]
+    assert main([command, named, *store, "--eval-limit", "9"]) == 1
+    assert "`--eval-limit` has no effect without `--eval`" in capsys.readouterr().err
+
+
+def test_limit_of_another_kind_of_models_is_refused(
+    embedding_source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--store", str(tmp_path), "--gate", "perplexity_increase=0.2"]
+    assert main(["build", str(embedding_source), *options]) == 1
+    shown = capsys.readouterr().err
+    assert "`--gate perplexity_increase` is supported for models that generate text only" in shown
+    assert "cosine_mean" in shown.splitlines()[-1]
+
+
 @pytest.mark.parametrize("arguments", [[], ["build"], ["paint", "it"], ["verify"], ["compact"]])
 def test_incomplete_command_exits_with_usage_error(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -319,12 +339,12 @@ def test_progress_prints_a_line_per_step() -> None:
     progress.begin()
     with progress.step("export", "cpu-int8") as step:
         step.set_outcome("23.1 MB")
-    with pytest.raises(ZeroDivisionError), progress.step("verify", "cpu-int8"):
+    with pytest.raises(ZeroDivisionError), progress.step("gate", "cpu-int8"):
         1 / 0  # noqa: B018
     progress.end()
     lines = output.getvalue().splitlines()
     assert lines[0] == "  export      0.0 s  cpu-int8: 23.1 MB"
-    assert lines[1] == "  verify      0.0 s  cpu-int8: failed"
+    assert lines[1] == "  gate        0.0 s  cpu-int8: failed"
 
 
 def test_progress_shows_current_step_on_terminal() -> None:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from build_artifacts.compaction.apply import CompactionMismatch, compact
-from build_artifacts.compaction.find import find
+from build_artifacts.compaction.find import find_compaction
 from build_artifacts.compaction.layouts import LAYOUTS
 from build_artifacts.compaction.plan import Compaction, LayerReduction
 from tests.support import pruned_checkpoints
@@ -60,7 +60,7 @@ def test_compaction_preserves_outputs(
     model = encoder(model_type)
     prune(layer(model, 1))
     before, parameters = answers(model), size(model)
-    compaction = find(model)
+    compaction = find_compaction(model)
     assert compaction.reductions == (
         LayerReduction(layer=1, heads=heads, ffn_channels=ffn_channels),
     )
@@ -73,15 +73,15 @@ def test_compaction_preserves_outputs(
     assert compaction.parameters_before == parameters
     assert compaction.parameters_after == size(model) < parameters
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=TOLERANCE)
-    assert find(model).is_empty
+    assert find_compaction(model).is_empty
 
 
 @pytest.mark.parametrize("model_type", sorted(LAYOUTS))
 def test_every_layout_compacts(model_type: str) -> None:
-    assert find(encoder(model_type)).is_empty
+    assert find_compaction(encoder(model_type)).is_empty
     model = pruned_encoder(model_type)
     before = answers(model)
-    compaction = find(model)
+    compaction = find_compaction(model)
     assert compaction.reductions == PRUNED
     assert (compaction.heads_before, compaction.heads_after) == (
         pruned_checkpoints.LAYERS * ATTENTION_HEADS,
@@ -101,7 +101,7 @@ def test_every_layout_compacts(model_type: str) -> None:
 def test_every_model_head_compacts(model_type: str, kind: str) -> None:
     model = pruned_encoder(model_type, kind)
     before = answers(model)
-    compaction = find(model)
+    compaction = find_compaction(model)
     assert compaction.reductions == PRUNED
     compact(model, compaction)
     # The absolute tolerance is ten times higher, because logits have magnitude 10.
@@ -112,7 +112,9 @@ def test_eager_attention_compacts() -> None:
     model = pruned_encoder("bert", attn_implementation="eager")
     assert model.config._attn_implementation == "eager"
     before = answers(model)
-    np.testing.assert_allclose(answers(compact(model, find(model))), before, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        answers(compact(model, find_compaction(model))), before, rtol=0, atol=TOLERANCE
+    )
 
 
 @pytest.mark.parametrize("model_type", BOTH)
@@ -123,7 +125,7 @@ def test_constants_move_into_biases(model_type: str) -> None:
     pruned_checkpoints.blind_rows(first)
     before = answers(model)
     biases = [linear.bias.detach().clone() for linear in (first.attention_output, first.ffn_down)]
-    compact(model, find(model))
+    compact(model, find_compaction(model))
     for linear, bias in zip((first.attention_output, first.ffn_down), biases, strict=True):
         folded, linear.bias.data = linear.bias.data, bias
         assert np.abs(answers(model) - before).max() > 1000 * TOLERANCE
@@ -138,7 +140,7 @@ def test_heads_with_zero_queries_or_keys_remain(
     model = encoder(model_type)
     for name in projections:
         pruned_checkpoints.zero_rows(getattr(layer(model, 0), name), pruned_checkpoints.channels(1))
-    assert find(model).is_empty
+    assert find_compaction(model).is_empty
 
 
 def test_nearly_constant_channels_remain() -> None:
@@ -148,7 +150,7 @@ def test_nearly_constant_channels_remain() -> None:
     pruned_checkpoints.zero_columns(first.attention_output, pruned_checkpoints.channels(2)[1:])
     pruned_checkpoints.zero_rows(first.ffn_up, [5])
     first.ffn_up.weight.data[5, 0] = 1e-30
-    assert find(model).is_empty
+    assert find_compaction(model).is_empty
 
 
 @pytest.mark.parametrize("model_type", ["albert", "modernbert"])
@@ -157,7 +159,7 @@ def test_unknown_architecture_has_empty_compaction(model_type: str) -> None:
     for name, parameter in model.named_parameters():
         if not name.startswith("embeddings"):
             parameter.data.zero_()
-    compaction = find(model)
+    compaction = find_compaction(model)
     assert compaction.is_empty
     assert compaction.heads_before == compaction.ffn_channels_before == 0
     assert compaction.parameters_before == compaction.parameters_after == size(model)
@@ -170,7 +172,7 @@ def test_unexpected_layer_is_unchanged() -> None:
 
     model = pruned_encoder("bert")
     layer(model, 1).ffn_up.__class__ = type("Quantized", (torch.nn.Linear,), {})
-    assert find(model).is_empty
+    assert find_compaction(model).is_empty
 
 
 def test_compaction_applies_after_reload(tmp_path: Path) -> None:
@@ -179,7 +181,7 @@ def test_compaction_applies_after_reload(tmp_path: Path) -> None:
 
     source = tiny_checkpoint(tmp_path / "dense", model_type="distilbert")
     dense = AutoModel.from_pretrained(source)
-    assert find(dense).is_empty
+    assert find_compaction(dense).is_empty
     heads = dense.config.n_heads
     pruned_checkpoints.zero_rows(layer(dense, 0).value, range(dense.config.dim // heads))
     pruned_checkpoints.blind_rows(layer(dense, 1))
@@ -189,7 +191,7 @@ def test_compaction_applies_after_reload(tmp_path: Path) -> None:
         return AutoModel.from_pretrained(tmp_path / "pruned", dtype=dtype).eval()
 
     expected = answers(loaded(torch.float32))
-    found = Compaction.model_validate_json(find(dense).model_dump_json())
+    found = Compaction.model_validate_json(find_compaction(dense).model_dump_json())
     assert [(reduction.heads, len(reduction.ffn_channels)) for reduction in found.reductions] == [
         ((0,), 0),
         ((), 32),
@@ -203,7 +205,7 @@ def test_compaction_applies_after_reload(tmp_path: Path) -> None:
 
 
 def test_compaction_round_trips_json() -> None:
-    compaction = find(pruned_encoder("bert"))
+    compaction = find_compaction(pruned_encoder("bert"))
     assert Compaction.model_validate_json(compaction.model_dump_json()) == compaction
     with pytest.raises(ValidationError, match="frozen"):
         compaction.architecture = "other"  # type: ignore[misc]
@@ -226,7 +228,7 @@ def test_invalid_reduction_is_rejected(reduction: dict[str, Any]) -> None:
 
 
 def test_reductions_must_ascend() -> None:
-    found = find(pruned_encoder("bert")).model_dump()
+    found = find_compaction(pruned_encoder("bert")).model_dump()
     for reductions in (found["reductions"][::-1], found["reductions"][:1] * 2):
         with pytest.raises(ValidationError, match="ascend"):
             Compaction.model_validate({**found, "reductions": reductions})
@@ -269,7 +271,7 @@ MISFITS: list[tuple[str, str, Callable[[Compaction], dict[str, Any]]]] = [
 def test_mismatched_compaction_changes_nothing(
     why: str, sentence: str, change: Callable[[Compaction], dict[str, Any]]
 ) -> None:
-    compaction = find(pruned_encoder("bert"))
+    compaction = find_compaction(pruned_encoder("bert"))
     model = pruned_encoder("distilbert" if why == "another architecture" else "bert")
     before, parameters = answers(model), size(model)
     with pytest.raises(CompactionMismatch, match=sentence) as caught:
@@ -283,7 +285,7 @@ def test_mismatched_compaction_changes_nothing(
 def test_compaction_of_all_heads_is_rejected() -> None:
     model = encoder("bert")
     pruned_checkpoints.everything(layer(model, 0))
-    whole = find(model).model_copy(
+    whole = find_compaction(model).model_copy(
         update={"reductions": (LayerReduction(layer=0, heads=(0, 1, 2, 3)),)}
     )
     with pytest.raises(CompactionMismatch, match="removes all 4 heads of layer 0"):
@@ -292,7 +294,7 @@ def test_compaction_of_all_heads_is_rejected() -> None:
 
 def test_second_compaction_is_rejected() -> None:
     model = pruned_encoder("bert")
-    compaction = find(model)
+    compaction = find_compaction(model)
     compact(model, compaction)
     with pytest.raises(CompactionMismatch, match="parameters"):
         compact(model, compaction)
@@ -303,7 +305,7 @@ def test_compacted_graph_is_smaller(tmp_path: Path, model_type: str) -> None:
     model = pruned_encoder(model_type)
     whole = pruned_checkpoints.exported(model, tmp_path / "whole.onnx", opset_version=23)
     expected = pruned_checkpoints.graph_answers(whole)
-    compaction = find(model)
+    compaction = find_compaction(model)
     graph = pruned_checkpoints.exported(
         compact(model, compaction), tmp_path / "compact.onnx", opset_version=23
     )
@@ -320,7 +322,7 @@ def test_heads_with_relative_positions_export(tmp_path: Path, model_type: str) -
     model = pruned_encoder(model_type)
     expected = answers(model)
     graph = pruned_checkpoints.exported(
-        compact(model, find(model)), tmp_path / "g.onnx", opset_version=23
+        compact(model, find_compaction(model)), tmp_path / "g.onnx", opset_version=23
     )
     np.testing.assert_allclose(
         pruned_checkpoints.graph_answers(graph), expected, rtol=0, atol=TOLERANCE
@@ -333,7 +335,7 @@ def test_compacted_model_exports_fused_attention_in_half_precision(tmp_path: Pat
 
     model = pruned_encoder("bert")
     expected = answers(model)
-    compaction = find(model)
+    compaction = find_compaction(model)
     half = compact(model.to(torch.float16), compaction)
     graph = pruned_checkpoints.exported(half, tmp_path / "fused.onnx", ort_fusions="cuda")
     fused = [n for n in onnx.load(graph).graph.node if n.op_type == "MultiHeadAttention"]

@@ -81,7 +81,7 @@ def test_every_build_step_is_reported_once(build_with_data: tuple[BuildResult, s
     steps = [line.split()[0] for line in output.splitlines()]
     assert steps[:3] == ["resolve", "reference", "export"]
     assert steps.count("export") == 1
-    assert steps.index("screen") < steps.index("verify") < steps.index("tune")
+    assert steps.index("screen") < steps.index("gate") < steps.index("tune")
     assert steps[-1] == "seal"
     assert len(output.splitlines()) == len(set(output.splitlines()))
 

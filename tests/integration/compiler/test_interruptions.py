@@ -25,9 +25,9 @@ from tests.support.shared_exports import SharedExports
 from tests.support.tiny_decoders import tiny_llama
 from tests.support.tiny_encoders import tiny_checkpoint
 
-# First steps of every build of these tests. A second `verify` follows if both candidates are
+# First steps of every build of these tests. A second `gate` follows if both candidates are
 # similarly fast.
-ALWAYS = ["resolve", "reference", "export", "rewrite", "quantize", "quantize", "screen", "verify"]
+ALWAYS = ["resolve", "reference", "export", "rewrite", "quantize", "quantize", "screen", "gate"]
 # The disk has room for the export, but not for the graphs derived from it.
 SMALL_DISK = "500k"
 

@@ -78,7 +78,8 @@ def test_merged_adapter_matches_peft(
         tmp_path / "adapter", embedding_source, head=head, labels=labels, typed=typed
     )
     adapter = read_adapter(directory)
-    merged = merge(pinned(embedding_source), adapter, tmp_path / "merged")
+    merge(pinned(embedding_source), adapter, tmp_path / "merged")
+    merged = pinned(tmp_path / "merged")
     tasks = select_tasks(merged, None, None)
     assert tasks == (adapter.task,)
     assert read_metadata(merged, tasks).labels == labels

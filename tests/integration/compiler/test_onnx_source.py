@@ -76,7 +76,8 @@ def test_graph_converts_to_original_checkpoint(tmp_path: Path, file: Path, tagge
     assert checkpoint.default_id == "local/model"
     into = tmp_path / "whole"
     into.mkdir()
-    assert_same_weights(dequantize_onnx(checkpoint, into).weights, tagger)
+    dequantize_onnx(checkpoint, into)
+    assert_same_weights(into, tagger)
     assert (into / "tokenizer.json").read_bytes() == (tagger / "tokenizer.json").read_bytes()
 
 
@@ -139,7 +140,8 @@ def test_graph_of_embeddings_needs_no_pooler(tmp_path: Path) -> None:
     checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
     into = tmp_path / "whole"
     into.mkdir()
-    converted = load_file(dequantize_onnx(checkpoint, into).weights / "model.safetensors")
+    dequantize_onnx(checkpoint, into)
+    converted = load_file(into / "model.safetensors")
     assert converted.keys() == kept.keys()
     load_model(into, head=ModelHead.VECTOR, dtype="float32")
     write_graph(file, kept, without="embeddings.LayerNorm.bias")
@@ -153,6 +155,25 @@ def test_pooler_of_a_classifier_is_required(tmp_path: Path) -> None:
     file = write_graph(original / "m.onnx", weights, without="bert.pooler.dense.bias")
     checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
     with pytest.raises(UnsupportedModel, match=r"for `bert\.pooler\.dense\.bias`"):
+        dequantize_onnx(checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architectures": ["logging"]}, "transformers has no class `logging`"),
+        ({"architectures": ["BertConfig"]}, "transformers has no class `BertConfig`"),
+        ({"num_attention_heads": 0}, r"transformers does not support `config\.json`"),
+        ({"hidden_act": "nothing"}, r"transformers does not support `config\.json`"),
+    ],
+)
+def test_invalid_config_of_a_graph_is_refused(
+    tmp_path: Path, file: Path, change: dict[str, object], reason: str
+) -> None:
+    path = file.parent.parent / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change), encoding="utf-8")
+    checkpoint = resolve(str(file), tmp_path, HuggingFaceHub())
+    with pytest.raises(UnsupportedModel, match=reason):
         dequantize_onnx(checkpoint, tmp_path)
 
 

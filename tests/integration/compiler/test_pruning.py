@@ -12,7 +12,7 @@ import pytest
 
 from build_artifacts.__main__ import main
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.compaction.find import find
+from build_artifacts.compaction.find import find_compaction
 from build_artifacts.compaction.layers import encoder_layers
 from build_artifacts.compaction.plan import Compaction, LayerReduction
 from build_artifacts.encoders.preparation import COMPACTION_NAME
@@ -83,7 +83,7 @@ def test_parts_without_effect_go_first(model_type: str) -> None:
         zero_columns(layer(model, index).ffn_down, COLUMNS)
     before = answers(model)
     prune(model, QUARTER, describe(model), items())
-    assert find(model).reductions == (
+    assert find_compaction(model).reductions == (
         LayerReduction(layer=0, heads=(1,), ffn_channels=COLUMNS),
         LayerReduction(layer=1, heads=(3,), ffn_channels=COLUMNS),
     )
@@ -144,7 +144,7 @@ def test_retained_heads_take_over_what_they_know() -> None:
         zero_columns(layer(without, index).attention_output, channels(1))
     before = answers(model)
     prune(model, QUARTER, describe(model), items())
-    assert [reduction.heads for reduction in find(model).reductions] == [(1,), (1,)]
+    assert [reduction.heads for reduction in find_compaction(model).reductions] == [(1,), (1,)]
     lost = np.abs(answers(without) - before).max()
     assert np.abs(answers(model) - before).max() < min(FITTED_TOLERANCE, lost / 3)
 
@@ -158,14 +158,14 @@ def test_constant_heads_move_to_the_bias() -> None:
         zero_columns(at.ffn_down, COLUMNS)
     before = answers(model)
     prune(model, QUARTER, describe(model), items())
-    assert [reduction.heads for reduction in find(model).reductions] == [(2,), (2,)]
+    assert [reduction.heads for reduction in find_compaction(model).reductions] == [(2,), (2,)]
     np.testing.assert_allclose(answers(model), before, rtol=0, atol=FITTED_TOLERANCE)
 
 
 def test_every_layer_retains_a_head_and_channels() -> None:
     model = encoder("bert")
     prune(model, 0.99, describe(model), items(4))
-    removed = find(model).reductions
+    removed = find_compaction(model).reductions
     assert [len(reduction.heads) for reduction in removed] == [ATTENTION_HEADS - 1] * LAYERS
     assert [len(reduction.ffn_channels) for reduction in removed] == [ROWS - 16] * LAYERS
 

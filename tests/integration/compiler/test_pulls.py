@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import subprocess
@@ -24,6 +25,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
+from deployments.errors import EngineFailed
 from tests.support.tiny_encoders import tiny_checkpoint
 from tests.support.waiting import TIMEOUT_S, wait_for
 
@@ -91,7 +93,7 @@ def test_checkpoint_of_the_hub_without_a_config_is_named(tmp_path: Path) -> None
         pull(queue, "acme/tiny", io.StringIO(), LocalHub(cache))
     record = queue.read("acme/tiny")
     assert record is not None
-    assert record.reason.startswith("no `config.json` in acme/tiny. Hint: ")
+    assert record.reason.startswith("no `config.json` in `acme/tiny`. Hint: ")
 
 
 def test_pull_of_a_broken_checkpoint_says_why(
@@ -243,6 +245,46 @@ def test_failure_that_nobody_foresaw_is_recorded(
     status = queue.status(MODEL)
     assert status is not None
     assert status.reason.startswith("unexpected failure (ZeroDivisionError)")
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/srv/x"), "cannot write its files"),
+        (Exception("cannot save (os error 28)"), "cannot write its files"),
+        (OSError(errno.EMFILE, "Too many open files", "/srv/x"), "a file: Too many open files"),
+    ],
+)
+def test_failure_of_the_system_is_recorded_without_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    def fail(*_: object, **__: object) -> BuildResult:
+        raise error
+
+    monkeypatch.setattr(pulls, "build", fail)
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, "/nowhere")
+    with pytest.raises(type(error)):
+        drain(queue, io.StringIO())
+    status = queue.status(MODEL)
+    assert status is not None
+    assert reason in status.reason
+    assert "/srv" not in status.reason
+
+
+def test_named_error_of_the_server_ends_one_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> BuildResult:
+        raise EngineFailed("no memory for the graph")
+
+    monkeypatch.setattr(pulls, "build", fail)
+    queue = BuildQueue(tmp_path)
+    queue.submit(MODEL, "/nowhere")
+    assert drain(queue, io.StringIO()) == 1
+    status = queue.status(MODEL)
+    assert status is not None
+    assert status.reason == "no memory for the graph"
 
 
 def test_builder_ends_with_the_process_that_started_it(tmp_path: Path, source: Path) -> None:

@@ -170,7 +170,7 @@ def test_openvino_passes_the_gate(case: SmoothingCase, tmp_path: Path) -> None:
     build = prepare_case(case, tmp_path)
     runner = RecordingRunner(tmp_path / "gate")
     accepted = build.accuracy_gate(runner, Gate()).first_accepted(OPENVINO_INT8)
-    assert accepted is not None, runner.lines("verify")
+    assert accepted is not None, runner.lines("gate")
     assert accepted.parity.batched_cosine_worst > 0.999
     assert accepted.excluded_nodes == ()
 

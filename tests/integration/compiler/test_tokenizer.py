@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -9,11 +10,16 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from build_artifacts.checkpoints.checkpoint import content_digest
+from build_artifacts.checkpoints.checkpoint import Checkpoint, content_digest
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.sources.tokenizer import correct_settings, write_fast_tokenizer
+from build_artifacts.sources.tokenizer import (
+    correct_settings,
+    ensure_fast_tokenizer,
+    write_fast_tokenizer,
+)
 from build_artifacts.steps.resolve import resolve
+from deployments.artifacts.manifest import ModelSource
 from tests.support.small_tokenizers import byte_level
 from tests.support.tiny_encoders import tiny_tokenizer, write_json
 
@@ -313,11 +319,29 @@ def test_special_tokens_that_are_no_texts_are_rejected(tmp_path: Path) -> None:
         correct_settings(directory, tmp_path / "made")
 
 
-def test_texts_whose_special_tokens_are_split_are_rejected(tmp_path: Path) -> None:
+def test_texts_whose_special_tokens_are_split_are_rejected(
+    tmp_path: Path, words_only: Path
+) -> None:
     normalizer = bert_normalizer(lowercase=True)
-    directory = with_normalizer(tmp_path / "model", normalizer, split_special_tokens=True)
-    with pytest.raises(UnsupportedModel, match="`split_special_tokens`"):
-        correct_settings(directory, tmp_path / "made")
+    directory = with_normalizer(tmp_path / "other", normalizer, split_special_tokens=True)
+    write_json(words_only / "tokenizer_config.json", {"split_special_tokens": True})
+    for weights in (directory, words_only):  # the second one has no tokenizer.json
+        checkpoint = Checkpoint(weights, ModelSource(ref="here", revision="1"), "local/model")
+        with pytest.raises(UnsupportedModel, match="`split_special_tokens`"):
+            ensure_fast_tokenizer(checkpoint, tmp_path / "made")
+
+
+def test_full_disk_is_an_error_of_the_system(
+    tmp_path: Path, words_only: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`Tokenizer.save` would raise a bare Exception, which no command foresees."""
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_fast_tokenizer(words_only, tmp_path / "made")
 
 
 def test_stated_tokens_without_content_are_rejected(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from deployments.generation.beam_search import BeamSearchJob
 from deployments.generation.job import Job, ModelContext, SamplingJob
 from deployments.generation.scheduler import GenerationScheduler
 from deployments.generation.step_results import JobEvent
+from deployments.health import WorkerHealth
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams
 from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
 from tests.support.tiny_checkpoints import (
@@ -79,7 +80,7 @@ class ServedCheckpoint:
         self._news: dict[int, list[Any]] = {}
         self._changed = threading.Condition()
         self.scheduler = GenerationScheduler(
-            decoder, SchedulingSettings, self._publish, ListRecorder(), family
+            decoder, SchedulingSettings, self._publish, ListRecorder(), WorkerHealth(family)
         )
         self.scheduler.start()
 

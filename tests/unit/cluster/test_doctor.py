@@ -15,8 +15,8 @@ from cluster import host_description
 from cluster.diagnosis import HostDescription, MemoryNeed, StoreDescription, diagnose
 from cluster.doctor import format_findings
 from cluster.host_description import read_host_description
-from cluster.kuberay.memory import REPLICA_BYTES
 from cluster.ports import open_listener
+from cluster.replica_resources import REPLICA_BYTES
 from deployments.host.gpus import Gpu
 from deployments.host.machine import CpuInfo
 from hundredfold.__main__ import main
@@ -255,7 +255,7 @@ def test_memory_of_a_config_with_problems_is_unknown(tmp_path: Path) -> None:
 def test_missing_package_is_named_although_the_config_cannot_be_checked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in ("cluster.check", "cluster.kuberay.memory"):
+    for module in ("cluster.check", "cluster.replica_resources"):
         monkeypatch.setitem(sys.modules, module, None)  # its import fails as without Ray
     host = replace(read_host_description(Path("serve_config.yaml")), packages={})
     assert host.needed is None

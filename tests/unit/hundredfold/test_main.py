@@ -15,6 +15,7 @@ import pytest
 
 from cluster.__main__ import COMMANDS
 from deployments.errors import ServeError
+from deployments.host.machine import advise_install
 from deployments.terminal.command_line import CommandGroup, CommandSpec, Program, Tree
 from hundredfold.__main__ import build_program, main
 from tests.support.no_home import remove_home
@@ -167,6 +168,22 @@ def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> 
     tree = {"draw": CommandSpec("no_such_package.module", "Draw", extra="plots")}
     assert Program("toy", "A toy.", tree).run(["draw"]) == 1
     assert "run `pip install '.[plots]'` in the checkout" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("installed", "extras", "advised"),
+    [
+        ({}, "build,cpu", "build,cpu"),
+        ({"onnxruntime-gpu": "1.31.1"}, "build,cpu", "gpu-build"),
+        ({"onnxruntime-gpu": "1.31.1"}, "bench,build,cpu", "bench,gpu-build"),
+        ({"onnxruntime-gpu": "1.31.1"}, "plots", "plots"),
+    ],
+)
+def test_advice_never_adds_packages_for_the_cpu_to_those_for_cuda(
+    installed: dict[str, str], extras: str, advised: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("deployments.host.machine.installed_versions", lambda _: installed)
+    assert f"'.[{advised}]'" in advise_install(extras)
 
 
 def test_help_imports_no_command() -> None:

@@ -14,7 +14,6 @@ from deployments.ingress.apis.anthropic.schemas import (
     MessagesBody,
     PromptBody,
     TextBlock,
-    TextOrBlocks,
     ThinkingBlock,
     ToolChoice,
     ToolResultBlock,
@@ -144,7 +143,7 @@ def _build_message(parts: list[_Part]) -> dict[str, Any]:
     }
 
 
-def _join(texts: TextOrBlocks) -> str:
+def _join(texts: str | list[TextBlock]) -> str:
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import BaseModel, Field
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
-from deployments.ingress.apis.openai.schemas import Probability, read_type, reject_other_types
+from deployments.ingress.apis.openai.schemas import Probability
 from deployments.ingress.apis.shared.generation_answers import StreamableBody
+from deployments.ingress.apis.shared.typed_objects import reject_other_types, union_by_type
 from deployments.ingress.http.api import LENIENT
-from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
-
-# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
-_TEXT, _BLOCKS = "<text>", "<blocks>"
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or
 
 
 class TextBlock(BaseModel):
@@ -57,14 +55,7 @@ class ToolUseBlock(BaseModel):
     input: dict[str, Any]
 
 
-def _select_content(value: Any) -> str:
-    return _BLOCKS if isinstance(value, list) else _TEXT
-
-
-TextOrBlocks = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[list[TextBlock], FailFastList(), Tag(_BLOCKS)],
-    Discriminator(_select_content),
-]
+TextBlocks = Annotated[list[TextBlock], FailFastList()]
 
 
 class ToolResultBlock(BaseModel):
@@ -74,38 +65,25 @@ class ToolResultBlock(BaseModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextOrBlocks | None = None
+    content: list_or(str, TextBlocks) | None = None  # type: ignore[valid-type]
     is_error: bool | None = None
 
 
 Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
-_TAGS = {
-    "thinking": "<thinking>",
-    "redacted_thinking": "<redacted>",
-    "tool_use": "<use>",
-    "tool_result": "<result>",
-}
-
-
-# Blocks of other types are validated as TextBlock, so that the error names `type`.
-_AnyBlock = Annotated[
-    Annotated[TextBlock, Tag(_TEXT)]
-    | Annotated[ThinkingBlock, Tag(_TAGS["thinking"])]
-    | Annotated[RedactedThinkingBlock, Tag(_TAGS["redacted_thinking"])]
-    | Annotated[ToolUseBlock, Tag(_TAGS["tool_use"])]
-    | Annotated[ToolResultBlock, Tag(_TAGS["tool_result"])],
-    Discriminator(lambda value: _TAGS.get(str(read_type(value)), _TEXT)),
-]
+_AnyBlock = union_by_type(
+    TextBlock,
+    thinking=ThinkingBlock,
+    redacted_thinking=RedactedThinkingBlock,
+    tool_use=ToolUseBlock,
+    tool_result=ToolResultBlock,
+)
 
 
 class InputMessage(BaseModel):
     model_config = LENIENT
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[
-        Annotated[str, Tag(_TEXT)] | Annotated[list[_AnyBlock], FailFastList(), Tag(_BLOCKS)],
-        Discriminator(_select_content),
-    ]
+    content: list_or(str, Annotated[list[_AnyBlock], FailFastList()])  # type: ignore[valid-type]
 
     @property
     def blocks(self) -> list[Block]:
@@ -167,7 +145,7 @@ class PromptBody(StreamableBody):
     """Body of `/v1/messages/count_tokens`: what makes the prompt."""
 
     messages: Many[InputMessage]
-    system: TextOrBlocks | None = None
+    system: list_or(str, TextBlocks) | None = None  # type: ignore[valid-type]
     tools: Annotated[list[CustomTool], FailFastList()] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -21,14 +21,17 @@ from deployments.ingress.apis.cohere.schemas import (
     CohereEmbedResponse,
     encode_embeddings,
 )
-from deployments.ingress.apis.shared.cohere_error import cohere_error
+from deployments.ingress.apis.shared.cohere_forms import (
+    COHERE_ERROR_FORMAT,
+    build_cohere_meta,
+    read_api_version,
+)
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
 )
-from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
-from deployments.ingress.http.application import route_path
+from deployments.ingress.http.api import Access, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_fields import read_model_name, read_options
@@ -39,7 +42,7 @@ class CohereRoutes:
     """Handlers of Cohere's embeddings."""
 
     name: ClassVar = "Cohere"
-    error_format: ClassVar = ErrorFormat("Cohere", cohere_error)
+    error_format: ClassVar = COHERE_ERROR_FORMAT
 
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
@@ -83,19 +86,15 @@ class CohereRoutes:
                     options=read_options(body.options, request.headers),
                 )
             )
-        version = "2" if route_path(request.scope).endswith("/v2/embed") else "1"
+        version = read_api_version(request)
         rows, types = response.result.value, body.embedding_types
         is_list = version == "1" and types is None
-        counts = {"input_tokens": response.result.timings.tokens}
+        meta = build_cohere_meta(version, response.result.timings.tokens)
         content = {
             "id": str(uuid.uuid4()),
             "response_type": "embeddings_floats" if is_list else "embeddings_by_type",
             "embeddings": rows if is_list else encode_embeddings(rows, types or ["float"]),
             "texts": body.texts,
-            "meta": {
-                "api_version": {"version": version},
-                "billed_units": counts,
-                "tokens": counts,
-            },
+            "meta": {**meta, "billed_units": meta["tokens"]},
         }
         return json_response(content, headers=inference_headers(response))

@@ -72,7 +72,7 @@ BODY_ERRORS: tuple[ServeError, ...] = (
     MalformedBody("the body is not JSON in UTF-8", field="body"),
     InvalidField("Error in `inputs`: field required", field="inputs"),
     EmptyInput("`inputs` is empty", field="inputs"),
-    WrongTask("Model org/name cannot do `fill-mask`", field="task"),
+    WrongTask("Model org/name cannot do `fill-mask`", field="model"),
     HardwareUnavailable("this cluster runs no `gpu` encoder", field="options.use_gpu"),
     _NO_MODEL,
     BodyTooSlow("the body took more than 20 seconds", field="body"),

@@ -57,12 +57,12 @@ from deployments.ingress.apis.text2text.routes import (
     TextToTextHandler,
     text2text_body_schemas,
 )
+from deployments.ingress.apis.text_generation.handler import TextGenerationHandler
 from deployments.ingress.apis.text_generation.responses import TGI_ERROR_FORMAT, TGI_HEADERS
 from deployments.ingress.apis.text_generation.routes import (
     ENVELOPE_EXAMPLE,
     ENVELOPE_RESPONSE,
     EVENT_SCHEMA,
-    TextGenerationRoutes,
     envelope_body_schema,
 )
 from deployments.ingress.apis.text_generation.schemas import GenerateParameters
@@ -110,7 +110,7 @@ class HuggingFaceRoutes:
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
         self._builds = context.services.builds
-        self._text_generation = TextGenerationRoutes(context)
+        self._text_generation = TextGenerationHandler(context)
         self._text2text = TextToTextHandler(self._text_generation, context)
 
     def operations(self) -> Sequence[Operation]:

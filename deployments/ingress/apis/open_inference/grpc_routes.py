@@ -78,6 +78,8 @@ def grpc_error(error: ServeError) -> Response:
 
 
 class UnknownService(ServeError):
+    """A gRPC health check names a service that this server does not have."""
+
     status, code = 404, "unknown_service"
 
 

@@ -195,12 +195,12 @@ def _reject_shared_memory(name: str, parameters: Mapping[str, Any]) -> None:
 
 
 def infer_response(
-    envelope: Mapping[str, Any],
+    head: Mapping[str, Any],
     tensors: Sequence[Tensor],
     selection: Sequence[OutputSelection],
     headers: Mapping[str, str],
 ) -> Response:
-    """Build the response from `envelope` and the selected tensors. Raw bytes follow the JSON."""
+    """Build the response from `head` and the selected tensors. Raw bytes follow the JSON."""
     by_name = {tensor.name: tensor for tensor in tensors}
     outputs: list[dict[str, Any]] = []
     raw: list[bytes | memoryview] = []
@@ -216,7 +216,7 @@ def infer_response(
         else:
             output["data"] = tensor.to_json()
         outputs.append(output | ({"parameters": parameters} if parameters else {}))
-    message = {**envelope, "outputs": outputs}
+    message = {**head, "outputs": outputs}
     if not raw:
         return json_response(message, headers=headers)
     json = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)

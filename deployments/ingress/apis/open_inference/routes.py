@@ -207,10 +207,10 @@ class OpenInferenceRoutes:
         named = NamedModel(find_model_name(request), self._model(request))
         message = parse_body(InferRequest, parse_json(header))
         answer = await infer_tensors(self._pipeline, named, message, binary, request.headers)
-        envelope = {"model_name": answer.model.id, "model_version": answer.model.version}
+        head = {"model_name": answer.model.id, "model_version": answer.model.version}
         if message.id is not None:
-            envelope["id"] = message.id
-        return infer_response(envelope, answer.outputs, answer.selection, answer.headers)
+            head["id"] = message.id
+        return infer_response(head, answer.outputs, answer.selection, answer.headers)
 
     async def model_ready(self, request: Request) -> Response:
         model = self._model(request)

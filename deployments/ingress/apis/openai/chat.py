@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from deployments.ingress.apis.openai.responses import (
     FINISH_REASONS,
     AlignedTokens,
-    build_envelope,
+    build_identity,
     build_response_usage,
     clamp_logprob,
 )
@@ -47,7 +47,7 @@ OBJECT, CHUNK_OBJECT, ID_PREFIX = "chat.completion", "chat.completion.chunk", "c
 def build_chat_response(response: GenerationResponse, body: ChatBody) -> ChatCompletion:
     parser = build_tool_call_parser(body)
     return ChatCompletion(
-        **build_envelope(response.model, OBJECT, ID_PREFIX),
+        **build_identity(response.model, OBJECT, ID_PREFIX),
         choices=[
             build_choice(index, completion, parser, with_logprobs=bool(body.logprobs))
             for index, completion in enumerate(response.completions)
@@ -64,7 +64,7 @@ def encode_chat_stream(stream: GenerationStream, body: ChatBody) -> AsyncGenerat
     ]
     return encode_stream(
         stream,
-        build_envelope(stream.model, CHUNK_OBJECT, ID_PREFIX),
+        build_identity(stream.model, CHUNK_OBJECT, ID_PREFIX),
         choices,
         choices_per_prompt=len(choices),
         includes_usage=body.includes_usage,

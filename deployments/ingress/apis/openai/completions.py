@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from deployments.ingress.apis.openai.responses import (
     FINISH_REASONS,
     AlignedTokens,
-    build_envelope,
+    build_identity,
     build_response_usage,
     clamp_logprob,
 )
@@ -49,7 +49,7 @@ def build_completion_response(
         generation_request, body, [completion.started for completion in completions]
     )
     return CompletionResponse(
-        **build_envelope(response.model, OBJECT, ID_PREFIX),
+        **build_identity(response.model, OBJECT, ID_PREFIX),
         choices=[
             choice.build_whole(completion)
             for choice, completion in zip(choices, completions, strict=True)
@@ -63,7 +63,7 @@ def encode_completion_stream(
 ) -> AsyncGenerator[bytes, None]:
     return encode_stream(
         stream,
-        build_envelope(stream.model, OBJECT, ID_PREFIX),
+        build_identity(stream.model, OBJECT, ID_PREFIX),
         build_choices(generation_request, body, stream.started),
         choices_per_prompt=generation_request.choices,
         includes_usage=body.includes_usage,

@@ -12,7 +12,8 @@ import orjson
 from pydantic import BaseModel
 
 from deployments.artifacts.generation_config import GenerationDefaults
-from deployments.errors import InvalidField, MalformedBody
+from deployments.errors import EmptyInput, InvalidField, MalformedBody
+from deployments.ingress.apis.openai.answer_grammar import find_grammar_field, parse_grammar
 from deployments.ingress.apis.openai.schemas import (
     ChatBody,
     ChatRequestMessage,
@@ -27,19 +28,16 @@ from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
-from deployments.ingress.tokenization import TEXTS_OR_IDS
+from deployments.ingress.token_ids import TEXTS_OR_IDS
 from deployments.messages import (
     TEMPLATE_ARGUMENTS,
     Chat,
     GenerationOptions,
-    Grammar,
     SamplingParams,
 )
 from deployments.registry import RegisteredModel
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
-FORMAT_FIELD = "response_format"
-FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 MAX_LOGIT_BIASES = 1_024
 MAX_LOGIT_BIAS = 100.0
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
@@ -49,14 +47,15 @@ STOPS: Inputs[str | list[str]] = Inputs(
 )
 # Fields by name, with the values that have no effect, and what to do instead of other values.
 UnsupportedFields = Mapping[str, tuple[Sequence[Any], str]]
-# Fields of other servers that change the text or its parts: first vLLM's, the last two of SGLang
-# and llama.cpp.
+# Fields of other servers that change the text or its parts: of llama.cpp and SGLang, then vLLM's.
 UNSUPPORTED_FIELDS: UnsupportedFields = {
     **dict.fromkeys(
-        ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-        ((), "send `response_format`"),
+        ("grammar", "ebnf", "structural_tag", "guided_grammar", "guided_choice"),
+        (("", False), "send `regex` or `json_schema`"),
     ),
-    "allowed_token_ids": ((), "send `logit_bias` or `response_format`"),
+    "chat_template": (("", False), "send `messages` that the template of the model renders"),
+    "prompt_logprobs": ((), "send `echo` and `logprobs` to /v1/completions"),
+    "allowed_token_ids": ((), "send `logit_bias` or `regex`"),
     "bad_words": (([],), "send `logit_bias`"),
     "documents": (([],), "put their texts into a message"),
     "ignore_eos": ((False,), "send `min_tokens`"),
@@ -67,69 +66,19 @@ UNSUPPORTED_FIELDS: UnsupportedFields = {
     "stop_token_ids": (([],), "send `stop`"),
     "continue_final_message": ((False,), "send a `prompt` to /v1/completions"),
     "add_generation_prompt": ((True,), "send a `prompt` to /v1/completions"),
+}
+# The same of chats only: former fields of OpenAI, those of completions, and other forms of the
+# reasoning, of vLLM, SGLang and llama.cpp.
+UNSUPPORTED_CHAT_FIELDS: UnsupportedFields = {
+    "functions": (([],), "send `tools`"),
+    "function_call": ((), "send `tool_choice`"),
+    "echo": ((False,), "add the last message to the answer"),
+    "best_of": ((1,), "send `n`"),
     "include_reasoning": ((True,), "ignore `reasoning_content`"),
     "separate_reasoning": ((True,), "join `reasoning_content` and `content`"),
     "reasoning_format": (("auto", "deepseek"), "join `reasoning_content` and `content`"),
 }
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
-
-
-def parse_grammar(response_format: Any) -> Grammar | None:
-    """Parse `response_format`; None for free text. Raises InvalidField.
-
-    The forms are `{"type": "text"}`, `{"type": "json_object"}` (optionally with a schema as
-    `value`), `{"type": "json_schema", "json_schema": {"schema": S}}`, `{"type": "json_schema",
-    "value": V}` with S or `{"schema": S}` as V, `{"type": "json", "value": S}` and
-    `{"type": "regex", "value": ...}`.
-    """
-    if response_format is None:
-        return None
-    if not isinstance(response_format, dict):
-        raise InvalidField(f"`{FORMAT_FIELD}` must be an object", field=FORMAT_FIELD)
-    format_type = response_format.get("type")
-    if format_type not in FORMAT_TYPES:
-        known = ", ".join(f"`{name}`" for name in FORMAT_TYPES)
-        raise InvalidField(
-            f"`{FORMAT_FIELD}.type` must be one of {known}", field=f"{FORMAT_FIELD}.type"
-        )
-    if format_type == "text":
-        return None
-    if format_type == "regex":
-        return Grammar("regex", _parse_expression(response_format))
-    if format_type == "json_schema":
-        return build_schema_grammar(*_find_schema(response_format))
-    value = response_format.get("value")
-    if value is None and format_type == "json_object":
-        return Grammar("json_object")
-    return build_schema_grammar(value, f"{FORMAT_FIELD}.value")
-
-
-def build_schema_grammar(schema: Any, path: str) -> Grammar:
-    """Build the grammar of a JSON schema. Raises InvalidField with `path` for a non-object."""
-    if not isinstance(schema, dict):
-        raise InvalidField(f"`{path}` must be a JSON schema, which is an object", field=path)
-    return Grammar("json_schema", orjson.dumps(schema).decode())
-
-
-def _parse_expression(response_format: dict[str, Any]) -> str:
-    value = response_format.get("value")
-    if not isinstance(value, str) or not value:
-        path = f"{FORMAT_FIELD}.value"
-        raise InvalidField(f"`{path}` must be a regular expression", field=path)
-    return value
-
-
-def _find_schema(response_format: dict[str, Any]) -> tuple[Any, str]:
-    """Return the schema, not checked yet, and its path.
-
-    OpenAI's key is `json_schema`, TGI's `value`. Only a `value` may be the schema itself, instead
-    of an object with the key `schema`.
-    """
-    key = "json_schema" if response_format.get("json_schema") is not None else "value"
-    named = response_format.get(key)
-    if not isinstance(named, dict) or (key == "value" and "schema" not in named):
-        return named, f"{FORMAT_FIELD}.{key}"
-    return named.get("schema"), f"{FORMAT_FIELD}.{key}.schema"
 
 
 def parse_completion_request(
@@ -167,7 +116,8 @@ def parse_chat_request(
     body: ChatBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
     """Parse a body of `/v1/chat/completions`. Raises InvalidField or EmptyInput."""
-    _reject_former_fields(body)
+    reject_unsupported_fields(body, UNSUPPORTED_CHAT_FIELDS)
+    _reject_former_calls(body)
     if body.top_logprobs and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
@@ -194,14 +144,8 @@ def parse_chat_request(
     )
 
 
-def _reject_former_fields(body: ChatBody) -> None:
-    """Raise InvalidField for the fields that `tools` and `tool_calls` have replaced."""
-    if body.functions:
-        raise InvalidField("`functions` is not supported; send `tools`", field="functions")
-    if body.function_call is not None:
-        raise InvalidField(
-            "`function_call` is not supported; send `tool_choice`", field="function_call"
-        )
+def _reject_former_calls(body: ChatBody) -> None:
+    """Raise InvalidField for a field of a message that `tool_calls` has replaced."""
     for i, message in enumerate(body.messages):
         if message.function_call is not None:
             path = f"messages[{i}].function_call"
@@ -234,7 +178,7 @@ def build_options(body: ChoicesBody, defaults: GenerationDefaults) -> Generation
         sampling=build_sampling(body, defaults),
         min_new_tokens=body.min_tokens or 0,
         stop=parse_stops(body.stop),
-        grammar=parse_grammar(body.response_format),
+        grammar=parse_grammar(body),
     )
 
 
@@ -244,8 +188,7 @@ def reject_unsupported_fields(body: BaseModel, unsupported: UnsupportedFields) -
     Other unknown keys are ignored, but a text of another form, or with another end, would be wrong.
     """
     for name, (ineffective, instead) in unsupported.items():
-        # Only chat has the fields of the reasoning.
-        if (value := getattr(body, name, None)) is not None and value not in ineffective:
+        if (value := getattr(body, name)) is not None and value not in ineffective:
             raise InvalidField(f"`{name}` is not supported; {instead}", field=name)
 
 
@@ -319,8 +262,9 @@ def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
 def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
     """Build the message for the chat template, with text content.
 
-    Raises InvalidField for missing content. Only an assistant with a refusal, which is then the
-    content, with tool calls or with reasoning may omit it.
+    Raises InvalidField for missing content and EmptyInput for an empty list. Only an assistant with
+    a refusal, which is then the content, with tool calls or with reasoning may omit the content or
+    send an empty list, and the result of a tool may be an empty list.
     """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -339,13 +283,19 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
 
 def _parse_content(message: ChatRequestMessage, index: int) -> str:
     content = message.content
+    if isinstance(content, str):
+        return content
+    if content:
+        return "".join(part.text for part in content)
+    has_more = message.refusal is not None or message.tool_calls or _find_reasoning(message)
+    if message.role == "assistant" and has_more:
+        return message.refusal or ""
+    path = f"messages[{index}].content"
     if content is None:
-        has_more = message.refusal is not None or message.tool_calls or _find_reasoning(message)
-        if message.role == "assistant" and has_more:
-            return message.refusal or ""
-        path = f"messages[{index}].content"
         raise InvalidField(f"Error in `{path}`: field required", field=path)
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+    if message.role not in ("tool", "function"):
+        raise EmptyInput(f"`{path}` is an empty list", field=path)
+    return ""
 
 
 def _find_reasoning(message: ChatRequestMessage) -> str | None:
@@ -383,7 +333,7 @@ def field_names(body: ChoicesBody) -> dict[str, str]:
     """Map the fields of a GenerationRequest to their names in the body, for errors."""
     names = {
         "choices": "n",
-        "grammar": "response_format",
+        "grammar": find_grammar_field(body),
         "max_new_tokens": "max_tokens",
         "min_new_tokens": "min_tokens",
     }

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from deployments.ingress.apis.openai.schemas import (
     FinishReasonWord,
     GenerationUsage,
-    ResponseEnvelope,
+    ResponseIdentity,
     StreamTimings,
 )
 from deployments.ingress.requests import GenerationResponse
@@ -33,8 +33,8 @@ FINISH_REASONS: Mapping[FinishReason, FinishReasonWord] = {
 MIN_LOGPROB = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
 
-def build_envelope(model: RegisteredModel, object_type: str, id_prefix: str) -> ResponseEnvelope:
-    return ResponseEnvelope(
+def build_identity(model: RegisteredModel, object_type: str, id_prefix: str) -> ResponseIdentity:
+    return ResponseIdentity(
         id=f"{id_prefix}-{uuid.uuid4().hex}",
         object=object_type,
         created=int(time.time()),

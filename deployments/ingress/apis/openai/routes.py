@@ -63,7 +63,7 @@ from deployments.ingress.http.errors import rename_error_fields, replace_status_
 from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import InferenceRequest
-from deployments.ingress.tokenization import parse_token_ids
+from deployments.ingress.token_ids import parse_token_ids
 from deployments.registry import RegisteredModel
 
 EXAMPLE_CHAT = {

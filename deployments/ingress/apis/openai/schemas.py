@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
 )
-from pydantic_core import PydanticCustomError
 
 # pydantic rejects typing.TypedDict before Python 3.12.
 from typing_extensions import TypedDict
 
 from deployments.ingress.apis.shared.generation_answers import StreamableBody
 from deployments.ingress.apis.shared.openai_error import ErrorObject
+from deployments.ingress.apis.shared.typed_objects import reject_other_types, union_by_type
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, text_or
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or, text_or
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
@@ -33,30 +29,8 @@ Alternatives = Annotated[int, Field(ge=0, le=20)]
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # Agents with many MCP servers send more than the 128 of OpenAI. Grammars have a limit of their own.
 MAX_TOOLS = 1_024
+TOOL_ADVICE = "this server runs no tools: offer a tool of the type `function`"
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
-
-# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
-_TEXT, _PARTS, _REFUSAL = "<text>", "<parts>", "<refusal>"
-
-
-def reject_other_types(
-    *known: str, advice: str, advice_by_type: Mapping[str, str] = {}
-) -> BeforeValidator:
-    """Build a validator of a key `type`. Its error names the unsupported type, and what to do."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, str) and value not in known:
-            # As a value, because pydantic would format braces of the message.
-            message = f"`{value}` is not supported; {advice_by_type.get(value, advice)}"
-            raise PydanticCustomError("unsupported_type", "{message}", {"message": message})
-        return value
-
-    return BeforeValidator(check)
-
-
-def read_type(value: Any) -> Any:
-    """Return the key `type` of a part of a union, as JSON or already validated; else None."""
-    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
 class StreamOptions(BaseModel):
@@ -80,12 +54,20 @@ class GenerationBody(StreamableBody):
     presence_penalty: Penalty | None = None
     logit_bias: Annotated[Any, WithJsonSchema(build_schema(dict[str, float] | None))] = None
     seed: SeedNumber | None = None
-    # vLLM's fields that change the text; rejected, unless they have vLLM's default.
+    # Grammars in the fields of other servers (answer_grammar.py).
+    json_schema: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
+    regex: Annotated[Any, WithJsonSchema(build_schema(str | None))] = None
     guided_json: Any = None
     guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
     structured_outputs: Any = None
+    # Fields of other servers that change the text; rejected, unless they have no effect.
+    grammar: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    guided_grammar: Any = None
+    guided_choice: Any = None
+    chat_template: Any = None
+    prompt_logprobs: Any = None
     allowed_token_ids: Any = None
     bad_words: Any = None
     documents: Any = None
@@ -131,7 +113,10 @@ class TextPart(BaseModel):
 
     model_config = LENIENT
 
-    type: Literal["text"]
+    type: Annotated[
+        Literal["text"],
+        reject_other_types("text", advice="models read only texts: send parts of the type `text`"),
+    ]
     text: str
 
 
@@ -162,26 +147,23 @@ class ToolCall(BaseModel):
     model_config = LENIENT
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Annotated[
+        Literal["function"],
+        reject_other_types("function", advice="send calls of the type `function`"),
+    ] = "function"
     function: CalledFunction
 
 
-# Parts of other types are validated as TextPart, so that the error names `type`.
-ContentPart = Annotated[
-    Annotated[TextPart, Tag(_TEXT)] | Annotated[RefusalPart, Tag(_REFUSAL)],
-    Discriminator(lambda value: _REFUSAL if read_type(value) == "refusal" else _TEXT),
-]
-Content = Annotated[
-    Annotated[str, Tag(_TEXT)] | Annotated[Many[ContentPart], Tag(_PARTS)],
-    Discriminator(lambda value: _PARTS if isinstance(value, list) else _TEXT),
-]
+ContentPart = union_by_type(TextPart, refusal=RefusalPart)
+# The list may be empty: some clients send [] for the empty result of a tool.
+Content = list_or(str, Annotated[list[ContentPart], FailFastList()])  # type: ignore[valid-type]
 
 
 class ChatRequestMessage(BaseModel):
     model_config = LENIENT
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Content | None = None
+    content: Content | None = None  # type: ignore[valid-type]  # built by a function
     refusal: str | None = None  # of the assistant, in place of `content`
     # Of the assistant, before `content`; None of other roles. The second name is that of vLLM.
     reasoning_content: str | None = None
@@ -211,7 +193,7 @@ class FunctionDefinition(BaseModel):
 class Tool(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
-    type: Literal["function"]
+    type: Annotated[Literal["function"], reject_other_types("function", advice=TOOL_ADVICE)]
     function: FunctionDefinition
 
 
@@ -229,6 +211,9 @@ class ChatBody(ChoicesBody):
     tool_choice: Annotated[Any, WithJsonSchema(build_schema(str | dict[str, Any] | None))] = None
     functions: Any = None  # former form of `tools`; rejected
     function_call: Any = None  # former form of `tool_choice`; rejected
+    # Fields of completions; rejected, unless they have no effect.
+    echo: Any = None
+    best_of: Any = None
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # template variable of the same name
@@ -275,7 +260,7 @@ class StreamTimings(TypedDict):
     decode_ms: float
 
 
-class ResponseEnvelope(TypedDict):
+class ResponseIdentity(TypedDict):
     """Fields that responses and the chunks of streams share."""
 
     id: str
@@ -301,7 +286,7 @@ class CompletionChoice(TypedDict):
     finish_reason: FinishReasonWord | None  # null until the last chunk of a stream
 
 
-class CompletionResponse(ResponseEnvelope):
+class CompletionResponse(ResponseIdentity):
     """Response of `/v1/completions`."""
 
     choices: list[CompletionChoice]
@@ -357,7 +342,7 @@ class ChatChoice(TypedDict):
     finish_reason: FinishReasonWord
 
 
-class ChatCompletion(ResponseEnvelope):
+class ChatCompletion(ResponseIdentity):
     """Response of `/v1/chat/completions`."""
 
     choices: list[ChatChoice]
@@ -380,7 +365,7 @@ class ChatChunkChoice(TypedDict):
     finish_reason: FinishReasonWord | None  # null until the last chunk
 
 
-class ChatCompletionChunk(ResponseEnvelope):
+class ChatCompletionChunk(ResponseIdentity):
     """A chunk of a stream of `/v1/chat/completions`. The chunk with the usage has no choices."""
 
     choices: list[ChatChunkChoice]

@@ -9,7 +9,7 @@ import orjson
 
 from deployments.errors import ServeError
 from deployments.ingress.apis.openai.responses import build_timings, build_usage
-from deployments.ingress.apis.openai.schemas import ResponseEnvelope
+from deployments.ingress.apis.openai.schemas import ResponseIdentity
 from deployments.ingress.apis.shared.openai_error import build_openai_error
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.sse import build_event
@@ -32,7 +32,7 @@ class StreamChoice(Protocol):
 
 async def encode_stream(
     stream: GenerationStream,
-    envelope: ResponseEnvelope,
+    identity: ResponseIdentity,
     choices: Sequence[StreamChoice],
     *,
     choices_per_prompt: int,
@@ -46,7 +46,7 @@ async def encode_stream(
     usage = {"usage": None} if includes_usage else {}
 
     def encode(objects: Iterable[Mapping[str, Any]]) -> bytes:
-        chunks = ({**envelope, "choices": [choice], **usage} for choice in objects)
+        chunks = ({**identity, "choices": [choice], **usage} for choice in objects)
         return b"".join(build_event(orjson.dumps(chunk)) for chunk in chunks)
 
     if events := encode(opening for choice in choices for opening in choice.open()):
@@ -58,7 +58,7 @@ async def encode_stream(
     if includes_usage:
         total = build_usage(stream.started, stream.finished, choices_per_prompt)
         timings = build_timings(stream.finished)
-        last = {**envelope, "choices": [], "usage": total, "timings": timings}
+        last = {**identity, "choices": [], "usage": total, "timings": timings}
         yield build_event(orjson.dumps(last))
     yield DONE
 

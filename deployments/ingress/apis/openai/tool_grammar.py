@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from deployments.ingress.apis.openai.schemas import Tool
+from deployments.ingress.apis.shared.schema_grammar import build_schema_grammar
 from deployments.messages import Grammar
 
 # Keywords, except `required`, that allow or describe members which `properties` does not list.
@@ -28,7 +27,7 @@ def call_grammar(tools: Sequence[Tool]) -> Grammar:
         calls.append(_build_call_schema([tool], {"$ref": root}))
         definitions[str(i)] = _build_arguments_schema(tool, root)
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return Grammar("json_schema", orjson.dumps({**schema, "$defs": definitions}).decode())
+    return build_schema_grammar({**schema, "$defs": definitions})
 
 
 def call_or_answer_grammar(tools: Sequence[Tool], answer: Mapping[str, Any]) -> Grammar:
@@ -40,8 +39,7 @@ def call_or_answer_grammar(tools: Sequence[Tool], answer: Mapping[str, Any]) -> 
     root = "#/$defs/answer"
     call = _build_call_schema(tools, {"type": "object"})
     definitions = {"answer": _move_references(_without_id(answer), root)}
-    schema = {"anyOf": [{"$ref": root}, call], "$defs": definitions}
-    return Grammar("json_schema", orjson.dumps(schema).decode())
+    return build_schema_grammar({"anyOf": [{"$ref": root}, call], "$defs": definitions})
 
 
 def _build_call_schema(tools: Sequence[Tool], arguments: Mapping[str, Any]) -> dict[str, Any]:

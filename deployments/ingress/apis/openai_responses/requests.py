@@ -42,14 +42,8 @@ UNSUPPORTED_FIELDS: UnsupportedFields = {
     "max_tokens": ((), "send `max_output_tokens`"),
     "max_completion_tokens": ((), "send `max_output_tokens`"),
     "reasoning_effort": ((), "send `reasoning.effort`"),
-    **dict.fromkeys(
-        (
-            "response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-            "structured_outputs",
-        ),
-        ((), "send `text.format`"),
-    ),
-}  # fmt: skip
+    "response_format": ((), "send `text.format`"),
+}
 # Names of the fields of a chat in the body.
 FIELD_NAMES = {
     "messages": "input",
@@ -132,7 +126,8 @@ def _translate_item(item: Any) -> ChatMessageFields:
             content = _join(item.output, "\n")
             return {"role": "tool", "tool_call_id": item.call_id, "content": content}
         case _:
-            return {"role": item.role, "content": _join(item.content)}
+            # An empty list stays one: whether it is valid depends on the calls that follow.
+            return {"role": item.role, "content": item.content and _join(item.content)}
 
 
 def _continues(message: ChatMessageFields, added: ChatMessageFields) -> bool:

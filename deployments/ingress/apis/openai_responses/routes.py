@@ -53,10 +53,14 @@ STORED_OPERATIONS: tuple[tuple[HttpMethod, str], ...] = (
 
 
 class ResponseNotStored(ServeError):
+    """The request names an earlier response. This server stores none."""
+
     status, code = 404, "response_not_found"
 
 
 class CompactionUnsupported(ServeError):
+    """The request asks for a compaction of its items."""
+
     status, code = 404, "compaction_unsupported"
 
 

@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import (
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     WithJsonSchema,
 )
 
@@ -18,23 +16,20 @@ from typing_extensions import TypedDict
 
 from deployments.ingress.apis.openai.schemas import (
     MAX_TOOLS,
+    TOOL_ADVICE,
     Alternatives,
     ChatTokenLogprob,
     CompletionDetails,
     FunctionName,
     GenerationBody,
     RefusalPart,
-    read_type,
-    reject_other_types,
 )
+from deployments.ingress.apis.shared.typed_objects import reject_other_types, union_by_type
 from deployments.ingress.http.api import LENIENT, build_schema
-from deployments.tasks.inputs import FailFastList, Many, NonEmptyText
+from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or
 
-# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
-_TEXT, _LIST, _REFUSAL = "<text>", "<list>", "<refusal>"
 ITEM_ADVICE = "send items of the types `message`, `function_call`, `function_call_output`"
 PART_ADVICE = "models read only texts: send `input_text`"
-TOOL_ADVICE = "this server runs no tools: offer a tool of the type `function`"
 REFERENCE_ADVICE = "this server stores no items: send the item itself"
 NOT_STORED = "because this server stores no responses"
 
@@ -49,22 +44,9 @@ class InputTextPart(BaseModel):
     text: str
 
 
-# Parts of other types are validated as InputTextPart, so that the error names `type`.
-InputPart = Annotated[
-    Annotated[InputTextPart, Tag(_TEXT)] | Annotated[RefusalPart, Tag(_REFUSAL)],
-    Discriminator(lambda value: _REFUSAL if read_type(value) == "refusal" else _TEXT),
-]
-
-
-def text_or_list(item: Any) -> Any:
-    """Build the type of a text or a non-empty list of items."""
-    return Annotated[
-        Annotated[str, Tag(_TEXT)] | Annotated[Many[item], Tag(_LIST)],
-        Discriminator(lambda value: _LIST if isinstance(value, list) else _TEXT),
-    ]
-
-
-TextOrParts = text_or_list(InputPart)
+InputPart = union_by_type(InputTextPart, refusal=RefusalPart)
+# The list may be empty: agents send [] for the empty result of a tool. A chat checks messages.
+TextOrParts = list_or(str, Annotated[list[InputPart], FailFastList()])  # type: ignore[valid-type]
 
 
 class MessageItem(BaseModel):
@@ -119,19 +101,12 @@ class ReasoningInputItem(BaseModel):
     content: Annotated[list[ReasoningPart], FailFastList()] | None = None
 
 
-_ITEM_TAGS = {
-    "function_call": "<call>",
-    "function_call_output": "<output>",
-    "reasoning": "<reasoning>",
-}
-# Items of other types are validated as MessageItem, so that the error names `type`.
-InputItem = Annotated[
-    Annotated[MessageItem, Tag("<message>")]
-    | Annotated[FunctionCallItem, Tag("<call>")]
-    | Annotated[FunctionOutputItem, Tag("<output>")]
-    | Annotated[ReasoningInputItem, Tag("<reasoning>")],
-    Discriminator(lambda value: _ITEM_TAGS.get(str(read_type(value)), "<message>")),
-]
+InputItem = union_by_type(
+    MessageItem,
+    function_call=FunctionCallItem,
+    function_call_output=FunctionOutputItem,
+    reasoning=ReasoningInputItem,
+)
 
 
 class FunctionTool(BaseModel):
@@ -169,7 +144,7 @@ Metadata = Annotated[
 class ResponsesBody(GenerationBody):
     """Body of `/v1/responses`."""
 
-    input: text_or_list(InputItem) | None = None  # type: ignore[valid-type]
+    input: list_or(str, Many[InputItem]) | None = None  # type: ignore[valid-type]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS), FailFastList()] | None = None

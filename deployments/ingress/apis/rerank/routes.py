@@ -22,13 +22,17 @@ from deployments.ingress.apis.rerank.schemas import (
     ClassifyBody,
     ClassifyResponse,
     DocumentsBody,
-    RerankEnvelope,
     RerankResponse,
+    ScoringResponse,
     TextsBody,
     build_ranked_document,
     document_text,
 )
-from deployments.ingress.apis.shared.cohere_error import cohere_error
+from deployments.ingress.apis.shared.cohere_forms import (
+    COHERE_ERROR_FORMAT,
+    build_cohere_meta,
+    read_api_version,
+)
 from deployments.ingress.apis.shared.context import ApiContext
 from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
@@ -61,14 +65,13 @@ VERSIONED_PATHS = ("/v1/rerank", "/v2/rerank")
 TEI_PATHS = ("/rerank",)
 SEARCH = {"query": "Which animal purrs?", "top_n": 1}
 ANIMALS = ["A dog barks.", "A cat purrs."]
-RERANK_ERROR_FORMAT = ErrorFormat("Rerank", cohere_error)
 
 
 class RerankRoutes:
     """Handlers of the rerank APIs and of `/classify`."""
 
     name: ClassVar = "Rerank"
-    error_format: ClassVar = RERANK_ERROR_FORMAT
+    error_format: ClassVar = COHERE_ERROR_FORMAT
 
     def __init__(self, context: ApiContext) -> None:
         self._pipeline = context.pipeline
@@ -79,8 +82,8 @@ class RerankRoutes:
         `app.py` lists them before the Hugging Face API, whose model paths also match these paths.
         """
         return (
-            self._rerank_operation(VERSIONED_PATHS, RERANK_ERROR_FORMAT),
-            self._rerank_operation(TEI_PATHS, TEI_ERROR_FORMAT, RERANK_ERROR_FORMAT),
+            self._rerank_operation(VERSIONED_PATHS, COHERE_ERROR_FORMAT),
+            self._rerank_operation(TEI_PATHS, TEI_ERROR_FORMAT, COHERE_ERROR_FORMAT),
             Operation(
                 method="POST",
                 paths=("/classify", "/models/{id:path}/classify"),
@@ -124,7 +127,7 @@ class RerankRoutes:
         if "documents" not in body:
             missing = "texts" if self._is_tei_path(request) else "documents"
             raise InvalidField(f"Error in `{missing}`: field required", field=missing)
-        use_error_format(request, RERANK_ERROR_FORMAT)
+        use_error_format(request, COHERE_ERROR_FORMAT)
         return await self._rank_documents(request, parse_body(DocumentsBody, body))
 
     async def _rank_texts(self, request: Request, body: TextsBody) -> Response:
@@ -140,19 +143,15 @@ class RerankRoutes:
             response = await self._rank(request, body, texts, parameters)
         returned_texts = texts if body.return_documents else None
         bare = self._is_tei_path(request)
-        version = "2" if route_path(request.scope).endswith("/v2/rerank") else "1"
-        envelope = build_rerank_envelope(response)
+        shared = build_scoring_response(response)
         content = {
-            **envelope,
+            **shared,
             "object": "rerank",
             "results": [
                 build_ranked_document(ranked, returned_texts, bare=bare)
                 for ranked in response.result.value[: body.top_n]
             ],
-            "meta": {
-                "api_version": {"version": version},
-                "tokens": {"input_tokens": envelope["usage"]["prompt_tokens"]},
-            },
+            "meta": build_cohere_meta(read_api_version(request), shared["usage"]["prompt_tokens"]),
         }
         return json_response(content, headers=inference_headers(response))
 
@@ -188,8 +187,8 @@ class RerankRoutes:
                     options=read_options(body.options, request.headers),
                 )
             )
-        envelope = build_rerank_envelope(response)
-        content = {**envelope, "object": "classify", "data": response.result.value}
+        shared = build_scoring_response(response)
+        content = {**shared, "object": "classify", "data": response.result.value}
         return json_response(content, headers=inference_headers(response))
 
     def _is_tei_path(self, request: Request) -> bool:
@@ -197,8 +196,8 @@ class RerankRoutes:
         return not route_path(request.scope).endswith(VERSIONED_PATHS)
 
 
-def build_rerank_envelope(response: InferenceResponse) -> RerankEnvelope:
-    return RerankEnvelope(
+def build_scoring_response(response: InferenceResponse) -> ScoringResponse:
+    return ScoringResponse(
         id=str(uuid.uuid4()),
         created=int(time.time()),
         model=response.model.ref.id,

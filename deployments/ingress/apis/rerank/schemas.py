@@ -74,7 +74,7 @@ class RankedDocument(TypedDict):
     document: NotRequired[DocumentText | str]  # a string on `/rerank`, as Infinity returns it
 
 
-class RerankEnvelope(TypedDict):
+class ScoringResponse(TypedDict):
     """Fields that rerank and classification responses share."""
 
     id: str
@@ -83,7 +83,7 @@ class RerankEnvelope(TypedDict):
     usage: Usage
 
 
-class RerankResponse(RerankEnvelope):
+class RerankResponse(ScoringResponse):
     """Response to a body with `documents`."""
 
     object: Literal["rerank"]
@@ -91,7 +91,7 @@ class RerankResponse(RerankEnvelope):
     meta: dict[str, Any]  # Cohere's API version and token counts
 
 
-class ClassifyResponse(RerankEnvelope):
+class ClassifyResponse(ScoringResponse):
     """Response of `/classify`."""
 
     object: Literal["classify"]

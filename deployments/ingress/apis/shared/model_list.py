@@ -18,7 +18,7 @@ from deployments.keys.caller import current_caller
 from deployments.management.listing import list_default_versions
 from deployments.registry import RegisteredModel
 
-PAGE_MODELS = 100  # default page length; `limit` in the query replaces it
+# Also the default, because OpenAI's client reads one page only. `limit` in the query replaces it.
 MAX_PAGE_MODELS = 1_000
 
 
@@ -79,7 +79,7 @@ async def describe_page(
     return ModelPage(models, has_more=len(between) > limit)
 
 
-def parse_limit(query: Mapping[str, str], default: int = PAGE_MODELS) -> int:
+def parse_limit(query: Mapping[str, str], default: int = MAX_PAGE_MODELS) -> int:
     text = query.get("limit", str(default))
     # Check the length first: int() raises for thousands of digits.
     is_short_number = text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_PAGE_MODELS))

@@ -20,13 +20,14 @@ from deployments.ingress.apis.text2text.schemas import (
     TextToTextAnswer,
     TextToTextParameters,
 )
+from deployments.ingress.apis.text_generation.handler import TextGenerationHandler
 from deployments.ingress.apis.text_generation.requests import PROMPTS, TGI_FIELD_NAMES
 from deployments.ingress.apis.text_generation.responses import (
     TGI_ERROR_FORMAT,
     build_generate_responses,
     tgi_response_headers,
 )
-from deployments.ingress.apis.text_generation.routes import TextGenerationRoutes, body_schema
+from deployments.ingress.apis.text_generation.routes import body_schema
 from deployments.ingress.apis.text_generation.schemas import Generated
 from deployments.ingress.apis.text_generation.streaming import enforce_max_time
 from deployments.ingress.http.api import build_schema, use_error_format
@@ -92,7 +93,7 @@ class TextToTextHandler:
     Streams have the format of text generation.
     """
 
-    def __init__(self, text_generation: TextGenerationRoutes, context: ApiContext) -> None:
+    def __init__(self, text_generation: TextGenerationHandler, context: ApiContext) -> None:
         self._text_generation = text_generation
         self._pipeline = context.pipeline
 

@@ -53,7 +53,7 @@ from deployments.ingress.http.bodies import JsonResponse, json_response, read_js
 from deployments.ingress.http.errors import rename_error_fields
 from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
-from deployments.ingress.tokenization import build_token_id_inputs, parse_token_ids
+from deployments.ingress.token_ids import build_token_id_inputs, parse_token_ids
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityParameters
 from deployments.tasks.text_classification import LabelScore
@@ -169,7 +169,7 @@ class TextEmbeddingsRoutes:
     async def predict(self, request: Request) -> Response:
         """Return all labels, best first: one list for a text or pair, else a list per item."""
         body = await self._read_body(request, PredictBody)
-        inputs = body.inputs
+        inputs: Any = body.inputs
         is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(TEI_FIELD_NAMES):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import orjson
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, Discriminator, Tag
+from pydantic import AfterValidator, BaseModel
 from pydantic_core import PydanticCustomError
 
 # pydantic rejects typing.TypedDict before Python 3.12.
@@ -17,13 +17,11 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import DTYPE_NAMES, Device, ModelHead
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_fields import RawOptions
-from deployments.ingress.tokenization import IdsOrMany, TextsOrIds, TokenizedText
+from deployments.ingress.token_ids import IdsOrMany, TextsOrIds
+from deployments.ingress.tokenization_service import TokenizedText
 from deployments.tasks.base import TextParameters
 from deployments.tasks.embedding import EmbeddingParameters, SimilarityInput, SimilarityParameters
-from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, require_text
-
-# Tags of pydantic unions. tasks/inputs.py removes tags in angle brackets from error paths.
-_TEXT, _PAIR, _MANY = "<text>", "<pair>", "<many>"
+from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, require_text, union_of
 
 POOLING_NAMES = {"last": "lasttoken"}
 
@@ -39,19 +37,16 @@ def _check_segments(texts: list[str]) -> list[str]:
     return texts
 
 
-def _prediction_tag(value: Any) -> str:
+def _select_prediction(value: Any) -> str:
     if not isinstance(value, list):
-        return _TEXT
-    return _MANY if value and isinstance(value[0], list) else _PAIR
+        return "text"
+    return "many" if value and isinstance(value[0], list) else "pair"
 
 
 TextOrPair = Annotated[Many[str], AfterValidator(_check_segments)]
-Predictions = Annotated[
-    Annotated[NonEmptyText, Tag(_TEXT)]
-    | Annotated[TextOrPair, Tag(_PAIR)]
-    | Annotated[Many[TextOrPair], Tag(_MANY)],
-    Discriminator(_prediction_tag),
-]
+Predictions = union_of(
+    _select_prediction, text=NonEmptyText, pair=TextOrPair, many=Many[TextOrPair]
+)
 
 
 class EmbedBody(EmbeddingParameters):
@@ -79,7 +74,7 @@ class PredictBody(TextParameters):
 
     model_config = LENIENT
 
-    inputs: Predictions
+    inputs: Predictions  # type: ignore[valid-type]
     raw_scores: bool | None = None
     model: str | None = None
     options: RawOptions = None

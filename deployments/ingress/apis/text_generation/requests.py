@@ -6,22 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
-from deployments.errors import InvalidField, MalformedBody
+from deployments.errors import InvalidField
 from deployments.ingress.apis.shared.envelope import merge_parameters
+from deployments.ingress.apis.shared.schema_grammar import build_schema_grammar, read_schema
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
     GrammarParameter,
     parse_generate_parameters,
 )
-from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.limits import MAX_STOPS
 from deployments.ingress.request_options import RequestOptions
 from deployments.ingress.requests import GenerationRequest
 from deployments.messages import GenerationOptions, Grammar, SamplingParams, Started
 from deployments.registry import RegisteredModel
-from deployments.tasks.inputs import Inputs, JsonSchema, NonEmptyText, one_or_many
+from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 
 PROMPT = Inputs[str](NonEmptyText, "a text")
 PROMPTS = Inputs[str | list[str]](one_or_many(NonEmptyText), "a text or a list of texts")
@@ -215,22 +213,11 @@ def parse_grammar(grammar: GrammarParameter) -> Grammar:
         if not isinstance(value, str):
             raise InvalidField(f"`{GRAMMAR_VALUE}` must be a string", field=GRAMMAR_VALUE)
         return Grammar("regex", value)
-    schema = parse_schema(value) if isinstance(value, str) else value
+    schema = read_schema(value, GRAMMAR_VALUE)
     inner_schema = schema.get("schema")
     if grammar.type == "json_schema" and isinstance(inner_schema, dict):
         schema = inner_schema
-    return Grammar("json_schema", orjson.dumps(schema).decode())
-
-
-def parse_schema(text: str) -> JsonSchema:
-    """Parse a JSON schema given as text. Raises InvalidField."""
-    try:
-        value = parse_json(text.encode())
-    except MalformedBody:
-        value = None
-    if not isinstance(value, dict):
-        raise InvalidField(f"`{GRAMMAR_VALUE}` must be a JSON schema", field=GRAMMAR_VALUE)
-    return value
+    return build_schema_grammar(schema)
 
 
 def parameter_conflict(name: str, requirement: str) -> InvalidField:

@@ -78,7 +78,7 @@ def test_arguments_of_a_cross_encoder_that_change_outputs_are_rejected(tmp_path:
 def test_dense_module_with_pickled_weights_only_is_rejected(tmp_path: Path) -> None:
     dense = embedder_with_dense(tmp_path) / "2_Dense"
     (dense / "model.safetensors").rename(dense / "pytorch_model.bin")
-    with pytest.raises(UnsafeSource, match=r"2_Dense has pickled weights only"):
+    with pytest.raises(UnsafeSource, match=r"2_Dense` has pickled weights only"):
         read_checkpoint_metadata(tmp_path)
 
 

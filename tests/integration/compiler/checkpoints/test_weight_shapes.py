@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 
+from build_artifacts.checkpoints import models
 from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.checks import check_checkpoint
 from build_artifacts.checkpoints.models import find_unused_layers, load_model
+from build_artifacts.compaction.plan import Compaction
 from build_artifacts.decoders.reference import write_reference
+from build_artifacts.encoders.preparation import COMPACTION_NAME, PreparedModel
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.pipeline import BuildRequest, build
 from build_artifacts.progress import BuildProgress
@@ -180,3 +183,24 @@ def test_weights_of_layers_without_effect_are_noted(tmp_path: Path, is_encoder: 
 def test_layers_of_a_checkpoint_that_cannot_be_loaded_are_not_compared(llama: Path) -> None:
     edit(llama / "config.json", hidden_act="geglu")
     assert find_unused_layers(llama, head=ModelHead.NEXT_TOKEN) == []
+
+
+def test_prepared_model_is_not_compared_with_its_config_again(
+    embedding_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("compared again")
+
+    monkeypatch.setattr(models, "_load_shapes", fail)
+    compaction = Compaction(
+        architecture="bert",
+        reductions=(),
+        heads_before=4,
+        ffn_channels_before=128,
+        parameters_before=1,
+        parameters_after=1,
+    )
+    (tmp_path / COMPACTION_NAME).write_text(compaction.model_dump_json(), encoding="utf-8")
+    metadata = read_checkpoint_metadata(embedding_source)
+    prepared = PreparedModel(embedding_source, metadata, tmp_path, None)
+    assert prepared.model("float32").config.model_type == "bert"

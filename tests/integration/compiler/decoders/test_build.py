@@ -219,7 +219,7 @@ def test_build_without_accepted_graph_raises_gate_failed(source: Path, tmp_path:
     request = request_of(source, tmp_path, DECODER_INT8, gate=HOPELESS)
     with pytest.raises(GateFailed, match="`LlamaForCausalLM` for the CPU"):
         build(request, BuildProgress(output))
-    verified = [line for line in output.getvalue().splitlines() if "verify" in line]
+    verified = [line for line in output.getvalue().splitlines() if " gate " in line]
     assert all("rejected, perplexity" in line for line in verified)
     tried = [line.partition(" s  ")[2].partition(" against")[0] for line in verified]
     assert tried == ["cpu-int8, int8 KV cache", "cpu-int8", DECODER_FP32.name]

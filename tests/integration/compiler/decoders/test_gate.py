@@ -138,7 +138,7 @@ def test_last_fallback_drops_int8_kv_cache(
         (THIRD, "int8"),
         (THIRD, None),
     ]
-    verified = [line.partition(" against")[0] for line in runner.lines("verify")]
+    verified = [line.partition(" against")[0] for line in runner.lines("gate")]
     assert verified == [
         "cpu-int4, bits=4, int8 KV cache",
         "cpu-int4, bits=5, int8 KV cache",
@@ -157,7 +157,7 @@ def test_fallback_without_int8_kv_cache_is_float(
     assert passed.recipe == replace(recipe, kv_cache_dtype=None)
     assert passed.spec.kv_cache_dtype is None
     assert not has_int8_kv_cache(passed.spec.path)
-    rejected, accepted = runner.lines("verify")
+    rejected, accepted = runner.lines("gate")
     assert "int8 KV cache against fp32 torch: rejected" in rejected
     assert f"{recipe.name} against fp32 torch: accepted" in accepted
 
@@ -168,7 +168,7 @@ def test_int8_candidates_share_float_export(
     assert admit(runner, original, DECODER_INT8, HOPELESS) is None
     assert builder.gate_inputs == [((), None)]
     assert runner.lines("export") == ["cpu-fp32: 0.0 MB"]
-    assert len(runner.lines("quantize")) == len(runner.lines("verify")) == 2
+    assert len(runner.lines("quantize")) == len(runner.lines("gate")) == 2
 
 
 def test_recipe_without_int8_kv_cache_is_unchanged(

@@ -12,6 +12,7 @@ from gguf import GGUFWriter, RopeScalingType
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from build_artifacts.checkpoints.checkpoint import Checkpoint
 from build_artifacts.checkpoints.decoders import read_chat_templates
 from build_artifacts.checkpoints.tasks import select_tasks
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
@@ -59,7 +60,8 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
     assert select_tasks(result, None, None) == (TaskName.TEXT_GENERATION,)
 
     (tmp_path / "whole").mkdir()
-    whole = dequantize(result, tmp_path / "whole")
+    dequantize(result, tmp_path / "whole")
+    whole = Checkpoint(tmp_path / "whole", result.source, result.default_id)
     actual, expected = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
     assert actual.keys() == expected.keys()
     for name, weights in expected.items():
@@ -176,6 +178,20 @@ def test_gguf_with_rope_scaling_is_rejected(
     with pytest.raises(UnsupportedModel, match=rf"`scaled.gguf` has {reason}") as caught:
         resolve(str(file), tmp_path, HuggingFaceHub())
     assert "safetensors" in caught.value.hint
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_part_of_a_model_is_refused(tmp_path: Path, llama: Path, parts: int) -> None:
+    def extend(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.count", parts)
+
+    file = write_gguf(llama, tmp_path / "m-00001-of-00003.gguf", extend)
+    if parts == 1:
+        assert resolve(str(file), tmp_path, HuggingFaceHub()).packed == file
+        return
+    with pytest.raises(UnsupportedModel, match=f"`{file.name}` is one of 3 parts") as caught:
+        resolve(str(file), tmp_path, HuggingFaceHub())
+    assert "`llama-gguf-split --merge" in caught.value.hint
 
 
 @pytest.mark.parametrize("kind", [RopeScalingType.NONE, RopeScalingType.LINEAR])

@@ -43,7 +43,7 @@ def test_accurate_candidate_is_accepted_without_fallback(
     assert accepted.parity.cosine_worst > 0.999999
     assert (accepted.excluded_nodes, accepted.result.scores) == ((), {})
     assert accepted.spec.path == prepared_build.graphs.graph(CPU_FP32)
-    assert runner.lines("verify") == [
+    assert runner.lines("gate") == [
         "cpu-fp32 against fp32 torch: accepted, cosine 1.0000 mean 1.0000 worst, 1.0000 batched"
     ]
 
@@ -67,7 +67,7 @@ def test_fallback_excludes_most_sensitive_matmuls(
         32,
     )
     assert accepted.parity.cosine_mean >= INT8_WITH_EXCLUSIONS_GATE.cosine_mean
-    original, fallback = runner.lines("verify")
+    original, fallback = runner.lines("gate")
     assert original.startswith("cpu-int8-dynamic against fp32 torch: rejected, mean cosine 0.7")
     assert fallback.startswith("cpu-int8-dynamic, 2 MatMuls excluded against fp32 torch: accepted")
 
@@ -76,7 +76,7 @@ def test_fallbacks_exclude_at_most_a_quarter_of_matmuls(
     prepared_build: PreparedBuild, runner: RecordingRunner
 ) -> None:
     assert prepared_build.accuracy_gate(runner, FP32_GATE).first_accepted(CPU_INT8_DYNAMIC) is None
-    candidates = [line.partition(" against")[0] for line in runner.lines("verify")]
+    candidates = [line.partition(" against")[0] for line in runner.lines("gate")]
     # Two of twelve MatMuls are excluded. Four would exceed the limit, a quarter of all MatMuls.
     assert candidates == ["cpu-int8-dynamic", "cpu-int8-dynamic, 2 MatMuls excluded"]
 
@@ -109,7 +109,7 @@ def test_weight_only_and_float_candidates_have_no_fallbacks(
     strict_gate = prepared_build.accuracy_gate(runner, Gate(cosine_mean=1.1))
     for recipe in (CPU_INT8_WEIGHTS, CPU_FP32):
         assert strict_gate.first_accepted(recipe) is None
-    assert len(runner.lines("verify")) == 2
+    assert len(runner.lines("gate")) == 2
 
 
 def test_candidate_without_allowed_fallbacks_is_evaluated_once(
@@ -121,7 +121,7 @@ def test_candidate_without_allowed_fallbacks_is_evaluated_once(
         )
         is None
     )
-    assert len(runner.lines("verify")) == 1
+    assert len(runner.lines("gate")) == 1
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
@@ -134,7 +134,7 @@ def test_nonfinite_outputs_are_rejected(
         prepared_build.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32)
         is None
     )
-    (line,) = runner.lines("verify")
+    (line,) = runner.lines("gate")
     assert line.startswith("cpu-fp32 against fp32 torch: rejected, ")
     assert "finite" in line
 
@@ -147,7 +147,7 @@ def test_unreadable_graph_is_rejected(
         prepared_build.accuracy_gate(runner, ANYTHING, graphs=graphs).first_accepted(CPU_FP32)
         is None
     )
-    (line,) = runner.lines("verify")
+    (line,) = runner.lines("gate")
     assert "rejected" in line
     assert "Telepathy" in line
 
@@ -205,7 +205,7 @@ def test_metric_drop_above_limit_is_rejected(
     accepted = prepared_build.accuracy_gate(runner, gate, prepared=prepared).first_accepted(
         CPU_FP32
     )
-    (line,) = runner.lines("verify")
+    (line,) = runner.lines("gate")
     if passes:
         assert accepted is not None
         assert accepted.result.scores == {"spearman": pytest.approx(-1.0)}
@@ -222,6 +222,6 @@ def test_candidate_below_parity_limits_skips_evaluation(
     prepared_build.accuracy_gate(runner, FP32_GATE, prepared=prepared).first_accepted(
         CPU_INT8_DYNAMIC, allow_fallbacks=False
     )
-    (line,) = runner.lines("verify")
+    (line,) = runner.lines("gate")
     assert "mean cosine" in line
     assert "spearman" not in line

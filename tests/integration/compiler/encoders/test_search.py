@@ -107,7 +107,7 @@ def test_search_evaluates_fastest_and_skips_slow_candidates(
     (line,) = runner.lines("screen")
     order = [part.split()[0] for part in line.removeprefix("3 graphs: ").split(", ")]
     assert order == ["fast", "slow", "slower"]
-    assert len(runner.lines("verify")) == 1
+    assert len(runner.lines("gate")) == 1
 
 
 def test_search_evaluates_slower_candidate_after_rejection(
@@ -116,7 +116,7 @@ def test_search_evaluates_slower_candidate_after_rejection(
     graph_files = {**files, "fast": files["nan"]}
     candidate_search = search(prepared_build, runner, FixedGraphs(graph_files), SLOWER, SLOW, FAST)
     assert [graph.recipe for graph in candidate_search.select_for(Device.CPU)] == [SLOW]
-    assert [line.split()[0] for line in runner.lines("verify")] == ["fast", "slow"]
+    assert [line.split()[0] for line in runner.lines("gate")] == ["fast", "slow"]
 
 
 def test_search_skips_unreadable_graph(
@@ -124,7 +124,7 @@ def test_search_skips_unreadable_graph(
 ) -> None:
     candidate_search = search(prepared_build, runner, FixedGraphs(files), BROKEN, FAST)
     assert [graph.recipe for graph in candidate_search.select_for(Device.CPU)] == [FAST]
-    assert [line.split()[0] for line in runner.lines("verify")] == ["fast"]
+    assert [line.split()[0] for line in runner.lines("gate")] == ["fast"]
 
 
 def test_search_with_unreadable_graphs_is_empty(
@@ -136,7 +136,7 @@ def test_search_with_unreadable_graphs_is_empty(
     other = replace(BROKEN, name="other", options=EngineOptions())
     graphs = FixedGraphs({"broken": files["broken"], "other": unreadable(tmp_path / "graph.onnx")})
     assert search(prepared_build, runner, graphs, BROKEN, other).select_for(Device.CPU) == []
-    assert runner.lines("verify") == []
+    assert runner.lines("gate") == []
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_missing_device_uses_first_accepted_candidate(
     )
     assert [graph.recipe for graph in accepted] == order[1:2]
     assert runner.lines("screen") == []
-    assert [line.split()[0] for line in runner.lines("verify")] == ["first", "slow"]
+    assert [line.split()[0] for line in runner.lines("gate")] == ["first", "slow"]
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_search_evaluates_at_most_keep_candidates(
     accepted = search(prepared_build, runner, graph_files, FAST, duplicate, keep=1).select_for(
         Device.CPU
     )
-    assert len(accepted) == len(runner.lines("verify")) == 1
+    assert len(accepted) == len(runner.lines("gate")) == 1
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -243,7 +243,7 @@ def test_fallbacks_are_tried_before_an_accepted_candidate(
         prepared_build, runner, graphs, *as_gpu(CPU_INT8_DYNAMIC, FAST), gate=gate
     )
     assert [graph.recipe.name for graph in candidate_search.select_for(Device.GPU)] == ["fast"]
-    assert len(runner.lines("verify")) == 3
+    assert len(runner.lines("gate")) == 3
 
 
 def test_fallbacks_are_not_allowed_after_an_accepted_candidate(

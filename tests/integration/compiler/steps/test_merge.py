@@ -10,6 +10,7 @@ import json
 import shutil
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,9 @@ def decoder_adapter(directory: Path, base: Path, options: Mapping[str, Any]) -> 
 
 
 def merged(base: Path, adapter: Path, into: Path) -> Checkpoint:
-    source = ModelSource(ref="here", revision="1")
-    return merge(Checkpoint(base, source, "local/model"), read_adapter(adapter), into)
+    checkpoint = Checkpoint(base, ModelSource(ref="here", revision="1"), "local/model")
+    merge(checkpoint, read_adapter(adapter), into)
+    return replace(checkpoint, directory=into)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,22 @@ def test_multiple_labels_are_scored_together(
     }
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", json_lines({"text": "good", "labels": "Food, drink"},
+                               {"text": "bad", "labels": "Food"})),
+        ("a.tsv", "Food, drink\tgood\nFood\tbad\n"),
+    ],
+)  # fmt: skip
+def test_label_with_a_comma_is_one_label(
+    write: WriteFile, make_model: MakeModel, name: str, text: str
+) -> None:
+    model = make_model(labels=("Food, drink", "Food"), problem_type="multi_label")
+    evaluation = load_evaluation(write(name, text), TASK, model)
+    assert evaluation.score(rows([1, -1], [-1, 1]))["micro_f1"] == 1
+
+
 @pytest.mark.parametrize("problem", ["regression", "single_label", "multi_label"])
 def test_single_score_is_evaluated_by_spearman_and_pearson(
     problem: str, write: WriteFile, make_model: MakeModel

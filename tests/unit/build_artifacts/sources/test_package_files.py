@@ -12,7 +12,7 @@ from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource
 from build_artifacts.sources.gguf import resolve_gguf
 from build_artifacts.sources.hub import HuggingFaceHub
 from build_artifacts.sources.onnx_file import resolve_onnx
-from build_artifacts.sources.package import PackageRef, find_package_file, resolve_package
+from build_artifacts.sources.package import locate_file, resolve_package
 
 Resolve = Callable[[str, Path], Checkpoint]
 KINDS = pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_listed_file_may_link_to_the_cache_of_an_installer(site: Path, tmp_path:
     cached.write_bytes(b"GGUF")
     (site / "gt_tiny").mkdir()
     (site / "gt_tiny" / "model.gguf").symlink_to(cached)
-    file, version = find_package_file(PackageRef.parse("pypi:gt-tiny/gt_tiny/model.gguf"), tmp_path)
-    assert (file.resolve(), version) == (cached, "1.5")
+    located = locate_file("pypi:gt-tiny/gt_tiny/model.gguf", tmp_path)
+    assert located == (site / "gt_tiny" / "model.gguf", "1.5+", "pypi/gt-tiny")
 
 
 @KINDS

@@ -29,6 +29,13 @@ def pack(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return (values[..., ::2] | (values[..., 1::2] << 4)).astype(np.uint8)
 
 
+def dequantize_blocks(axis: int, block: int, *, zero: str = "") -> onnx.NodeProto:
+    inputs = ["t_quantized", "scale", *([zero] if zero else [])]
+    return helper.make_node(
+        "DequantizeLinear", inputs, ["y"], name="/embed/Dequantize", axis=axis, block_size=block
+    )
+
+
 def product(*inputs: str, bits: int = 4, columns: int = 8) -> onnx.NodeProto:
     return helper.make_node(
         "MatMulNBits", ["x", *inputs], ["y"], name=PRODUCT, domain="com.microsoft",
@@ -102,6 +109,57 @@ def test_table_has_a_scale_per_index_of_an_axis(tmp_path: Path) -> None:
     scale = np.array([2, 3], np.float32)
     path = write_graph(tmp_path / "m.onnx", [node], t_quantized=table, scale=scale)
     np.testing.assert_array_equal(read_weights(path)["t"], [[2, 2, 2], [3, 3, 3]])
+
+
+@pytest.mark.parametrize(("axis", "columns"), [(1, 4), (-1, 3)])
+def test_table_has_a_scale_per_block(tmp_path: Path, axis: int, columns: int) -> None:
+    """The last block of a row may be smaller than the others."""
+    table = np.full((2, columns), 5, np.int8)
+    scale = np.array([[1, 2], [3, 4]], np.float32)
+    zero = np.array([[0, 1], [2, 3]], np.int8)
+    node = dequantize_blocks(axis, 2, zero="zero")
+    path = write_graph(tmp_path / "m.onnx", [node], t_quantized=table, scale=scale, zero=zero)
+    expected = np.array([[5, 5, 8, 8], [9, 9, 8, 8]], np.float32)[:, :columns]
+    np.testing.assert_array_equal(read_weights(path)["t"], expected)
+
+
+def test_scales_of_too_few_blocks_are_refused_by_node(tmp_path: Path) -> None:
+    table, scale = np.ones((2, 6), np.int8), np.ones((2, 2), np.float32)
+    path = write_graph(
+        tmp_path / "m.onnx", [dequantize_blocks(1, 2)], t_quantized=table, scale=scale
+    )
+    with pytest.raises(UnsupportedModel, match=r"the node `/embed/Dequantize` .* cannot be read"):
+        read_weights(path)
+
+
+def test_axis_counts_from_the_end(tmp_path: Path) -> None:
+    node = helper.make_node("DequantizeLinear", ["t_quantized", "scale"], ["y"], axis=-2)
+    scale, table = np.array([2, 3], np.float32), np.ones((2, 3), np.int8)
+    path = write_graph(tmp_path / "m.onnx", [node], t_quantized=table, scale=scale)
+    np.testing.assert_array_equal(read_weights(path)["t"], [[2, 2, 2], [3, 3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "bits", "reason"),
+    [
+        (("b", "s", "", "g"), 4, "scales in another order .`g_idx`"),
+        (("b", "s"), 2, "its weights have 2 bits"),
+        (("b", "absent"), 4, "unknown key 'absent'"),
+    ],
+)
+def test_blocks_in_other_forms_are_refused_by_node(
+    tmp_path: Path,
+    values: NDArray[np.uint8],
+    scales: NDArray[np.float32],
+    inputs: tuple[str, ...],
+    bits: int,
+    reason: str,
+) -> None:
+    node = product(*inputs, bits=bits)
+    order = np.arange(8, dtype=np.int32)
+    path = write_graph(tmp_path / "m.onnx", [node], b=pack(values), s=scales, g=order)
+    with pytest.raises(UnsupportedModel, match=f"the node `{PRODUCT}` .*{reason}"):
+        read_weights(path)
 
 
 @pytest.mark.parametrize(("operator", "options"), [("MatMul", {}), ("Gemm", {"transB": 1})])

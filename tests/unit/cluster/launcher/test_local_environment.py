@@ -10,6 +10,7 @@ from cluster.launcher.local_environment import (
     WRAPPER,
     find_haproxy,
     find_ray_directory,
+    has_own_ray_directory,
     local_environment,
     ray_temp_environment,
 )
@@ -86,6 +87,13 @@ def test_users_have_directories_of_their_own_for_ray(
     monkeypatch.setattr(os, "getuid", lambda: 2**32 - 2)
     assert find_ray_directory() != directory
     assert len(str(find_ray_directory())) <= 32
+
+
+def test_ended_sessions_are_removed_only_where_no_other_program_has_some() -> None:
+    assert has_own_ray_directory(ray_temp_environment({}))
+    assert not has_own_ray_directory({"RAY_TMPDIR": "/data/ray"})
+    named = {"RAY_TMPDIR": "/data/ray", "LOGS_DIRECTORY": "/var/log/a:/data/ray"}
+    assert has_own_ray_directory(named)
 
 
 def test_directory_for_ray_becomes_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import RayHost, ensure_token
+from cluster.launcher.ray_sessions import KEPT_SESSIONS, list_sessions
 from cluster.launcher.serve_status import REQUIRED, DeployFailures
 from cluster.progress import StartError, StartupProgress
 from deployments.artifacts.types import Device
@@ -158,6 +159,20 @@ def test_logs_of_the_replicas_are_named_and_linked(
         host.start()
         assert (children.run_dir / "ray").readlink() == session
         assert f"logs of the replicas: {session}/logs/serve\n" in capsys.readouterr().err
+
+
+def test_each_start_removes_ended_sessions_of_a_directory_for_logs(host: RayHost) -> None:
+    directory = Path(host.environment["RAY_TMPDIR"])
+    ended = 2**31 - 1  # above the largest process id of Linux
+    for second in range(KEPT_SESSIONS + 2):
+        (directory / "ray" / f"session_2026-11-28_10-54-0{second}_241062_{ended}").mkdir(
+            parents=True
+        )
+    host.start()
+    assert len(list_sessions(directory)) == KEPT_SESSIONS + 2, "others may use a named directory"
+    environment = host.environment | {"LOGS_DIRECTORY": str(directory)}
+    replace(host, environment=environment).start()
+    assert len(list_sessions(directory)) == KEPT_SESSIONS
 
 
 class FailedDashboard(BaseHTTPRequestHandler):

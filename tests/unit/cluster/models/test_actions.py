@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from deployments.artifacts.store import LATEST_NAME, model_directory
+from deployments.config import AppArgs
 from deployments.plan.plan_file import read_plan
 from hundredfold.__main__ import main
 from tests.support.artifacts import seal_tiny_version
@@ -63,6 +64,35 @@ def test_commands_change_the_plan_and_show_it(
     assert run(store, "unpin", MODEL) == 0
     entry = read_plan(store).find(MODEL)
     assert (entry.pinned, entry.splits, entry.shadow) == (False, {}, None)
+
+
+def test_commands_change_the_store_that_the_server_uses(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server prefers the store of its config to that of the environment."""
+    config = tmp_path / "serve_config.yaml"
+    application = {"import_path": "deployments.app:build_app", "args": {"store": str(store)}}
+    config.write_text(json.dumps({"applications": [application]}))
+    monkeypatch.setenv("HUNDREDFOLD_STORE", str(tmp_path / "other"))
+    assert AppArgs(store=store, encoders={}).store_path() == store
+    assert main(["models", "pin", MODEL, "--config", str(config)]) == 0
+    assert read_plan(store).find(MODEL).pinned
+    monkeypatch.chdir(tmp_path)
+    assert main(["models", "unpin", MODEL]) == 0
+    assert not read_plan(store).find(MODEL).pinned
+    capsys.readouterr()
+    assert main(["models", "ls", "--json"]) == 0
+    assert {entry["version"] for entry in json.loads(capsys.readouterr().out)} == {OLD, NEW}
+
+    application["args"] = {}
+    config.write_text(json.dumps({"applications": [application]}))
+    assert AppArgs(encoders={}).store_path() == tmp_path / "other"
+    assert main(["models", "pin", MODEL]) == 1
+    assert f"there is no store {tmp_path / 'other'}; " in capsys.readouterr().err
+    config.write_text("[")
+    assert main(["models", "ls"]) == 1
+    assert "cannot read `serve_config.yaml`: line 1" in (error := capsys.readouterr().err)
+    assert "`--store DIR`" in error
 
 
 def test_commands_print_json(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,8 +25,8 @@ async def test_queue_is_cleaned_once_per_interval(
     running = scheduler.submit(MODEL, [item(1)], far_deadline())
     await wait_until(lambda: bool(engine.passes))
     waiting = [scheduler.submit(MODEL, [item(2)], far_deadline()) for _ in range(6)]
-    monkeypatch.setattr("deployments.batching.scheduler.CLEAN_INTERVAL_S", TIMEOUT_S)
-    monkeypatch.setattr(scheduler, "_cleaned_s", -TIMEOUT_S)
+    monkeypatch.setattr("deployments.queue_cleaner.CLEAN_INTERVAL_S", TIMEOUT_S)
+    monkeypatch.setattr(scheduler._cleaner, "_cleaned_s", -TIMEOUT_S)
     for call in waiting[:3]:
         call.cancel()
         scheduler.clean()

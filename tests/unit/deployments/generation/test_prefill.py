@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from deployments.generation.prefill import (
     prefill_budget,
 )
 from tests.support import virtual_time
+from tests.support.fake_decoder import FakeDecoder
+from tests.support.scheduler_harness import SchedulerHarness
 from tests.support.virtual_time import Arrival, TimedDecoder, VirtualScheduler
 
 RULES = SchedulingSettings(
@@ -96,10 +99,65 @@ def test_rate_drops_at_once_and_rises_gradually() -> None:
     assert speed.tokens_per_s == 625
 
 
-def test_short_chunk_does_not_change_the_rate() -> None:
+def test_short_chunk_only_raises_the_rate() -> None:
     speed = PrefillRate(1_000)
     speed.update(15, elapsed_s=10, min_tokens=16)
     assert speed.tokens_per_s == 1_000
+    speed.update(15, elapsed_s=0.005, min_tokens=16)
+    assert speed.tokens_per_s == 1_500
+
+
+class EncoderDecoder(FakeDecoder):
+    """Decoder whose prompts are encoded as a whole. Its slots contain answers only.
+
+    It replaces the clock of prefills: a token takes 0.1 ms.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.now_s = 0.0
+        self.info = replace(self.info, max_source_tokens=self.context)
+
+    def prefill(
+        self, slot: int, ids: Sequence[int], start: int, *, all_logits: bool = False
+    ) -> Any:
+        self.parts.append((slot, len(ids)))
+        self.now_s += 1e-4 * len(ids)
+        self.memory[slot, 0] = (ids[0], 1)
+        return self._logits(slot, 1)
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.mark.parametrize("tokens", [20, 8])
+def test_encoder_decoder_encodes_several_prompts_per_step(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once the first prompt has shown the speed, other prompts do not take a step each."""
+    decoder = EncoderDecoder(slots=8)
+    monkeypatch.setattr("deployments.generation.prefill.time", decoder)
+    harness = SchedulerHarness(decoder, SchedulingSettings())
+    for n in range(8):
+        if n == 1:
+            harness.scheduler.run_step()
+        harness.scheduler.submit(harness.job([n] * tokens, new_tokens=60))
+    encoded = len(decoder.parts)
+    harness.scheduler.run_step()
+    assert len(decoder.parts) - encoded == 7
+
+
+def test_prompts_are_encoded_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = EncoderDecoder(slots=4)
+    monkeypatch.setattr("deployments.generation.prefill.time", decoder)
+    harness = SchedulerHarness(decoder, SchedulingSettings(min_prefill_chunk_tokens=30))
+    for n in range(3):
+        if n == 1:
+            harness.scheduler.run_step()
+            harness.scheduler._executor._prefill_rate.tokens_per_s = 100  # the minimum is more
+        harness.scheduler.submit(harness.job([n] * 20, new_tokens=60))
+    harness.scheduler.run_step()
+    assert len(decoder.parts) == 2, "the third prompt would exceed the budget of 30 tokens"
 
 
 @pytest.mark.parametrize(

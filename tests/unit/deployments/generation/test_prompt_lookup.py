@@ -2,7 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from deployments.generation.prompt_lookup import PromptLookupDrafter, VerifyCost
+from deployments.generation.prompt_lookup import (
+    MAX_INDEXED_TOKENS,
+    PromptLookupDrafter,
+    VerifyCost,
+)
 
 CHEAP = 0.01
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8]
@@ -31,6 +35,27 @@ def test_draft_uses_ngrams_of_the_growing_answer() -> None:
     assert guesses.draft(4, CHEAP) == [32, 33, 30, 31]
     answer += [32, 40]
     assert guesses.draft(4, CHEAP) == []
+
+
+def test_step_indexes_a_part_of_a_long_prompt() -> None:
+    """The drafts in the end are those of a drafter that indexes all tokens at once."""
+    prompt = [n % 7 + n // 5_000 for n in range(4 * MAX_INDEXED_TOKENS)]
+    answer = [30, 31, *prompt[-3:]]
+    guesses = PromptLookupDrafter(prompt, answer, 100)
+    drafts = []
+    for _ in range(5):
+        known = guesses._indexed
+        drafts.append(guesses.draft(4, CHEAP))
+        assert guesses._indexed - known <= MAX_INDEXED_TOKENS
+    whole: dict[tuple[int, ...], int] = {}
+    tokens = [*prompt, *answer]
+    for position in range(len(tokens)):
+        for length in (3, 2):
+            if position >= length:
+                whole[tuple(tokens[position - length : position])] = position
+    assert guesses._positions == whole
+    start = whole[tuple(answer[-3:])]
+    assert drafts[-1] == tokens[start : start + 4]
 
 
 @pytest.mark.parametrize(("longest", "most"), [(2, 0), (3, 0), (4, 1), (5, 2), (50, 4)])

@@ -321,5 +321,11 @@ def test_steps_are_recorded(make_harness) -> None:
     (tokens,) = harness.run_jobs(job)
     harness.scheduler.close()
     assert sum(step.prompt_tokens for step in harness.steps.records) == 3
-    # The prefill yields the first token, which `answer_tokens` does not count.
-    assert sum(step.answer_tokens for step in harness.steps.records) == len(tokens) - 1
+    assert sum(step.answer_tokens for step in harness.steps.records) == len(tokens)
+
+
+def test_first_token_counts_as_generated(make_harness) -> None:
+    harness = make_harness()
+    harness.run_jobs(harness.job([1, 2, 3], new_tokens=1))
+    harness.scheduler.close()
+    assert sum(step.answer_tokens for step in harness.steps.records) == 1

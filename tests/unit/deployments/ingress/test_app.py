@@ -60,6 +60,25 @@ async def test_unknown_route_has_the_error_format_of_its_family_and_names_it(
 
 
 @pytest.mark.parametrize(
+    ("path", "meant", "error_type"),
+    [
+        ("/chat/completions", "/v1/chat/completions", "invalid_request_error"),
+        ("/responses", "/v1/responses", "invalid_request_error"),
+        ("/messages", "/v1/messages", "not_found_error"),
+        ("/v1/v1/messages", "/v1/messages", "not_found_error"),
+    ],
+)
+async def test_path_with_a_wrong_base_url_names_the_right_one(
+    path: str, meant: str, error_type: str, tiny_store: Path
+) -> None:
+    async with InProcess(tiny_store).client() as http:
+        response = await http.post(path, json={"messages": []})
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (404, error_type)
+    assert error["message"] == f"no route matches {path}; there is {meant}; see /docs"
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),

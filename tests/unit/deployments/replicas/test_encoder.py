@@ -168,7 +168,7 @@ async def test_large_output_is_decoded_off_the_event_loop(
 
     replace_task(monkeypatch, ThreadRecordingTask())
     (short,) = await encoder.replica.infer(encoder.batch(call(2)))
-    monkeypatch.setattr("deployments.replicas.encoder.INLINE_DECODE_S", 0)
+    monkeypatch.setattr("deployments.replicas.encoder_calls.INLINE_DECODE_S", 0)
     (long,) = await encoder.replica.infer(encoder.batch(call(2)))
     assert isinstance(short, CallResult)
     assert isinstance(long, CallResult)

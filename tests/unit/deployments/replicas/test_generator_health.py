@@ -13,8 +13,9 @@ from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderInfo, DecoderSpec
 from deployments.engines.decoder_factory import open_decoder
 from deployments.engines.onnx.decoder import OnnxDecoder
-from deployments.errors import EngineFailed, EngineLost, ServeError
+from deployments.errors import EngineFailed, EngineLost, ModelUnavailable, ServeError
 from deployments.generation.step_results import StepOutput
+from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.messages import Completion
 from deployments.registry import ModelRegistry, RegisteredModel
 from tests.support.decoder_artifacts import DECODER
@@ -106,6 +107,22 @@ async def test_check_health_fails_when_the_thread_of_the_steps_ended(store, refs
         scheduler._is_closing = False
         with pytest.raises(EngineFailed, match="the thread of its steps has ended"):
             await running.check_health()
+
+
+@pytest.mark.usefixtures("long_quarantine")
+async def test_quarantine_outlasts_an_eviction(store, refs) -> None:
+    ref = refs[DECODER]
+    async with replica(store) as running:
+        health = running.pool.get(ref).scheduler.health
+        for _ in range(MAX_CONSECUTIVE_FAILURES):
+            health.record_failure(EngineFailed("an illegal access"))
+        assert await running.pool.unload(ref)
+        assert isinstance(await running.complete(call(ref)), ModelUnavailable)
+        assert running.pool.get(ref).scheduler.health is health
+        health.record_success()
+        await complete(running, call(ref))
+        assert await running.pool.unload(ref)
+        assert ref not in running._health, "a model that works is forgotten"
 
 
 @pytest.mark.usefixtures("long_quarantine")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -27,10 +27,10 @@ def args(tiny_store: Path) -> AppArgs:
 
 
 @pytest.fixture
-def replica(args: AppArgs) -> Iterator[TokenizerReplica]:
+async def replica(args: AppArgs) -> AsyncIterator[TokenizerReplica]:
     made = TokenizerReplica(args, TokenizeLog())
     yield made
-    made.close()
+    await made.close()
 
 
 @pytest.fixture
@@ -95,4 +95,4 @@ async def test_inspection_opens_no_second_tokenizer(tmp_path: Path) -> None:
     ref = ModelRef(EMBEDDER, directory.name)
     (tokens,) = await replica.tokenize(TokenizeRequest(ref, ("good film",), special=False))
     assert len(tokens.ids) == 2
-    replica.close()
+    await replica.close()

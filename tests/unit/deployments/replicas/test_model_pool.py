@@ -146,7 +146,7 @@ async def test_failed_close_does_not_fail_the_next_load(
         pass
     unload = asyncio.create_task(pool.unload(harness.refs[0]))
     await asyncio.sleep(0)
-    load = asyncio.create_task(pool.load_leased(harness.refs[0]))
+    load = asyncio.create_task(pool.load_and_lease(harness.refs[0]))
     for _ in range(5):  # the load waits for the close
         await asyncio.sleep(0)
     closing.set()

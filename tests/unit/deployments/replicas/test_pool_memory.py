@@ -74,7 +74,7 @@ async def test_second_tokenizer_of_tasks_with_windows_counts(task: Task, tmp_pat
     parsed = task.parse(example["inputs"], example.get("parameters", {}), manifest)
     copies = 1 if parsed.windowing is None else 2
     assert replica.pool.bytes == copies * measure_tokenizer(directory)
-    replica.close()
+    await replica.close()
 
 
 async def test_refusal_of_a_tokenizer_names_the_setting(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_refusal_of_a_tokenizer_names_the_setting(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="Raise `tokenizer_pool_bytes`"):
         async with replica.pool.lease(ModelRef("tiny/model", directory.name)):
             pass
-    replica.close()
+    await replica.close()
 
 
 @pytest.mark.parametrize(("max_tokens", "longest"), [(16, 64), (256, 256)])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ LONG = "a " * INLINE_CHARACTERS  # tokenized in the thread, not on the event loo
 
 
 @pytest.fixture
-def make_replica(tiny_store: Path) -> Iterator[object]:
+async def make_replica(tiny_store: Path) -> AsyncIterator[object]:
     """Yield a factory of tokenizer replicas over the tiny store. Close them after the test."""
     replicas: list[TokenizerReplica] = []
 
@@ -53,7 +53,7 @@ def make_replica(tiny_store: Path) -> Iterator[object]:
 
     yield make
     for replica in replicas:
-        replica.close()
+        await replica.close()
 
 
 def args(store: Path) -> AppArgs:
@@ -153,7 +153,7 @@ async def test_batch_without_calls_loads_its_model(tiny_store: Path) -> None:
     assert empty.key.model not in replica.pool
     assert (await replica.tokenize_batch(empty)).calls == ()
     assert empty.key.model in replica.pool
-    replica.close()
+    await replica.close()
 
 
 class BlockingRecorder:

@@ -11,7 +11,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Call, TokenizedItem, Truncation
-from deployments.replicas.encoder import INLINE_DECODE_S
+from deployments.replicas.encoder_calls import INLINE_DECODE_S
 from deployments.tasks import fill_mask
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.fill_mask import FillMask, FillMaskOptions

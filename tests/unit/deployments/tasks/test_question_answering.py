@@ -8,7 +8,7 @@ import pytest
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.messages import Truncation
-from deployments.replicas.encoder import INLINE_DECODE_S
+from deployments.replicas.encoder_calls import INLINE_DECODE_S
 from deployments.tasks import question_answering
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing

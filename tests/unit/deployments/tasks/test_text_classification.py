@@ -8,7 +8,7 @@ import pytest
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.pair_template import PairTemplate
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
-from deployments.replicas.encoder import INLINE_DECODE_S
+from deployments.replicas.encoder_calls import INLINE_DECODE_S
 from deployments.tasks.base import DecodeContext
 from deployments.tasks.text_classification import ClassificationOptions, TextClassification
 from tests.support.artifacts import tiny_manifest

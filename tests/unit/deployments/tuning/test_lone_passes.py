@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from deployments.artifacts.types import Device
 from deployments.batching.replica_hooks import LonePass
 from deployments.engines import EncoderEngine
+from deployments.errors import EngineFailed
 from deployments.messages import ModelRef
 from deployments.tuning import lone_passes
 from deployments.tuning.costs import TuningTarget
@@ -111,6 +114,29 @@ async def test_removed_model_returns_its_memory(tmp_path: Path) -> None:
     lone.add(MODEL, target)
     assert await open_for(lone, 1, 120) is not engine
     lone.close()
+
+
+@pytest.mark.parametrize("error", [EngineFailed("no memory"), OSError("the disk is gone")])
+async def test_session_that_cannot_be_opened_returns_its_memory(
+    error: Exception,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    target = seal_tunable(tmp_path)
+    write_times(target, ONE_THREAD_MS)
+    write_times(with_all_cores(target), ALL_CORES_MS)
+    lone = planner(target, max_bytes=measure_graphs(target))
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(lone_passes, "open_selected", fail)
+    with caplog.at_level(logging.WARNING, "ray.serve.hundredfold"):
+        assert lone.plan(MODEL, 1, 120).engine is None
+        lone.close()
+    assert str(error) in caplog.text
+    assert lone._free_bytes == measure_graphs(target)
 
 
 async def test_refused_model_gets_its_engine_once_another_is_gone(tmp_path: Path) -> None:

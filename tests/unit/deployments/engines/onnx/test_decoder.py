@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -174,11 +175,35 @@ def test_decoders_on_cuda_allocate_what_they_request(
     assert given == [{cuda: {"enable_cuda_graph": "1", **exact}}, {cuda: exact}]
 
 
+@pytest.mark.parametrize("kind", [OnnxDecoder, OnDevice])
+def test_decode_steps_share_their_buffers(spec: DecoderSpec, kind: type[OnnxDecoder]) -> None:
+    """A buffer for each number of slots would take memory that grows with their square."""
+    with closing(kind(spec, GeneratorSettings(), slots=6, context=64)) as decoder:
+        for slots in range(1, 7):
+            decoder.decode(np.zeros(slots, np.int64), np.zeros(slots, np.int64))
+        masks = [call.mask for call in decoder._decode_calls.values()]
+        assert [len(mask) for mask in masks] == [1, 2, 3, 4, 5, 6]
+        assert len({mask.ctypes.data for mask in masks}) == 1
+        outputs = [call._receive() for call in decoder._decode_calls.values()]
+        if kind is OnnxDecoder:
+            assert len({output.ctypes.data for output in outputs}) == 1
+
+
+def test_prompt_beyond_the_context_or_the_vocabulary_is_refused(open_rows: OpenRows) -> None:
+    decoder = open_rows()
+    with pytest.raises(EngineFailed, match="exceed the context of 128"):
+        decoder.prefill(0, [5] * 100, 29)
+    with pytest.raises(EngineFailed, match="token id 5000; the maximum is"):
+        decoder.prefill(0, [5, 5_000], 0)
+
+
 def test_closed_decoder_fails(open_rows: OpenRows) -> None:
     decoder = open_rows()
     decoder.close()
     with pytest.raises(EngineFailed, match="closed"):
         decoder.prefill(0, PROMPT, 0)
+    with pytest.raises(EngineFailed, match="closed"):
+        decoder.decode(np.array([5]), np.array([3]))
     with pytest.raises(EngineFailed, match="closed"):
         decoder.verify(0, PROMPT[:3], 0)
 
@@ -211,9 +236,8 @@ def test_products_round_alike_on_each_side_of_the_minimum_end_of_chunks() -> Non
 
 @pytest.mark.parametrize(("head_dim", "end"), [(64, 0), (128, 0), (256, 65)])
 def test_wide_heads_have_a_minimum_end_of_chunks(
-    head_dim: int, end: int, spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+    head_dim: int, end: int, spec: DecoderSpec
 ) -> None:
-    monkeypatch.setattr(OnnxDecoder, "_create_kv_cache", lambda _: None)
     config = spec.generation_config.model_copy(update={"head_dim": head_dim})
     wide = replace(spec, generation_config=config)
     decoder = OnnxDecoder(wide, GeneratorSettings(), slots=1, context=16)

@@ -11,7 +11,7 @@ import pytest
 from deployments.errors import EngineFailed, ModelUnavailable
 from deployments.messages import ModelRef
 from deployments.replicas.model_pool import ModelLoader, ModelPool
-from deployments.transports.channel.client import ChannelRequest
+from deployments.transports.channel.client_connection import ChannelRequest
 from deployments.transports.channel.frames import (
     ChannelError,
     Method,

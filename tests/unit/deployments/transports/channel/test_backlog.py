@@ -10,11 +10,14 @@ import pytest
 
 from deployments.messages import CallBatch
 from deployments.transports.channel import server as server_module
-from deployments.transports.channel.client import ChannelRequest
-from deployments.transports.channel.clients import LONE_CALL_CHARACTERS, ChannelEncoderClient
+from deployments.transports.channel.client_connection import ChannelRequest
+from deployments.transports.channel.deployment_clients import (
+    LONE_CALL_CHARACTERS,
+    ChannelEncoderClient,
+)
 from deployments.transports.channel.frames import AnswerFrame, Method
 from tests.support.channels import call, connected_pool, running_replica, until
-from tests.unit.deployments.transports.channel.test_clients import KEY, build_call
+from tests.unit.deployments.transports.channel.test_deployment_clients import KEY, build_call
 
 
 async def test_backlog_of_a_client_is_divided_among_the_replicas() -> None:

@@ -16,8 +16,11 @@ from deployments.messages import (
     GenerationOptions,
     TokenizedBatch,
 )
-from deployments.transports.channel.client import ChannelRequest
-from deployments.transports.channel.clients import ChannelEncoderClient, ChannelGeneratorClient
+from deployments.transports.channel.client_connection import ChannelRequest
+from deployments.transports.channel.deployment_clients import (
+    ChannelEncoderClient,
+    ChannelGeneratorClient,
+)
 from deployments.transports.channel.frames import CallFrame
 from deployments.transports.channel.services import (
     encoder_service,

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from deployments.errors import ReplicasLost, ReplicasSilent
-from deployments.transports.channel import client as client_module
+from deployments.transports.channel import client_connection as client_module
 from deployments.transports.channel import replica_connections as connections_module
 from deployments.transports.channel.frames import Frame, FrameType
 from deployments.transports.channel.replica_connections import (

@@ -12,8 +12,11 @@ import pytest
 from deployments.deadlines import deadline_after
 from deployments.errors import EngineFailed
 from deployments.messages import CallBatch, GenerationCall, GenerationOptions
-from deployments.transports.channel.client import ClientConnection
-from deployments.transports.channel.clients import ChannelEncoderClient, ChannelGeneratorClient
+from deployments.transports.channel.client_connection import ClientConnection
+from deployments.transports.channel.deployment_clients import (
+    ChannelEncoderClient,
+    ChannelGeneratorClient,
+)
 from deployments.transports.channel.frames import Frame, FrameType, Method
 from deployments.transports.channel.replica_connections import ReplicaConnections
 from deployments.transports.channel.server import ServerConnection

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deployments.errors import ReplicasLost
-from deployments.transports.channel.client import ChannelRequest, ClientConnection
+from deployments.transports.channel.client_connection import ChannelRequest, ClientConnection
 from deployments.transports.channel.endpoint import NONCE_BYTES, Endpoint, encode_hello
 from deployments.transports.channel.frames import (
     WIRE_VERSION,

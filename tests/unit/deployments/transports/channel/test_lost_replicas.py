@@ -11,7 +11,7 @@ import pytest
 
 from deployments.errors import EngineFailed, ReplicasSilent
 from deployments.transports.channel import replica_connections as connections_module
-from deployments.transports.channel.client import CHECK_S, LOST_S
+from deployments.transports.channel.client_connection import CHECK_S, LOST_S
 from deployments.transports.channel.connection import (
     KEEPALIVE_S,
     TCP_USER_TIMEOUT_MS,

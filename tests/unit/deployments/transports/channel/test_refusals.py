@@ -18,7 +18,7 @@ from deployments.errors import (
 )
 from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
 from deployments.messages import CallBatch, CallOutcome, CallResult, TokenizedBatch
-from deployments.transports.channel.clients import ChannelEncoderClient
+from deployments.transports.channel.deployment_clients import ChannelEncoderClient
 from deployments.transports.channel.frames import MAX_U32, FrameType, Method
 from deployments.transports.channel.replica_connections import (
     MAX_REFUSALS,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deployments.config import RayTlsFiles, ray_tls_files
-from deployments.transports.channel.client import ClientConnection
+from deployments.transports.channel.client_connection import ClientConnection
 from deployments.transports.channel.endpoint import Endpoint
 from deployments.transports.channel.tls import TlsContexts
 from tests.support.certificates import create_certificate

@@ -55,7 +55,6 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 7}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
         ({"messages": ["hi"]}, "messages[0]"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
@@ -81,25 +80,46 @@ CALL_WITH_A_NUMBER = {"function": {"name": "f", "arguments": 7}}
         ({"response_format": "json"}, "response_format"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": ["json"]}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema", "schema": []}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "schema": 1}}, "response_format.schema"),
+        ({"response_format": {"type": "json"}}, "response_format.value"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
             "response_format.json_schema.schema",
         ),
         ({"response_format": {"type": "regex"}}, "response_format.value"),
         ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "retrieval", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"function": {"name": "g"}}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": 7}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": "auto"}, "function_call"),
-        ({"guided_json": {"type": "object"}}, "guided_json"),
-        ({"guided_regex": "[ab]"}, "guided_regex"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": ""}, "guided_regex"),
         ({"guided_choice": ["a", "b"]}, "guided_choice"),
         ({"guided_grammar": "root ::= x"}, "guided_grammar"),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs"),
+        ({"structured_outputs": "a"}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json": 7}}, "structured_outputs.json"),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+        ),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"json_schema": 7}, "json_schema"),
+        ({"json_schema": "[]"}, "json_schema"),
+        ({"regex": ["a"]}, "regex"),
+        ({"regex": "a", "json_schema": {}}, "json_schema"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"grammar": 'root ::= "a"'}, "grammar"),
+        ({"ebnf": 'root ::= "a"'}, "ebnf"),
+        ({"structural_tag": "{}"}, "structural_tag"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
         ({"allowed_token_ids": [2]}, "allowed_token_ids"),
         ({"bad_words": ["no"]}, "bad_words"),
         ({"documents": [{"text": "a"}]}, "documents"),
@@ -146,6 +166,48 @@ async def test_invalid_chat_field_is_named(
 
 
 @pytest.mark.parametrize(
+    ("error", "param", "message"),
+    [
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+            "`image_url` is not supported; models read only texts: send parts of the type `text`",
+        ),
+        (
+            {"tools": [{"type": "custom", "custom": {"name": "f"}}]},
+            "tools[0].type",
+            "`custom` is not supported; this server runs no tools: offer a tool of the type "
+            "`function`",
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]},
+                ]
+            },
+            "messages[1].tool_calls[0].type",
+            "`custom` is not supported; send calls of the type `function`",
+        ),
+    ],
+)
+async def test_unsupported_types_are_named_with_what_to_send(
+    error: dict[str, Any], param: str, message: str, writing_store: Path
+) -> None:
+    response = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, **error})
+    body = response.json()["error"]
+    assert (response.status_code, body["param"]) == (400, param)
+    assert body["message"] == f"`{param}`: {message}"
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer", "assistant"])
+async def test_empty_list_is_no_message(role: str, writing_store: Path) -> None:
+    body = {"messages": [USER, {"role": role, "content": []}]}
+    named = (400, "empty_input", "messages[1].content")
+    assert await read_error(writing_store, CHAT, body) == named
+
+
+@pytest.mark.parametrize(
     ("error", "status", "code", "param"),
     [
         ({"messages": []}, 400, "empty_input", "messages"),
@@ -169,7 +231,8 @@ async def test_limits_and_missing_fields_are_named(
         ({"prompt": None}, 400, "invalid_field", "prompt"),
         ({"suffix": "after"}, 400, "invalid_field", "suffix"),
         ({"guided_choice": ["a", "b"]}, 400, "invalid_field", "guided_choice"),
-        ({"structured_outputs": {"json": {}}}, 400, "invalid_field", "structured_outputs"),
+        ({"grammar": 'root ::= "a"'}, 400, "invalid_field", "grammar"),
+        ({"prompt_logprobs": 1}, 400, "invalid_field", "prompt_logprobs"),
         ({"prompt": ""}, 400, "empty_input", "prompt"),
         ({"prompt": []}, 400, "empty_input", "prompt"),
         ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),
@@ -201,6 +264,7 @@ async def test_invalid_completion_has_the_openai_error_format(
     ("error", "more", "param"),
     [
         (InvalidField("`grammar` is bad", field="grammar"), {}, "response_format"),
+        (InvalidField("`grammar` is bad", field="grammar"), {"regex": "(a"}, "regex"),
         (
             InvalidField("`grammar` is bad", field="grammar"),
             {"tools": [TOOL], "tool_choice": "required"},

@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from deployments.artifacts.generation_config import GenerationDefaults
@@ -14,7 +13,6 @@ from deployments.messages import (
     Chat,
     FinishReason,
     GenerationOptions,
-    Grammar,
     SamplingParams,
     Token,
     TopLogprob,
@@ -277,6 +275,24 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
     )
 
 
+@pytest.mark.parametrize("role", ["tool", "function"])
+async def test_empty_lists_of_calls_and_their_results_are_empty_texts(
+    role: str, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        USER,
+        {"role": "assistant", "content": [], "tool_calls": [call]},
+        {"role": role, "tool_call_id": "c1", "content": []},
+    ]
+    response = await harness.post(CHAT, {"messages": messages})
+    assert response.status_code == 200, response.text
+    prompt = harness.call.prompt
+    assert isinstance(prompt, Chat)
+    assert [message["content"] for message in prompt.messages[1:]] == ["", ""]
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -321,41 +337,6 @@ async def test_template_receives_arguments_of_calls_as_objects(
     prompt = harness.call.prompt
     assert isinstance(prompt, Chat)
     assert prompt.messages[1]["tool_calls"][0]["function"]["arguments"] == expected
-
-
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-NAMED = {"name": "n", "schema": SCHEMA}
-
-
-@pytest.mark.parametrize(
-    ("form", "kind", "value"),
-    [
-        ({"type": "json_object"}, "json_object", None),
-        ({"type": "json_object", "value": SCHEMA}, "json_schema", SCHEMA),
-        ({"type": "json_schema", "json_schema": NAMED}, "json_schema", SCHEMA),
-        ({"type": "json_schema", "value": NAMED}, "json_schema", SCHEMA),
-        ({"type": "json_schema", "value": SCHEMA}, "json_schema", SCHEMA),
-        ({"type": "json", "value": SCHEMA}, "json_schema", SCHEMA),
-        ({"type": "regex", "value": "[ab]+"}, "regex", "[ab]+"),
-        ({"type": "text"}, None, None),
-    ],
-)
-async def test_response_format_accepts_all_forms(
-    form: dict[str, Any], kind: str | None, value: Any, writing_store: Path
-) -> None:
-    harness = ChatHarness(writing_store)
-    response = await harness.post(CHAT, {**CHAT_BODY, "response_format": form})
-    assert response.status_code == 200, response.text
-    grammar = harness.call.options.grammar
-    if kind is None:
-        assert grammar is None
-        return
-    assert isinstance(grammar, Grammar)
-    assert grammar.kind == kind
-    if kind == "json_schema":
-        assert orjson.loads(grammar.value) == value
-    else:
-        assert grammar.value == (value or "")
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
         ({"input": ["a", 7], "model": EMBEDDER}, 400, "invalid_field", "input[1]"),
         ({"input": "a", "model": 7}, 400, "invalid_field", "model"),
         ({"input": "a", "model": "no/such"}, 404, "model_not_found", "model"),
-        ({"input": "a", "model": CLASSIFIER}, 400, "wrong_task", "task"),
+        ({"input": "a", "model": CLASSIFIER}, 400, "wrong_task", "model"),
         ({"input": "a", "model": EMBEDDER, "dimensions": 0}, 400, "invalid_field", "dimensions"),
         ({"input": "a", "model": EMBEDDER, "dimensions": 99}, 400, "invalid_field", "dimensions"),
         (

@@ -167,6 +167,13 @@ async def test_instructions_come_first(writing_store: Path) -> None:
             [{**chat_output("a"), "content": "12\n34"}],
         ),
         (
+            [{**MESSAGE, "content": []}, function_call("a"), function_output("a", [])],
+            [
+                {"role": "assistant", "content": "", "tool_calls": [chat_call("a")]},
+                {**chat_output("a"), "content": ""},
+            ],
+        ),
+        (
             [{**MESSAGE, "content": [{"type": "refusal", "refusal": "No."}]}],
             [{"role": "assistant", "content": "No."}],
         ),
@@ -278,6 +285,8 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"input": None}, "input", "field required"),
         ({"input": None, "messages": [USER]}, "messages", "send `input`"),
         ({"input": []}, "input", "empty list"),
+        ({"input": [USER, {**USER, "content": []}]}, "input[1].content", "is an empty list"),
+        ({"input": [{**MESSAGE, "content": []}, USER]}, "input[0].content", "is an empty list"),
         ({"input": 5}, "input", "a string"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "earlier items in `input`"),
         ({"conversation": "conv_1"}, "conversation", "earlier items in `input`"),
@@ -289,7 +298,12 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"max_completion_tokens": 5}, "max_completion_tokens", "send `max_output_tokens`"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "send `reasoning.effort`"),
         ({"response_format": {"type": "text"}}, "response_format", "send `text.format`"),
-        ({"guided_json": {}}, "guided_json", "send `text.format`"),
+        ({"grammar": "a"}, "grammar", "send `regex` or `json_schema`"),
+        (
+            {"regex": "a", "text": {"format": {"type": "json_object"}}},
+            "text.format",
+            "`text.format` and `regex` exclude each other",
+        ),
         ({"functions": [{"name": "f"}]}, "functions", "send `tools`"),
         ({"function_call": "auto"}, "function_call", "send `tool_choice`"),
         ({"logprobs": True}, "logprobs", "send `top_logprobs`"),

@@ -307,7 +307,7 @@ async def test_classify_returns_the_format_of_infinity(path: str, store: Path) -
         ({"input": []}, 400, "empty_input", "input"),
         ({"input": ["a", 7]}, 400, "invalid_field", "input[1]"),
         ({"input": ["a"] * 4}, 422, "too_many_items", "input"),
-        ({"input": "a", "model": EMBEDDER}, 400, "wrong_task", "task"),
+        ({"input": "a", "model": EMBEDDER}, 400, "wrong_task", "model"),
     ],
 )
 async def test_classification_errors(

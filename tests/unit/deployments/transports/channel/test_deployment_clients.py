@@ -27,8 +27,8 @@ from deployments.messages import (
     Prompt,
     TokenizeRequest,
 )
-from deployments.transports.channel.client import ChannelRequest
-from deployments.transports.channel.clients import (
+from deployments.transports.channel.client_connection import ChannelRequest
+from deployments.transports.channel.deployment_clients import (
     LONE_CALL_CHARACTERS,
     LONG_ANSWER_TOKENS,
     ChannelEncoderClient,

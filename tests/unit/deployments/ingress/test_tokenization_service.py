@@ -12,7 +12,7 @@ from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import EngineFailed
 from deployments.ingress.encoder_executor import EncoderExecutor
 from deployments.ingress.requests import ResolvedRequest
-from deployments.ingress.tokenization import TokenizationService
+from deployments.ingress.tokenization_service import TokenizationService
 from deployments.messages import CallResult, DecodeRequest, TextTokens, TokenizeRequest
 from tests.support.artifacts import CLASSIFIER, EMBEDDER
 from tests.support.fakes import TIMEOUT_S, batch_by

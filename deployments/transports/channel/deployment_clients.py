@@ -31,7 +31,7 @@ from deployments.messages import (
 )
 from deployments.transports.base import Deliver, EncoderClient, GeneratorClient, TokenizerClient
 from deployments.transports.channel import codec
-from deployments.transports.channel.client import ChannelRequest
+from deployments.transports.channel.client_connection import ChannelRequest
 from deployments.transports.channel.frames import Buffer, ChannelError, Method
 from deployments.transports.channel.replica_connections import NoChannel, ReplicaConnections
 

@@ -1,11 +1,13 @@
-"""Detection of weight formats that the build does not read, by file name."""
+"""Formats of weights by file name, and the error for a model that has only unread ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from build_artifacts.checkpoints.checkpoint import MODULES_NAME
 from build_artifacts.errors import BuildError, UnsafeSource, UnsupportedModel
 
+SAFETENSORS_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 GGUF_SUFFIX = ".gguf"
 ONNX_SUFFIX = ".onnx"
@@ -13,18 +15,22 @@ ONNX_SUFFIX = ".onnx"
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
 
-def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
-    """Return the error for a directory with pickled or GGUF weights only, else None."""
+def unread_weights_error(
+    where: str, names: Iterable[str], model_class: str = ""
+) -> BuildError | None:
+    """Return the error for files with pickled or GGUF weights only, else None.
+
+    `model_class` is the first class that config.json names, which the hint for pickles states.
+    """
     files = sorted({name.rpartition("/")[2] for name in names})
-    if any(name.endswith(".safetensors") for name in files):
+    if any(name.endswith(SAFETENSORS_SUFFIX) for name in files):
         return None
     if pickled := _find_first(files, PICKLE_SUFFIXES):
         return UnsafeSource(
             f"{where} has pickled weights only (`{pickled}`); a pickle can execute any program, so "
             "the build never loads one",
             hint="convert them to safetensors in an isolated environment: "
-            "`AutoModel.from_pretrained(DIR).save_pretrained(OUT)`, or "
-            "`SentenceTransformer(DIR).save_pretrained(OUT)`",
+            + _suggest_conversion(pickled, files, model_class),
         )
     if gguf := _find_first(files, (GGUF_SUFFIX,)):
         return UnsupportedModel(
@@ -33,6 +39,20 @@ def foreign_weights(where: str, names: Iterable[str]) -> BuildError | None:
             f"file: `.../{gguf}`",
         )
     return None
+
+
+def _suggest_conversion(pickled: str, files: list[str], model_class: str) -> str:
+    """Return the program that writes `pickled` as safetensors, without loss of a head."""
+    if pickled.startswith("adapter_model"):
+        return "`PeftModel.from_pretrained(BASE_MODEL, DIR).save_pretrained(OUT)` of peft"
+    if MODULES_NAME in files:
+        return "`SentenceTransformer(DIR).save_pretrained(OUT)`"
+    # `AutoModel` would drop a head. The name is from a file of the source, so take no other text.
+    name = model_class if model_class.isidentifier() else "CLASS_OF_THE_MODEL"
+    return (
+        f"`transformers.{name}.from_pretrained(DIR).save_pretrained(OUT)`; copy the files of the "
+        "tokenizer to OUT"
+    )
 
 
 def _find_first(names: list[str], suffixes: tuple[str, ...]) -> str | None:
