@@ -23,8 +23,7 @@ LIMITS = {
         ("deployments.ingress.builds.FAILED_FOR_S", 600, "start it again after ten minutes"),
         ("deployments.ingress.builds.EVENT_S", 1, "as an event, at most each second"),
         ("deployments.ingress.builds.MAX_WATCH_S", 100, "until the build has ended or 100 s"),
-        ("deployments.ingress.apis.shared.model_list.PAGE_MODELS", 100, "in pages of 100:"),
-        ("deployments.ingress.apis.shared.model_list.MAX_PAGE_MODELS", 1000, "(1 to 1,000)"),
+        ("deployments.ingress.apis.shared.model_list.MAX_PAGE_MODELS", 1000, "in pages of 1,000,"),
         ("deployments.ingress.client_identity.MIN_KEY_CHARS", 16, "has at least 16 characters"),
         ("deployments.tasks.sparse_embeddings.MAX_WEIGHTS", 1_048_576, "at most 1,048,576 weights"),
         (
@@ -71,7 +70,7 @@ LIMITS = {
         ("deployments.ingress.request_log.SLOW_REQUEST_S", 1, "took longer than a second"),
         ("deployments.ingress.devices.cluster_state.MAX_AGE_S", 30, "is older than 30 s"),
         ("deployments.ingress.http.tracing.FLUSH_TIMEOUT_S", 3, "the last spans for at most 3 s"),
-        ("cluster.launcher.ray_sessions.KEPT_SESSIONS", 5, "except the last five of the user"),
+        ("cluster.launcher.ray_sessions.KEPT_SESSIONS", 5, "except the last five"),
         ("cluster.launcher.ray_host.MAX_STARTS", 3, "does not start three times in a row"),
         ("cluster.processes.SERVE_STOP_S", 5, "lets running requests finish for 5 s"),
     ],
