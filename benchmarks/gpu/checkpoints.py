@@ -43,13 +43,13 @@ def find_smollm(bench: Bench) -> Path:
         ) from error
     from build_artifacts.demo import DEMO_MODELS
     from build_artifacts.sources.hub import HuggingFaceHub
-    from build_artifacts.steps.dequantize import dequantize
+    from build_artifacts.steps.dequantize_gguf import dequantize_gguf
     from build_artifacts.steps.resolve import resolve
 
     (model,) = (m for m in DEMO_MODELS if m.task is TaskName.TEXT_GENERATION)
     checkpoint = resolve(model.ref, bench.scratch, HuggingFaceHub())
 
     def unpack(into: Path) -> Path:
-        return dequantize(checkpoint, into).weights
+        return dequantize_gguf(checkpoint, into).weights
 
     return bench.once("smollm", unpack)

@@ -1,8 +1,8 @@
 """Checkpoint from a GGUF file: local, in a Python package, or in a hub repository.
 
 This module writes config, tokenizer and chat template as files of a transformers checkpoint.
-`steps/dequantize.py` reads the weights later, because the conversion is slow, and unnecessary for a
-version that the store already has.
+`steps/dequantize_gguf.py` reads the weights later, because the conversion is slow, and unnecessary
+for a version that the store already has.
 """
 
 from __future__ import annotations

@@ -1,0 +1,70 @@
+"""Weights of AWQ in the layout `gemm`: codes of 4 bits, packed along the outputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+from build_artifacts.weight_formats.base import (
+    SCALE_DTYPES,
+    FileTensor,
+    FloatWeight,
+    QuantizedWeight,
+    WeightFormat,
+    check_shape,
+)
+from build_artifacts.weight_formats.packing import WORD_BITS, unpack_words
+from build_artifacts.weight_formats.scale_grid import (
+    ScaleBlock,
+    ScaleGrid,
+    build_block_grid,
+    count_blocks,
+    dequantize_rows,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AWQ_BITS = 4
+_WORD_CODES = WORD_BITS // AWQ_BITS
+# Places of eight outputs in a word: it has the outputs 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits.
+_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+@dataclass(frozen=True, slots=True)
+class AwqFormat(WeightFormat):
+    """Weights [inputs, outputs] in int32 words. Scales and zeros are [groups, outputs]."""
+
+    group_size: int | None  # None: all inputs
+    endings: ClassVar = dict.fromkeys((".qweight", ".qzeros", ".scales"), ".weight")
+
+    @property
+    def title(self) -> str:
+        return f"AWQ with {AWQ_BITS} bits"
+
+    def decode(self, weight: QuantizedWeight) -> FloatWeight:
+        words = weight.require_matrix(".qweight", ("I32",))
+        zeros = weight.require_matrix(".qzeros", ("I32",))
+        scales = weight.require_matrix(".scales", SCALE_DTYPES)
+        inputs, outputs = words.shape[0], words.shape[1] * _WORD_CODES
+        shape = (outputs, inputs)
+        groups = count_blocks(inputs, self.group_size)
+        check_shape(scales, (groups, outputs), shape)
+        check_shape(zeros, (groups, words.shape[1]), shape)
+
+        def build_grid() -> ScaleGrid:
+            block = ScaleBlock(1, self.group_size)
+            codes = unpack_words(zeros.read(), AWQ_BITS, _ORDER).float()
+            return build_block_grid(scales.read_scales().T, shape, block, codes.T)
+
+        read = partial(_read_codes, words)
+        return FloatWeight(shape, partial(dequantize_rows, shape, read, build_grid))
+
+
+def _read_codes(words: FileTensor, _: int, part: slice) -> Tensor:
+    """Return the codes of some outputs, which may begin and end within a word."""
+    first = part.start // _WORD_CODES
+    used = words.values[:, first : -(-part.stop // _WORD_CODES)]
+    outputs = slice(part.start - first * _WORD_CODES, part.stop - first * _WORD_CODES)
+    return unpack_words(used, AWQ_BITS, _ORDER)[:, outputs].T.float().contiguous()
