@@ -163,8 +163,9 @@ def _round(name: str, read: Callable[[], Iterator[Tensor]], dtype: FloatDtype) -
     kind = torch.bfloat16 if dtype == "BF16" else torch.float16
     for values in read():
         rounded = values.to(kind)
-        # Quicker than a look at each value. fp16 may have infinities where fp32 has none.
-        if not bool(torch.isfinite(rounded.sum(dtype=torch.float32))):
+        # fp16 may have infinities where fp32 has none. A sum is quicker than a look at each value.
+        checked = rounded if dtype == "F16" else values
+        if not bool(torch.isfinite(checked.sum(dtype=torch.float32))):
             raise UnsupportedModel(
                 f"the weight `{name}` has values that are not finite", hint=DAMAGED_HINT
             )

@@ -14,7 +14,7 @@ from build_artifacts.weight_formats.base import (
     WeightFormat,
     check_shape,
 )
-from build_artifacts.weight_formats.packing import WORD_BITS, unpack_words
+from build_artifacts.weight_formats.packing import WORD_BITS
 from build_artifacts.weight_formats.scale_grid import (
     ScaleBlock,
     ScaleGrid,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 AWQ_BITS = 4
 _WORD_CODES = WORD_BITS // AWQ_BITS
 # Places of eight outputs in a word: it has the outputs 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits.
-_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class AwqFormat(WeightFormat):
 
         def build_grid() -> ScaleGrid:
             block = ScaleBlock(1, self.group_size)
-            codes = unpack_words(zeros.read(), AWQ_BITS, _ORDER).float()
-            return build_block_grid(scales.read_scales().T, shape, block, codes.T)
+            codes = _unpack_outputs(zeros.read()).float()
+            return build_block_grid(scales.read_scales().T, shape, block, codes)
 
         read = partial(_read_codes, words)
         return FloatWeight(shape, partial(dequantize_rows, shape, read, build_grid))
@@ -66,5 +66,14 @@ def _read_codes(words: FileTensor, _: int, part: slice) -> Tensor:
     """Return the codes of some outputs, which may begin and end within a word."""
     first = part.start // _WORD_CODES
     used = words.values[:, first : -(-part.stop // _WORD_CODES)]
-    outputs = slice(part.start - first * _WORD_CODES, part.stop - first * _WORD_CODES)
-    return unpack_words(used, AWQ_BITS, _ORDER)[:, outputs].T.float().contiguous()
+    skipped = first * _WORD_CODES
+    return _unpack_outputs(used)[part.start - skipped : part.stop - skipped].float()
+
+
+def _unpack_outputs(words: Tensor) -> Tensor:
+    """Return the codes in words [inputs, words] as integers [outputs, inputs]."""
+    import torch
+
+    shifts = torch.tensor(_PLACES, dtype=torch.int32) * AWQ_BITS
+    shifted = words.T.contiguous()[:, None, :] >> shifts[:, None]
+    return (shifted & ((1 << AWQ_BITS) - 1)).flatten(0, 1)

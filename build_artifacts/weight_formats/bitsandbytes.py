@@ -20,7 +20,7 @@ from build_artifacts.weight_formats.base import (
     check_shape,
     split_rows,
 )
-from build_artifacts.weight_formats.packing import unpack_nibbles
+from build_artifacts.weight_formats.packing import look_up, unpack_nibbles
 from build_artifacts.weight_formats.scale_grid import (
     ROW,
     ScaleGrid,
@@ -136,7 +136,7 @@ def _read_blocks(weight: _Blocks) -> Iterator[Tensor]:
     for part in split_rows(math.ceil(weight.size / weight.block), weight.block):
         stored = codes[part.start * stored_block : part.stop * stored_block]
         packed = stored.reshape(-1).view(torch.uint8)
-        values = table[unpack_nibbles(packed, is_high_first=True).int()]
+        values = look_up(table, unpack_nibbles(packed, is_high_first=True))
         used = scales[part] if scale_nested is None else scale_nested(scales[part], part)
         values = values[: weight.size - part.start * weight.block]  # the last byte may have one
         yield values.mul_(used.repeat_interleave(weight.block)[: len(values)])
@@ -150,7 +150,7 @@ def _load_nested(nested: _NestedScales) -> Callable[[Tensor, slice], Tensor]:
 
     def scale(codes: Tensor, part: slice) -> Tensor:
         blocks = torch.arange(part.start, part.stop) // nested.block
-        return table[codes.int()] * outer[blocks] + nested.offset
+        return look_up(table, codes) * outer[blocks] + nested.offset
 
     return scale
 

@@ -72,7 +72,7 @@ class GptqFormat(WeightFormat):
         def build_grid() -> ScaleGrid:
             import torch
 
-            codes = unpack_words(zeros.read(), bits) + self.zero_offset
+            codes = unpack_words(zeros.read(), bits).int() + self.zero_offset
             return ScaleGrid(
                 scales=scales.read_scales().T.contiguous()[None],
                 rows=torch.arange(outputs),

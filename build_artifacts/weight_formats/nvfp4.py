@@ -13,7 +13,7 @@ from build_artifacts.weight_formats.base import (
     check_shape,
 )
 from build_artifacts.weight_formats.fp8 import FP8_DTYPE
-from build_artifacts.weight_formats.packing import unpack_nibbles
+from build_artifacts.weight_formats.packing import look_up, unpack_nibbles
 from build_artifacts.weight_formats.scale_grid import (
     WHOLE,
     ScaleBlock,
@@ -62,5 +62,6 @@ def decode_nvfp4(weight: QuantizedWeight, names: Nvfp4Names) -> FloatWeight:
 def _read_values(packed: FileTensor, _: int, part: slice) -> Tensor:
     import torch
 
-    values = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
-    return values[unpack_nibbles(packed.values[part], is_high_first=False).int()]
+    table = torch.tensor([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])
+    codes = unpack_nibbles(packed.values[part], is_high_first=False)
+    return look_up(table, codes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,18 +10,22 @@ if TYPE_CHECKING:
 WORD_BITS = 32
 
 
-def unpack_words(words: Tensor, bits: int, order: Sequence[int] | None = None) -> Tensor:
-    """Return the codes in int32 words [rows, words] as int32 [rows, codes].
+def unpack_words(words: Tensor, bits: int) -> Tensor:
+    """Return the codes in int32 words [rows, words] as integers [rows, codes].
 
-    The first code of a word is in its lowest bits. With `order`, the codes of a word are those at
-    these places instead. `bits` divides 32, or is 3: then three words have 32 codes.
+    The first code of a word is in its lowest bits. `bits` divides 32, or is 3: then three words
+    have 32 codes.
     """
     import torch
 
-    if bits == 3:
-        return _unpack_3_bits(words)
-    places = torch.arange(WORD_BITS // bits) if order is None else torch.tensor(order)
-    shifts = (places * bits).to(torch.int32)
+    match bits:
+        case 3:
+            return _unpack_3_bits(words)
+        case 4:  # half the time of shifted words
+            return unpack_nibbles(words.contiguous().view(torch.uint8), is_high_first=False)
+        case 8:
+            return words.contiguous().view(torch.uint8)
+    shifts = torch.arange(0, WORD_BITS, bits, dtype=torch.int32)
     return ((words[..., None] >> shifts) & ((1 << bits) - 1)).flatten(-2)
 
 
@@ -44,3 +47,8 @@ def unpack_nibbles(packed: Tensor, *, is_high_first: bool) -> Tensor:
 
     low, high = packed & 15, packed >> 4
     return torch.stack((high, low) if is_high_first else (low, high), dim=-1).flatten(-2)
+
+
+def look_up(table: Tensor, codes: Tensor) -> Tensor:
+    """Return the value in the table of each code. Quicker than the index operator."""
+    return table.index_select(0, codes.int().reshape(-1)).reshape(codes.shape)

@@ -132,5 +132,5 @@ def _expand(blocks: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     first, last = int(rows[0]), int(rows[-1])
     used = blocks[first : last + 1]
     # Columns first: of the few block rows instead of the many rows.
-    spread = used if used.shape[1] == 1 else used[:, columns]
+    spread = used if used.shape[1] == 1 else used.index_select(1, columns)
     return spread if len(spread) == len(rows) else spread.index_select(0, rows - first)
