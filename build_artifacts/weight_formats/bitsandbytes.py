@@ -47,7 +47,7 @@ class _NestedScales(NamedTuple):
     offset: float
 
 
-class _Blocks(NamedTuple):
+class _FourBitBlocks(NamedTuple):
     """A weight in 4 bits, as one sequence of blocks of values."""
 
     codes: FileTensor
@@ -99,7 +99,7 @@ class Bnb4BitFormat(WeightFormat):
             check_shape(outer_table, (256,), shape)
             nested = _NestedScales(outer_table, outer, nested_block, offset)
         return FloatWeight(
-            shape, partial(_read_blocks, _Blocks(codes, table, scales, nested, block, count))
+            shape, partial(_read_blocks, _FourBitBlocks(codes, table, scales, nested, block, count))
         )
 
 
@@ -125,7 +125,7 @@ def _read_state(tensor: FileTensor) -> tuple[tuple[int, ...], tuple[int, int], f
     return shape, sizes, offset
 
 
-def _read_blocks(weight: _Blocks) -> Iterator[Tensor]:
+def _read_blocks(weight: _FourBitBlocks) -> Iterator[Tensor]:
     """Yield the values in order, in parts of whole blocks."""
     import torch
 

@@ -143,7 +143,7 @@ def test_checkpoint_that_transformers_saved_with_bitsandbytes(bits: int, tmp_pat
     expected = model.dequantize(dtype=torch.bfloat16).state_dict()
     assert found.keys() == expected.keys()
     for name, values in expected.items():
-        # The library rounds int8 to another type first.
+        # The library multiplies int8 by the scale and by 1 / 127, one after the other.
         tolerance = 0 if bits == 4 else 2**-8
         torch.testing.assert_close(found[name], values.float(), atol=0, rtol=tolerance, msg=name)
 
