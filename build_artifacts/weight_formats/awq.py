@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from build_artifacts.errors import UnsupportedModel
 from build_artifacts.weight_formats.base import (
     SCALE_DTYPES,
+    UNQUANTIZED_HINT,
     FileTensor,
     FloatWeight,
     QuantizedWeight,
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AWQ_BITS = 4
+_SCALES = ".scales"
 _WORD_CODES = WORD_BITS // AWQ_BITS
 # Places of eight outputs in a word: it has the outputs 0, 2, 4, 6, 1, 3, 5, 7 from its lowest bits.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -37,16 +40,22 @@ class AwqFormat(WeightFormat):
     """Weights [inputs, outputs] in int32 words. Scales and zeros are [groups, outputs]."""
 
     group_size: int | None  # None: all inputs
-    endings: ClassVar = dict.fromkeys((".qweight", ".qzeros", ".scales"), ".weight")
+    endings: ClassVar = dict.fromkeys((".qweight", ".qzeros", _SCALES), ".weight")
 
     @property
     def title(self) -> str:
         return f"AWQ with {AWQ_BITS} bits"
 
     def decode(self, weight: QuantizedWeight) -> FloatWeight:
+        if weight.tensors.keys() == {_SCALES}:  # as in Falcon, of an activation between two weights
+            raise UnsupportedModel(
+                f"the checkpoint divides activations by `{weight.tensors[_SCALES].name}`, which "
+                "cannot be built",
+                hint=UNQUANTIZED_HINT,
+            )
         words = weight.require_matrix(".qweight", ("I32",))
         zeros = weight.require_matrix(".qzeros", ("I32",))
-        scales = weight.require_matrix(".scales", SCALE_DTYPES)
+        scales = weight.require_matrix(_SCALES, SCALE_DTYPES)
         inputs, outputs = words.shape[0], words.shape[1] * _WORD_CODES
         shape = (outputs, inputs)
         groups = count_blocks(inputs, self.group_size)

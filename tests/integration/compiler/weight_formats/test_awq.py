@@ -64,3 +64,11 @@ def test_damaged_checkpoint_is_refused_by_the_name_of_the_tensor(
     with pytest.raises(UnsupportedModel) as refused:
         convert_tensors(tmp_path, tensors, state_awq())
     assert message in refused.value.message
+
+
+def test_scales_of_activations_are_refused(tmp_path: Path) -> None:
+    weight = quantize_groups(draw_weight(64, 96), 4, 32)
+    packed = {f"{MODULE}.{end}": each for end, each in pack_awq(weight).items()}
+    tensors = packed | {"model.layers.0.mlp.act.scales": torch.ones(64)}
+    with pytest.raises(UnsupportedModel, match=r"divides activations by `.*\.mlp\.act\.scales`"):
+        convert_tensors(tmp_path, tensors, state_awq())

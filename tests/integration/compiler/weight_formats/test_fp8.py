@@ -99,6 +99,23 @@ def test_one_scale_may_apply_to_a_whole_weight(shape: tuple[int, ...], tmp_path:
     check_equal(found, {NAME: dequantize_matrix(values, scales, None)})
 
 
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        # AutoFP8's, and FBGEMM's. Both state no size of blocks.
+        ({"quant_method": "fp8", "activation_scheme": "static"}, None),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, (1, 30)),
+    ],
+)
+def test_scales_may_have_another_name(config: dict[str, Any], size: Blocks, tmp_path: Path) -> None:
+    values, scales = quantize_matrix(draw_weight(20, 30), size)
+    tensors = {NAME: values, f"{NAME}_scale": scales if size else scales.reshape(())}
+    ends = (".input_scale", ".input_scale_ub", ".k_scale")
+    unused = {NAME.replace(".weight", end): torch.tensor(0.1) for end in ends}
+    found = convert_tensors(tmp_path, tensors | unused, config)
+    check_equal(found, {NAME: dequantize_matrix(values, scales, size)})
+
+
 def test_scales_may_be_powers_of_two(tmp_path: Path) -> None:
     """Their type has an exponent of eight bits with the bias 127, and nothing else."""
     values, _ = quantize_matrix(draw_weight(8, 8), (4, 8))
