@@ -122,7 +122,7 @@ def check_unquantized(config: TransformersConfig) -> None:
             f"the checkpoint is quantized with `{quantization.get('quant_method')}`, which cannot "
             "be converted to a float type",
             hint="build from a checkpoint that is not quantized, or from one of GPTQ, AWQ, "
-            "bitsandbytes, compressed-tensors or Model Optimizer, or in fp8",
+            "AutoRound, bitsandbytes, compressed-tensors or Model Optimizer, or in fp8",
         )
 
 

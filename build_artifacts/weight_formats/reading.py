@@ -37,6 +37,14 @@ _DEFAULT_BLOCK_SIZE = [128, 128]  # transformers' own, of a config that states n
 _DEFAULT_GROUP_SIZE = 128  # of transformers, for GPTQ and AWQ
 # Layouts of GPTQ, and what each adds to the zeros that it stores. AutoGPTQ stored one less.
 _ZERO_OFFSETS: Mapping[str, int] = {"gptq": 1, "gptq_v2": 0}
+# The same for the layouts of AutoRound, whose own one needs no other zero.
+_AUTO_ROUND_OFFSETS: Mapping[str, int] = {
+    "auto_round:auto_gptq": 1,
+    "auto_round:gptqmodel": 0,
+    "auto_round": 0,
+}
+_AUTO_ROUND_AWQ = "auto_round:auto_awq"
+_FLOAT_BITS = 16  # of activations that are not quantized
 # Formats of compressed-tensors: how each stores weights of a type, and their possible bits.
 # Other bits have two layouts: in newer versions only, codes cross the ends of words.
 _COMPRESSED: Mapping[tuple[str, str], tuple[Storage, tuple[int, ...]]] = {
@@ -167,6 +175,22 @@ def _read_awq(config: _ConfigObject) -> AwqFormat:
     return AwqFormat(config.read_group_size())
 
 
+def _read_auto_round(config: _ConfigObject) -> WeightFormat:
+    """Read the config of AutoRound, which stores weights in the layouts of GPTQ and AWQ."""
+    for rotation in ("rotation_config", "spinquant_config"):
+        if config.values.get(rotation):
+            raise config.unsupported(rotation, ("null",))
+    config.check("data_type", config.read("data_type", str, "int"), ("int",))
+    if config.read("act_bits", int, _FLOAT_BITS) < _FLOAT_BITS:
+        raise config.unsupported("act_bits", (_FLOAT_BITS,))
+    layout, bits = config.read("packing_format", str, ""), config.read("bits", int, 0)
+    config.check("packing_format", layout, (_AUTO_ROUND_AWQ, *_AUTO_ROUND_OFFSETS))
+    is_awq = layout == _AUTO_ROUND_AWQ
+    config.check("bits", bits, (AWQ_BITS,) if is_awq else GPTQ_BITS)
+    size = config.read_group_size()
+    return AwqFormat(size) if is_awq else GptqFormat(bits, size, _AUTO_ROUND_OFFSETS[layout])
+
+
 def _read_bitsandbytes(config: _ConfigObject) -> WeightFormat:
     is_4_bit = config.read("load_in_4bit", bool, False)
     if not is_4_bit and not config.read("load_in_8bit", bool, False):
@@ -244,6 +268,7 @@ _READERS: Mapping[str, Callable[[_ConfigObject], WeightFormat]] = {
     "fbgemm_fp8": _read_fp8,
     "gptq": _read_gptq,
     "awq": _read_awq,
+    "auto-round": _read_auto_round,
     "bitsandbytes": _read_bitsandbytes,
     "compressed-tensors": _read_compressed,
     "modelopt": _read_modelopt,

@@ -57,6 +57,18 @@ def test_values_are_codes_less_zeros_times_scales(
     check_equal(found, plain | {NAME: weight.compute(torch.float16)})
 
 
+@pytest.mark.parametrize(
+    ("layout", "zero_offset"),
+    [("auto_round:auto_gptq", 1), ("auto_round:gptqmodel", 0), ("auto_round", 0)],
+)
+def test_auto_round_has_both_layouts(layout: str, zero_offset: int, tmp_path: Path) -> None:
+    weight = quantize_groups(draw_weight(64, 96), 4, 32)
+    tensors = name_tensors(weight, zero_offset)
+    del tensors[f"{MODULE}.g_idx"]
+    config = state_gptq() | {"quant_method": "auto-round", "packing_format": layout}
+    check_equal(convert_tensors(tmp_path, tensors, config), {NAME: weight.compute(torch.bfloat16)})
+
+
 @pytest.mark.parametrize("zero", [0, 15])
 def test_zeros_are_stored_modulo_the_number_of_codes(zero: int, tmp_path: Path) -> None:
     """One less than the zero 0 is the code 15."""

@@ -14,6 +14,7 @@ from tests.support.quantized_checkpoints import convert, edit_config
 from tests.support.tiny_encoders import tiny_checkpoint, write_json
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+AUTO_ROUND = GPTQ | {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq"}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 MODELOPT = {"quant_method": "modelopt"}
 
@@ -37,6 +38,8 @@ FP8 = {"num_bits": 8, "type": "float"}
         (GPTQ, "GPTQ with 4 bits"),
         (GPTQ | {"format": "gptq_v2"}, "GPTQ with 4 bits"),
         (AWQ, "AWQ with 4 bits"),
+        (AUTO_ROUND, "GPTQ with 4 bits"),
+        (AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}, "AWQ with 4 bits"),
         ({"quant_method": "fp8"}, "fp8"),
         ({"quant_method": "fbgemm_fp8"}, "fp8"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "4 bits of bitsandbytes"),
@@ -76,6 +79,10 @@ def test_quantization_of_the_text_model_counts(tmp_path: Path) -> None:
         (AWQ | {"version": "exllama"}, '`version`: "exllama"'),
         (AWQ | {"version": "ipex"}, '`version`: "ipex"'),
         (AWQ | {"backend": "llm-awq"}, '`backend`: "llm-awq"'),
+        (AUTO_ROUND | {"packing_format": None}, "`packing_format`: null"),
+        (AUTO_ROUND | {"data_type": "mx_fp"}, '`data_type`: "mx_fp"'),
+        (AUTO_ROUND | {"act_bits": 8}, "`act_bits`: 8"),
+        (AUTO_ROUND | {"rotation_config": {"hadamard_type": "x"}}, "`rotation_config`"),
         ({"quant_method": "bitsandbytes"}, "`load_in_4bit`: null"),
         (MODELOPT | {"quant_algo": "W4A8_AWQ"}, '`quant_algo`: "W4A8_AWQ"'),
         (
@@ -103,7 +110,7 @@ def test_other_variants_are_refused_by_the_field(
     assert message in refused.value.message
 
 
-@pytest.mark.parametrize("method", ["hqq", "quark", "auto-round"])
+@pytest.mark.parametrize("method", ["hqq", "quark", "torchao"])
 def test_other_methods_are_refused_by_their_names(method: str, tmp_path: Path) -> None:
     source = tiny_checkpoint(tmp_path / "bert")
     edit_config(source, quantization_config={"quant_method": method, "bits": 4})
