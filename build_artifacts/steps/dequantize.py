@@ -166,7 +166,9 @@ def _round(name: str, read: Callable[[], Iterator[Tensor]], dtype: FloatDtype) -
         # fp16 may have infinities where fp32 has none. A sum is quicker than a look at each value.
         checked = rounded if dtype == "F16" else values
         if not bool(torch.isfinite(checked.sum(dtype=torch.float32))):
+            range_hint = "; values beyond fp16 need the `dtype` `bfloat16` in config.json"
             raise UnsupportedModel(
-                f"the weight `{name}` has values that are not finite", hint=DAMAGED_HINT
+                f"the weight `{name}` has values that are not finite",
+                hint=f"{DAMAGED_HINT}{range_hint if dtype == 'F16' else ''}",
             )
         yield rounded

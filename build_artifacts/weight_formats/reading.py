@@ -137,9 +137,11 @@ class _ConfigObject(NamedTuple):
         return _ConfigObject(self.path, self.read(name, dict, {}))
 
     def unsupported(self, name: str, supported: Collection[object]) -> UnsupportedModel:
+        value = self.values.get(name)
+        shown = "an object" if isinstance(value, dict | list) else json.dumps(value)
         return UnsupportedModel(
-            f"the quantization in `{self.path.name}` states `{name}`: "
-            f"{json.dumps(self.values.get(name))}, which cannot be built",
+            f"the quantization in `{self.path.name}` states `{name}`: {shown}, which cannot be "
+            "built",
             hint=f"supported: {', '.join(map(str, supported))}; or {UNQUANTIZED_HINT}",
         )
 
