@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
 )
 from build_artifacts.checkpoints.checks import check_weights, suggest_download
-from build_artifacts.checkpoints.weight_formats import SAFETENSORS_SUFFIX
+from build_artifacts.checkpoints.file_formats import SAFETENSORS_SUFFIX
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.types import TaskName
 from deployments.builds.sources import is_hub_id

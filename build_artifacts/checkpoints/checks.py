@@ -25,7 +25,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.weight_formats import unread_weights_error
+from build_artifacts.checkpoints.file_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from deployments.builds.sources import is_hub_id
 
