@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
     Json,
     content_digest,
-    corrupt_file,
+    corrupt_file_error,
     is_plain_file,
     read_field,
     read_json,
@@ -119,10 +119,12 @@ def _check_numbers(path: Path, config: Mapping[str, Json]) -> None:
             try:
                 re.compile(pattern)
             except re.error as exc:
-                raise corrupt_file(path, f"`{pattern}` in `{name}` is no pattern: {exc}") from exc
+                raise corrupt_file_error(
+                    path, f"`{pattern}` in `{name}` is no pattern: {exc}"
+                ) from exc
     for name, number in numbers.items():
         if not isinstance(number, int | float | None):
-            raise corrupt_file(path, f"`{name}` is not a number")
+            raise corrupt_file_error(path, f"`{name}` is not a number")
 
 
 def _read_labels(directory: Path, task: TaskName) -> tuple[tuple[str, ...], str | None]:

@@ -13,7 +13,7 @@ from typing import Any
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
-    corrupt_file,
+    corrupt_file_error,
     unreadable_source_error,
 )
 from build_artifacts.checkpoints.file_formats import GGUF_SUFFIX
@@ -53,7 +53,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     except OSError as exc:
         raise unreadable_source_error(file, str(exc.strerror)) from exc
     if magic != _MAGIC:
-        raise corrupt_file(file, "not a GGUF file")
+        raise corrupt_file_error(file, "not a GGUF file")
     directory = scratch / "gguf"
     directory.mkdir()
     _write_descriptions(file, directory)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeVar
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     Json,
-    corrupt_file,
+    corrupt_file_error,
     read_field,
     read_object,
 )
@@ -123,14 +123,14 @@ class _ConfigObject(NamedTuple):
         if value is None:
             return default
         if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            raise corrupt_file(self.path, f"`{name}` of the quantization is {value!r}")
+            raise corrupt_file_error(self.path, f"`{name}` of the quantization is {value!r}")
         return value
 
     def read_group_size(self) -> int | None:
         """Return the size of groups, or None for one group of all inputs."""
         size = self.read("group_size", int, self.read("q_group_size", int, _DEFAULT_GROUP_SIZE))
         if size != -1 and size < 1:
-            raise corrupt_file(self.path, f"`group_size` of the quantization is {size}")
+            raise corrupt_file_error(self.path, f"`group_size` of the quantization is {size}")
         return None if size == -1 else size
 
     def read_object(self, name: str) -> _ConfigObject:
@@ -261,7 +261,7 @@ def _parse_block(path: Path, size: Json) -> ScaleBlock:
         return WHOLE
     is_pair = isinstance(size, list) and len(size) == 2
     if not (is_pair and all(isinstance(each, int) and each > 0 for each in size)):
-        raise corrupt_file(path, f"the block size of `{_QUANTIZATION}` is not two integers")
+        raise corrupt_file_error(path, f"the block size of `{_QUANTIZATION}` is not two integers")
     return ScaleBlock(*size)
 
 
