@@ -31,7 +31,7 @@ class SourceCheckpoint:
     def weights(self) -> Path:
         """Directory of safetensors, config and tokenizer. Raises BuildError if unavailable."""
         from build_artifacts.sources.hub import HuggingFaceHub
-        from build_artifacts.steps.dequantize import dequantize
+        from build_artifacts.steps.dequantize_gguf import dequantize_gguf
         from build_artifacts.steps.resolve import resolve
 
         source = self._source or find_source(self._model.manifest)
@@ -39,7 +39,7 @@ class SourceCheckpoint:
         if checkpoint.packed is not None:
             directory = self._scratch / "dequantized"
             directory.mkdir()
-            dequantize(checkpoint, directory)
+            dequantize_gguf(checkpoint, directory)
             return directory
         return checkpoint.weights
 

@@ -43,14 +43,14 @@ def find_smollm(bench: Bench) -> Path:
         ) from error
     from build_artifacts.demo import DEMO_MODELS
     from build_artifacts.sources.hub import HuggingFaceHub
-    from build_artifacts.steps.dequantize import dequantize
+    from build_artifacts.steps.dequantize_gguf import dequantize_gguf
     from build_artifacts.steps.resolve import resolve
 
     (model,) = (m for m in DEMO_MODELS if m.task is TaskName.TEXT_GENERATION)
     checkpoint = resolve(model.ref, bench.scratch, HuggingFaceHub())
 
     def unpack(into: Path) -> Path:
-        dequantize(checkpoint, into)
+        dequantize_gguf(checkpoint, into)
         return into
 
     return bench.once("smollm", unpack)

@@ -12,14 +12,14 @@ from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
     Json,
     content_digest,
-    corrupt_file,
+    corrupt_file_error,
     is_plain_file,
     read_field,
     read_json,
     read_object,
 )
 from build_artifacts.checkpoints.checks import check_weights, suggest_download
-from build_artifacts.checkpoints.weight_formats import SAFETENSORS_SUFFIX
+from build_artifacts.checkpoints.file_formats import SAFETENSORS_SUFFIX
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from deployments.artifacts.types import TaskName
 from deployments.builds.sources import is_hub_id
@@ -119,10 +119,12 @@ def _check_numbers(path: Path, config: Mapping[str, Json]) -> None:
             try:
                 re.compile(pattern)
             except re.error as exc:
-                raise corrupt_file(path, f"`{pattern}` in `{name}` is no pattern: {exc}") from exc
+                raise corrupt_file_error(
+                    path, f"`{pattern}` in `{name}` is no pattern: {exc}"
+                ) from exc
     for name, number in numbers.items():
         if not isinstance(number, int | float | None):
-            raise corrupt_file(path, f"`{name}` is not a number")
+            raise corrupt_file_error(path, f"`{name}` is not a number")
 
 
 def _read_labels(directory: Path, task: TaskName) -> tuple[tuple[str, ...], str | None]:

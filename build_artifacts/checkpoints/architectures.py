@@ -113,14 +113,16 @@ def check_unquantized(config: TransformersConfig) -> None:
     """Raise UnsupportedModel if the weights are quantized, except GPT-OSS's in MXFP4.
 
     Its authors publish no others, and each value of MXFP4 is one of bf16, too. A build has already
-    converted weights in fp8, so that their config states no quantization.
+    converted the formats of `weight_formats`, so that their configs state no quantization.
     """
     quantization = getattr(config, "quantization_config", None)
     is_mxfp4 = quantization and quantization.get("quant_method") == MXFP4
     if quantization and not (is_mxfp4 and config.model_type == "gpt_oss"):
         raise UnsupportedModel(
-            "the checkpoint is quantized, so the accuracy gate has no fp32 reference",
-            hint="build from the unquantized checkpoint, or from one in fp8",
+            f"the checkpoint is quantized with `{quantization.get('quant_method')}`, which cannot "
+            "be converted to a float type",
+            hint="build from a checkpoint that is not quantized, or from one of GPTQ, AWQ, "
+            "AutoRound, bitsandbytes, compressed-tensors or Model Optimizer, or in fp8",
         )
 
 

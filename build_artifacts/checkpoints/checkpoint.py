@@ -138,10 +138,10 @@ def read_json(path: Path, default: Json = None) -> Json:
     except OSError as exc:
         raise unreadable_source_error(path, str(exc.strerror)) from exc
     except (ValueError, RecursionError) as exc:
-        raise corrupt_file(path, str(exc)) from exc
+        raise corrupt_file_error(path, str(exc)) from exc
 
 
-def corrupt_file(path: Path, reason: str) -> UnsupportedModel:
+def corrupt_file_error(path: Path, reason: str) -> UnsupportedModel:
     """Build the error for a file with invalid content."""
     if _is_lfs_pointer(path):
         return UnsupportedModel(
@@ -169,7 +169,7 @@ def read_object(path: Path) -> dict[str, Json]:
     """
     value = read_json(path, default={})
     if not isinstance(value, dict):
-        raise corrupt_file(path, "not a JSON object")
+        raise corrupt_file_error(path, "not a JSON object")
     return value
 
 
@@ -181,7 +181,7 @@ def read_field(path: Path, name: str, kind: type[T]) -> T | None:
     """
     value = read_object(path).get(name)
     if value is not None and not isinstance(value, kind):
-        raise corrupt_file(path, f"`{name}` is not {_TYPE_NAMES[kind]}")
+        raise corrupt_file_error(path, f"`{name}` is not {_TYPE_NAMES[kind]}")
     return value
 
 
@@ -193,7 +193,7 @@ def read_modules(directory: Path) -> list[SentenceModule]:
     path = directory / MODULES_NAME
     modules = read_json(path, default=[])
     if not isinstance(modules, list) or not all(map(_is_module, modules)):
-        raise corrupt_file(path, "not a list of modules with `type` and `path`")
+        raise corrupt_file_error(path, "not a list of modules with `type` and `path`")
     return [SentenceModule(module["type"], module["path"]) for module in modules]
 
 

@@ -17,7 +17,7 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULES_NAME,
     Checkpoint,
     check_modules,
-    corrupt_file,
+    corrupt_file_error,
     is_plain_file,
     is_splade_model,
     read_field,
@@ -25,7 +25,7 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.weight_formats import unread_weights_error
+from build_artifacts.checkpoints.file_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from deployments.builds.sources import is_hub_id
 
@@ -145,7 +145,7 @@ def _check_counts(path: Path) -> None:
     for name, limit in _MAX_COUNTS.items():
         count = config.get(name)
         if isinstance(count, int) and count > limit:
-            raise corrupt_file(path, f"`{name}` is {count}; the limit is {limit}")
+            raise corrupt_file_error(path, f"`{name}` is {count}; the limit is {limit}")
 
 
 def _is_native_decoder(checkpoint: Checkpoint) -> bool:
@@ -194,7 +194,7 @@ def _shards(index: Path) -> dict[str, set[str]]:
     """Return the tensors of each shard according to the weight index."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise corrupt_file(index, "no `weight_map` from tensors to files")
+        raise corrupt_file_error(index, "no `weight_map` from tensors to files")
     shards: dict[str, set[str]] = {}
     for tensor, name in weight_map.items():
         if not isinstance(name, str) or Path(name).name != name or name == "..":
@@ -219,9 +219,11 @@ def _check_tensors(path: Path, promised: set[str]) -> None:
     except OSError as exc:
         raise unreadable_source_error(path, str(exc)) from exc
     except SafetensorError as exc:
-        raise corrupt_file(path, str(exc)) from exc
+        raise corrupt_file_error(path, str(exc)) from exc
     if missing:
-        raise corrupt_file(path, f"the tensor `{min(missing)}` of the weight index is missing")
+        raise corrupt_file_error(
+            path, f"the tensor `{min(missing)}` of the weight index is missing"
+        )
 
 
 def _unread_weights_error(directory: Path) -> BuildError | None:

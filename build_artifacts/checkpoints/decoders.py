@@ -20,7 +20,7 @@ from build_artifacts.checkpoints.architectures import (
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     Json,
-    corrupt_file,
+    corrupt_file_error,
     is_plain_file,
     read_object,
     unreadable_source_error,
@@ -309,7 +309,7 @@ def _read_config_templates(weights: Path) -> dict[str, Json]:
     if not isinstance(value, list):
         return {CHAT_TEMPLATE_NAME: value}
     if not all(isinstance(entry, dict) for entry in value):
-        raise corrupt_file(config, "`chat_template` is not a text or a list of objects")
+        raise corrupt_file_error(config, "`chat_template` is not a text or a list of objects")
     by_key = {str(entry.get("name")): entry.get("template") for entry in value}
     return {name: by_key.get(key) for name, key in TEMPLATES.items()}
 
@@ -320,7 +320,7 @@ def _read_template(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8")
     except ValueError as exc:
-        raise corrupt_file(path, str(exc)) from exc
+        raise corrupt_file_error(path, str(exc)) from exc
     except OSError as exc:
         raise unreadable_source_error(path, str(exc.strerror)) from exc
 

@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.architectures import (
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     Json,
-    corrupt_file,
+    corrupt_file_error,
     is_plain_file,
     read_field,
     read_object,
@@ -215,7 +215,7 @@ def _read_defaults(weights: Path, generation: GenerationSettings) -> GenerationD
         )
     except ValidationError as exc:
         error = exc.errors()[0]
-        raise corrupt_file(
+        raise corrupt_file_error(
             find_generation_config(weights), f"`{error['loc'][0]}`: {error['msg']}"
         ) from exc
 

@@ -17,7 +17,7 @@ from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     Json,
     check_modules,
-    corrupt_file,
+    corrupt_file_error,
     read_field,
     read_object,
 )
@@ -197,7 +197,9 @@ def read_labels(weights: Path, config: TransformersConfig) -> tuple[str, ...]:
     """Return the labels in id order. Raises UnsupportedModel if an id has no label."""
     ids = range(config.num_labels)
     if not ids or set(ids) != set(config.id2label):
-        raise corrupt_file(weights / CONFIG_NAME, "`id2label` does not name the labels 0, 1, …")
+        raise corrupt_file_error(
+            weights / CONFIG_NAME, "`id2label` does not name the labels 0, 1, …"
+        )
     return tuple(str(config.id2label[i]) for i in ids)
 
 
@@ -331,7 +333,7 @@ def _read_truncation_side(weights: Path) -> TruncationSide:
         path = weights / TOKENIZER_NAME
         side = (read_field(path, "truncation", dict) or {}).get("direction", "Right").lower()
     if side not in ("left", "right"):
-        raise corrupt_file(path, f"the side of the truncation is `{side}`")
+        raise corrupt_file_error(path, f"the side of the truncation is `{side}`")
     return "left" if side == "left" else "right"
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
-    corrupt_file,
+    corrupt_file_error,
     is_plain_file,
     read_field,
     read_object,
@@ -67,11 +67,11 @@ def read_dense_layer(directory: Path, input_width: int) -> DenseLayer:
     path = directory / f"{_WEIGHTS}.safetensors"
     if weight.ndim != 2 or weight.shape[1] != input_width:
         shape = list(weight.shape)
-        raise corrupt_file(
+        raise corrupt_file_error(
             path, f"`linear.weight` of shape {shape} does not fit {input_width} values"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise corrupt_file(path, f"`linear.bias` has the shape {list(bias.shape)}")
+        raise corrupt_file_error(path, f"`linear.bias` has the shape {list(bias.shape)}")
     return DenseLayer(weight, bias, activation)
 
 
@@ -94,10 +94,12 @@ def _read_weights(directory: Path) -> tuple[NDArray[np.float32], NDArray[np.floa
     check_weights(directory, _WEIGHTS)
     path = directory / f"{_WEIGHTS}.safetensors"
     if not is_plain_file(path):
-        raise corrupt_file(directory / CONFIG_NAME, "the weights of a Dense module are in shards")
+        raise corrupt_file_error(
+            directory / CONFIG_NAME, "the weights of a Dense module are in shards"
+        )
     arrays = {name: tensor.float().numpy() for name, tensor in load_file(path).items()}
     if "linear.weight" not in arrays:
-        raise corrupt_file(path, "`linear.weight` is missing")
+        raise corrupt_file_error(path, "`linear.weight` is missing")
     return arrays["linear.weight"], arrays.get("linear.bias")
 
 

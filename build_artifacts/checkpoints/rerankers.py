@@ -15,7 +15,7 @@ from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     MODULES_NAME,
     Checkpoint,
-    corrupt_file,
+    corrupt_file_error,
     read_field,
     read_modules,
 )
@@ -97,14 +97,14 @@ def read_logit_score(checkpoint: Checkpoint) -> LogitScore:
         )
     true_token = _read_token(config, "true_token_id")
     if true_token is None:
-        raise corrupt_file(config, "no `true_token_id`")
+        raise corrupt_file_error(config, "no `true_token_id`")
     return LogitScore(true_token, _read_token(config, "false_token_id"))
 
 
 def _read_token(config: Path, name: str) -> int | None:
     value = read_field(config, name, int)
     if value is not None and (isinstance(value, bool) or value < 0):
-        raise corrupt_file(config, f"`{name}` is {value}")
+        raise corrupt_file_error(config, f"`{name}` is {value}")
     return value
 
 

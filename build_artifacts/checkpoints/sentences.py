@@ -12,7 +12,7 @@ from build_artifacts.checkpoints.checkpoint import (
     MODULE_TYPES,
     Checkpoint,
     Json,
-    corrupt_file,
+    corrupt_file_error,
     read_field,
     read_modules,
     read_object,
@@ -245,7 +245,7 @@ def _read_dimensions(checkpoint: Checkpoint, width: int) -> int | None:
     path = checkpoint.directory / SENTENCE_CONFIG_NAME
     dimensions = read_field(path, "truncate_dim", int)
     if dimensions is not None and dimensions < 1:
-        raise corrupt_file(path, f"`truncate_dim` is {dimensions}")
+        raise corrupt_file_error(path, f"`truncate_dim` is {dimensions}")
     return dimensions if dimensions is not None and dimensions < width else None
 
 

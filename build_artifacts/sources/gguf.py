@@ -1,8 +1,8 @@
 """Checkpoint from a GGUF file: local, in a Python package, or in a hub repository.
 
 This module writes config, tokenizer and chat template as files of a transformers checkpoint.
-`steps/dequantize.py` reads the weights later, because the conversion is slow, and unnecessary for a
-version that the store already has.
+`steps/dequantize_gguf.py` reads the weights later, because the conversion is slow, and unnecessary
+for a version that the store already has.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from build_artifacts.checkpoints.architectures import TransformersConfig
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
-    corrupt_file,
+    corrupt_file_error,
     unreadable_source_error,
 )
+from build_artifacts.checkpoints.file_formats import GGUF_SUFFIX
 from build_artifacts.checkpoints.models import first_line
-from build_artifacts.checkpoints.weight_formats import GGUF_SUFFIX
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import absolute_ref
@@ -53,7 +53,7 @@ def resolve_gguf(ref: str, scratch: Path, hub: Hub) -> Checkpoint:
     except OSError as exc:
         raise unreadable_source_error(file, str(exc.strerror)) from exc
     if magic != _MAGIC:
-        raise corrupt_file(file, "not a GGUF file")
+        raise corrupt_file_error(file, "not a GGUF file")
     directory = scratch / "gguf"
     directory.mkdir()
     _write_descriptions(file, directory)

@@ -19,7 +19,7 @@ from build_artifacts.checkpoints.checkpoint import (
     is_hashed,
 )
 from build_artifacts.checkpoints.checks import adapter_without_model_error, check_description
-from build_artifacts.checkpoints.weight_formats import SAFETENSORS_SUFFIX, unread_weights_error
+from build_artifacts.checkpoints.file_formats import SAFETENSORS_SUFFIX, unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound
 from build_artifacts.sources.tokenizer import check_vocabulary_files
 from deployments.artifacts.manifest import ModelSource

@@ -10,7 +10,7 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.weight_formats import unread_weights_error
+from build_artifacts.checkpoints.file_formats import unread_weights_error
 from build_artifacts.errors import BuildError, SourceNotFound
 from deployments.artifacts.manifest import ModelSource
 from deployments.builds.sources import local_model_id

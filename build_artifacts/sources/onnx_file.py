@@ -17,7 +17,7 @@ from build_artifacts.checkpoints.checkpoint import (
     is_plain_file,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.weight_formats import ONNX_SUFFIX
+from build_artifacts.checkpoints.file_formats import ONNX_SUFFIX
 from build_artifacts.errors import SourceNotFound
 from build_artifacts.sources.local import absolute_ref
 from build_artifacts.sources.package import locate_file

@@ -24,7 +24,7 @@ from build_artifacts.checkpoints.checkpoint import (
     is_hashed,
     is_plain_file,
 )
-from build_artifacts.checkpoints.weight_formats import (
+from build_artifacts.checkpoints.file_formats import (
     GGUF_SUFFIX,
     ONNX_SUFFIX,
     unread_weights_error,

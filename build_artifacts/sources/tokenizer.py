@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from build_artifacts.checkpoints.checkpoint import (
     Checkpoint,
     Json,
-    corrupt_file,
+    corrupt_file_error,
     hashed_files,
     is_plain_file,
     read_field,
@@ -161,7 +161,7 @@ def _add_stated_tokens(config: Path, tokenizer: Tokenizer) -> None:
     try:
         tokens = {int(number): _read_token(fields) for number, fields in stated.items()}
     except (TypeError, ValueError, LookupError) as exc:
-        raise corrupt_file(config, f"`{name}` does not name tokens by their ids") from exc
+        raise corrupt_file_error(config, f"`{name}` does not name tokens by their ids") from exc
     named = known.union(token.content for token in tokens.values())
     if missing := _find_special_names(config, tokenizer) - named:
         tokens |= _read_tokens_of_class(config.parent, missing)
@@ -188,7 +188,7 @@ def _find_special_names(config: Path, tokenizer: Tokenizer) -> set[str]:
             if (value := content.get(field)) and tokenizer.token_to_id(_read_name(value)) is None:
                 names.add(_read_name(value))
     except (TypeError, LookupError) as exc:
-        raise corrupt_file(config, f"`{field}` does not name tokens") from exc
+        raise corrupt_file_error(config, f"`{field}` does not name tokens") from exc
     return names
 
 
@@ -275,7 +275,7 @@ def _read_vocabulary(weights: Path, name: str) -> VocabularyFiles:
         with path.open(encoding="utf-8") as lines:
             words = {line.rstrip("\n"): number for number, line in enumerate(lines)}
     except ValueError as exc:
-        raise corrupt_file(path, str(exc)) from exc
+        raise corrupt_file_error(path, str(exc)) from exc
     except OSError as exc:
         raise unreadable_source_error(path, str(exc.strerror)) from exc
     return words | read_object(weights / _ADDED_NAME)
@@ -293,4 +293,4 @@ def _open(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as exc:  # the library raises bare Exception
-        raise corrupt_file(path, first_line(exc)) from exc
+        raise corrupt_file_error(path, first_line(exc)) from exc

@@ -9,7 +9,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.adapter import Adapter
 from build_artifacts.checkpoints.checkpoint import (
     MODULES_NAME,
-    corrupt_file,
+    corrupt_file_error,
     hashed_files,
     is_plain_file,
     read_modules,
@@ -57,7 +57,7 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     try:
         return Tokenizer.from_file(str(path)).get_vocab()
     except Exception as exc:  # tokenizers raises Exception itself
-        raise corrupt_file(path, str(exc)) from exc
+        raise corrupt_file_error(path, str(exc)) from exc
 
 
 def copy_chat_format(adapter: Adapter, into: Path) -> None:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import PROBLEM_TYPES, Adapter
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_field, read_modules
-from build_artifacts.checkpoints.fp8 import read_fp8_format
 from build_artifacts.checkpoints.models import estimate_memory
 from build_artifacts.checkpoints.text_models import has_images
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
-from build_artifacts.steps.dequantize_fp8 import dequantize_fp8
+from build_artifacts.steps.dequantize_gguf import dequantize_gguf
 from build_artifacts.steps.dequantize_onnx import dequantize_onnx
 from build_artifacts.steps.merge import merge
 from build_artifacts.steps.text_model import extract_text_model
+from build_artifacts.weight_formats.reading import read_float_dtype, read_weight_format
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.types import TaskName
 
@@ -24,22 +24,23 @@ from deployments.artifacts.types import TaskName
 def convert_weights(
     steps: StepRunner, checkpoint: Checkpoint, tasks: tuple[str, ...]
 ) -> Checkpoint:
-    """Return a checkpoint without packed weights, weights in fp8 and image inputs.
+    """Return a checkpoint without packed files, quantized weights and image inputs.
 
-    Weights in a GGUF or ONNX file are converted to fp32 safetensors, weights in fp8 to bf16. A
-    checkpoint with image inputs is reduced to its text model, unless sentence-transformers saved
-    it. Others are returned unchanged. `tasks[0]` is the main task of the build. Raises
+    Weights in a GGUF or ONNX file are converted to fp32 safetensors, quantized weights to fp16 or
+    bf16. A checkpoint with image inputs is reduced to its text model, unless sentence-transformers
+    saved it. Others are returned unchanged. `tasks[0]` is the main task of the build. Raises
     UnsupportedModel if the weights cannot be converted.
     """
     file = checkpoint.packed
     if file is not None:
-        unpack = partial(dequantize_onnx if is_onnx(file.name) else dequantize, checkpoint)
+        unpack = partial(dequantize_onnx if is_onnx(file.name) else dequantize_gguf, checkpoint)
         detail = f"weights of {file.name} to fp32"
         return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, unpack)
-    if read_fp8_format(checkpoint.weights) is not None:
+    if (weight_format := read_weight_format(checkpoint.weights)) is not None:
         is_decoder = tasks[0] == TaskName.TEXT_GENERATION
-        convert = partial(dequantize_fp8, checkpoint, is_decoder=is_decoder)
-        detail = "weights in fp8 to bf16"
+        convert = partial(dequantize, checkpoint, weight_format, is_decoder=is_decoder)
+        dtype = "fp16" if read_float_dtype(checkpoint.weights) == "F16" else "bf16"
+        detail = f"weights in {weight_format.title} to {dtype}"
         checkpoint = _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
     if has_images(checkpoint.weights) and not read_modules(checkpoint.directory):
         detail = "the text model, without image inputs"

@@ -1,52 +1,173 @@
-"""Conversion of GGUF weights to a transformers checkpoint in fp32."""
+"""Conversion of a checkpoint with quantized weights to one in 16 bits."""
 
 from __future__ import annotations
 
-import shutil
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
-from build_artifacts.checkpoints.models import first_line
+from build_artifacts.checkpoints.architectures import load_config
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    Checkpoint,
+    copy_without_weights,
+    list_weight_files,
+    write_index,
+)
+from build_artifacts.checkpoints.decoders import check_decoder
+from build_artifacts.checkpoints.text_models import has_images, load_text_config
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.steps.tensor_shard import VALUE_BYTES, PlannedTensor, write_shard
+from build_artifacts.weight_formats.base import (
+    DAMAGED_HINT,
+    UNQUANTIZED_HINT,
+    FileTensor,
+    FloatWeight,
+    QuantizedWeight,
+    WeightFormat,
+)
+from build_artifacts.weight_formats.reading import (
+    EARLY_CONFIGS,
+    FloatDtype,
+    read_float_dtype,
+    read_unquantized_config,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def dequantize(checkpoint: Checkpoint, into: Path) -> None:
-    """Write the checkpoint to `into`, with its weights as safetensors.
+def dequantize(
+    checkpoint: Checkpoint, weight_format: WeightFormat, into: Path, *, is_decoder: bool
+) -> None:
+    """Write the checkpoint to `into` with its quantized weights in 16 bits, and others as they are.
 
-    Raises UnsupportedModel if the weights cannot be read or some are missing.
+    Values are computed in fp32. `is_decoder` tells that the model will be built as a decoder.
+    Raises UnsupportedModel if such a model cannot be built, or for tensors that are missing, of
+    other shapes or types, or invalid.
     """
-    import torch
-    from transformers import AutoModelForCausalLM, GenerationConfig
+    weights = checkpoint.weights
+    target = into / weights.relative_to(checkpoint.directory)
+    copy_without_weights(checkpoint.directory, into, weights=weights, without=EARLY_CONFIGS)
+    config = json.dumps(read_unquantized_config(weights), indent=2)
+    (target / CONFIG_NAME).write_text(config, encoding="utf-8")
+    if is_decoder:  # before gigabytes are written
+        check_decoder(load_text_config(target) if has_images(target) else load_config(target))
+    files = _open_files(weights)
+    shards: dict[str, str] = {}
+    size = 0
+    for number, planned in enumerate(_plan(files, weight_format, read_float_dtype(weights))):
+        if planned:
+            shard = f"model-{number:05}.safetensors"
+            write_shard(target / shard, planned)
+            shards |= dict.fromkeys(planned, shard)
+            size += sum(tensor.nbytes for tensor in planned.values())
+    write_index(target, shards, size)
 
-    file = checkpoint.packed
-    assert file is not None, "bug: dequantize without a GGUF file"
-    try:
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            file.parent,
-            gguf_file=file.name,
-            dtype=torch.float32,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except Exception as exc:  # the GGUF reader may raise any exception
+
+def _open_files(weights: Path) -> list[dict[str, FileTensor]]:
+    """Return the tensors of each file by name."""
+    from safetensors import safe_open
+
+    files = []
+    for path in list_weight_files(weights):
+        file: Any = safe_open(path, framework="pt")
+        tensors = {}
+        for name in file.keys():  # noqa: SIM118 - the file object is no mapping
+            values = file.get_slice(name)
+            shape = tuple(values.get_shape())
+            tensors[name] = FileTensor(file, name, values.get_dtype(), shape)
+        files.append(tensors)
+    return files
+
+
+def _plan(
+    files: Sequence[Mapping[str, FileTensor]], weight_format: WeightFormat, dtype: FloatDtype
+) -> list[dict[str, PlannedTensor]]:
+    """Return the tensors of each new file. All tensors are checked, and no values are read.
+
+    A weight is written to the file that corresponds to that of its first tensor.
+    """
+    tensors = {name: tensor for file in files for name, tensor in file.items()}
+    weights = _find_weights(tensors, weight_format)
+    owners = {part.name: weight for weight in weights.values() for part in weight.tensors.values()}
+    planned: dict[str, PlannedTensor] = {}
+    plans = []
+    for file in files:
+        names = []
+        for name, tensor in file.items():
+            weight = owners.get(name)
+            if weight is None and name.endswith(weight_format.unused):
+                continue
+            target = name if weight is None else weight.name
+            if target not in planned:
+                names.append(target)
+                planned[target] = (
+                    _plan_other(tensor, weight_format)
+                    if weight is None
+                    else _plan_weight(weight.name, weight_format.decode(weight), dtype)
+                )
+        plans.append({name: planned[name] for name in names})
+    return plans
+
+
+def _find_weights(
+    tensors: Mapping[str, FileTensor], weight_format: WeightFormat
+) -> dict[str, QuantizedWeight]:
+    """Return the quantized weights by name.
+
+    Raises UnsupportedModel for a weight that the checkpoint has in two forms.
+    """
+    parts: defaultdict[str, dict[str, FileTensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        if name.endswith(weight_format.unused):
+            continue
+        if (found := weight_format.find_weight(name, tensors)) is not None:
+            weight, ending = found
+            parts[weight][ending] = tensor
+    for name in parts.keys() & tensors.keys():
+        if "" not in weight_format.endings:
+            raise UnsupportedModel(
+                f"the checkpoint has the weight `{name}` twice, once quantized", hint=DAMAGED_HINT
+            )
+        parts[name][""] = tensors[name]
+    endings = weight_format.endings
+    return {name: QuantizedWeight(name, found, endings) for name, found in parts.items()}
+
+
+def _plan_other(tensor: FileTensor, weight_format: WeightFormat) -> PlannedTensor:
+    """Plan a copy of a tensor that is not quantized. Raises UnsupportedModel for other types."""
+    if tensor.dtype in weight_format.needs:
+        weight = QuantizedWeight(tensor.name, {"": tensor}, weight_format.endings)
+        weight.require(weight_format.needs[tensor.dtype], ())  # raises
+    if tensor.dtype not in VALUE_BYTES:
         raise UnsupportedModel(
-            f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
-            hint="build from the original safetensors checkpoint",
-        ) from exc
-    if missing := sorted(info["missing_keys"]):
-        raise UnsupportedModel(
-            f"`{file.name}` has no weights for `{missing[0]}`", hint="download the file again"
+            f"the tensor `{tensor.name}` has the type {tensor.dtype}, which cannot be built from a "
+            f"checkpoint in {weight_format.title}",
+            hint=UNQUANTIZED_HINT,
         )
-    config = loaded.config
-    config.__dict__.pop("quantization_config", None)
-    # Copy the weights to a new model: transformers treats a model loaded from GGUF as quantized
-    # and does not save it.
-    with torch.device("meta"):
-        model = type(loaded)(config)
-    model.load_state_dict(loaded.state_dict(), assign=True)
-    model.tie_weights()
-    model.generation_config = GenerationConfig()
-    model.save_pretrained(into)
-    for name, path in hashed_files(checkpoint.directory):
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, into / name)
+    return PlannedTensor(tensor.dtype, tensor.shape, tensor.read_parts)
+
+
+def _plan_weight(name: str, weight: FloatWeight, dtype: FloatDtype) -> PlannedTensor:
+    return PlannedTensor(dtype, weight.shape, partial(_round, name, weight.read, dtype))
+
+
+def _round(name: str, read: Callable[[], Iterator[Tensor]], dtype: FloatDtype) -> Iterator[Tensor]:
+    import torch
+
+    kind = torch.bfloat16 if dtype == "BF16" else torch.float16
+    for values in read():
+        rounded = values.to(kind)
+        # fp16 may have infinities where fp32 has none. A sum is quicker than a look at each value.
+        checked = rounded if dtype == "F16" else values
+        if not bool(torch.isfinite(checked.sum(dtype=torch.float32))):
+            range_hint = "; values beyond fp16 need the `dtype` `bfloat16` in config.json"
+            raise UnsupportedModel(
+                f"the weight `{name}` has values that are not finite",
+                hint=f"{DAMAGED_HINT}{range_hint if dtype == 'F16' else ''}",
+            )
+        yield rounded

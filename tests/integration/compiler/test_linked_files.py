@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from build_artifacts.sources.hub import HuggingFaceHub
-from build_artifacts.steps.dequantize import dequantize
+from build_artifacts.steps.dequantize_gguf import dequantize_gguf
 from build_artifacts.steps.resolve import resolve
 from tests.support.tiny_decoders import tiny_llama, write_gguf
 from tests.support.tiny_encoders import tiny_checkpoint
@@ -31,7 +31,7 @@ def test_gguf_file_of_the_cache_keeps_its_name(tmp_path: Path) -> None:
     assert checkpoint.packed == file
     assert checkpoint.source.ref == str(file)
     (tmp_path / "whole").mkdir()
-    dequantize(checkpoint, tmp_path / "whole")
+    dequantize_gguf(checkpoint, tmp_path / "whole")
     assert (tmp_path / "whole" / "model.safetensors").is_file()
 
 

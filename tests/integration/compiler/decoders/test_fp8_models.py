@@ -31,14 +31,8 @@ from tests.integration.compiler.decoders.test_families import (
 )
 from tests.integration.compiler.decoders.test_text_models import MINISTRAL3, write_model
 from tests.support.decoder_families import OWN, write_decoder
-from tests.support.fp8_checkpoints import (
-    Blocks,
-    convert,
-    edit_config,
-    is_quantized,
-    quantize_checkpoint,
-    quantize_matrix,
-)
+from tests.support.fp8_checkpoints import Blocks, quantize_checkpoint, quantize_matrix
+from tests.support.quantized_checkpoints import convert, edit_config, is_quantized
 
 pytestmark = pytest.mark.slow
 

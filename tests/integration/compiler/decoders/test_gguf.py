@@ -19,7 +19,7 @@ from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.families import read_metadata
 from build_artifacts.sources.hub import Hub, HubListing, HuggingFaceHub
 from build_artifacts.sources.package import unpack
-from build_artifacts.steps.dequantize import dequantize
+from build_artifacts.steps.dequantize_gguf import dequantize_gguf
 from build_artifacts.steps.resolve import resolve
 from deployments.artifacts.manifest import CHAT_TEMPLATE_NAME
 from deployments.artifacts.store import file_sha256
@@ -60,7 +60,7 @@ def test_gguf_dequantizes_to_original_checkpoint(tmp_path: Path, llama: Path, fi
     assert select_tasks(result, None, None) == (TaskName.TEXT_GENERATION,)
 
     (tmp_path / "whole").mkdir()
-    dequantize(result, tmp_path / "whole")
+    dequantize_gguf(result, tmp_path / "whole")
     whole = Checkpoint(tmp_path / "whole", result.source, result.default_id)
     actual, expected = (load_file(place / "model.safetensors") for place in (whole.weights, llama))
     assert actual.keys() == expected.keys()

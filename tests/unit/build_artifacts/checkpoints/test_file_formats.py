@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from build_artifacts.checkpoints.weight_formats import unread_weights_error
+from build_artifacts.checkpoints.file_formats import unread_weights_error
 
 
 def find_hint(*names: str, model_class: str = "") -> str:

@@ -12,39 +12,32 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from build_artifacts.checkpoints.architectures import check_unquantized, load_config
 from build_artifacts.checkpoints.checkpoint import SAFETENSORS_INDEX_NAME
-from build_artifacts.checkpoints.fp8 import read_fp8_format
 from build_artifacts.checkpoints.models import count_parameters
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.steps import dequantize_fp8 as step
+from build_artifacts.weight_formats import base
+from build_artifacts.weight_formats.reading import read_weight_format
 from tests.support.checkpoint_metadata import read_checkpoint_metadata
 from tests.support.decoder_families import write_decoder
 from tests.support.fp8_checkpoints import (
     Blocks,
-    convert,
     dequantize_matrix,
-    edit_config,
-    load_tensors,
     quantize_checkpoint,
     quantize_matrix,
 )
+from tests.support.quantized_checkpoints import (
+    NAME,
+    check_equal,
+    convert,
+    convert_tensors,
+    draw_weight,
+    edit_config,
+    load_tensors,
+    write_tensors,
+)
 from tests.support.tiny_encoders import tiny_checkpoint, write_json
 
-NAME = "model.layers.0.mlp.up_proj.weight"
 EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
-
-
-def write_tensors(
-    directory: Path, tensors: dict[str, Tensor], quantization: dict[str, Any]
-) -> Path:
-    """Write a checkpoint of any tensors, whose config states the quantization."""
-    directory.mkdir(exist_ok=True)
-    write_json(
-        directory / "config.json", {"model_type": "bert", "quantization_config": quantization}
-    )
-    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
-    return directory
 
 
 def state_fp8(block_size: list[int] | None) -> dict[str, Any]:
@@ -61,24 +54,6 @@ def state_compressed(**weights: Any) -> dict[str, Any]:
     }
 
 
-def convert_tensors(
-    directory: Path, tensors: dict[str, Tensor], quantization: dict[str, Any]
-) -> dict[str, Tensor]:
-    source = write_tensors(directory / "source", tensors, quantization)
-    return load_tensors(convert(source, directory / "work", "fill-mask").weights)
-
-
-def draw_weight(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
-def check_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype, name
-        torch.testing.assert_close(found[name], tensor, atol=0, rtol=0, msg=name)
-
-
 @pytest.mark.parametrize("part_values", [1 << 24, 700], ids=["whole", "parts"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
@@ -93,7 +68,7 @@ def test_blocks_may_be_smaller_at_the_edges(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(step, "_MAX_PART_VALUES", part_values)
+    monkeypatch.setattr(base, "_MAX_PART_VALUES", part_values)
     values, scales = quantize_matrix(draw_weight(*shape), size, dtype)
     plain = {
         "model.embed_tokens.weight": draw_weight(50, 40).to(torch.bfloat16),
@@ -122,6 +97,23 @@ def test_one_scale_may_apply_to_a_whole_weight(shape: tuple[int, ...], tmp_path:
     tensors[f"{NAME}_scale_inv"] = scales.reshape(shape)
     found = convert_tensors(tmp_path, tensors, state_fp8(None))
     check_equal(found, {NAME: dequantize_matrix(values, scales, None)})
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        # AutoFP8's, and FBGEMM's. Both state no size of blocks.
+        ({"quant_method": "fp8", "activation_scheme": "static"}, None),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, (1, 30)),
+    ],
+)
+def test_scales_may_have_another_name(config: dict[str, Any], size: Blocks, tmp_path: Path) -> None:
+    values, scales = quantize_matrix(draw_weight(20, 30), size)
+    tensors = {NAME: values, f"{NAME}_scale": scales if size else scales.reshape(())}
+    ends = (".input_scale", ".input_scale_ub", ".k_scale")
+    unused = {NAME.replace(".weight", end): torch.tensor(0.1) for end in ends}
+    found = convert_tensors(tmp_path, tensors | unused, config)
+    check_equal(found, {NAME: dequantize_matrix(values, scales, size)})
 
 
 def test_scales_may_be_powers_of_two(tmp_path: Path) -> None:
@@ -260,12 +252,12 @@ def damage(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("missing", f"no scales `{NAME}_scale_inv` for its weight in fp8"),
-        ("extra", "scales `other.weight_scale_inv`, but their weight is missing"),
-        ("float", f"scales `{NAME}_scale_inv`, but their weight is not in fp8"),
-        ("shape", f"scales `{NAME}_scale_inv` have the shape [1, 2]"),
-        ("axes", f"weight `{NAME}` in fp8 has the shape [2, 1, 10, 30]"),
-        ("scale type", f"scales `{NAME}_scale_inv` have the type I32"),
+        ("missing", f"no tensor `{NAME}_scale_inv`, which its quantized weight `{NAME}` needs"),
+        ("extra", "no tensor `other.weight`, which its quantized weight `other.weight` needs"),
+        ("float", f"tensor `{NAME}` has the type F32"),
+        ("shape", f"tensor `{NAME}_scale_inv` has the shape [1, 2]"),
+        ("axes", f"tensor `{NAME}` has the shape [2, 1, 10, 30]"),
+        ("scale type", f"tensor `{NAME}_scale_inv` has the type I32"),
         ("type", f"tensor `{NAME}` has the type F8_E5M2"),
         ("packed", "tensor `other.weight` has the type I8"),
         ("scale nan", f"scales `{NAME}_scale_inv` have values that are not finite"),
@@ -287,38 +279,7 @@ def test_damaged_checkpoint_is_refused_by_the_name_of_the_tensor(
 def test_invalid_block_size_is_refused(block_size: Any, tmp_path: Path) -> None:
     write_json(tmp_path / "config.json", {"quantization_config": state_fp8(block_size)})
     with pytest.raises(UnsupportedModel, match="the block size of `quantization_config`"):
-        read_fp8_format(tmp_path)
-
-
-CHANNEL = state_compressed(strategy="channel")
-
-
-@pytest.mark.parametrize(
-    "quantization",
-    [
-        {"quant_method": "gptq", "bits": 4},
-        CHANNEL | {"format": "pack-quantized"},
-        CHANNEL | {"config_groups": None},
-        CHANNEL | {"sparsity_config": {"format": "sparse-24-bitmask"}},
-        state_compressed(strategy="group", group_size=32),
-        state_compressed(strategy="tensor", num_bits=4),
-        state_compressed(strategy="tensor", type="int"),
-        state_compressed(strategy="tensor", symmetric=False),
-        CHANNEL
-        | {
-            "config_groups": {
-                **CHANNEL["config_groups"],
-                **{"group_1": {"weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}},
-            }
-        },
-    ],
-)
-def test_other_quantized_weights_stay_refused(quantization: dict[str, Any], tmp_path: Path) -> None:
-    source = tiny_checkpoint(tmp_path / "bert")
-    edit_config(source, quantization_config=quantization)
-    assert convert(source, tmp_path / "work", "fill-mask").directory == source
-    with pytest.raises(UnsupportedModel, match="the checkpoint is quantized"):
-        check_unquantized(load_config(source))
+        read_weight_format(tmp_path)
 
 
 def test_unsupported_decoder_is_refused_before_its_weights_are_written(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Conversion of GGUF weights to a transformers checkpoint in fp32."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
+from build_artifacts.checkpoints.models import first_line
+from build_artifacts.errors import UnsupportedModel
+
+
+def dequantize_gguf(checkpoint: Checkpoint, into: Path) -> None:
+    """Write the checkpoint to `into`, with its weights as safetensors.
+
+    Raises UnsupportedModel if the weights cannot be read or some are missing.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    file = checkpoint.packed
+    assert file is not None, "bug: dequantize_gguf without a GGUF file"
+    try:
+        loaded, info = AutoModelForCausalLM.from_pretrained(
+            file.parent,
+            gguf_file=file.name,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as exc:  # the GGUF reader may raise any exception
+        raise UnsupportedModel(
+            f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
+            hint="build from the original safetensors checkpoint",
+        ) from exc
+    if missing := sorted(info["missing_keys"]):
+        raise UnsupportedModel(
+            f"`{file.name}` has no weights for `{missing[0]}`", hint="download the file again"
+        )
+    config = loaded.config
+    config.__dict__.pop("quantization_config", None)
+    # Copy the weights to a new model: transformers treats a model loaded from GGUF as quantized
+    # and does not save it.
+    with torch.device("meta"):
+        model = type(loaded)(config)
+    model.load_state_dict(loaded.state_dict(), assign=True)
+    model.tie_weights()
+    model.generation_config = GenerationConfig()
+    model.save_pretrained(into)
+    for name, path in hashed_files(checkpoint.directory):
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, into / name)
