@@ -70,13 +70,14 @@ INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = (
 
 
 class StreamRequest(NamedTuple):
-    """Request for exactly `new_tokens` greedily decoded tokens."""
+    """Request for `new_tokens` greedily decoded tokens; for fewer only if it `may_end_early`."""
 
     prompt: Tokens
     new_tokens: int
     disconnect_after: int | None = None  # tokens before the disconnect; must be None over HTTP
     first_token: asyncio.Event | None = None  # set when the first token arrives
     prefix_cache_scope: str = ""  # only prompts of one scope share cached prefixes; "" over HTTP
+    may_end_early: bool = False  # whether an end token ends the answer; False over HTTP
 
 
 class StreamResult(NamedTuple):
