@@ -145,7 +145,8 @@ def require_correct(results: GenerationResults) -> None:
         if agreement.is_wrong:
             raise BenchmarkError(
                 f"the answers are wrong, so the timings are invalid: {agreement.sentence}",
-                hint="outputs must be batch invariant; see the tests of the generation scheduler",
+                hint="one version of a model must give the same answers in every batch, with and "
+                "without drafts, and over HTTP; see the tests of the generation scheduler",
             )
     churn = results.churn
     if churn is not None and not churn.is_clean:

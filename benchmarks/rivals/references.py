@@ -19,6 +19,7 @@ from benchmarks.generation.streams import StreamRequest, run_streams
 from benchmarks.rivals.apis import NEW_TOKENS
 from benchmarks.rivals.materials import Materials
 from build_artifacts.decoders.generation_report import common_prefix_length
+from build_artifacts.types import Tokens
 from deployments.host.machine import usable_cores
 from deployments.tokenization.encodings import open_tokenizer
 
@@ -73,7 +74,7 @@ class ReferenceCompletions:
     def __init__(
         self,
         complete: Callable[[Sequence[str]], Sequence[str]],
-        tokenize: Callable[[str], Sequence[int]],
+        tokenize: Callable[[str], Tokens],
     ) -> None:
         self._completions = RememberedAnswers(complete)
         self._tokenize = tokenize
@@ -95,7 +96,10 @@ class ReferenceCompletions:
                     answers = runner.run(run_streams(generator, requests, clients=1))
             return [answer.text for answer in answers]
 
-        return cls(complete, lambda text: tokenizer.encode(text, add_special_tokens=False).ids)
+        def tokenize(text: str) -> Tokens:
+            return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+        return cls(complete, tokenize)
 
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return self._completions.get(prompts)
