@@ -23,17 +23,17 @@ from build_artifacts.types import Tokens
 from deployments.host.machine import usable_cores
 from deployments.tokenization.encodings import open_tokenizer
 
-Answer = TypeVar("Answer")
+ComputedAnswer = TypeVar("ComputedAnswer")
 
 
-class RememberedAnswers(Generic[Answer]):
+class RememberedAnswers(Generic[ComputedAnswer]):
     """Answers to texts, computed once per text."""
 
-    def __init__(self, compute: Callable[[Sequence[str]], Iterable[Answer]]) -> None:
+    def __init__(self, compute: Callable[[Sequence[str]], Iterable[ComputedAnswer]]) -> None:
         self._compute = compute
-        self._known: dict[str, Answer] = {}
+        self._known: dict[str, ComputedAnswer] = {}
 
-    def get(self, texts: Sequence[str]) -> list[Answer]:
+    def get(self, texts: Sequence[str]) -> list[ComputedAnswer]:
         """Return one answer per text. Compute those to new texts only."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         if new:
