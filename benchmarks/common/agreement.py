@@ -23,6 +23,18 @@ from deployments.artifacts.types import TaskName
 # cosines between batched and unbatched outputs.
 COSINE_SLACK = 0.01
 BATCHED_COSINE_SLACK = 0.001
+FP32_MIN_COSINE = 0.999
+
+
+def required_cosine(model: LocalModel, *, is_sealed: bool) -> float:
+    """Return the minimum cosine between an answer of a system and fp32 torch.
+
+    If `is_sealed`, the system runs the artifact's graph. The minimum is then the limit of the
+    accuracy gate minus COSINE_SLACK. For all other systems, the minimum is FP32_MIN_COSINE.
+    """
+    if not is_sealed:
+        return FP32_MIN_COSINE
+    return model.manifest.gate.cosine_worst - COSINE_SLACK
 
 
 @dataclass(frozen=True, slots=True)

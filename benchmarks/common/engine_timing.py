@@ -189,14 +189,9 @@ class RawEngine:
         list(self._pools[split].map(self._engines[split].run, batches * times))
         return times * len(self.items) / (time.perf_counter() - started_s)
 
-    def run_split_batch(self, batch: Batch) -> NDArray[np.float32]:
-        """Split `batch` over concurrent passes of one thread each. Return outputs, [items, width].
-
-        An encoder replica splits a batch in the same way, or runs a single pass on all cores.
-        """
-        split = self.splits[0]
-        outputs = run_split(self._engines[split], self._pools[split], split.passes, batch)
-        return np.concatenate([output.items for output in outputs])
+    def run_batch(self, split: CoreSplit, batch: Batch) -> list[Outputs]:
+        """Run `batch` as up to `split.passes` concurrent passes of `split.threads` threads."""
+        return run_split(self._engines[split], self._pools[split], split.passes, batch)
 
     def check_batch_invariance(self, size: int, seed: int) -> CosineCheck:
         """Compare sampled sentences in batches of `size` with the same sentences unbatched."""

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,7 @@ from benchmarks.engine.results import (
     EngineResults,
     build_tables,
     describe,
+    name_system,
     plot_engine,
     torch_over_engine,
 )
@@ -110,9 +112,14 @@ def measure(arguments: argparse.Namespace, sentences: Sentences, stack: ExitStac
     engine = RawEngine(model, sentences.texts, usable_cores())
     stack.callback(engine.close)
     torch = open_torch_baseline(arguments.torch, model, stack)
-    systems: dict[str, Forward] = {ENGINE: engine.run_split_batch}
+    # A replica runs a batch on one of the core splits, whichever its tuning found faster. A lone
+    # item on the first split runs on one core.
+    systems: dict[str, Forward] = {
+        name_system(ENGINE, split.threads): partial(engine.run_batch, split)
+        for split in engine.splits
+    }
     if torch is not None:
-        systems[TORCH] = torch.run
+        systems[name_system(TORCH, usable_cores())] = torch.run
     shapes = cap_shapes(model.manifest.max_tokens)
     timings = build_timings(systems, shapes, engine.items, arguments.seed)
     benchmark = EngineBenchmark(engine, tuple(dict.fromkeys(arguments.batch)), timings)

@@ -30,23 +30,33 @@ class EngineResults:
     sentences: str
     sentence_count: int
     mean_tokens: float  # tokens per sentence, including special tokens
-    # Usable cores. In `latencies`, torch runs one pass with this number of threads. The engine runs
-    # up to this number of passes with one thread each.
-    threads: int
+    threads: int  # usable cores
     throughput: tuple[SentenceThroughput, ...]
     latencies: tuple[ShapeLatency, ...]
     torch_over_engine: float | None  # latency of torch / latency of the engine, at COMPARED_SHAPE
     checks: tuple[CosineCheck, ...]
 
 
+def name_system(system: str, threads: int) -> str:
+    """Return the name of a system in `latencies`: passes of different threads do not compare."""
+    return (
+        f"{system}, {threads} threads per pass" if threads > 1 else f"{system}, 1 thread per pass"
+    )
+
+
 def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
     """Return the median latency of torch divided by that of the engine, at COMPARED_SHAPE.
 
-    The tokens of the shape are limited to `max_tokens`. Return None if torch was not measured.
+    The engine's is that of its faster core split, which a replica's tuning chooses. The tokens of
+    the shape are limited to `max_tokens`. Return None if torch was not measured.
     """
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
-    medians = {timing.system: timing.ms.median for timing in latencies if timing.shape == shape}
-    return medians[TORCH] / medians[ENGINE] if TORCH in medians else None
+    compared = [timing for timing in latencies if timing.shape == shape]
+    torch, engine = (
+        [timing.ms.median for timing in compared if timing.system.startswith(system)]
+        for system in (TORCH, ENGINE)
+    )
+    return min(torch) / min(engine) if torch else None
 
 
 def build_tables(results: EngineResults) -> tuple[Table, Table]:
@@ -85,7 +95,7 @@ def describe(results: EngineResults) -> str:
     for table in build_tables(results):
         lines += [table.text, ""]
     if results.torch_over_engine is not None:
-        lines.append(f"{TORCH} / engine at {COMPARED_SHAPE}: {results.torch_over_engine:.2f}")
+        lines.append(f"{TORCH} / {ENGINE} at {COMPARED_SHAPE}: {results.torch_over_engine:.2f}")
     lines += [check.sentence for check in results.checks]
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ from benchmarks.common.source_checkpoint import SourceCheckpoint
 from benchmarks.generation.http_system import HttpGenerator
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.results import (
+    MIN_LEADING_TOKENS,
     AnswerAgreement,
     GenerationResults,
     RatioTable,
@@ -185,7 +186,9 @@ def build_results(
     churn_results: ChurnResults | None,
     schema_results: SchemaResults | None,
 ) -> GenerationResults:
-    table = RatioTable((*benchmark.stream_results, *benchmark.scenario_results))
+    agreements = benchmark.compare_answers()
+    incomparable = {name: each for name, each in agreements.items() if not each.is_comparable}
+    table = RatioTable((*benchmark.stream_results, *benchmark.scenario_results), incomparable)
     ratios = table.ratios()
     return GenerationResults(
         model_id=factory.model.manifest.id,
@@ -199,13 +202,21 @@ def build_results(
         churn=churn_results,
         structured_output=schema_results,
         batch_invariance=invariance,
-        answer_agreements=benchmark.answer_agreements,
-        notes=tuple(factory.notes),
+        answer_agreements=tuple(agreements.values()),
+        notes=(*factory.notes, *(explain_no_ratio(*item) for item in incomparable.items())),
         packages=installed_versions(PACKAGES),
         missing=benchmark.missing,
         ratios=ratios,
         goals=evaluate_goals(table, ratios, churn_results, schema_results),
     )
+
+
+def explain_no_ratio(name: str, agreement: AnswerAgreement) -> str:
+    if agreement.leading_tokens is None or agreement.must_be_equal:
+        reason = "its answers are not those of this process"
+    else:
+        reason = f"fewer than {MIN_LEADING_TOKENS:g} leading tokens of its answers are equal"
+    return f"no ratio to {name}: {reason}"
 
 
 def open_benchmark(
@@ -226,6 +237,7 @@ def open_benchmark(
         scenarios=[
             SCENARIOS[part](factory.context) for part in arguments.parts if part in SCENARIOS
         ],
+        same_model=factory.same_model,
     )
 
 

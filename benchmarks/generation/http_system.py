@@ -57,6 +57,7 @@ class HttpGenerator:
         """
         assert request.disconnect_after is None, "bug: no disconnects over HTTP"
         assert not request.prefix_cache_scope, "bug: no scopes over HTTP"
+        assert not request.may_end_early, "bug: all answers over HTTP have the same length"
         raw = self._address.build_post(PATH, build_body(self.model_id, request))
         stream = _Stream(raw, request.first_token)
         submitted_s = time.perf_counter()

@@ -94,7 +94,7 @@ class InProcessGenerator:
         options = GenerationOptions(
             sampling=GREEDY,
             max_new_tokens=request.new_tokens,
-            min_new_tokens=request.new_tokens,
+            min_new_tokens=0 if request.may_end_early else request.new_tokens,
             prefix_cache_scope=request.prefix_cache_scope,
         )
         call = GenerationCall(self._ref, request.prompt, options, deadline_after(REQUEST_TIMEOUT_S))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -32,6 +32,10 @@ from benchmarks.generation.streams import (
 from benchmarks.generation.structured_output import SchemaResults
 from build_artifacts.decoders.generation_report import common_prefix_length
 
+# Mean number of leading tokens that a system with other weights must share with IN_PROCESS.
+# Rounding changes a greedy answer from some token on, but rarely the first. Answers to another
+# prompt, or of a broken model, hardly share one.
+MIN_LEADING_TOKENS = 1.0
 _COLUMNS = (DECODE, THROUGHPUT, TTFT, INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX)
 
 Rounds = Sequence[Mapping[str, float]]
@@ -61,15 +65,38 @@ class AnswerAgreement:
     compared: int
     same: int  # number of equal answers, by token ids, or by text if ids are missing
     leading_tokens: float | None  # mean length of the common prefix; None if token ids are missing
+    must_be_equal: bool = False  # whether both systems run the same version of the same model
 
     @classmethod
-    def compare(cls, what: str, pairs: Sequence[tuple[StreamResult, StreamResult]]) -> Self:
+    def compare(
+        cls,
+        what: str,
+        pairs: Sequence[tuple[StreamResult, StreamResult]],
+        *,
+        must_be_equal: bool = False,
+    ) -> Self:
         """Compare token ids. If some answers have no token ids, compare texts."""
         if all(left.ids and right.ids for left, right in pairs):
             prefixes = [common_prefix_length(left.ids, right.ids) for left, right in pairs]
             same = sum(left.ids == right.ids for left, right in pairs)
-            return cls(what, len(pairs), same, sum(prefixes) / len(prefixes))
-        return cls(what, len(pairs), sum(left.text == right.text for left, right in pairs), None)
+            return cls(what, len(pairs), same, sum(prefixes) / len(prefixes), must_be_equal)
+        same = sum(left.text == right.text for left, right in pairs)
+        return cls(what, len(pairs), same, None, must_be_equal)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether answers differ that must be equal."""
+        return self.must_be_equal and self.same < self.compared
+
+    @property
+    def is_comparable(self) -> bool:
+        """Whether both systems do the same work, so that a ratio of their speeds has a meaning.
+
+        Text alone does not show it for another version of the model.
+        """
+        if self.must_be_equal:
+            return not self.is_wrong
+        return self.leading_tokens is not None and self.leading_tokens >= MIN_LEADING_TOKENS
 
     @property
     def sentence(self) -> str:
@@ -107,17 +134,20 @@ def name_streams(streams: int) -> str:
 
 
 def require_correct(results: GenerationResults) -> None:
-    """Raise BenchmarkError if answers depend on the batch, or violate their schemas.
+    """Raise BenchmarkError if answers that must be equal differ, or if some violate their schemas.
 
-    Also raise it if answers of `churn` differ from the unbatched answers, or if requests are still
-    running or waiting after `churn`.
+    Answers must not depend on the batch, on drafts, or on the way over HTTP. Also raise it if
+    answers of `churn` differ from the unbatched answers, or if requests are still running or
+    waiting after `churn`.
     """
     invariance = results.batch_invariance
-    if invariance is not None and invariance.same < invariance.compared:
-        raise BenchmarkError(
-            f"the answers are wrong, so the timings are invalid: {invariance.sentence}",
-            hint="outputs must be batch invariant; see the tests of the generation scheduler",
-        )
+    for agreement in (*([] if invariance is None else [invariance]), *results.answer_agreements):
+        if agreement.is_wrong:
+            raise BenchmarkError(
+                f"the answers are wrong, so the timings are invalid: {agreement.sentence}",
+                hint="one version of a model must give the same answers in every batch, with and "
+                "without drafts, and over HTTP; see the tests of the generation scheduler",
+            )
     churn = results.churn
     if churn is not None and not churn.is_clean:
         raise BenchmarkError(
@@ -214,10 +244,15 @@ SCHEMA_COUNT = 50  # number of schema tasks; all answers must be valid
 
 
 class RatioTable:
-    """Metrics by part and system, and the ratios that the goals compare."""
+    """Metrics by part and system, and the ratios that the goals compare.
 
-    def __init__(self, results: Sequence[SystemResult]) -> None:
+    `incomparable` names systems whose answers do not show that they did the same work. They have
+    no ratios.
+    """
+
+    def __init__(self, results: Sequence[SystemResult], incomparable: Collection[str] = ()) -> None:
         self._metrics = {(result.part, result.system): result.metrics for result in results}
+        self._incomparable = incomparable
 
     def metric(self, part: str, system: str, name: str) -> RoundSummary | None:
         """Return the summary of a metric; None if it was not measured."""
@@ -241,6 +276,8 @@ class RatioTable:
         self, over: tuple[str, str, str], under: tuple[str, str, str]
     ) -> RoundSummary | None:
         a, b = self.metric(*over), self.metric(*under)
+        if over[1] in self._incomparable or under[1] in self._incomparable:
+            return None
         if a is None or b is None or len(a.values) != len(b.values):
             return None
         return summarize([x / y for x, y in zip(a.values, b.values, strict=True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.common.report import format_number, log_progress
@@ -50,6 +50,7 @@ class GenerationBenchmark:
     prompt_tokens: int
     new_tokens: int
     scenarios: Sequence[Scenario]
+    same_model: Collection[str] = ()  # baselines that run the same version of the model
     stream_rounds: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
     scenario_rounds: dict[Key, list[dict[str, float]]] = field(default_factory=dict)
     batched_answers: list[tuple[Tokens, StreamResult]] = field(default_factory=list)
@@ -82,13 +83,14 @@ class GenerationBenchmark:
             SystemResult.summarize(*key, rounds) for key, rounds in self.scenario_rounds.items()
         )
 
-    @property
-    def answer_agreements(self) -> tuple[AnswerAgreement, ...]:
-        """Agreement of each baseline with `in_process` on the same prompts."""
-        return tuple(
-            AnswerAgreement.compare(f"{name} and {IN_PROCESS}", pairs)
+    def compare_answers(self) -> dict[str, AnswerAgreement]:
+        """Compare each baseline with `in_process` on the same prompts. Return results by name."""
+        return {
+            name: AnswerAgreement.compare(
+                f"{name} and {IN_PROCESS}", pairs, must_be_equal=name in self.same_model
+            )
             for name, pairs in self.answer_pairs.items()
-        )
+        }
 
     def _run_streams(self, streams: int, label: str) -> None:
         prompts = self._sample_prompts(streams)
@@ -173,4 +175,5 @@ def repeat_unbatched(benchmark: GenerationBenchmark) -> AnswerAgreement | None:
     unbatched = system.runner.run(run_streams(system.generator, requests, clients=1))
     batched = [answer for _, answer in benchmark.batched_answers]
     pairs = list(zip(batched, unbatched, strict=True))
-    return AnswerAgreement.compare(f"{IN_PROCESS}, batched and unbatched", pairs)
+    what = f"{IN_PROCESS}, batched and unbatched"
+    return AnswerAgreement.compare(what, pairs, must_be_equal=True)

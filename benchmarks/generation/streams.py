@@ -7,8 +7,9 @@ after the timing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -43,16 +44,22 @@ class System(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamingSystem:
-    """Measured system that sends all prompts to a TextGenerator at the same time."""
+    """Measured system that sends all prompts to a TextGenerator at the same time.
+
+    `scopes` yields the scope of the prefix cache of each run. A run with a new scope prefills
+    prompts again that an earlier run had.
+    """
 
     name: str
     generator: TextGenerator
     runner: asyncio.Runner
+    scopes: Iterator[str] = field(default_factory=lambda: repeat(""))
     max_streams: int | None = field(default=None, init=False)
 
     def run(self, prompts: Sequence[Tokens], new_tokens: int) -> StreamGroup:
         """Run all streams concurrently. Raises ServeError if a stream fails."""
-        requests = [StreamRequest(prompt, new_tokens) for prompt in prompts]
+        scope = next(self.scopes)
+        requests = [StreamRequest(p, new_tokens, prefix_cache_scope=scope) for p in prompts]
         return StreamGroup(self.runner.run(run_streams(self.generator, requests)))
 
 
@@ -70,13 +77,14 @@ INTER_TOKEN, INTER_TOKEN_P99, INTER_TOKEN_MAX = (
 
 
 class StreamRequest(NamedTuple):
-    """Request for exactly `new_tokens` greedily decoded tokens."""
+    """Request for `new_tokens` greedily decoded tokens; for fewer only if it `may_end_early`."""
 
     prompt: Tokens
     new_tokens: int
     disconnect_after: int | None = None  # tokens before the disconnect; must be None over HTTP
     first_token: asyncio.Event | None = None  # set when the first token arrives
     prefix_cache_scope: str = ""  # only prompts of one scope share cached prefixes; "" over HTTP
+    may_end_early: bool = False  # whether an end token ends the answer; False over HTTP
 
 
 class StreamResult(NamedTuple):

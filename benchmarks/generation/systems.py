@@ -51,6 +51,7 @@ class SystemFactory:
     threads: int
     context: int  # maximum number of tokens of a prompt and its answer together
     notes: list[str] = field(default_factory=list)  # differences between systems
+    same_model: set[str] = field(default_factory=set)  # systems that run this version of the model
 
     def served(self) -> System:
         """Connect to the server at `--url`."""
@@ -60,6 +61,8 @@ class SystemFactory:
             self.notes.append(
                 f"the server has version {generator.version}, this process has {local.version}"
             )
+        else:
+            self.same_model.add(OVER_HTTP)
         return StreamingSystem(OVER_HTTP, generator, self.runner)
 
     def no_drafts(self) -> System:
@@ -72,6 +75,7 @@ class SystemFactory:
             scheduling=SchedulingSettings(max_draft_tokens=0),
         )
         self.stack.callback(generator.close)
+        self.same_model.add(NO_DRAFTS)
         return StreamingSystem(NO_DRAFTS, generator, self.runner)
 
     def genai(self) -> System:

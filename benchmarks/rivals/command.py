@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from pathlib import Path
 
+from benchmarks.common.agreement import required_cosine
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress
 from benchmarks.common.local_model import LocalModel
@@ -33,12 +34,13 @@ from benchmarks.common.report import (
 )
 from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import RoundSummary
-from benchmarks.rivals.answers import ReferenceEmbeddings, require_right, required_cosine
+from benchmarks.rivals.answers import AnswerBounds, require_right
 from benchmarks.rivals.apis import CompletionApi
 from benchmarks.rivals.catalog import NOT_INSTALLABLE, RIVALS, SEALED, Rival
 from benchmarks.rivals.environments import DEFAULT_ENVIRONMENTS, Environment
 from benchmarks.rivals.materials import Materials
 from benchmarks.rivals.raw_engine import RawEngineRates
+from benchmarks.rivals.references import ReferenceCompletions, ReferenceEmbeddings, References
 from benchmarks.rivals.results import (
     OURS,
     AnswerCheck,
@@ -153,12 +155,15 @@ def measure(arguments: argparse.Namespace, scratch: Path, logs: Path) -> Iterato
     has_generation = GENERATION in arguments.workloads
     generator = open_generator(arguments) if has_generation else None
     materials = Materials(model, generator, scratch, logs)
-    references = ReferenceEmbeddings.open(model, materials)
+    references = References(
+        ReferenceEmbeddings.open(model, materials),
+        None if generator is None else ReferenceCompletions.open(generator),
+    )
     rounds = RivalRounds(
         ours=Meter(
             OURS,
             list_our_apis(model, generator),
-            required_cosine(model, is_sealed=True),
+            AnswerBounds(required_cosine(model, is_sealed=True), has_our_completions=True),
             lambda: start_ours(arguments, materials),
         ),
         rivals={},
@@ -235,7 +240,7 @@ def prepare_rivals(
         rounds.rivals[name] = Meter(
             name,
             [rival.api],
-            required_cosine(materials.model, is_sealed=rival.computes_with == SEALED),
+            AnswerBounds(required_cosine(materials.model, is_sealed=rival.computes_with == SEALED)),
             partial(start_rival, rival, environments[name], materials),
         )
     return environments

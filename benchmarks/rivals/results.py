@@ -69,6 +69,20 @@ class PairedLevel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionCheck:
+    """Comparison of generated texts with the greedy answers of the artifact in this process."""
+
+    empty: int  # answers without text where the artifact has one
+    same: int  # equal texts
+    equal_start: float  # mean share of the tokens before the first difference
+    must_be_equal: bool
+
+    @property
+    def phrase(self) -> str:
+        return f"{self.empty} without text, {self.same} equal to the artifact's"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerCheck:
     """Result of the comparison of a server's answers with the expected answers."""
 
@@ -76,16 +90,19 @@ class AnswerCheck:
     worst_cosine: float | None  # lowest cosine to the fp32 reference; None for generated text
     required_cosine: float | None
     tokens_per_response: float | None  # None for embeddings
+    completions: CompletionCheck | None = None  # None for embeddings
 
     @property
     def is_met(self) -> bool:
-        """Whether all compared answers are right; False if no answer was compared.
-
-        Generated text is not compared. It counts as right if answers have text and tokens.
-        """
+        """Whether all compared answers are right; False if no answer was compared."""
+        if not self.compared:
+            return False
+        if (texts := self.completions) is not None:
+            is_equal = not texts.must_be_equal or texts.same == self.compared
+            return not texts.empty and bool(self.tokens_per_response) and is_equal
         if self.worst_cosine is None or self.required_cosine is None:
-            return self.compared > 0 and bool(self.tokens_per_response)
-        return self.compared > 0 and self.worst_cosine >= self.required_cosine
+            return False
+        return self.worst_cosine >= self.required_cosine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +217,7 @@ def _lengths_table(results: RivalResults) -> Table:
 
 def _systems_table(results: RivalResults) -> Table:
     header = ("system", "version", "computes with", "answers compared", "worst cosine to fp32",
-              "idle CPU cores")  # fmt: skip
+              "equal leading tokens", "idle CPU cores")  # fmt: skip
     idle = _format_idle(results.idle_cores)
     rows = [
         [f"{OURS}, {m.id}", m.version, m.compute_type, *_check_cells(m.check), idle]
@@ -215,7 +232,9 @@ def _systems_table(results: RivalResults) -> Table:
 
 
 def _check_cells(check: AnswerCheck) -> list[str]:
-    return [str(check.compared), _format(check.worst_cosine, 4)]
+    texts = check.completions
+    equal_start = _NOTHING if texts is None else f"{texts.equal_start:.0%}"
+    return [str(check.compared), _format(check.worst_cosine, 4), equal_start]
 
 
 def _missing_table(results: RivalResults) -> Table:

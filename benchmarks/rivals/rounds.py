@@ -16,8 +16,9 @@ import uvloop
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.report import format_number, log_progress
 from benchmarks.common.statistics import percentiles_ms
-from benchmarks.rivals.answers import RawAnswer, ReferenceEmbeddings, check_answers, require_right
+from benchmarks.rivals.answers import AnswerBounds, RawAnswer, check_answers, require_right
 from benchmarks.rivals.apis import Api, CompletionApi
+from benchmarks.rivals.references import References
 from benchmarks.rivals.results import LevelName
 from benchmarks.rivals.workloads import TextWorkload
 from benchmarks.servers.processes import ServerProcess
@@ -41,7 +42,7 @@ class Meter:
 
     name: str
     apis: Sequence[Api]
-    required_cosine: float
+    bounds: AnswerBounds
     start: StartServer
     loads: dict[LevelName, list[LoadResult]] = field(default_factory=dict)
     answers: dict[str, list[RawAnswer]] = field(default_factory=dict)  # key: workload name
@@ -81,7 +82,7 @@ class RivalRounds:
     workloads: Sequence[TextWorkload]
     connections: Sequence[int]  # numbers of connections, ascending
     window_s: float
-    references: ReferenceEmbeddings
+    references: References
     # Rival -> level -> results of Hundredfold, one per round.
     pairs: dict[str, dict[LevelName, list[LoadResult]]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -145,9 +146,7 @@ class RivalRounds:
             raise BenchmarkError(
                 f"`{session.workload.name}` failed: {reasons}", hint="see the log of its server"
             )
-        require_right(
-            meter.name, check_answers(api, answers, self.references, meter.required_cosine)
-        )
+        require_right(meter.name, check_answers(api, answers, self.references, meter.bounds))
         return elapsed_s
 
     def _list_levels(self, workload: TextWorkload) -> list[LevelName]:

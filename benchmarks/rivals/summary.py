@@ -49,7 +49,7 @@ def check_meter(rounds: RivalRounds, meter: Meter, api: Api) -> AnswerCheck:
         if (workload == GENERATION) == is_completion
         for answer in stored
     ]
-    return check_answers(api, answers, rounds.references, meter.required_cosine)
+    return check_answers(api, answers, rounds.references, meter.bounds)
 
 
 def _summarize_rival(rounds: RivalRounds, meter: Meter, environment: Environment) -> RivalResult:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import tempfile
 import time
 from collections import Counter
@@ -48,6 +49,10 @@ A, B, C, D = (f"{number:012x}" for number in (0xA, 0xB, 0xC, 0xD))
 SEEDS = {A: 1, B: 2, C: 3, D: 4}
 CANARY = f"{MODEL}@canary"
 CANARY_PERCENT = 10.0
+# Maximum distance of the measured share from CANARY_PERCENT, in standard deviations of the share
+# among this number of requests. Hashes of keys decide, so a right split exceeds it in about one of
+# 16,000 runs with different seeds.
+MAX_SPLIT_DEVIATIONS = 4.0
 STEADY = (MODEL, f"{MODEL}@{A}", CANARY, REBUILT)  # names that the load requests in turn
 SPLIT_STEP = "canary 10 %"
 POOL_BYTES = 1 << 30
@@ -139,7 +144,8 @@ class Rollouts:
         await self._manage("POST", f"{MODEL}@{A}/alias", {"alias": "canary"})
         await self._wait_until_promoted()
         expected = {version: await ask_version(address, f"{MODEL}@{version}") for version in SEEDS}
-        load = VersionedLoad(address, expected, STEADY, self._arguments.rate)
+        arguments = self._arguments
+        load = VersionedLoad(address, expected, STEADY, arguments.rate, seed=arguments.seed)
         only = {name: frozenset({A}) for name in STEADY}
         load.begin_step("steady", only)
         load.start()
@@ -292,12 +298,25 @@ def summarize_step(
 
 
 def evaluate_goals(results: RolloutResults) -> list[Goal]:
-    distance = abs(results.split_percent - CANARY_PERCENT)
+    """Compare with the bounds. A split without requests has no measured distance."""
+    requests = results.split_requests
+    distance = abs(results.split_percent - CANARY_PERCENT) if requests else None
     return [
         Goal.at_most("failed requests", sum(step.failed for step in results.steps), 0),
         Goal.at_most("wrong answers", sum(step.wrong + step.stale for step in results.steps), 0),
-        Goal.at_most("points between the split and its weight", distance, 2.0),
+        Goal.at_most(
+            "points between the split and its weight",
+            distance,
+            round(max_split_distance(requests), 2),
+        ),
     ]
+
+
+def max_split_distance(requests: int) -> float:
+    """Return MAX_SPLIT_DEVIATIONS of the share of the canary among `requests`, in points."""
+    share = CANARY_PERCENT / 100
+    deviation = math.sqrt(share * (1 - share) / max(requests, 1))
+    return MAX_SPLIT_DEVIATIONS * 100 * deviation
 
 
 def build_table(results: RolloutResults) -> Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import random
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -46,11 +46,17 @@ class VersionedLoad:
     """Load of requests to several model names in turn, at a fixed rate, until `stop`.
 
     A traffic split chooses the version by client. Each request therefore has a new API key, so that
-    the server treats it as a request of a new client.
+    the server treats it as a request of a new client. Equal seeds give equal keys.
     """
 
     def __init__(
-        self, address: ServerAddress, expected: Mapping[str, Any], names: Sequence[str], rate: float
+        self,
+        address: ServerAddress,
+        expected: Mapping[str, Any],
+        names: Sequence[str],
+        rate: float,
+        *,
+        seed: int,
     ) -> None:
         """Prepare the load. `expected` maps each version to its right answer.
 
@@ -61,6 +67,7 @@ class VersionedLoad:
         self._expected = expected
         self._names = names
         self._rate = rate
+        self._keys = random.Random(seed)
         self._step = ""
         self._allowed: dict[str, frozenset[str]] = {}
         self._former: dict[str, frozenset[str]] = {}
@@ -89,7 +96,7 @@ class VersionedLoad:
 
     async def _send(self, name: str) -> None:
         step, started_s = self._step, time.perf_counter()
-        client = f"x-api-key: client-{os.urandom(8).hex()}"
+        client = f"x-api-key: client-{self._keys.getrandbits(64):016x}"
         answer = await send_raw(
             self._address, build_request(self._address, name, client), TIMEOUT_S
         )

@@ -31,10 +31,11 @@ from benchmarks.common.sentences import (
     load_sentences,
     read_answerable_questions,
 )
+from benchmarks.generation.results import AnswerAgreement
 from benchmarks.quality.command import DEFAULT_READER
 from benchmarks.servers.processes import stop_signals_interrupt
 from benchmarks.stories import decoding, served_stages, techniques
-from benchmarks.stories.encoder_steps import open_encoder_steps
+from benchmarks.stories.encoder_steps import compare_embeddings, open_encoder_steps
 from benchmarks.stories.stages import (
     GPU_STAGE,
     StagePlan,
@@ -57,11 +58,14 @@ NO_NOTE = "not stated"
 
 
 class Story(NamedTuple):
-    """How to run a story: functions that measure it, build its tables and plot it."""
+    """How to run a story: functions that measure it, build its tables, plot it and check it."""
 
     measure: Callable[[argparse.Namespace, Path], Any]
     build_tables: Callable[[Any], Sequence[Table]]
     plot: Callable[[Path, RunMetadata, Any], list[Path]]
+    # Raises BenchmarkError for wrong answers, after the results are written. Story b has F1
+    # instead, and story c compares logits before it measures.
+    require_correct: Callable[[Any], None] = lambda _results: None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,7 +118,10 @@ def fraction(text: str) -> float:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure one story and write the results. Raises ServeError if the story fails."""
+    """Measure one story and write the results.
+
+    Raises ServeError if the story fails, or if answers are wrong.
+    """
     part = PARTS[arguments.part]
     metadata = start_run(f"story_{arguments.part}", arguments.command_line, arguments.seed)
     with stop_signals_interrupt(), tempfile.TemporaryDirectory(prefix="stories-") as directory:
@@ -122,6 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
     publish(arguments, metadata, results, part.build_tables(results))
     for path in part.plot(arguments.out, metadata, results):
         log_progress(f"wrote {path}")
+    part.require_correct(results)
     return 0
 
 
@@ -134,24 +142,20 @@ def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniqu
     with open_encoder_steps(model, arguments.store, work, texts) as steps:
         rates = techniques.run_rounds(techniques.build_measurements(steps, texts), arguments.rounds)
         embedding = tuple(techniques.StepRate(s.name, s.what, rates[s.name]) for s in steps)
+        checks = compare_embeddings(steps, texts)
     generation: tuple[techniques.StepRate, ...] = ()
+    agreements: tuple[AnswerAgreement, ...] = ()
     if arguments.generator:
         generator = LocalModel.open(arguments.store, arguments.generator)
         unpacked = scratch / "generator"
         unpacked.mkdir()
-        generation = techniques.measure_generation(
+        generation, agreements = techniques.measure_generation(
             generator, unpacked, arguments.rounds, arguments.seed
         )
     served = None
     if not arguments.no_server:
-        served = techniques.measure_served(
-            model,
-            arguments.store,
-            texts,
-            rounds=arguments.rounds,
-            out=arguments.out,
-            root=scratch,
-        )
+        served, check = techniques.measure_served(model, texts, arguments, scratch)
+        checks = (*checks, check)
     return techniques.TechniqueResults(
         embedder=model.manifest.id,
         generator=arguments.generator or None,
@@ -162,6 +166,8 @@ def measure_techniques(arguments: argparse.Namespace, scratch: Path) -> techniqu
         embedding=embedding,
         generation=generation,
         served_per_s=served,
+        checks=checks,
+        agreements=agreements,
     )
 
 
@@ -230,7 +236,12 @@ def measure_decoding(arguments: argparse.Namespace, _scratch: Path) -> decoding.
 
 
 PARTS: Mapping[str, Story] = {
-    "a": Story(measure_techniques, techniques.build_tables, techniques.plot_techniques),
+    "a": Story(
+        measure_techniques,
+        techniques.build_tables,
+        techniques.plot_techniques,
+        techniques.require_correct,
+    ),
     "b": Story(measure_stages, served_stages.build_tables, served_stages.plot_stages),
     "c": Story(measure_decoding, decoding.build_tables, decoding.plot_decoding),
 }

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from benchmarks.common.agreement import CosineCheck, required_cosine
 from benchmarks.common.engine_timing import SENTENCES_PER_BATCH, SortedBatches
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.local_model import LocalModel
@@ -38,7 +40,7 @@ from build_artifacts.workspaces.workspace import Workspace
 from deployments.artifacts.types import Device
 from deployments.batching.batch_policy import collate
 from deployments.engines import EncoderEngine
-from deployments.engines.forward_pass import Batch
+from deployments.engines.forward_pass import Batch, Outputs
 from deployments.messages import TokenizedItem
 from deployments.tokenization.encodings import open_tokenizer
 from deployments.tuning.costs import TuningTarget
@@ -55,6 +57,7 @@ class EncoderStep:
     what: str
     tokenize: Tokenize
     engine: EncoderEngine
+    min_cosine: float  # to the embeddings of the first step, which computes with fp32 torch
     padded_tokens: int = 0  # each text is padded to this length; 0: no padding
     has_cache: bool = False  # whether repeated texts need no forward pass
     passes: int = 0  # number of concurrent batches; 0: one request at a time, without batches
@@ -63,15 +66,25 @@ class EncoderStep:
         """Compute all requests once, with an empty cache at the start. Return the seconds."""
         wait_until_idle()
         started_s = time.perf_counter()
-        distinct = list(dict.fromkeys(texts)) if self.has_cache else texts
-        if self.passes:
-            batches = SortedBatches.build([self.tokenize(t) for t in distinct], SENTENCES_PER_BATCH)
-            with ThreadPoolExecutor(self.passes) as pool:
-                list(pool.map(self.engine.run, batches.batches))
-        else:
-            for text in distinct:
-                self.engine.run(self._pad(collate([self.tokenize(text)])))
+        self._run(list(dict.fromkeys(texts)) if self.has_cache else texts)
         return time.perf_counter() - started_s
+
+    def embed(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        """Return the embeddings [texts, width], computed as `time_requests` computes them."""
+        order, outputs = self._run(texts)
+        rows = np.concatenate([each.items for each in outputs])
+        embeddings = np.empty_like(rows)
+        embeddings[order] = rows
+        return embeddings
+
+    def _run(self, texts: Sequence[str]) -> tuple[list[int], list[Outputs]]:
+        """Compute `texts`. Row r of the concatenated outputs belongs to text order[r]."""
+        if not self.passes:
+            outputs = [self.engine.run(self._pad(collate([self.tokenize(t)]))) for t in texts]
+            return list(range(len(texts))), outputs
+        batches = SortedBatches.build([self.tokenize(t) for t in texts], SENTENCES_PER_BATCH)
+        with ThreadPoolExecutor(self.passes) as pool:
+            return list(batches.order), list(pool.map(self.engine.run, batches.batches))
 
     def _pad(self, batch: Batch) -> Batch:
         missing = self.padded_tokens - batch.input_ids.shape[1]
@@ -110,6 +123,7 @@ def open_encoder_steps(
             "one text at a time",
             tokenize=slow,
             engine=engines[BASELINE],
+            min_cosine=required_cosine(model, is_sealed=False),
             padded_tokens=model.manifest.max_tokens,
         )
         steps = [naive]
@@ -122,7 +136,8 @@ def open_encoder_steps(
         add("cache", "repeated texts are not computed again", has_cache=True)
         for name, stage in (("graph", "onnx"), ("fusion", "optimized"), ("quantization", "served")):
             if stage in engines:
-                add(name, stages[stage].what, engine=engines[stage])
+                bound = required_cosine(model, is_sealed=stage == "served")
+                add(name, stages[stage].what, engine=engines[stage], min_cosine=bound)
         batched = stack.enter_context(_open(stages["served"], batched=True))
         add(
             "batching",
@@ -131,6 +146,20 @@ def open_encoder_steps(
             passes=modes.throughput.concurrent_passes,
         )
         yield steps
+
+
+def compare_embeddings(
+    steps: Sequence[EncoderStep], texts: Sequence[str]
+) -> tuple[CosineCheck, ...]:
+    """Compare the embeddings of each step with those of the first step."""
+    distinct = list(dict.fromkeys(texts))
+    expected = steps[0].embed(distinct)
+    return tuple(
+        CosineCheck.compare(
+            f"{step.name} against {steps[0].name}", step.embed(distinct), expected, step.min_cosine
+        )
+        for step in steps[1:]
+    )
 
 
 def _build_stages(model: LocalModel, scratch: Path, modes: TimingModes) -> dict[str, Stage]:

@@ -7,18 +7,21 @@ separately.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import uvloop
 
+from benchmarks.common.agreement import CosineCheck, local_expectation, require_agreement
 from benchmarks.common.encoder_config import write_encoder_config
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import build_inference_body, model_path
@@ -29,8 +32,9 @@ from benchmarks.common.source_checkpoint import SourceCheckpoint
 from benchmarks.common.statistics import RoundSummary, summarize
 from benchmarks.generation.in_process import InProcessGenerator
 from benchmarks.generation.other_engines import TransformersSystem
+from benchmarks.generation.results import AnswerAgreement
 from benchmarks.generation.scenarios import PromptSampler
-from benchmarks.generation.streams import StreamingSystem, System
+from benchmarks.generation.streams import StreamingSystem, StreamResult, System
 from benchmarks.servers.own_server import start_server
 from benchmarks.serving.load import LoadPlan, Workload, run_load
 from benchmarks.stories.encoder_steps import EncoderStep
@@ -70,6 +74,8 @@ class TechniqueResults:
     embedding: tuple[StepRate, ...]
     generation: tuple[StepRate, ...]
     served_per_s: RoundSummary | None  # requests/s over HTTP, without the response cache
+    checks: tuple[CosineCheck, ...]  # embeddings of the steps and of the server
+    agreements: tuple[AnswerAgreement, ...]  # generated answers of the steps
 
 
 def sample_requests(texts: Sequence[str], count: int, seed: int) -> list[str]:
@@ -119,6 +125,12 @@ class GenerationStep:
         groups = [self.system.run([p], NEW_TOKENS) for p in prompts[:_SINGLE_PROMPTS]]
         return float(np.median([group.tokens_per_s for group in groups]))
 
+    def answer(self, prompts: Sequence[Tokens]) -> list[StreamResult]:
+        """Answer all prompts, `streams` at a time."""
+        starts = range(0, len(prompts), self.streams)
+        groups = [self.system.run(prompts[s : s + self.streams], NEW_TOKENS) for s in starts]
+        return [answer for group in groups for answer in group.answers]
+
 
 @contextmanager
 def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[GenerationStep]]:
@@ -141,7 +153,9 @@ def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[Gen
             scheduling=SchedulingSettings(max_draft_tokens=0),
         )
         stack.callback(generator.close)
-        ours = StreamingSystem("ours", generator, runner)
+        # Rounds and steps repeat the prompts. The first two steps prefill them every time, so with
+        # a scope for each run ours do too.
+        ours = StreamingSystem("ours", generator, runner, scopes=map(str, count()))
         without = TransformersSystem(weights, ends, threads, use_kv_cache=False)
         precision = model.candidate.precision
         yield [
@@ -158,32 +172,73 @@ def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[Gen
 
 def measure_generation(
     model: LocalModel, scratch: Path, rounds: int, seed: int
-) -> tuple[StepRate, ...]:
-    """Measure tokens per second of every step. Raises ServeError if a step fails."""
+) -> tuple[tuple[StepRate, ...], tuple[AnswerAgreement, ...]]:
+    """Measure tokens per second of every step, then compare answers.
+
+    Raises ServeError if a step fails.
+    """
     prompts = PromptSampler.open(model, seed).sample_prompts([PROMPT_TOKENS] * STREAMS)
     with open_generation_steps(model, scratch) as steps:
         rates = run_rounds({s.name: partial(s.tokens_per_s, prompts) for s in steps}, rounds)
-        return tuple(StepRate(step.name, step.what, rates[step.name]) for step in steps)
+        measured = tuple(StepRate(step.name, step.what, rates[step.name]) for step in steps)
+        return measured, compare_answers(steps, prompts)
+
+
+def compare_answers(
+    steps: Sequence[GenerationStep], prompts: Sequence[Tokens]
+) -> tuple[AnswerAgreement, ...]:
+    """Compare the answers of each step with those of the first step.
+
+    Steps of one system differ in the number of streams only, so their answers must be equal.
+    """
+    agreements: list[AnswerAgreement] = []
+    first = previous = steps[0].answer(prompts)
+    for earlier, step in pairwise(steps):
+        answers = step.answer(prompts)
+        pairs = list(zip(answers, first, strict=True))
+        agreements.append(AnswerAgreement.compare(f"{step.name} and {steps[0].name}", pairs))
+        if step.system is earlier.system:
+            pairs = list(zip(answers, previous, strict=True))
+            what = f"{step.name} and {earlier.name}"
+            agreements.append(AnswerAgreement.compare(what, pairs, must_be_equal=True))
+        previous = answers
+    return tuple(agreements)
 
 
 def measure_served(
-    model: LocalModel, store: Path, texts: Sequence[str], *, rounds: int, out: Path, root: Path
-) -> RoundSummary:
+    model: LocalModel, texts: Sequence[str], arguments: argparse.Namespace, root: Path
+) -> tuple[RoundSummary, CosineCheck]:
     """Measure requests/s of a server with one model and CONNECTIONS connections.
 
-    Raises BenchmarkError if a request fails.
+    Also compare the first response to each request with the engine in this process. The config of
+    the server goes to `root`. Raises BenchmarkError if a request fails.
     """
-    config = write_encoder_config(root, store.resolve(), [model.manifest.id], {})
-    with start_server(config, out) as server:
+    store, rounds = arguments.store.resolve(), range(arguments.rounds)
+    config = write_encoder_config(root, store, [model.manifest.id], {})
+    shuffled = random.Random(arguments.seed).sample(texts, len(texts))
+    with start_server(config, arguments.out) as server:
         path = model_path(model.manifest.id)
-        requests = [server.address.build_post(path, build_inference_body(text)) for text in texts]
-        random.Random(0).shuffle(requests)
-        workload = Workload(requests)
+        bodies = [build_inference_body(text) for text in shuffled]
+        requests = [server.address.build_post(path, body) for body in bodies]
+        workload = Workload(requests, sample=range(len(requests)))
         plan = LoadPlan(connections=CONNECTIONS, seconds=3.0)
-        results = [uvloop.run(run_load(server.address, workload, plan)) for _ in range(rounds)]
+        results = [uvloop.run(run_load(server.address, workload, plan)) for _ in rounds]
     if failures := [dict(r.failures) for r in results if r.failures]:
         raise BenchmarkError(f"requests failed: {failures}", hint="see the server's log")
-    return summarize([result.requests_per_s for result in results])
+    expected = local_expectation(model, usable_cores())
+    check = expected.compare(shuffled, [workload.responses])
+    return summarize([result.requests_per_s for result in results]), check
+
+
+def require_correct(results: TechniqueResults) -> None:
+    """Raise BenchmarkError if a step or the server gives other answers than the first step."""
+    require_agreement(results.checks)
+    for agreement in results.agreements:
+        if not agreement.is_comparable:
+            raise BenchmarkError(
+                f"the answers are wrong, so the timings are invalid: {agreement.sentence}",
+                hint="build the model again",
+            )
 
 
 def build_tables(results: TechniqueResults) -> list[Table]:
@@ -201,7 +256,9 @@ def build_tables(results: TechniqueResults) -> list[Table]:
         )  # fmt: skip
     if results.generation:
         tables.append(Table("generation", *_build_rows(results.generation, "tokens/s")))
-    return tables
+    compared = [check.sentence for check in results.checks]
+    compared += [agreement.sentence for agreement in results.agreements]
+    return [*tables, Table("answers", ["compared answers"], [[sentence] for sentence in compared])]
 
 
 def _build_rows(steps: Sequence[StepRate], unit: str) -> tuple[list[str], list[list[str]]]:

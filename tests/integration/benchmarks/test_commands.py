@@ -9,8 +9,11 @@ import orjson
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.common.engine_timing import list_core_splits
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import SST2_NAME, STSB_NAME
+from benchmarks.engine.results import ENGINE, name_system
+from deployments.host.machine import usable_cores
 from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer, ReceivedRequest, Script
 
@@ -148,8 +151,9 @@ def test_engine_measures_every_size_and_shape(tiny_store: Path, data: Path, tmp_
     results = only_result(out)["results"]
     assert {speed["batch_size"] for speed in results["throughput"]} == {1, 8}
     assert all(len(speed["sentences_per_s"]["values"]) == 2 for speed in results["throughput"])
-    shapes = [cell["shape"] for cell in results["latencies"]]
-    assert shapes == ["1x16", "8x16"]
+    measured = [(cell["system"], cell["shape"]) for cell in results["latencies"]]
+    threads = [split.threads for split in list_core_splits(usable_cores())]
+    assert measured == [(name_system(ENGINE, n), at) for at in ("1x16", "8x16") for n in threads]
     assert results["torch_over_engine"] is None
     assert np.isclose(results["checks"][0]["worst_cosine"], 1.0)
     assert {path.suffix for path in out.iterdir()} == {".json", ".png", ".svg"}

@@ -74,8 +74,14 @@ def test_techniques_measures_every_step(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert all(step["per_s"]["median"] > 0 for step in steps)
     assert 0 < written["results"]["distinct"] < written["results"]["requests"] == 12
-    (table,) = written["tables"]
+    table, answers = written["tables"]
     assert table["rows"][0][3:] == ["1.00", "1.0"]
+    checks = written["results"]["checks"]
+    assert [check["what"] for check in checks] == [
+        f"{step['name']} against naive" for step in steps[1:]
+    ]
+    assert {check["compared"] for check in checks} == {written["results"]["distinct"]}
+    assert len(answers["rows"]) == len(checks)
 
 
 class ScriptedSystem:

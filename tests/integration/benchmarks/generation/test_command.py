@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.generation.results import SERVED_TO_LOOP
 from benchmarks.generation.streams import (
     GENAI,
     IN_PROCESS,
@@ -20,6 +22,7 @@ from benchmarks.generation.streams import (
 )
 from deployments.config import GeneratorSettings
 from deployments.errors import EngineFailed
+from deployments.messages import Chunk, GenerationCall, Started
 from tests.integration.benchmarks.test_commands import only_result
 from tests.support.artifacts import EMBEDDER
 from tests.support.benchmark_generation import DecodingGenerator
@@ -29,6 +32,7 @@ from tests.support.http_server import serve_http
 from tests.support.in_process import InProcess
 
 SHORT = ["--rounds", "2", "--streams", "8", "1", "--new-tokens", "24", "--prompt-tokens", "20"]
+STREAMS_OVER_HTTP = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama"]
 UNUSED_URL = "http://127.0.0.1:9"
 
 
@@ -87,7 +91,7 @@ def test_generation_measures_process_and_server(
     assert len(results["answer_agreements"]) == 2
     for likeness in results["answer_agreements"]:
         assert (likeness["compared"], likeness["same"]) == (18, 18)
-    assert results["ratios"]["eight clients over HTTP / eight streams"]["median"] > 0
+    assert results["ratios"][SERVED_TO_LOOP]["median"] > 0
     assert "\ngoals\n" in capsys.readouterr().out
 
 
@@ -124,26 +128,44 @@ def test_generation_skips_unavailable_baselines(
     assert "skipped: hundredfold over HTTP: no response" in capsys.readouterr().out
 
 
+class GeneratorThatBreaks(DecodingGenerator):
+    """A replica whose streams fail after the first ten."""
+
+    streams = 0
+
+    async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
+        self.streams += 1
+        if self.streams > 10:
+            raise EngineFailed("gone")
+        async with aclosing(super().stream(call)) as stream:
+            async for event in stream:
+                yield event
+
+
 def test_generation_drops_a_failing_server(store: Path, tmp_path: Path) -> None:
-    calls = []
-
-    def failing_later(call: Any) -> ScriptedReply:
-        calls.append(call)
-        chunks = ("a",) * (call.options.max_new_tokens or 1)
-        return (
-            ScriptedReply(pieces=chunks)
-            if len(calls) < 12
-            else ScriptedReply(breaks=EngineFailed("gone"))
-        )
-
-    generator = ScriptedGeneratorClient(failing_later)
-    few = ["--parts", "streams", "--skip", "genai", "transformers", "paged", "llama"]
+    generator = GeneratorThatBreaks(store, DECODER, GeneratorSettings(kv_slots=8))
     with serve_http(InProcess(store, models=(DECODER,), generator=generator)) as running:
-        assert main(command(store, tmp_path, running.url, *few)) == 0
+        assert main(command(store, tmp_path, running.url, *STREAMS_OVER_HTTP)) == 0
     results = only_result(tmp_path)["results"]
     assert "gone" in results["missing"][OVER_HTTP]
     assert len(part(results["streams"], "8 streams", IN_PROCESS)["tokens_per_s"]["values"]) == 2
-    assert "eight clients over HTTP / eight streams" not in results["ratios"]
+    assert SERVED_TO_LOOP not in results["ratios"]
+
+
+def test_generation_rejects_a_server_with_other_answers(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(call: Any) -> ScriptedReply:
+        return ScriptedReply(pieces=("a",) * (call.options.max_new_tokens or 1))
+
+    generator = ScriptedGeneratorClient(answer)
+    with serve_http(InProcess(store, models=(DECODER,), generator=generator)) as running:
+        assert main(command(store, tmp_path, running.url, *STREAMS_OVER_HTTP)) == 1
+    results = only_result(tmp_path)["results"]
+    assert SERVED_TO_LOOP not in results["ratios"]
+    assert f"no ratio to {OVER_HTTP}: its answers are not those" in results["notes"][0]
+    wrong = f"the answers are wrong, so the timings are invalid: {OVER_HTTP} and {IN_PROCESS}: 0 of"
+    assert wrong in capsys.readouterr().err
 
 
 def test_generation_rejects_answers_above_the_context(

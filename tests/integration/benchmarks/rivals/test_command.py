@@ -14,9 +14,9 @@ from benchmarks.__main__ import main
 from benchmarks.common.agreement import to_vector
 from benchmarks.common.local_model import LocalModel
 from benchmarks.common.sentences import STSB_NAME
-from benchmarks.rivals.answers import ReferenceEmbeddings
 from benchmarks.rivals.apis import inputs_api
 from benchmarks.rivals.catalog import FP32, RIVALS, Rival
+from benchmarks.rivals.references import ReferenceEmbeddings
 from benchmarks.rivals.rounds import RivalRounds
 from benchmarks.servers.processes import ServerProcess
 from tests.support.artifacts import EMBEDDER

@@ -96,7 +96,7 @@ def build_results(**changed: object) -> GenerationResults:
         scenarios=JOINS,
         churn=CLEAN,
         structured_output=SCHEMAS,
-        batch_invariance=AnswerAgreement("batched", 3, 3, 32.0),
+        batch_invariance=AnswerAgreement("batched", 3, 3, 32.0, must_be_equal=True),
         answer_agreements=(AnswerAgreement("baseline", 4, 1, 7.25),),
         notes=("other weights",),
         packages={},
@@ -124,6 +124,25 @@ def test_ratios_divide_round_by_round() -> None:
 def test_ratios_require_equal_numbers_of_rounds() -> None:
     cut_short = RatioTable((STREAM_RESULTS[0], level(1, GENAI, 200.0)))
     assert ONE_TO_GENAI not in cut_short.ratios()
+
+
+def test_a_system_with_other_answers_has_no_ratio() -> None:
+    ratios = RatioTable(STREAM_RESULTS, {GENAI, OVER_HTTP}).ratios()
+    assert set(ratios) == {EIGHT_TO_ONE}
+
+
+@pytest.mark.parametrize(
+    ("agreement", "is_comparable"),
+    [
+        (AnswerAgreement("other weights", 4, 0, 1.0), True),
+        (AnswerAgreement("another prompt", 4, 0, 0.75), False),
+        (AnswerAgreement("another version over HTTP", 4, 4, None), False),
+        (AnswerAgreement("the same version over HTTP", 4, 4, None, must_be_equal=True), True),
+        (AnswerAgreement("without drafts", 4, 3, 60.0, must_be_equal=True), False),
+    ],
+)
+def test_ratios_need_comparable_answers(agreement: AnswerAgreement, is_comparable: bool) -> None:
+    assert agreement.is_comparable is is_comparable
 
 
 def test_goals_use_median_ratios_and_worst_latencies() -> None:
@@ -173,8 +192,12 @@ def test_require_correct_accepts_correct_results() -> None:
     ("changed", "values"),
     [
         (
-            {"batch_invariance": AnswerAgreement("ours", 3, 2, 20.0)},
+            {"batch_invariance": AnswerAgreement("ours", 3, 2, 20.0, must_be_equal=True)},
             "ours: 2 of 3 answers are equal",
+        ),
+        (
+            {"answer_agreements": (AnswerAgreement("served", 3, 0, None, must_be_equal=True),)},
+            "served: 0 of 3 answers are equal",
         ),
         ({"churn": replace(CLEAN, still_active=1)}, "1 KV slots are in use"),
         ({"churn": replace(CLEAN, still_waiting=2)}, "2 requests wait"),

@@ -9,6 +9,7 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.statistics import summarize
 from benchmarks.rivals.results import (
     AnswerCheck,
+    CompletionCheck,
     LevelName,
     OurModel,
     PairedLevel,
@@ -24,6 +25,21 @@ SENTENCES = LevelName("sentences", 8)
 RIGHT = AnswerCheck(
     compared=4, worst_cosine=0.9999, required_cosine=0.999, tokens_per_response=None
 )
+
+
+def completed(
+    compared: int = 4, *, same: int = 4, empty: int = 0, must_be_equal: bool = False
+) -> AnswerCheck:
+    return AnswerCheck(
+        compared=compared,
+        worst_cosine=None,
+        required_cosine=None,
+        tokens_per_response=9.5,
+        completions=CompletionCheck(
+            empty=empty, same=same, equal_start=0.25, must_be_equal=must_be_equal
+        ),
+    )
+
 
 MODEL = OurModel(id="a/b", version="v1", compute_type="cpu-int8", is_generative=False, check=RIGHT)
 
@@ -97,7 +113,10 @@ def test_tables_show_rates_failures_and_ratios() -> None:
     assert ours == ["hundredfold", "cpu-int8", "15.0", "100.0", "-"]
     assert engine == ["the engine alone", "cpu-int8", "90.0", "-", "0.17"]
     assert theirs == ["Toy", "fp32", "5.0 (2 failed)", "200.0", "3.00"]
-    assert tables["systems"].rows[1] == ["Toy", "toy 1.0", "fp32", "4", "0.9999", "-"]
+    assert tables["systems"].rows[1] == ["Toy", "toy 1.0", "fp32", "4", "0.9999", "-", "-"]
+    generated = replace(results(), models=(replace(MODEL, check=completed()),))
+    systems = {table.name: table for table in build_tables(generated)}["systems"]
+    assert systems.rows[0][-4:] == ["4", "-", "25%", "-"]
     assert tables["missing"].rows == [["Triton", "an image"]]
 
 
@@ -130,11 +149,12 @@ def test_describe_without_a_measured_rival_names_what_is_missing() -> None:
         (RIGHT, True),
         (replace(RIGHT, worst_cosine=0.99), False),
         (replace(RIGHT, compared=0), False),
-        (AnswerCheck(compared=2, worst_cosine=None, required_cosine=None, tokens_per_response=9.5),
-         True),
-        (AnswerCheck(compared=0, worst_cosine=None, required_cosine=None, tokens_per_response=None),
-         False),
+        (completed(), True),
+        (completed(compared=0), False),
+        (completed(same=3), True),
+        (completed(same=3, must_be_equal=True), False),
+        (completed(same=3, empty=1), False),
     ],
-)  # fmt: skip
+)
 def test_answer_check(check: AnswerCheck, is_met: bool) -> None:
     assert check.is_met is is_met

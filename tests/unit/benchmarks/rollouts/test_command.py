@@ -41,7 +41,7 @@ async def outcomes(
 
     monkeypatch.setattr(rollout_load, "send_raw", send)
     monkeypatch.setattr(rollout_load, "GRACE_S", grace_s)
-    load = VersionedLoad(ServerAddress("host", 1), VECTORS, ["name"], rate=1_000)
+    load = VersionedLoad(ServerAddress("host", 1), VECTORS, ["name"], rate=1_000, seed=0)
     load.begin_step("before", {"name": frozenset({OLD})})
     load.begin_step("after", {"name": frozenset({NEW})})
     load.start()
@@ -69,6 +69,30 @@ async def test_answer_is_judged_by_its_version(
     answer: HttpExchange, grace_s: float, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert await outcomes(monkeypatch, answer, grace_s=grace_s) == {expected}
+
+
+async def sent_keys(monkeypatch: pytest.MonkeyPatch, seed: int) -> list[bytes]:
+    """Return the API keys of the first five requests of a load."""
+    keys: list[bytes] = []
+
+    async def send(_address: ServerAddress, raw: bytes, _timeout_s: float) -> HttpExchange:
+        keys.append(raw.partition(b"x-api-key: ")[2].partition(b"\r\n")[0])
+        return exchange(OLD, BODIES[OLD])
+
+    monkeypatch.setattr(rollout_load, "send_raw", send)
+    load = VersionedLoad(ServerAddress("host", 1), VECTORS, ["name"], rate=1_000, seed=seed)
+    load.start()
+    while len(keys) < 5:
+        await asyncio.sleep(0.001)
+    await load.stop()
+    return keys[:5]
+
+
+async def test_every_request_has_a_new_key_from_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = await sent_keys(monkeypatch, 1)
+    assert len(set(keys)) == 5
+    assert keys == await sent_keys(monkeypatch, 1)
+    assert keys != await sent_keys(monkeypatch, 2)
 
 
 def test_read_version_finds_the_header() -> None:
@@ -103,3 +127,25 @@ def test_table_and_goals_have_the_measured_values() -> None:
     )
     assert build_table(results).rows == [("steady", "encoder", "3", "0", "0", "1", "0.50")]
     assert [goal.reached for goal in evaluate_goals(results)] == [True, False, True]
+
+
+def split(percent: float, requests: int) -> RolloutResults:
+    return RolloutResults(
+        rate=60, steps=[], split_requests=requests, split_percent=percent, statuses={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("percent", "requests", "reached"),
+    [
+        (13.9, 900, True),  # one standard deviation of 900 requests is one point
+        (6.1, 900, True),
+        (14.1, 900, False),
+        (11.1, 14_400, False),
+        (0.0, 0, None),
+    ],
+)
+def test_bound_of_the_split_follows_the_number_of_requests(
+    percent: float, requests: int, reached: bool | None
+) -> None:
+    assert evaluate_goals(split(percent, requests))[-1].reached is reached
