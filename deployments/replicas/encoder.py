@@ -148,6 +148,8 @@ class EncoderReplica:
         loaded. Closing the generator drops the items still in the queue.
         """
         async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
+            if not batch.calls:  # and no task
+                return
             with self._lone_passes.overlaps:
                 items = iter(batch.items())
                 submitted: list[SubmittedCall | ServeError] = []
