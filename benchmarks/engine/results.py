@@ -38,10 +38,8 @@ class EngineResults:
 
 
 def name_system(system: str, threads: int) -> str:
-    """Return the name of a system in `latencies`: passes of different threads do not compare."""
-    return (
-        f"{system}, {threads} threads per pass" if threads > 1 else f"{system}, 1 thread per pass"
-    )
+    """Return the name of a system in `latencies`, with the threads of each of its passes."""
+    return f"{system}, {threads} thread{'s' if threads > 1 else ''} per pass"
 
 
 def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> float | None:
@@ -53,7 +51,7 @@ def torch_over_engine(latencies: Sequence[ShapeLatency], max_tokens: int) -> flo
     (shape,) = cap_shapes(max_tokens, [COMPARED_SHAPE])
     compared = [timing for timing in latencies if timing.shape == shape]
     torch, engine = (
-        [timing.ms.median for timing in compared if timing.system.startswith(system)]
+        [timing.ms.median for timing in compared if timing.system.startswith(f"{system}, ")]
         for system in (TORCH, ENGINE)
     )
     return min(torch) / min(engine) if torch else None

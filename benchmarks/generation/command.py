@@ -212,8 +212,10 @@ def build_results(
 
 
 def explain_no_ratio(name: str, agreement: AnswerAgreement) -> str:
-    if agreement.leading_tokens is None or agreement.must_be_equal:
+    if agreement.must_be_equal:
         reason = "its answers are not those of this process"
+    elif agreement.leading_tokens is None:
+        reason = "it returns texts without token ids, and may run another version"
     else:
         reason = f"fewer than {MIN_LEADING_TOKENS:g} leading tokens of its answers are equal"
     return f"no ratio to {name}: {reason}"

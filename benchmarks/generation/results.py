@@ -92,7 +92,7 @@ class AnswerAgreement:
     def is_comparable(self) -> bool:
         """Whether both systems do the same work, so that a ratio of their speeds has a meaning.
 
-        Text alone does not show it for another version of the model.
+        Equal texts without token ids do not show it, unless both run the same version.
         """
         if self.must_be_equal:
             return not self.is_wrong
@@ -134,11 +134,10 @@ def name_streams(streams: int) -> str:
 
 
 def require_correct(results: GenerationResults) -> None:
-    """Raise BenchmarkError if answers that must be equal differ, or if some violate their schemas.
+    """Raise BenchmarkError if answers are wrong, or if requests run or wait after `churn`.
 
-    Answers must not depend on the batch, on drafts, or on the way over HTTP. Also raise it if
-    answers of `churn` differ from the unbatched answers, or if requests are still running or
-    waiting after `churn`.
+    The answers of one version must be equal in every batch, with and without drafts, over HTTP,
+    and in `churn`. Answers to requests with a schema must be valid.
     """
     invariance = results.batch_invariance
     for agreement in (*([] if invariance is None else [invariance]), *results.answer_agreements):

@@ -46,8 +46,8 @@ class System(Protocol):
 class StreamingSystem:
     """Measured system that sends all prompts to a TextGenerator at the same time.
 
-    `scopes` yields the scope of the prefix cache of each run. A run with a new scope prefills
-    prompts again that an earlier run had.
+    `scopes` yields the scope of the prefix cache of each run. With a new scope, prompts of earlier
+    runs are prefilled again.
     """
 
     name: str

@@ -28,9 +28,9 @@ class AnswerBounds(NamedTuple):
     """What the answers of a server must reach."""
 
     min_cosine: float  # of embeddings, to fp32 torch
-    # Whether completions must be those of the artifact in this process. Rivals compute with other
-    # weights. A near-tie then changes a greedy text from its first token on, so the few compared
-    # texts allow no bound, and the results only state how much of their beginnings is equal.
+    # Whether completions must equal those of the artifact in this process. False for rivals: they
+    # compute with other weights, and a near-tie may change a greedy text from its first token on.
+    # For them the results only state the share of equal leading tokens.
     has_our_completions: bool = False
 
 
@@ -68,7 +68,7 @@ def _check_completions(
     expected = references.complete([prompt for answer in answers for prompt in answer.request])
     pairs = list(zip(texts, expected, strict=True))
     tokens = [count_tokens(api, answer) for answer in answers]
-    starts = [references.compare_start(*pair) for pair in pairs]
+    shares = [references.leading_share(*pair) for pair in pairs]
     return AnswerCheck(
         compared=len(answers),
         worst_cosine=None,
@@ -78,7 +78,7 @@ def _check_completions(
             # A model may end its answer at once. The reference then has no text either.
             empty=sum(not text and bool(right) for text, right in pairs),
             same=sum(text == right for text, right in pairs),
-            equal_start=float(np.mean(starts)) if starts else 0.0,
+            equal_leading_share=float(np.mean(shares)) if shares else 0.0,
             must_be_equal=bounds.has_our_completions,
         ),
     )

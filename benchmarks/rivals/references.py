@@ -26,7 +26,7 @@ from deployments.tokenization.encodings import open_tokenizer
 ComputedAnswer = TypeVar("ComputedAnswer")
 
 
-class RememberedAnswers(Generic[ComputedAnswer]):
+class CachedAnswers(Generic[ComputedAnswer]):
     """Answers to texts, computed once per text."""
 
     def __init__(self, compute: Callable[[Sequence[str]], Iterable[ComputedAnswer]]) -> None:
@@ -48,7 +48,7 @@ class ReferenceEmbeddings:
     """Embeddings by the checkpoint in fp32 torch."""
 
     def __init__(self, embed: EmbedTexts) -> None:
-        self._embeddings: RememberedAnswers[NDArray[np.float32]] = RememberedAnswers(embed)
+        self._embeddings: CachedAnswers[NDArray[np.float32]] = CachedAnswers(embed)
 
     @classmethod
     def open(cls, model: LocalModel, materials: Materials) -> ReferenceEmbeddings:
@@ -76,7 +76,7 @@ class ReferenceCompletions:
         complete: Callable[[Sequence[str]], Sequence[str]],
         tokenize: Callable[[str], Tokens],
     ) -> None:
-        self._completions = RememberedAnswers(complete)
+        self._completions = CachedAnswers(complete)
         self._tokenize = tokenize
 
     @classmethod
@@ -104,7 +104,7 @@ class ReferenceCompletions:
     def complete(self, prompts: Sequence[str]) -> list[str]:
         return self._completions.get(prompts)
 
-    def compare_start(self, text: str, expected: str) -> float:
+    def leading_share(self, text: str, expected: str) -> float:
         """Return the share of the tokens of the longer text before the first difference.
 
         White space around the texts does not count, because some detokenizers drop it.

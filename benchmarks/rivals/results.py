@@ -74,7 +74,7 @@ class CompletionCheck:
 
     empty: int  # answers without text where the artifact has one
     same: int  # equal texts
-    equal_start: float  # mean share of the tokens before the first difference
+    equal_leading_share: float  # mean share of the tokens before the first difference
     must_be_equal: bool
 
     @property
@@ -233,8 +233,8 @@ def _systems_table(results: RivalResults) -> Table:
 
 def _check_cells(check: AnswerCheck) -> list[str]:
     texts = check.completions
-    equal_start = _NOTHING if texts is None else f"{texts.equal_start:.0%}"
-    return [str(check.compared), _format(check.worst_cosine, 4), equal_start]
+    equal_leading_share = _NOTHING if texts is None else f"{texts.equal_leading_share:.0%}"
+    return [str(check.compared), _format(check.worst_cosine, 4), equal_leading_share]
 
 
 def _missing_table(results: RivalResults) -> Table:

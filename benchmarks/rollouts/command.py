@@ -298,7 +298,7 @@ def summarize_step(
 
 
 def evaluate_goals(results: RolloutResults) -> list[Goal]:
-    """Compare with the bounds. A split without requests has no measured distance."""
+    """Compare the results with their bounds. Without requests, the split is not measured."""
     requests = results.split_requests
     distance = abs(results.split_percent - CANARY_PERCENT) if requests else None
     return [

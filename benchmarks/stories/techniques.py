@@ -153,8 +153,8 @@ def open_generation_steps(model: LocalModel, scratch: Path) -> Iterator[list[Gen
             scheduling=SchedulingSettings(max_draft_tokens=0),
         )
         stack.callback(generator.close)
-        # Rounds and steps repeat the prompts. The first two steps prefill them every time, so with
-        # a scope for each run ours do too.
+        # All rounds and steps have the same prompts, and transformers prefills them in every run.
+        # With a new scope of the prefix cache for each run, our engine does too.
         ours = StreamingSystem("ours", generator, runner, scopes=map(str, count()))
         without = TransformersSystem(weights, ends, threads, use_kv_cache=False)
         precision = model.candidate.precision
@@ -189,7 +189,8 @@ def compare_answers(
 ) -> tuple[AnswerAgreement, ...]:
     """Compare the answers of each step with those of the first step.
 
-    Steps of one system differ in the number of streams only, so their answers must be equal.
+    If a step has the system of the step before, only the number of streams differs: then the
+    answers of the two must be equal.
     """
     agreements: list[AnswerAgreement] = []
     first = previous = steps[0].answer(prompts)
@@ -231,13 +232,15 @@ def measure_served(
 
 
 def require_correct(results: TechniqueResults) -> None:
-    """Raise BenchmarkError if a step or the server gives other answers than the first step."""
+    """Raise BenchmarkError if embeddings or generated answers differ more than they may."""
     require_agreement(results.checks)
     for agreement in results.agreements:
         if not agreement.is_comparable:
             raise BenchmarkError(
                 f"the answers are wrong, so the timings are invalid: {agreement.sentence}",
-                hint="build the model again",
+                hint="see the tests of the generation scheduler"
+                if agreement.must_be_equal
+                else "build the model again",
             )
 
 

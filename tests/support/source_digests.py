@@ -6,8 +6,9 @@ import hashlib
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-# What decides the result of a build, as far as no other package of this project does: a change of
-# the server alone must not cost a developer minutes. constraints.txt has the pinned packages.
+# Files that decide the result of a build. Builds import `deployments` too, but it is left out: a
+# change of the server alone must not rebuild the models, which takes minutes. constraints.txt has
+# the pinned packages.
 _COMPILER = ("build_artifacts/**/*.py", "constraints.txt")
 # Exports also trace wrappers that engines have.
 _EXPORTER = (_COMPILER[0], "deployments/engines/*.py", _COMPILER[1])

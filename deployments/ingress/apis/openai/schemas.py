@@ -155,7 +155,7 @@ class ToolCall(BaseModel):
 
 
 ContentPart = union_by_type(TextPart, refusal=RefusalPart)
-# The list may be empty: some clients send [] for the empty result of a tool.
+# An empty list is valid: some clients send [] when a tool returned nothing.
 Content = list_or(str, Annotated[list[ContentPart], FailFastList()])  # type: ignore[valid-type]
 
 

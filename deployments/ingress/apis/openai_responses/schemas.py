@@ -45,7 +45,8 @@ class InputTextPart(BaseModel):
 
 
 InputPart = union_by_type(InputTextPart, refusal=RefusalPart)
-# The list may be empty: agents send [] for the empty result of a tool. A chat checks messages.
+# An empty list is valid: agents send [] when a tool returned nothing. Other messages with an empty
+# list are refused when the body becomes a chat.
 TextOrParts = list_or(str, Annotated[list[InputPart], FailFastList()])  # type: ignore[valid-type]
 
 

@@ -36,7 +36,7 @@ def completed(
         required_cosine=None,
         tokens_per_response=9.5,
         completions=CompletionCheck(
-            empty=empty, same=same, equal_start=0.25, must_be_equal=must_be_equal
+            empty=empty, same=same, equal_leading_share=0.25, must_be_equal=must_be_equal
         ),
     )
 

@@ -67,7 +67,7 @@ def check(bounds: AnswerBounds, *texts: str) -> AnswerCheck:
 def test_equal_leading_tokens_of_completions_are_reported() -> None:
     checked = check(BOUNDS, " one two three four", "one two 3 4", "1 2 3 4", "one two")
     assert checked.completions is not None
-    assert checked.completions.equal_start == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
+    assert checked.completions.equal_leading_share == pytest.approx((1 + 0.5 + 0 + 0.5) / 4)
     assert (checked.completions.same, checked.completions.empty) == (0, 0)
     require_right("a rival", checked)
 
