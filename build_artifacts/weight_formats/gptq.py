@@ -65,7 +65,7 @@ class GptqFormat(WeightFormat):
         check_shape(zeros, (groups, outputs * bits // WORD_BITS), shape)
         order = weight.find(".g_idx")
         if order is None:
-            check_shape(scales, (count_blocks(inputs, self.group_size), outputs), shape)
+            self._check_groups(scales, shape)
         else:
             check_shape(weight.require(".g_idx", ("I32", "I64")), (inputs,), shape)
 
@@ -76,23 +76,33 @@ class GptqFormat(WeightFormat):
             return ScaleGrid(
                 scales=scales.read_scales().T.contiguous()[None],
                 rows=torch.arange(outputs),
-                columns=self._read_groups(order, inputs, groups),
+                columns=self._read_groups(order, scales, shape),
                 zeros=(codes & ((1 << bits) - 1)).float().T.contiguous()[None],
             )
 
         read = partial(_read_codes, words, bits)
         return FloatWeight(shape, partial(dequantize_rows, shape, read, build_grid))
 
-    def _read_groups(self, order: FileTensor | None, inputs: int, groups: int) -> Tensor:
+    def _check_groups(self, scales: FileTensor, shape: tuple[int, int]) -> None:
+        """Raise UnsupportedModel unless the weight has groups of the size in the config."""
+        outputs, inputs = shape
+        check_shape(scales, (count_blocks(inputs, self.group_size), outputs), shape)
+
+    def _read_groups(
+        self, order: FileTensor | None, scales: FileTensor, shape: tuple[int, int]
+    ) -> Tensor:
         """Return the group of each input.
 
-        Early checkpoints without activation order have zeros in place of the groups.
+        Early checkpoints without activation order have zeros in place of the groups. Raises
+        UnsupportedModel if such a checkpoint has groups of another size than its config.
         """
         if order is not None:
+            groups = scales.shape[0]
             stored = read_groups(order, groups)
             if stored is not None and (groups == 1 or bool(stored.any())):
                 return stored
-        return index_blocks(inputs, self.group_size)
+            self._check_groups(scales, shape)
+        return index_blocks(shape[1], self.group_size)
 
 
 def _read_codes(words: FileTensor, bits: int, _: int, part: slice) -> Tensor:

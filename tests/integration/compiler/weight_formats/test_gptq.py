@@ -90,6 +90,21 @@ def test_groups_without_order_are_consecutive(order: str, size: int, tmp_path: P
     check_equal(found, {NAME: weight.compute(torch.bfloat16)})
 
 
+@pytest.mark.parametrize("order", [None, 0, -1])
+@pytest.mark.parametrize(("size", "groups"), [(64, 2), (16, 6)])
+def test_groups_without_order_have_the_size_in_the_config(
+    size: int, groups: int, order: int | None, tmp_path: Path
+) -> None:
+    tensors = name_tensors(quantize_groups(draw_weight(64, 96), 4, 32))
+    indices = tensors.pop(f"{MODULE}.g_idx")
+    if order is not None:
+        tensors[f"{MODULE}.g_idx"] = torch.full_like(indices, order)
+    with pytest.raises(UnsupportedModel) as refused:
+        convert_tensors(tmp_path, tensors, state_gptq(size=size))
+    assert f"`{MODULE}.scales` has the shape [3, 64]" in refused.value.message
+    assert f"needs [{groups}, 64]" in refused.value.message
+
+
 def test_modules_may_have_other_bits_and_groups_than_the_config(tmp_path: Path) -> None:
     """`dynamic` names modules with patterns, but their tensors tell as much."""
     four = quantize_groups(draw_weight(64, 96), 4, 32)
