@@ -25,6 +25,7 @@ from build_artifacts.weight_formats.scale_grid import (
     ROW,
     ScaleGrid,
     build_block_grid,
+    count_blocks,
     dequantize_rows,
 )
 
@@ -35,7 +36,10 @@ _STATE = ".quant_state.bitsandbytes__"  # with the name of the type
 _TYPES = ("nf4", "fp4")
 # Bytes of the types in which packed codes may be stored, such as bf16 for training with FSDP.
 _STORAGE_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
+# Errors for a state that is not JSON, has other fields, is too deep or has infinite numbers.
+_STATE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 _INT8_MAX = 127
+_MAX_BLOCK = 4096  # values; the library has no larger blocks
 
 
 class _NestedScales(NamedTuple):
@@ -79,14 +83,8 @@ class Bnb4BitFormat(WeightFormat):
         block, nested_block = sizes
         count = math.prod(shape)
         codes = weight.require("", tuple(_STORAGE_BYTES))
-        stored = math.prod(codes.shape) * _STORAGE_BYTES[codes.dtype]
-        if stored != math.ceil(count / 2):
-            raise UnsupportedModel(
-                f"the tensor `{codes.name}` has {stored} bytes; a weight of the shape "
-                f"{list(shape)} needs {math.ceil(count / 2)}",
-                hint=DAMAGED_HINT,
-            )
-        blocks = math.ceil(count / block)
+        check_shape(codes, (count_blocks(count, 2 * _STORAGE_BYTES[codes.dtype]), 1), shape)
+        blocks = count_blocks(count, block)
         table = weight.require(".quant_map", ("F32",))
         check_shape(table, (16,), shape)
         scales = weight.require(".absmax", ("F32", "U8"))
@@ -94,7 +92,7 @@ class Bnb4BitFormat(WeightFormat):
         nested = None
         if scales.dtype == "U8":
             outer = weight.require(".nested_absmax", ("F32",))
-            check_shape(outer, (math.ceil(blocks / nested_block),), shape)
+            check_shape(outer, (count_blocks(blocks, nested_block),), shape)
             outer_table = weight.require(".nested_quant_map", ("F32",))
             check_shape(outer_table, (256,), shape)
             nested = _NestedScales(outer_table, outer, nested_block, offset)
@@ -113,12 +111,13 @@ def _read_state(tensor: FileTensor) -> tuple[tuple[int, ...], tuple[int, int], f
         shape = tuple(int(size) for size in state["shape"])
         sizes = int(state["blocksize"]), int(state.get("nested_blocksize", 1))
         offset = float(state.get("nested_offset", 0))
-    except (ValueError, TypeError, LookupError, AttributeError) as exc:
+    except _STATE_ERRORS as exc:
         raise UnsupportedModel(
             f"the tensor `{tensor.name}` has no JSON object with `shape` and `blocksize`",
             hint=DAMAGED_HINT,
         ) from exc
-    if min(*shape, sizes[1]) < 1 or sizes[0] % 8 or sizes[0] < 1 or not math.isfinite(offset):
+    is_possible = min((*shape, *sizes)) >= 1 and max(sizes) <= _MAX_BLOCK and sizes[0] % 8 == 0
+    if not is_possible or not math.isfinite(offset):
         raise UnsupportedModel(
             f"the tensor `{tensor.name}` states impossible sizes", hint=DAMAGED_HINT
         )
@@ -133,7 +132,7 @@ def _read_blocks(weight: _FourBitBlocks) -> Iterator[Tensor]:
     codes, scales = weight.codes.values, weight.scales.values
     scale_nested = None if weight.nested is None else _load_nested(weight.nested)
     stored_block = weight.block // 2 // _STORAGE_BYTES[weight.codes.dtype]
-    for part in split_rows(math.ceil(weight.size / weight.block), weight.block):
+    for part in split_rows(count_blocks(weight.size, weight.block), weight.block):
         stored = codes[part.start * stored_block : part.stop * stored_block]
         packed = stored.reshape(-1).view(torch.uint8)
         values = look_up(table, unpack_nibbles(packed, is_high_first=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -71,7 +70,7 @@ def index_blocks(size: int, block: int | None) -> Tensor:
 
 def count_blocks(size: int, block: int | None) -> int:
     """Return the number of blocks of `size` rows or columns."""
-    return math.ceil(size / (block or size or 1))
+    return -(-size // (block or size or 1))
 
 
 def read_groups(order: FileTensor, groups: int) -> Tensor | None:

@@ -121,12 +121,31 @@ def test_int8_is_that_of_bitsandbytes(tmp_path: Path) -> None:
     [
         ({".absmax": None}, f"no tensor `{NAME}.absmax`"),
         ({".quant_map": None}, f"no tensor `{NAME}.quant_map`"),
-        ({"": torch.zeros(5, 1).byte()}, f"tensor `{NAME}` has 5 bytes"),
+        ({"": torch.zeros(5, 1).byte()}, f"tensor `{NAME}` has the shape [5, 1]"),
         ({".absmax": torch.ones(3)}, f"tensor `{NAME}.absmax` has the shape [3]"),
         ({".absmax": torch.ones(24).byte()}, f"no tensor `{NAME}.nested_absmax`"),
         ({".quant_state.bitsandbytes__nf4": torch.ones(9).byte()}, "has no JSON object"),
         (store_state("nf4", blocksize=63, shape=(24, 64)), "states impossible sizes"),
         (store_state("nf4", blocksize=64, shape=None), "has no JSON object"),
+        (store_state("nf4", blocksize=64, shape=(torch.inf,)), "has no JSON object"),
+        (store_state("nf4", blocksize=torch.inf, shape=(24, 64)), "has no JSON object"),
+        (
+            store_state("nf4", blocksize=64, shape=(24, 64), nested_offset=10**400),
+            "has no JSON object",
+        ),
+        (
+            {".quant_state.bitsandbytes__nf4": torch.full((99_999,), ord("[")).byte()},
+            "has no JSON object",
+        ),
+        (store_state("nf4", blocksize=64, shape=()), "its weight of the shape [] needs [1, 1]"),
+        (store_state("nf4", blocksize=64, shape=(10**400,)), f"`{NAME}` has the shape [768, 1]"),
+        (store_state("nf4", blocksize=8 * 10**400, shape=(24, 64)), "states impossible sizes"),
+        (
+            store_state("nf4", blocksize=64, nested_blocksize=10**400, shape=(24, 64)),
+            "states impossible sizes",
+        ),
+        ({"": torch.zeros(1, 768).byte()}, f"tensor `{NAME}` has the shape [1, 768]"),
+        ({"": torch.zeros(384, 1, 2).byte()}, f"tensor `{NAME}` has the shape [384, 1, 2]"),
     ],
 )
 def test_damaged_checkpoint_is_refused_by_the_name_of_the_tensor(
