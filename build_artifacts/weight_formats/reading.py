@@ -126,11 +126,16 @@ class _ConfigObject(NamedTuple):
             raise corrupt_file_error(self.path, f"`{name}` of the quantization is {value!r}")
         return value
 
+    def find_name(self, *names: str) -> str:
+        """Return the first of the names of a field that has a value, else the first."""
+        return next((name for name in names if self.values.get(name) is not None), names[0])
+
     def read_group_size(self) -> int | None:
         """Return the size of groups, or None for one group of all inputs."""
-        size = self.read("group_size", int, self.read("q_group_size", int, _DEFAULT_GROUP_SIZE))
+        name = self.find_name("group_size", "q_group_size")
+        size = self.read(name, int, _DEFAULT_GROUP_SIZE)
         if size != -1 and size < 1:
-            raise corrupt_file_error(self.path, f"`group_size` of the quantization is {size}")
+            raise corrupt_file_error(self.path, f"`{name}` of the quantization is {size}")
         return None if size == -1 else size
 
     def read_object(self, name: str) -> _ConfigObject:
@@ -159,19 +164,18 @@ def _read_fp8(config: _ConfigObject) -> Fp8Format:
 def _read_gptq(config: _ConfigObject) -> GptqFormat:
     bits = config.read("bits", int, 0)
     config.check("bits", bits, GPTQ_BITS)
-    field = "format" if "checkpoint_format" not in config.values else "checkpoint_format"
-    layout = config.read(field, str, "gptq").lower()
-    config.check(field, layout, tuple(_ZERO_OFFSETS))
+    name = config.find_name("checkpoint_format", "format")
+    layout = config.read(name, str, "gptq").lower()
+    config.check(name, layout, tuple(_ZERO_OFFSETS))
     config.check("is_marlin_format", config.read("is_marlin_format", bool, False), (False,))
     return GptqFormat(bits, config.read_group_size(), _ZERO_OFFSETS[layout])
 
 
 def _read_awq(config: _ConfigObject) -> AwqFormat:
-    bits = config.read("bits", int, config.read("w_bit", int, AWQ_BITS))
-    config.check("bits" if "bits" in config.values else "w_bit", bits, (AWQ_BITS,))
-    names = ("version", "checkpoint_format", "format")
-    field = next((name for name in names if name in config.values), "version")
-    config.check(field, config.read(field, str, "gemm").lower(), ("gemm",))
+    name = config.find_name("bits", "w_bit")
+    config.check(name, config.read(name, int, AWQ_BITS), (AWQ_BITS,))
+    name = config.find_name("version", "checkpoint_format", "format")
+    config.check(name, config.read(name, str, "gemm").lower(), ("gemm",))
     if config.values.get("backend") == "llm-awq":
         raise config.unsupported("backend", ("autoawq",))
     return AwqFormat(config.read_group_size())

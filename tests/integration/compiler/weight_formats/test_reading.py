@@ -9,6 +9,7 @@ import pytest
 
 from build_artifacts.checkpoints.architectures import check_unquantized, load_config
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.weight_formats.gptq import GptqFormat
 from build_artifacts.weight_formats.reading import read_float_dtype, read_weight_format
 from tests.support.quantized_checkpoints import convert, edit_config
 from tests.support.tiny_encoders import tiny_checkpoint, write_json
@@ -58,6 +59,13 @@ def test_supported_quantization(quantization: dict[str, Any], title: str, tmp_pa
     assert found.title == title
 
 
+def test_null_states_no_field(tmp_path: Path) -> None:
+    quantization = GPTQ | {"checkpoint_format": None, "format": "gptq_v2"}
+    sizes = {"group_size": None, "q_group_size": 64}
+    write_json(tmp_path / "config.json", {"quantization_config": quantization | sizes})
+    assert read_weight_format(tmp_path) == GptqFormat(bits=4, group_size=64, zero_offset=0)
+
+
 def test_quantization_of_the_text_model_counts(tmp_path: Path) -> None:
     text = {"quantization_config": GPTQ, "dtype": "float16"}
     write_json(tmp_path / "config.json", {"text_config": text})
@@ -78,6 +86,9 @@ def test_quantization_of_the_text_model_counts(tmp_path: Path) -> None:
         (AWQ | {"version": "gemv"}, '`version`: "gemv"'),
         (AWQ | {"version": "exllama"}, '`version`: "exllama"'),
         (AWQ | {"version": "ipex"}, '`version`: "ipex"'),
+        (AWQ | {"version": None, "format": "gemv"}, '`format`: "gemv"'),
+        (AWQ | {"bits": None, "w_bit": 8}, "`w_bit`: 8"),
+        (AWQ | {"group_size": None, "q_group_size": 0}, "`q_group_size` of the quantization is 0"),
         (AWQ | {"backend": "llm-awq"}, '`backend`: "llm-awq"'),
         (AUTO_ROUND | {"packing_format": None}, "`packing_format`: null"),
         (AUTO_ROUND | {"data_type": "mx_fp"}, '`data_type`: "mx_fp"'),
