@@ -128,6 +128,8 @@ def _find_weights(
         if (found := weight_format.find_weight(name, tensors)) is not None:
             weight, ending = found
             parts[weight][ending] = tensor
+        elif tensor.dtype in weight_format.quantized_dtypes:
+            parts[name][""] = tensor
     for name in parts.keys() & tensors.keys():
         if "" not in weight_format.endings:
             raise UnsupportedModel(
@@ -140,9 +142,6 @@ def _find_weights(
 
 def _plan_other(tensor: FileTensor, weight_format: WeightFormat) -> PlannedTensor:
     """Plan a copy of a tensor that is not quantized. Raises UnsupportedModel for other types."""
-    if tensor.dtype in weight_format.needs:
-        weight = QuantizedWeight(tensor.name, {"": tensor}, weight_format.endings)
-        weight.require(weight_format.needs[tensor.dtype], ())  # raises
     if tensor.dtype not in VALUE_BYTES:
         raise UnsupportedModel(
             f"the tensor `{tensor.name}` has the type {tensor.dtype}, which cannot be built from a "

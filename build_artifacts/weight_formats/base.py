@@ -144,8 +144,8 @@ class WeightFormat(ABC):
     # The ending "" stands for a tensor with the name of the weight.
     endings: ClassVar[Mapping[str, str]]
     unused: ClassVar[tuple[str, ...]] = ()  # endings of tensors for activations and KV caches
-    # Types of tensors that only quantized weights have, and the ending of one that each needs.
-    needs: ClassVar[Mapping[str, str]] = {}
+    # Types that only tensors of quantized weights have.
+    quantized_dtypes: ClassVar[Collection[str]] = ()
 
     @property
     @abstractmethod

@@ -70,7 +70,7 @@ class Bnb4BitFormat(WeightFormat):
         **dict.fromkeys(("", ".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"), ""),
         **dict.fromkeys((f"{_STATE}{each}" for each in _TYPES), ""),
     }
-    needs: ClassVar = {"U8": ".absmax"}
+    quantized_dtypes: ClassVar = {"U8"}
 
     @property
     def title(self) -> str:
@@ -159,7 +159,7 @@ class BnbInt8Format(WeightFormat):
     """Weights in int8, whose largest value of each row, `SCB`, is stored as 127."""
 
     endings: ClassVar = {"": "", ".SCB": ".weight", ".weight_format": ".weight"}
-    needs: ClassVar = {"I8": ".SCB"}
+    quantized_dtypes: ClassVar = {"I8"}
 
     @property
     def title(self) -> str:

@@ -53,7 +53,7 @@ class CompressedFormat(WeightFormat):
         *(f".{each}_zero_point" for each in ("input", "output", "q", "k", "v")),
         *(f".{each}_global_scale" for each in ("input", "output", "q", "k", "v")),
     )
-    needs: ClassVar = {FP8_DTYPE: "_scale", "I8": "_scale"}
+    quantized_dtypes: ClassVar = {FP8_DTYPE, "I8"}
 
     @property
     def title(self) -> str:

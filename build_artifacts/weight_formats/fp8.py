@@ -51,7 +51,7 @@ class Fp8Format(WeightFormat):
         *(".activation_scale", "_activation_scale", ".input_scale", ".output_scale"),
         *(".input_scale_ub", ".k_scale", ".v_scale", ".kv_scale"),
     )
-    needs: ClassVar = {FP8_DTYPE: _INVERSE}
+    quantized_dtypes: ClassVar = {FP8_DTYPE}
 
     @property
     def title(self) -> str:

@@ -29,7 +29,7 @@ class ModeloptFormat(WeightFormat):
     algorithm: str
     endings: ClassVar = {"": "", "_scale": "", "_scale_2": "", _INPUT_FACTORS: ".weight"}
     unused: ClassVar = (".input_scale", ".output_scale", ".k_scale", ".v_scale")
-    needs: ClassVar = {FP8_DTYPE: "_scale", "U8": "_scale"}
+    quantized_dtypes: ClassVar = {FP8_DTYPE, "U8"}
 
     @property
     def title(self) -> str:

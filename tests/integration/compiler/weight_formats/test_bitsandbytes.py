@@ -121,6 +121,10 @@ def test_int8_is_that_of_bitsandbytes(tmp_path: Path) -> None:
     [
         ({".absmax": None}, f"no tensor `{NAME}.absmax`"),
         ({".quant_map": None}, f"no tensor `{NAME}.quant_map`"),
+        (
+            dict.fromkeys((".absmax", ".quant_map", ".quant_state.bitsandbytes__nf4")),
+            f"no tensor `{NAME}.quant_state.bitsandbytes__nf4`",
+        ),
         ({"": torch.zeros(5, 1).byte()}, f"tensor `{NAME}` has the shape [5, 1]"),
         ({".absmax": torch.ones(3)}, f"tensor `{NAME}.absmax` has the shape [3]"),
         ({".absmax": torch.ones(24).byte()}, f"no tensor `{NAME}.nested_absmax`"),

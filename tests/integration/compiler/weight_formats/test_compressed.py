@@ -210,6 +210,11 @@ INT4 = state_groups("pack-quantized", state_integers(4, 32))
         ({"weight_scale": None}, f"no tensor `{NAME}_scale`"),
         ({"weight_shape": None}, f"no tensor `{NAME}_shape`"),
         ({"weight_packed": None}, f"no tensor `{NAME}`"),
+        (
+            dict.fromkeys(("weight_packed", "weight_scale", "weight_shape"))
+            | {"weight": torch.ones(20, 96).to(torch.int8)},
+            "states no quantization of this type",
+        ),
         ({"weight_scale": torch.ones(20, 4)}, f"`{NAME}_scale` has the shape [20, 4]"),
         ({"weight_shape": torch.tensor([20, 200])}, "not that of a weight of the shape [20, 200]"),
         ({"weight_g_idx": torch.full((96,), 3)}, "states groups from 3 to 3"),
