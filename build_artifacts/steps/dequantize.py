@@ -56,7 +56,7 @@ def dequantize(
     (target / CONFIG_NAME).write_text(config, encoding="utf-8")
     if is_decoder:  # before gigabytes are written
         check_decoder(load_text_config(target) if has_images(target) else load_config(target))
-    files = _open_files(weights)
+    files = _open_files(weights, weight_format.unused)
     shards: dict[str, str] = {}
     size = 0
     for number, planned in enumerate(_plan(files, weight_format, read_float_dtype(weights))):
@@ -68,8 +68,8 @@ def dequantize(
     write_index(target, shards, size)
 
 
-def _open_files(weights: Path) -> list[dict[str, FileTensor]]:
-    """Return the tensors of each file by name."""
+def _open_files(weights: Path, unused: tuple[str, ...]) -> list[dict[str, FileTensor]]:
+    """Return the tensors of each file by name, without those whose name has an unused ending."""
     from safetensors import safe_open
 
     files = []
@@ -77,6 +77,8 @@ def _open_files(weights: Path) -> list[dict[str, FileTensor]]:
         file: Any = safe_open(path, framework="pt")
         tensors = {}
         for name in file.keys():  # noqa: SIM118 - the file object is no mapping
+            if name.endswith(unused):
+                continue
             values = file.get_slice(name)
             shape = tuple(values.get_shape())
             tensors[name] = FileTensor(file, name, values.get_dtype(), shape)
@@ -87,30 +89,30 @@ def _open_files(weights: Path) -> list[dict[str, FileTensor]]:
 def _plan(
     files: Sequence[Mapping[str, FileTensor]], weight_format: WeightFormat, dtype: FloatDtype
 ) -> list[dict[str, PlannedTensor]]:
-    """Return the tensors of each new file. All tensors are checked, and no values are read.
+    """Plan the tensors of each new file, and check all names, types and shapes.
 
-    A weight is written to the file that corresponds to that of its first tensor.
+    Reads no values of weights, only small tensors such as stored shapes. A weight is written to
+    the file that corresponds to that of its first tensor.
     """
     tensors = {name: tensor for file in files for name, tensor in file.items()}
     weights = _find_weights(tensors, weight_format)
     owners = {part.name: weight for weight in weights.values() for part in weight.tensors.values()}
-    planned: dict[str, PlannedTensor] = {}
+    done: set[str] = set()
     plans = []
     for file in files:
-        names = []
+        plan = {}
         for name, tensor in file.items():
             weight = owners.get(name)
-            if weight is None and name.endswith(weight_format.unused):
-                continue
             target = name if weight is None else weight.name
-            if target not in planned:
-                names.append(target)
-                planned[target] = (
-                    _plan_other(tensor, weight_format)
-                    if weight is None
-                    else _plan_weight(weight.name, weight_format.decode(weight), dtype)
-                )
-        plans.append({name: planned[name] for name in names})
+            if target in done:
+                continue
+            done.add(target)
+            plan[target] = (
+                _plan_other(tensor, weight_format)
+                if weight is None
+                else _plan_weight(target, weight_format.decode(weight), dtype)
+            )
+        plans.append(plan)
     return plans
 
 
@@ -123,8 +125,6 @@ def _find_weights(
     """
     parts: defaultdict[str, dict[str, FileTensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if name.endswith(weight_format.unused):
-            continue
         if (found := weight_format.find_weight(name, tensors)) is not None:
             weight, ending = found
             parts[weight][ending] = tensor
