@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from build_artifacts.checkpoints.architectures import load_config
-from build_artifacts.checkpoints.checkpoint import Checkpoint, check_modules, read_modules
+from build_artifacts.checkpoints.checkpoint import Checkpoint, check_modules
 from build_artifacts.checkpoints.decoders import check_decoder
 from build_artifacts.checkpoints.encoder_decoders import check_encoder_decoder
 from build_artifacts.checkpoints.encoders import check_encoder
 from build_artifacts.checkpoints.rerankers import states_use_of_output
-from build_artifacts.checkpoints.text_models import has_images, load_text_config
+from build_artifacts.checkpoints.text_models import is_reduced_to_text, load_text_config
 from deployments.artifacts.types import TEXT2TEXT_TASKS, ModelHead
 from deployments.tasks import find_head
 
@@ -22,7 +22,7 @@ def check_architecture(checkpoint: Checkpoint, tasks: tuple[str, ...]) -> None:
     head, weights = find_head(tasks[0]), checkpoint.weights
     if head in (ModelHead.VECTOR, ModelHead.SPARSE):
         check_modules(checkpoint.directory, sparse=head is ModelHead.SPARSE)
-    is_text_model = has_images(weights) and not read_modules(checkpoint.directory)
+    is_text_model = is_reduced_to_text(checkpoint)
     config = load_text_config(weights) if is_text_model else load_config(weights)
     config.__dict__.pop("quantization_config", None)
     if is_text_model or (head is ModelHead.NEXT_TOKEN and tasks[0] not in TEXT2TEXT_TASKS):

@@ -12,7 +12,14 @@ from build_artifacts.checkpoints.architectures import (
     config_errors,
     load_config,
 )
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Json, read_field, read_object
+from build_artifacts.checkpoints.checkpoint import (
+    CONFIG_NAME,
+    Checkpoint,
+    Json,
+    read_field,
+    read_modules,
+    read_object,
+)
 from build_artifacts.errors import UnsupportedModel
 
 # Text models that have no class of their own, with the model type that computes the same for texts.
@@ -33,9 +40,13 @@ _IMAGE_PREFIX = re.compile(
 _HEAD = re.compile(r"(model\.)?(language_model\.)?lm_head\.")
 
 
-def has_images(weights: Path) -> bool:
-    """Return whether the checkpoint has image inputs and a text model that the build takes."""
-    return read_field(weights / CONFIG_NAME, "model_type", str) in WITH_IMAGES
+def is_reduced_to_text(checkpoint: Checkpoint) -> bool:
+    """Return whether the checkpoint has image inputs and a text model that the build takes.
+
+    A checkpoint that sentence-transformers saved is built as it is.
+    """
+    has_images = read_field(checkpoint.weights / CONFIG_NAME, "model_type", str) in WITH_IMAGES
+    return has_images and not read_modules(checkpoint.directory)
 
 
 def load_text_config(weights: Path) -> TransformersConfig:

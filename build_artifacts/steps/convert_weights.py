@@ -7,9 +7,10 @@ from functools import partial
 from pathlib import Path
 
 from build_artifacts.checkpoints.adapter import PROBLEM_TYPES, Adapter
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_field, read_modules
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, read_field
+from build_artifacts.checkpoints.early_checks import check_architecture
 from build_artifacts.checkpoints.models import estimate_memory
-from build_artifacts.checkpoints.text_models import has_images
+from build_artifacts.checkpoints.text_models import is_reduced_to_text
 from build_artifacts.sources.onnx_file import is_onnx
 from build_artifacts.steps.dequantize import dequantize
 from build_artifacts.steps.dequantize_gguf import dequantize_gguf
@@ -37,12 +38,14 @@ def convert_weights(
         detail = f"weights of {file.name} to fp32"
         return _run_cached(steps, "dequantize", "unpack", detail, checkpoint, unpack)
     if (weight_format := read_weight_format(checkpoint.weights)) is not None:
-        is_decoder = tasks[0] == TaskName.TEXT_GENERATION
-        convert = partial(dequantize, checkpoint, weight_format, is_decoder=is_decoder)
-        dtype = "fp16" if read_float_dtype(checkpoint.weights) == "F16" else "bf16"
-        detail = f"weights in {weight_format.title} to {dtype}"
+        # Before gigabytes are written. An adapter for another task may change the class.
+        if tasks[0] == TaskName.TEXT_GENERATION:
+            check_architecture(checkpoint, tasks)
+        dtype = read_float_dtype(checkpoint.weights)
+        convert = partial(dequantize, checkpoint, weight_format, dtype)
+        detail = f"weights in {weight_format.title} to {'fp16' if dtype == 'F16' else 'bf16'}"
         checkpoint = _run_cached(steps, "dequantize", "unpack", detail, checkpoint, convert)
-    if has_images(checkpoint.weights) and not read_modules(checkpoint.directory):
+    if is_reduced_to_text(checkpoint):
         detail = "the text model, without image inputs"
         extract = partial(extract_text_model, checkpoint)
         return _run_cached(steps, "text-model", "extract", detail, checkpoint, extract)

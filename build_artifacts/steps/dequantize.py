@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from build_artifacts.checkpoints.architectures import load_config
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
     Checkpoint,
@@ -17,8 +16,6 @@ from build_artifacts.checkpoints.checkpoint import (
     list_weight_files,
     write_index,
 )
-from build_artifacts.checkpoints.decoders import check_decoder
-from build_artifacts.checkpoints.text_models import has_images, load_text_config
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.tensor_shard import VALUE_BYTES, PlannedTensor, write_shard
 from build_artifacts.weight_formats.base import (
@@ -32,7 +29,6 @@ from build_artifacts.weight_formats.base import (
 from build_artifacts.weight_formats.reading import (
     EARLY_CONFIGS,
     FloatDtype,
-    read_float_dtype,
     read_unquantized_config,
 )
 
@@ -41,25 +37,22 @@ if TYPE_CHECKING:
 
 
 def dequantize(
-    checkpoint: Checkpoint, weight_format: WeightFormat, into: Path, *, is_decoder: bool
+    checkpoint: Checkpoint, weight_format: WeightFormat, dtype: FloatDtype, into: Path
 ) -> None:
-    """Write the checkpoint to `into` with its quantized weights in 16 bits, and others as they are.
+    """Write the checkpoint to `into` with its quantized weights as `dtype`, and others as they are.
 
-    Values are computed in fp32. `is_decoder` tells that the model will be built as a decoder.
-    Raises UnsupportedModel if such a model cannot be built, or for tensors that are missing, of
-    other shapes or types, or invalid.
+    Values are computed in fp32. Raises UnsupportedModel for tensors that are missing, of other
+    shapes or types, or invalid.
     """
     weights = checkpoint.weights
     target = into / weights.relative_to(checkpoint.directory)
     copy_without_weights(checkpoint.directory, into, weights=weights, without=EARLY_CONFIGS)
     config = json.dumps(read_unquantized_config(weights), indent=2)
     (target / CONFIG_NAME).write_text(config, encoding="utf-8")
-    if is_decoder:  # before gigabytes are written
-        check_decoder(load_text_config(target) if has_images(target) else load_config(target))
     files = _open_files(weights, weight_format.unused)
     shards: dict[str, str] = {}
     size = 0
-    for number, planned in enumerate(_plan(files, weight_format, read_float_dtype(weights))):
+    for number, planned in enumerate(_plan(files, weight_format, dtype)):
         if planned:
             shard = f"model-{number:05}.safetensors"
             write_shard(target / shard, planned)

@@ -282,13 +282,29 @@ def test_invalid_block_size_is_refused(block_size: Any, tmp_path: Path) -> None:
         read_weight_format(tmp_path)
 
 
-def test_unsupported_decoder_is_refused_before_its_weights_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "modules"),
+    [
+        ("rwkv", "RwkvForCausalLM", None),
+        # sentence-transformers saved the second, so the build does not reduce it to its text model.
+        (
+            "llava",
+            "LlavaForConditionalGeneration",
+            [{"type": "sentence_transformers.models.Transformer", "path": ""}],
+        ),
+    ],
+)
+def test_unsupported_decoder_is_refused_before_its_weights_are_written(
+    model_type: str, architecture: str, modules: list[dict[str, str]] | None, tmp_path: Path
+) -> None:
     source = tmp_path / "checkpoint"
     write_decoder("LlamaForCausalLM", source, {})
     quantize_checkpoint(source, (32, 32))
     (source / "model.safetensors").write_bytes(b"")  # not read
-    edit_config(source, model_type="rwkv", architectures=["RwkvForCausalLM"])
-    with pytest.raises(UnsupportedModel, match="`RwkvForCausalLM` cannot be built"):
+    edit_config(source, model_type=model_type, architectures=[architecture])
+    if modules is not None:
+        write_json(source / "modules.json", modules)
+    with pytest.raises(UnsupportedModel, match=f"`{architecture}` cannot be built"):
         convert(source, tmp_path / "work")
 
 
