@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
-from build_artifacts.checkpoints.checkpoint import Checkpoint, hashed_files
+from build_artifacts.checkpoints.checkpoint import Checkpoint, copy_without_weights
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
@@ -47,6 +46,4 @@ def dequantize_gguf(checkpoint: Checkpoint, into: Path) -> None:
     model.tie_weights()
     model.generation_config = GenerationConfig()
     model.save_pretrained(into)
-    for name, path in hashed_files(checkpoint.directory):
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, into / name)
+    copy_without_weights(checkpoint.directory, into, weights=checkpoint.weights)

@@ -8,7 +8,6 @@ module derives the parameter names and reads three kinds of weights: blocks of 4
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.architectures import config_errors, load_config, read_model_class
-from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, hashed_files
+from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, copy_without_weights
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
@@ -70,9 +69,7 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> None:
             hint="fused and int8 MatMuls are not read: pass a 4-bit or float export, or build from "
             "the original safetensors checkpoint",
         )
-    for name, path in hashed_files(checkpoint.directory):
-        (into / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, into / name)
+    copy_without_weights(checkpoint.directory, into, weights=checkpoint.weights)
     state = model.float().state_dict()
     model.save_pretrained(into, state_dict={n: v for n, v in state.items() if n not in unused})
 
