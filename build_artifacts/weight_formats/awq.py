@@ -22,7 +22,7 @@ from build_artifacts.weight_formats.scale_grid import (
     ScaleGrid,
     build_block_grid,
     count_blocks,
-    dequantize_rows,
+    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class AwqFormat(WeightFormat):
             codes = _unpack_outputs(zeros.read()).float()
             return build_block_grid(scales.read_scales().T, shape, block, codes)
 
-        read = partial(_read_codes, words)
-        return FloatWeight(shape, partial(dequantize_rows, shape, read, build_grid))
+        return scaled_weight(shape, partial(_read_codes, words), build_grid)
 
 
 def _read_codes(words: FileTensor, _: int, part: slice) -> Tensor:

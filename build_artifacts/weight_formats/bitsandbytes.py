@@ -26,7 +26,7 @@ from build_artifacts.weight_formats.scale_grid import (
     ScaleGrid,
     build_block_grid,
     count_blocks,
-    dequantize_rows,
+    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -180,4 +180,4 @@ class BnbInt8Format(WeightFormat):
         def build_grid() -> ScaleGrid:
             return build_block_grid(maxima.read_scales() / _INT8_MAX, shape, ROW)
 
-        return FloatWeight(shape, partial(dequantize_rows, shape, values.read_rows, build_grid))
+        return scaled_weight(shape, values.read_rows, build_grid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from build_artifacts.errors import UnsupportedModel
@@ -24,8 +23,8 @@ from build_artifacts.weight_formats.scale_grid import (
     build_block_grid,
     choose_block,
     count_blocks,
-    dequantize_rows,
     index_blocks,
+    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -73,8 +72,7 @@ def decode_fp8(weight: QuantizedWeight, ending: str, blocks: Collection[ScaleBlo
     def build_grid() -> ScaleGrid:
         return build_block_grid(scales.read_scales(), (rows, columns), block)
 
-    shape = values.shape
-    return FloatWeight(shape, partial(dequantize_rows, shape, values.read_rows, build_grid))
+    return scaled_weight(values.shape, values.read_rows, build_grid)
 
 
 def _decode_experts(weight: QuantizedWeight, block: ScaleBlock) -> FloatWeight | None:
@@ -114,8 +112,7 @@ def _decode_experts(weight: QuantizedWeight, block: ScaleBlock) -> FloatWeight |
             columns=index_blocks(columns, block.columns),
         )
 
-    shape = values.shape
-    return FloatWeight(shape, partial(dequantize_rows, shape, values.read_rows, build_grid))
+    return scaled_weight(values.shape, values.read_rows, build_grid)
 
 
 def _index_halves(rows: int, block: int | None) -> Tensor:

@@ -19,9 +19,9 @@ from build_artifacts.weight_formats.packing import WORD_BITS, unpack_words
 from build_artifacts.weight_formats.scale_grid import (
     ScaleGrid,
     count_blocks,
-    dequantize_rows,
     index_blocks,
     read_groups,
+    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ class GptqFormat(WeightFormat):
                 zeros=(codes & ((1 << bits) - 1)).float().T.contiguous()[None],
             )
 
-        read = partial(_read_codes, words, bits)
-        return FloatWeight(shape, partial(dequantize_rows, shape, read, build_grid))
+        return scaled_weight(shape, partial(_read_codes, words, bits), build_grid)
 
     def _check_groups(self, scales: FileTensor, shape: tuple[int, int]) -> None:
         """Raise UnsupportedModel unless the weight has groups of the size in the config."""

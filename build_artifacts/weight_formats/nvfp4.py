@@ -21,7 +21,7 @@ from build_artifacts.weight_formats.scale_grid import (
     build_block_grid,
     choose_block,
     count_blocks,
-    dequantize_rows,
+    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -55,8 +55,7 @@ def decode_nvfp4(weight: QuantizedWeight, names: Nvfp4Names) -> FloatWeight:
         scaled = read / factor if names.is_divisor else read * factor
         return build_block_grid(scaled, shape, _BLOCK)
 
-    read_codes = partial(_read_values, packed)
-    return FloatWeight(shape, partial(dequantize_rows, shape, read_codes, build_grid))
+    return scaled_weight(shape, partial(_read_values, packed), build_grid)
 
 
 def _read_values(packed: FileTensor, _: int, part: slice) -> Tensor:

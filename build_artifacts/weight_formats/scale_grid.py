@@ -6,7 +6,13 @@ from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.weight_formats.base import DAMAGED_HINT, FileTensor, shape_error, split_rows
+from build_artifacts.weight_formats.base import (
+    DAMAGED_HINT,
+    FileTensor,
+    FloatWeight,
+    shape_error,
+    split_rows,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,21 +50,25 @@ class ScaleGrid(NamedTuple):
         return codes.mul_(_expand(self.scales[matrix], rows, self.columns))
 
 
-def dequantize_rows(
+def scaled_weight(
     shape: tuple[int, ...],
     read_codes: Callable[[int, slice], Tensor],
     build_grid: Callable[[], ScaleGrid],
-) -> Iterator[Tensor]:
-    """Yield the values of a weight in parts of rows.
+) -> FloatWeight:
+    """Return a weight of this shape, whose values are read in parts of rows.
 
     `read_codes` returns the codes of some rows of a matrix in fp32. The grid is built when the
     values are read: the scales of all weights together would take gigabytes.
     """
     *_, rows, columns = shape
-    grid = build_grid()
-    for matrix in range(len(grid.scales)):
-        for part in split_rows(rows, columns):
-            yield grid.scale(read_codes(matrix, part), matrix, part)
+
+    def read() -> Iterator[Tensor]:
+        grid = build_grid()
+        for matrix in range(len(grid.scales)):
+            for part in split_rows(rows, columns):
+                yield grid.scale(read_codes(matrix, part), matrix, part)
+
+    return FloatWeight(shape, read)
 
 
 def index_blocks(size: int, block: int | None) -> Tensor:
