@@ -89,23 +89,28 @@ class QuantizedWeight:
     tensors: Mapping[str, FileTensor]
     endings: Mapping[str, str]
 
-    def find(self, ending: str) -> FileTensor | None:
-        return self.tensors.get(ending)
+    def find(self, ending: str, dtypes: Collection[str] | None = None) -> FileTensor | None:
+        """Return the tensor, or None if it is missing.
+
+        Raises UnsupportedModel if it has another type than `dtypes`. None allows all types.
+        """
+        tensor = self.tensors.get(ending)
+        if tensor is not None and dtypes is not None and tensor.dtype not in dtypes:
+            raise UnsupportedModel(
+                f"the tensor `{tensor.name}` has the type {tensor.dtype}, which cannot be built",
+                hint=f"supported for this tensor: {', '.join(dtypes)}",
+            )
+        return tensor
 
     def require(self, ending: str, dtypes: Collection[str]) -> FileTensor:
         """Return the tensor. Raises UnsupportedModel if it is missing or has another type."""
-        tensor = self.find(ending)
+        tensor = self.find(ending, dtypes)
         if tensor is None:
             name = f"{self.name.removesuffix(self.endings[ending])}{ending}"
             raise UnsupportedModel(
                 f"the checkpoint has no tensor `{name}`, which its quantized weight "
                 f"`{self.name}` needs",
                 hint=DAMAGED_HINT,
-            )
-        if tensor.dtype not in dtypes:
-            raise UnsupportedModel(
-                f"the tensor `{tensor.name}` has the type {tensor.dtype}, which cannot be built",
-                hint=f"supported for this tensor: {', '.join(dtypes)}",
             )
         return tensor
 

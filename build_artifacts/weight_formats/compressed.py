@@ -91,9 +91,9 @@ class CompressedFormat(WeightFormat):
         scales = weight.require("_scale", SCALE_DTYPES)
         shape = (values.shape[0], values.shape[1])
         block = choose_block(scales, blocks, shape)
-        zeros = weight.find("_zero_point")
+        zeros = weight.find("_zero_point", ("I8",))
         if zeros is not None:
-            check_shape(weight.require("_zero_point", ("I8",)), scales.shape, shape)
+            check_shape(zeros, scales.shape, shape)
 
         def build_grid() -> ScaleGrid:
             read = 0 if zeros is None else zeros.read().float()
@@ -110,15 +110,15 @@ class CompressedFormat(WeightFormat):
         shape = (rows, columns)
         bits = self._find_bits(words, shape)
         block = choose_block(scales, self._find_blocks("packed", bits, words), shape)
-        zeros = weight.find("_zero_point")
+        zeros = weight.find("_zero_point", ("I32", "I8"))
         if zeros is not None and zeros.dtype == "I32":
             packed_rows = count_blocks(rows, WORD_BITS // bits)
             check_shape(zeros, (packed_rows, *scales.shape[1:]), shape)
         elif zeros is not None:
-            check_shape(weight.require("_zero_point", ("I32", "I8")), scales.shape, shape)
-        order = weight.find("_g_idx")
+            check_shape(zeros, scales.shape, shape)
+        order = weight.find("_g_idx", ("I32", "I64"))
         if order is not None:
-            check_shape(weight.require("_g_idx", ("I32", "I64")), (columns,), shape)
+            check_shape(order, (columns,), shape)
 
         def build_grid() -> ScaleGrid:
             read = _read_zeros(zeros, bits, rows)

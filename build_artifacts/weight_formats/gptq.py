@@ -63,11 +63,11 @@ class GptqFormat(WeightFormat):
         shape = (outputs, inputs)
         check_shape(words, (inputs * bits // WORD_BITS, outputs), shape)
         check_shape(zeros, (groups, outputs * bits // WORD_BITS), shape)
-        order = weight.find(".g_idx")
+        order = weight.find(".g_idx", ("I32", "I64"))
         if order is None:
             self._check_groups(scales, shape)
         else:
-            check_shape(weight.require(".g_idx", ("I32", "I64")), (inputs,), shape)
+            check_shape(order, (inputs,), shape)
 
         def build_grid() -> ScaleGrid:
             import torch

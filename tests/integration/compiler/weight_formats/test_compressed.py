@@ -218,7 +218,9 @@ INT4 = state_groups("pack-quantized", state_integers(4, 32))
         ({"weight_scale": torch.ones(20, 4)}, f"`{NAME}_scale` has the shape [20, 4]"),
         ({"weight_shape": torch.tensor([20, 200])}, "not that of a weight of the shape [20, 200]"),
         ({"weight_g_idx": torch.full((96,), 3)}, "states groups from 3 to 3"),
+        ({"weight_g_idx": torch.zeros(96)}, "`_g_idx` has the type F32"),
         ({"weight_zero_point": torch.ones(4, 3).int()}, "`_zero_point` has the shape [4, 3]"),
+        ({"weight_zero_point": torch.ones(20, 3)}, "`_zero_point` has the type F32"),
         ({"weight_packed": torch.ones(20, 48).byte()}, "states no quantization of this type"),
     ],
 )
