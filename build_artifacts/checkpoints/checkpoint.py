@@ -33,6 +33,7 @@ SAFETENSORS_NAME = "model.safetensors"
 SAFETENSORS_INDEX_NAME = f"{SAFETENSORS_NAME}.index.json"  # with the file of each tensor, by name
 ADAPTER_CONFIG_NAME = "adapter_config.json"
 MODULES_NAME = "modules.json"
+DAMAGED_HINT = "download or save the checkpoint again"
 # Module types of sentence-transformers that the build supports, in the order of their use.
 MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
 # Those of a SPLADE model. sentence-transformers 5.4 replaced MLMTransformer by Transformer.
@@ -149,9 +150,7 @@ def corrupt_file_error(path: Path, reason: str) -> UnsupportedModel:
             hint="run `git lfs install` and `git lfs pull` in the checkpoint, or download it with "
             "`hf download`",
         )
-    return UnsupportedModel(
-        f"`{path.name}` is corrupt: {reason}", hint="download or save the checkpoint again"
-    )
+    return UnsupportedModel(f"`{path.name}` is corrupt: {reason}", hint=DAMAGED_HINT)
 
 
 def _is_lfs_pointer(path: Path) -> bool:

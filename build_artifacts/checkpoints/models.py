@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from build_artifacts.checkpoints.architectures import MODEL_ERRORS, has_mxfp4_weights
-from build_artifacts.checkpoints.checkpoint import list_weight_files
+from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT, list_weight_files
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
@@ -27,7 +27,7 @@ LOAD_ERRORS = (*MODEL_ERRORS, OSError, ImportError, MemoryError)
 
 # Part of the name of a weight that belongs to one layer of several.
 _LAYER_NUMBER = re.compile(r"\.\d+\.")
-_MISFIT_HINT = "config.json and the weights do not fit: download or save the checkpoint again"
+_MISFIT_HINT = f"config.json and the weights do not fit: {DAMAGED_HINT}"
 
 # Memory per parameter of a model that is loaded in fp32, with what a merge or a calibration adds.
 _FP32_MODEL_BYTES = 5
@@ -204,7 +204,7 @@ def check_token_ids(model: TorchModel, highest: int, token: str | None = None) -
             f"the model has vectors for {known} tokens",
             hint="if only tokenizer_config.json names the token, such as in "
             "`additional_special_tokens`, remove it there; else the tokenizer is that of another "
-            "model: download or save the checkpoint again",
+            f"model: {DAMAGED_HINT}",
         )
 
 

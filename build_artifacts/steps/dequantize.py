@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from build_artifacts.checkpoints.checkpoint import (
     CONFIG_NAME,
+    DAMAGED_HINT,
     Checkpoint,
     copy_without_weights,
     list_weight_files,
@@ -19,7 +20,6 @@ from build_artifacts.checkpoints.checkpoint import (
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.steps.tensor_shard import VALUE_BYTES, PlannedTensor, write_shard
 from build_artifacts.weight_formats.base import (
-    DAMAGED_HINT,
     UNQUANTIZED_HINT,
     FileTensor,
     FloatWeight,

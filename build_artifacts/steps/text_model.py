@@ -10,6 +10,7 @@ from pathlib import Path
 from build_artifacts.checkpoints.adapter import ADAPTER_STEM
 from build_artifacts.checkpoints.checkpoint import (
     ADAPTER_CONFIG_NAME,
+    DAMAGED_HINT,
     Checkpoint,
     Json,
     copy_without_weights,
@@ -53,10 +54,7 @@ def extract_text_model(checkpoint: Checkpoint, into: Path) -> None:
             shards |= dict.fromkeys(tensors, shard)
             size += sum(tensor.nbytes for tensor in tensors.values())
     if not shards:
-        raise UnsupportedModel(
-            "the checkpoint has no weights of a text model",
-            hint="download or save the checkpoint again",
-        )
+        raise UnsupportedModel("the checkpoint has no weights of a text model", hint=DAMAGED_HINT)
     write_index(into, shards, size)
     if {"lm_head.weight", "model.embed_tokens.weight"} <= shards.keys():
         # Checkpoints with a head of its own may state the flag nevertheless.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT
 from build_artifacts.errors import UnsupportedModel
 
 if TYPE_CHECKING:
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 # Values in memory at once. Parts that fit into the cache of a core are converted twice as fast.
 _MAX_PART_VALUES = 1 << 20
-DAMAGED_HINT = "download or save the checkpoint again"
 UNQUANTIZED_HINT = "build from a checkpoint that is not quantized"
+CONFIG_HINT = "correct `quantization_config` in config.json, or download the checkpoint again"
 SCALE_DTYPES = ("F32", "BF16", "F16")
 
 
@@ -138,7 +139,7 @@ def shape_error(
     return UnsupportedModel(
         f"the tensor `{tensor.name}` has the shape {list(tensor.shape)}; its weight of the shape "
         f"{list(weight)} needs {list(expected)}",
-        hint="correct `quantization_config` in config.json, or download the checkpoint again",
+        hint=CONFIG_HINT,
     )
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.weight_formats.base import (
-    DAMAGED_HINT,
     UNQUANTIZED_HINT,
     FileTensor,
     FloatWeight,

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.weight_formats.base import (
-    DAMAGED_HINT,
+    CONFIG_HINT,
     SCALE_DTYPES,
     FileTensor,
     FloatWeight,
@@ -81,8 +82,7 @@ class CompressedFormat(WeightFormat):
             raise UnsupportedModel(
                 f"the tensor `{tensor.name}` has the type {tensor.dtype}, but config.json states "
                 "no quantization of this type",
-                hint="correct `quantization_config` in config.json, or download the checkpoint "
-                "again",
+                hint=CONFIG_HINT,
             )
         return blocks
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT
 from build_artifacts.errors import UnsupportedModel
 from build_artifacts.weight_formats.base import (
-    DAMAGED_HINT,
     FileTensor,
     FloatWeight,
     shape_error,
