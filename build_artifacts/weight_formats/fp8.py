@@ -92,7 +92,7 @@ def _decode_experts(weight: QuantizedWeight, block: ScaleBlock) -> FloatWeight |
     is_one_per_expert = block == WHOLE and scales.shape in ((), (1,), (experts,))
     if scales.shape not in (whole, halves) and not is_one_per_expert:
         raise shape_error(scales, whole, values.shape)
-    are_halves_other = rows % 2 == 0 and rows // 2 % (block.rows or rows) != 0
+    are_halves_other = rows % 2 == 0 and rows // 2 % (block.rows or 1) != 0
     if _GATE_UP in weight.name and scales.shape == whole == halves and are_halves_other:
         raise UnsupportedModel(
             f"the scales `{scales.name}` may belong to blocks of the whole weight, or of its gate "
@@ -104,10 +104,8 @@ def _decode_experts(weight: QuantizedWeight, block: ScaleBlock) -> FloatWeight |
 
     def build_grid() -> ScaleGrid:
         read = scales.read_scales()
-        if is_one_per_expert:
-            read = read.expand(experts) if read.dim() else read.repeat(experts)
         return ScaleGrid(
-            scales=read.reshape(count),
+            scales=(read.expand(experts) if is_one_per_expert else read).reshape(count),
             rows=_index_halves(rows, block.rows) if has_halves else index_blocks(rows, block.rows),
             columns=index_blocks(columns, block.columns),
         )

@@ -79,8 +79,8 @@ def index_blocks(size: int, block: int | None) -> Tensor:
 
 
 def count_blocks(size: int, block: int | None) -> int:
-    """Return the number of blocks of `size` rows or columns."""
-    return -(-size // (block or size or 1))
+    """Return the number of blocks of `size` rows or columns, which is 1 for the block None."""
+    return 1 if block is None else -(-size // block)
 
 
 def read_groups(order: FileTensor, groups: int) -> Tensor | None:

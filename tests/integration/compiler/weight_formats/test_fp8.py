@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,32 @@ def test_one_scale_may_apply_to_a_whole_weight(shape: tuple[int, ...], tmp_path:
     tensors[f"{NAME}_scale_inv"] = scales.reshape(shape)
     found = convert_tensors(tmp_path, tensors, state_fp8(None))
     check_equal(found, {NAME: dequantize_matrix(values, scales, None)})
+
+
+@pytest.mark.parametrize("shape", [(0, 30), (20, 0), (3, 0, 20), (3, 20, 0), (0, 20, 20)])
+@pytest.mark.parametrize("size", [None, [16, 16]])
+def test_weight_may_be_empty(
+    size: list[int] | None, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    *experts, rows, columns = shape
+    blocks = (1, 1) if size is None else (-(-rows // 16), -(-columns // 16))
+    scales = {f"{NAME}_scale_inv": torch.ones(*experts, *blocks)}
+    weight = torch.zeros(shape, dtype=torch.bfloat16)
+    tensors = {NAME: weight.to(torch.float8_e4m3fn)} | scales
+    check_equal(convert_tensors(tmp_path, tensors, state_fp8(size)), {NAME: weight})
+
+
+@pytest.mark.parametrize("scales", [(), (1,), (3,)])
+@pytest.mark.parametrize("rows", [0, 20])
+def test_experts_may_have_one_scale_each_or_one_for_all(
+    rows: int, scales: tuple[int, ...], tmp_path: Path
+) -> None:
+    factors = torch.arange(1.0, 1 + math.prod(scales)).reshape(scales)
+    values = draw_weight(3, rows, 20).to(torch.float8_e4m3fn)
+    tensors = {EXPERTS: values, f"{EXPERTS}_scale_inv": factors}
+    found = convert_tensors(tmp_path, tensors, state_fp8(None))
+    expected = values.float() * factors.reshape(-1, 1, 1)
+    check_equal(found, {EXPERTS: expected.to(torch.bfloat16)})
 
 
 @pytest.mark.parametrize(
