@@ -25,8 +25,8 @@ from deployments.artifacts.types import TaskName
 from deployments.builds.sources import is_hub_id
 
 ADAPTER_STEM = "adapter_model"
-# Labels of a classifier in id order, as a JSON list of strings or in an object with the problem
-# type: {"labels": [...], "problem_type": "..."}. peft itself stores neither.
+# File of the user, for what peft does not store: the labels in id order, as `["A", "B"]` or
+# `{"labels": [...], "problem_type": "..."}`.
 LABELS_NAME = "labels.json"
 _EXAMPLE_LABELS = '["NEGATIVE", "POSITIVE"]'
 LABELS_HINT = f"write the labels in id order to `{LABELS_NAME}` of the adapter: {_EXAMPLE_LABELS}"

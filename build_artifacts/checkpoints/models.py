@@ -59,8 +59,8 @@ def load_model(
 ) -> TorchModel:
     """Load the model in `weights` on the CPU in evaluation mode.
 
-    `is_checked` tells that the build has loaded these weights before, so that their shapes are
-    known to fit the config. The comparison of shapes takes up to a second.
+    `is_checked` skips the comparison of shapes with the config (up to a second), for weights that
+    this build has loaded before.
 
     `has_encoder` selects the encoder-decoder class for NEXT_TOKEN. `quantization` is a config of
     transformers, such as BitsAndBytesConfig. Raises UnsupportedModel when loading fails, if weights

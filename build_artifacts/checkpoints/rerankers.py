@@ -63,8 +63,8 @@ def states_use_of_output(checkpoint: Checkpoint, task: str) -> bool:
 def check_score_modules(checkpoint: Checkpoint, task: str) -> None:
     """Raise UnsupportedModel for a module that changes the labels or the score of `task`.
 
-    The class in config.json makes them, or the logits of a decoder do. A Dense module, for example,
-    would change them afterwards, and modules after one without a head are a head of their own.
+    The build computes labels and scores with the model class, or from the logits of a decoder. It
+    would skip further modules, such as a Dense layer or a head.
     """
     supported = ["Transformer"]
     if is_logit_reranker(checkpoint, task):

@@ -40,10 +40,11 @@ def find_directory(ref: str) -> Path | None:
 
 
 def find_file(ref: str) -> Path | None:
-    """Return the file `ref` with an absolute path, or None if it does not exist.
+    """Return the absolute path of the file `ref`, or None if there is no such file.
 
-    The file may be a link, such as one of the Hugging Face cache to a file without a format in its
-    name. Raises SourceUnreadable for a path that exists but is no file, or that cannot be read.
+    A link to a file stays unresolved: a blob of the Hugging Face cache has no suffix that states
+    its format. Raises SourceUnreadable for a path that exists but is no file, or that cannot be
+    read.
     """
     path = _expand(ref)
     if path is None or not is_plain_file(path):

@@ -53,7 +53,10 @@ def resolve_onnx(ref: str, scratch: Path) -> Checkpoint:
 
 
 def _find_directory(file: Path) -> Path:
-    """Return the directory of config.json. A linked file may be beside it at either end."""
+    """Return the directory of config.json.
+
+    Search beside and one level above the file, then the same for the target of a link.
+    """
     for path in (file, file.resolve()):
         for directory in path.parents[:2]:
             if is_plain_file(directory / CONFIG_NAME):

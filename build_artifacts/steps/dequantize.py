@@ -84,8 +84,7 @@ def _plan(
 ) -> list[dict[str, PlannedTensor]]:
     """Plan the tensors of each new file, and check all names, types and shapes.
 
-    Reads no values of weights, only small tensors such as stored shapes. A weight is written to
-    the file that corresponds to that of its first tensor.
+    Reads no values of weights, only small tensors such as stored shapes.
     """
     tensors = {name: tensor for file in files for name, tensor in file.items()}
     weights = _find_weights(tensors, weight_format)

@@ -1,4 +1,5 @@
-"""Formats of quantized weights in safetensors checkpoints, a module each.
+"""Decoders of quantized safetensors weights, such as GPTQ and NVFP4.
 
-`reading.py` reads the format from the config, `steps/dequantize.py` writes the values.
+`reading.py` selects the format by the config. Each format computes float weights, which
+`steps/dequantize.py` writes.
 """

@@ -1,4 +1,4 @@
-"""What a format of quantized weights states, and the tensors from which it computes values."""
+"""Interface of a weight format, and the tensors of a quantized weight."""
 
 from __future__ import annotations
 
@@ -146,8 +146,8 @@ def shape_error(
 class WeightFormat(ABC):
     """A format of the quantized weights of a checkpoint."""
 
-    # Endings of the names of a weight's tensors, and what replaces each in the name of the weight.
-    # The ending "" stands for a tensor with the name of the weight.
+    # Ending of a tensor's name -> ending of its weight's name, such as `.qweight` -> `.weight`. The
+    # ending "" is the tensor with the weight's own name.
     endings: ClassVar[Mapping[str, str]]
     unused: ClassVar[tuple[str, ...]] = ()  # endings of tensors for activations and KV caches
     # Types that only tensors of quantized weights have.
@@ -160,10 +160,11 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def decode(self, weight: QuantizedWeight) -> FloatWeight:
-        """Return shape and values of a weight, from the shapes and types of its tensors.
+        """Check the tensors of a weight, and return its float form.
 
-        Raises UnsupportedModel if they are missing or do not fit. `read` of the result raises it
-        for invalid values.
+        The values stay in the file until `read` is called. Raises UnsupportedModel for a missing
+        tensor, or another type or shape. `read` raises UnsupportedModel for invalid values, such
+        as scales that are not finite.
         """
 
     def find_weight(self, name: str, names: Collection[str]) -> tuple[str, str] | None:

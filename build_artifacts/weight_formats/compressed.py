@@ -40,9 +40,9 @@ _NVFP4_NAMES = Nvfp4Names("_packed", "_scale", "_global_scale", is_divisor=True)
 
 @dataclass(frozen=True, slots=True)
 class CompressedFormat(WeightFormat):
-    """Weights of one or several schemes. The types of its tensors tell that of a weight.
+    """Weights of one or several schemes. The types of a weight's tensors select its scheme.
 
-    `blocks` has those of the schemes by the storage and the bits of a code.
+    `blocks` has the possible scale blocks by storage and bits.
     """
 
     blocks: Mapping[tuple[Storage, int], tuple[ScaleBlock, ...]]
@@ -129,7 +129,7 @@ class CompressedFormat(WeightFormat):
         return scaled_weight(shape, partial(_read_packed, words, bits, columns), build_grid)
 
     def _find_bits(self, words: FileTensor, shape: tuple[int, int]) -> int:
-        """Return the bits of the only scheme to which the size of the packed weight fits."""
+        """Return the bits of the first packed scheme that gives the packed weight this shape."""
         for storage, bits in self.blocks:
             expected = (shape[0], count_blocks(shape[1], WORD_BITS // bits))
             if storage == "packed" and words.shape == expected:

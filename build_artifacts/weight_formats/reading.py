@@ -58,10 +58,11 @@ _COMPRESSED: Mapping[tuple[str, str], tuple[Storage, tuple[int, ...]]] = {
 
 
 def read_weight_format(weights: Path) -> WeightFormat | None:
-    """Return the format of the quantized weights, or None if no format here is that of the config.
+    """Return the format of the quantized weights, or None for other weights.
 
-    Raises UnsupportedModel for a variant of a format that cannot be built, and for invalid values,
-    and the errors of `read_object`.
+    These are not quantized, or in a format that this package does not read. Raises UnsupportedModel
+    for a variant of a format that cannot be built, and for invalid values, and the errors of
+    `read_object`.
     """
     path, quantization = _read_quantization(weights)
     if quantization is None:
@@ -85,8 +86,8 @@ def read_unquantized_config(weights: Path) -> dict[str, Json]:
 def read_float_dtype(weights: Path) -> FloatDtype:
     """Return the type of the weights that a conversion writes, in the words of safetensors.
 
-    A value is a scale times an integer. fp16 keeps three bits more of it than bf16, and its range
-    suffices if the model itself is in fp16. Raises as `read_object` does.
+    fp16 if the config states it, else bf16. fp16 keeps three more bits of a value, and a model
+    trained in fp16 fits its range. Raises as `read_object` does.
     """
     config = read_object(weights / CONFIG_NAME)
     text = config.get("text_config")

@@ -1,4 +1,4 @@
-"""Weights whose values are codes less a zero, times a scale. Blocks of values share both."""
+"""Weights as (code - zero) * scale. A block of values shares its zero and its scale."""
 
 from __future__ import annotations
 
