@@ -21,8 +21,8 @@ from build_artifacts.weight_formats.scale_grid import (
     ScaleBlock,
     ScaleGrid,
     build_block_grid,
+    build_scaled_weight,
     count_blocks,
-    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class AwqFormat(WeightFormat):
             codes = _unpack_outputs(zeros.read()).float()
             return build_block_grid(scales.read_scales().T, shape, block, codes)
 
-        return scaled_weight(shape, partial(_read_codes, words), build_grid)
+        return build_scaled_weight(shape, partial(_read_codes, words), build_grid)
 
 
 def _read_codes(words: FileTensor, _: int, part: slice) -> Tensor:

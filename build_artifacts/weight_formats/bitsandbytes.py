@@ -25,8 +25,8 @@ from build_artifacts.weight_formats.scale_grid import (
     ROW,
     ScaleGrid,
     build_block_grid,
+    build_scaled_weight,
     count_blocks,
-    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -180,4 +180,4 @@ class BnbInt8Format(WeightFormat):
         def build_grid() -> ScaleGrid:
             return build_block_grid(maxima.read_scales() / _INT8_MAX, shape, ROW)
 
-        return scaled_weight(shape, values.read_rows, build_grid)
+        return build_scaled_weight(shape, values.read_rows, build_grid)

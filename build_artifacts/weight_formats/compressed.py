@@ -25,10 +25,10 @@ from build_artifacts.weight_formats.scale_grid import (
     ScaleBlock,
     ScaleGrid,
     build_block_grid,
+    build_scaled_weight,
     choose_block,
     count_blocks,
     read_groups,
-    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class CompressedFormat(WeightFormat):
             read = 0 if zeros is None else zeros.read().float()
             return build_block_grid(scales.read_scales(), shape, block, read)
 
-        return scaled_weight(shape, values.read_rows, build_grid)
+        return build_scaled_weight(shape, values.read_rows, build_grid)
 
     def _decode_packed(self, weight: QuantizedWeight) -> FloatWeight:
         words = weight.require_matrix("_packed", ("I32",))
@@ -126,7 +126,7 @@ class CompressedFormat(WeightFormat):
             groups = None if order is None else read_groups(order, grid.scales.shape[-1])
             return grid if groups is None else grid._replace(columns=groups)
 
-        return scaled_weight(shape, partial(_read_packed, words, bits, columns), build_grid)
+        return build_scaled_weight(shape, partial(_read_packed, words, bits, columns), build_grid)
 
     def _find_bits(self, words: FileTensor, shape: tuple[int, int]) -> int:
         """Return the bits of the first packed scheme that gives the packed weight this shape."""

@@ -21,10 +21,10 @@ from build_artifacts.weight_formats.scale_grid import (
     ScaleBlock,
     ScaleGrid,
     build_block_grid,
+    build_scaled_weight,
     choose_block,
     count_blocks,
     index_blocks,
-    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def decode_fp8(weight: QuantizedWeight, ending: str, blocks: Collection[ScaleBlo
     def build_grid() -> ScaleGrid:
         return build_block_grid(scales.read_scales(), (rows, columns), block)
 
-    return scaled_weight(values.shape, values.read_rows, build_grid)
+    return build_scaled_weight(values.shape, values.read_rows, build_grid)
 
 
 def _decode_experts(weight: QuantizedWeight, block: ScaleBlock) -> FloatWeight | None:
@@ -110,7 +110,7 @@ def _decode_experts(weight: QuantizedWeight, block: ScaleBlock) -> FloatWeight |
             columns=index_blocks(columns, block.columns),
         )
 
-    return scaled_weight(values.shape, values.read_rows, build_grid)
+    return build_scaled_weight(values.shape, values.read_rows, build_grid)
 
 
 def _index_halves(rows: int, block: int | None) -> Tensor:

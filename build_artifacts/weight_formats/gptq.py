@@ -18,10 +18,10 @@ from build_artifacts.weight_formats.base import (
 from build_artifacts.weight_formats.packing import WORD_BITS, unpack_words
 from build_artifacts.weight_formats.scale_grid import (
     ScaleGrid,
+    build_scaled_weight,
     count_blocks,
     index_blocks,
     read_groups,
-    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class GptqFormat(WeightFormat):
                 zeros=(codes & ((1 << bits) - 1)).float().T.contiguous()[None],
             )
 
-        return scaled_weight(shape, partial(_read_codes, words, bits), build_grid)
+        return build_scaled_weight(shape, partial(_read_codes, words, bits), build_grid)
 
     def _check_groups(self, scales: FileTensor, shape: tuple[int, int]) -> None:
         """Raise UnsupportedModel unless the weight has groups of the size in the config."""

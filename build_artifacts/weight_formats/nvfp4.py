@@ -19,9 +19,9 @@ from build_artifacts.weight_formats.scale_grid import (
     ScaleBlock,
     ScaleGrid,
     build_block_grid,
+    build_scaled_weight,
     choose_block,
     count_blocks,
-    scaled_weight,
 )
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def decode_nvfp4(weight: QuantizedWeight, names: Nvfp4Names) -> FloatWeight:
         scaled = read / factor if names.is_divisor else read * factor
         return build_block_grid(scaled, shape, _BLOCK)
 
-    return scaled_weight(shape, partial(_read_values, packed), build_grid)
+    return build_scaled_weight(shape, partial(_read_values, packed), build_grid)
 
 
 def _read_values(packed: FileTensor, _: int, part: slice) -> Tensor:

@@ -50,7 +50,7 @@ class ScaleGrid(NamedTuple):
         return codes.mul_(_expand(self.scales[matrix], rows, self.columns))
 
 
-def scaled_weight(
+def build_scaled_weight(
     shape: tuple[int, ...],
     read_codes: Callable[[int, slice], Tensor],
     build_grid: Callable[[], ScaleGrid],
