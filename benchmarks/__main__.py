@@ -84,13 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Some benchmarks also return 1 for a missed goal.
     """
-    from cluster.configured_store import find_configured_store  # late: imports pydantic
-
     program = Program(
         "python -m benchmarks",
         "Measure this host. Results are printed as tables and written as JSON.",
         COMMANDS,
-        find_store=find_configured_store,
+        store_finder="cluster.configured_store:find_configured_store",
     )
     return program.run(sys.argv[1:] if argv is None else argv)
 

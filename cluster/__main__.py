@@ -77,13 +77,11 @@ COMMANDS: Tree = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
-    from cluster.configured_store import find_configured_store  # late: imports pydantic
-
     program = Program(
         "python -m cluster",
         "Run Hundredfold on a host or on Kubernetes.",
         COMMANDS,
-        find_store=find_configured_store,
+        store_finder="cluster.configured_store:find_configured_store",
     )
     return program.run(sys.argv[1:] if argv is None else argv)
 

@@ -74,8 +74,8 @@ def read_host_description(config: Path, store: Path | None = None) -> HostDescri
             config,
             document,
             cores,
-            # None: without a GPU, its deployments have no replicas.
-            offloaded_models=described_store.offloaded_models if visible else None,
+            has_gpu=bool(visible),
+            offloaded_models=described_store.offloaded_models,
         ),
         gpus=gpus,
         visible_gpus=visible,
@@ -109,9 +109,9 @@ def _read_config(path: Path) -> tuple[Any, str | None]:
 
 
 def _measure_memory(
-    config: Path, document: Any, cores: int, *, offloaded_models: int | None
+    config: Path, document: Any, cores: int, *, has_gpu: bool, offloaded_models: int
 ) -> MemoryNeed | None:
-    """Return the memory that the config needs. `offloaded_models` is None on a host without a GPU.
+    """Return the memory that the config needs. Without a GPU, its deployments have no replicas.
 
     Return None if `hundredfold check` finds problems in the config, or a package is missing.
     """
@@ -134,8 +134,8 @@ def _measure_memory(
     for application in find_applications(document):
         maximum += measure_builder(application)
         entries = {entry.name: entry.raw for entry in application.deployments()}
-        for demand, memory in measure_replicas(application, offloaded_models or 0):
-            if demand.gpus and offloaded_models is None:
+        for demand, memory in measure_replicas(application, offloaded_models):
+            if demand.gpus and not has_gpu:
                 continue
             autoscaling = read_mapping(entries[demand.name], "autoscaling_config")
             policy = read_mapping(read_mapping(autoscaling, "policy"), "policy_kwargs")

@@ -25,8 +25,8 @@ _MODEL = 'model=~"$model"'
 _FAILED = 'status=~"5..",status!~"503"'
 # A key that reaches its own limits says nothing about the load of the server.
 _BEYOND_KEY = f'code="{RateLimited.code}"'
-_REGARDED = f'code!="{RateLimited.code}"'
-_REFUSED = f'status=~"429|503",{_REGARDED}'
+_WITHIN_KEY = f'code!="{RateLimited.code}"'
+_REFUSED = f'status=~"429|503",{_WITHIN_KEY}'
 # Backends whose counters cover requests that HAProxy answers itself and the ingress does not count.
 # The excluded backends have no requests for models: `default_backend` denies unknown paths, and
 # `stats` is HAProxy's status page.
@@ -190,7 +190,8 @@ def list_alerts(server: str) -> tuple[Alert, ...]:
 
     def share_of_requests(status: str) -> str:
         chosen, all_requests = (
-            _rate("requests_total", which, by=server, window="5m") for which in (status, _REGARDED)
+            _rate("requests_total", which, by=server, window="5m")
+            for which in (status, _WITHIN_KEY)
         )
         return f"{chosen} / {all_requests}"
 
@@ -208,7 +209,7 @@ def list_alerts(server: str) -> tuple[Alert, ...]:
         Alert(
             "HundredfoldDown",
             "critical",
-            f"{_TARGETS} == 0 or absent({_TARGETS})",
+            f"max by ({server}) ({_TARGETS}) == 0 or absent({_TARGETS})",
             3,
             "Prometheus reads no metrics: the server is down, or its key for Prometheus is wrong",
         ),

@@ -51,7 +51,7 @@ class ResourceDemand:
 
 
 def measure_replicas(
-    application: ApplicationEntry, offloaded_models: int = 0
+    application: ApplicationEntry, offloaded_models: int
 ) -> Iterator[tuple[ResourceDemand, int]]:
     """Yield each deployment and the maximum bytes of one replica in main memory.
 
@@ -95,7 +95,7 @@ def _count_pools(args: AppArgs, offloaded_models: int) -> dict[str, int]:
             pools[ENCODER_DEPLOYMENTS[device]] += models + encoder.lone_pass_bytes
     for device, generator in args.generators.items():
         models = generator.pool_bytes or DEFAULT_POOL_BYTES
-        # The budget of the GPU leaves out KV caches in main memory, and the pool is one of the GPU.
+        # Models on a GPU take main memory for offloaded KV caches only.
         offloaded = offloaded_models * generator.kv_cache_bytes
         pools[GENERATOR_DEPLOYMENTS[device]] = models if device is Device.CPU else offloaded
     return pools

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from deployments.terminal.command_line import CommandGroup, CommandSpec, Program
@@ -31,11 +30,6 @@ def _load_commands(package: str) -> dict[str, Any]:
     return dict(importlib.import_module(f"{package}.__main__").COMMANDS)
 
 
-def _find_store(config: Path | None) -> Path:
-    store: Path = importlib.import_module("cluster.configured_store").find_configured_store(config)
-    return store
-
-
 def build_program() -> Program:
     """Arrange the commands of all installed packages in one tree."""
     cluster, compiler = _load_commands("cluster"), _load_commands("build_artifacts")
@@ -58,7 +52,7 @@ def build_program() -> Program:
         "Compile Hugging Face models for this host and serve them on Ray Serve.",
         tree,
         EXAMPLES,
-        _find_store,
+        "cluster.configured_store:find_configured_store",
     )
 
 

@@ -47,6 +47,7 @@ ZIPF_EXPONENT = 1.0
 STREAMS = 8  # number of concurrent prompts of the last generation step
 PROMPT_TOKENS, NEW_TOKENS = 64, 24  # tokens per prompt and per answer
 CONNECTIONS = 64  # connections to the server that is measured over HTTP
+LOAD_S = 3.0  # seconds of load on that server in each round
 _SINGLE_PROMPTS = 2  # prompts of each step that generates sequentially
 
 Measurement = Callable[[], float]  # requests or tokens per second
@@ -222,7 +223,7 @@ def measure_served(
         bodies = [build_inference_body(text) for text in shuffled]
         requests = [server.address.build_post(path, body) for body in bodies]
         workload = Workload(requests, sample=range(len(requests)))
-        plan = LoadPlan(connections=CONNECTIONS, seconds=3.0)
+        plan = LoadPlan(connections=CONNECTIONS, seconds=LOAD_S)
         results = [uvloop.run(run_load(server.address, workload, plan)) for _ in rounds]
     if failures := [dict(r.failures) for r in results if r.failures]:
         raise BenchmarkError(f"requests failed: {failures}", hint="see the server's log")

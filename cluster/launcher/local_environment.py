@@ -117,8 +117,8 @@ def find_ray_directory() -> Path:
 def has_own_ray_directory(environment: Mapping[str, str]) -> bool:
     """Return whether no other program uses the directory that RAY_TMPDIR names.
 
-    So it is with the default directory, and with the one that systemd creates for the logs of this
-    service (`LogsDirectory=`) and names in a variable.
+    True for the default directory, and for `LogsDirectory=` of the service, which systemd names in
+    LOGS_DIRECTORY.
     """
     own = (str(find_ray_directory()), *environment.get("LOGS_DIRECTORY", "").split(":"))
     return environment["RAY_TMPDIR"] in own

@@ -299,7 +299,8 @@ class StepExecutor:
         step = self._decode_slots(ids)
         computed = 0 if step.logits is None else len(step.logits)
         failed: list[tuple[Job, Exception]] = []
-        if step.failed_slot is not None and step.error is not None:
+        if step.error is not None:
+            assert step.failed_slot is not None, "bug: an error without its slot"
             owner = self._slots.owner_of(step.failed_slot)
             job = next(job for job in self.active.values() if owner in job.slot_owners)
             failed.append((job, step.error))
@@ -361,10 +362,10 @@ class StepExecutor:
     def _fail(
         self, failed: Sequence[tuple[Job, Exception]], *, is_decode: bool, jobs: int = 1
     ) -> None:
-        """End the failed ones of the `jobs` jobs of a call. The other jobs continue.
+        """End the jobs that failed in a call over `jobs` jobs. The others continue.
 
-        The engine is tested if all failed: the prompts of one client may be the cause, as with NaN
-        logits, and must not lead to the quarantine of the model.
+        If all of them failed, test the engine: the prompts of one client may be the cause, as with
+        NaN logits, and must not quarantine the model.
         """
         suspects = [
             (job, error)
@@ -377,9 +378,8 @@ class StepExecutor:
             owners = chain.from_iterable(job.slot_owners for job, _ in suspects)
             self._test_engine(min(map(self._slots.slot_of, owners)), is_decode=is_decode)
         for job, error in failed:
-            if job.number in self.active:
-                self.events.append(JobEvent(job.number, hide_details(error)))
-                self.release(job)
+            self.events.append(JobEvent(job.number, hide_details(error)))
+            self.release(job)
 
     def _test_engine(self, slot: int, *, is_decode: bool) -> None:
         """Test the engine in a slot whose contents no job needs any more."""

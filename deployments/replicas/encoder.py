@@ -148,7 +148,7 @@ class EncoderReplica:
         loaded. Closing the generator drops the items still in the queue.
         """
         async with self.pool.lease(batch.key.model, len(batch.calls)) as loaded:
-            if not batch.calls:  # and no task
+            if not batch.calls:  # it only loads the model, and its key names no task
                 return
             with self._lone_passes.overlaps:
                 items = iter(batch.items())

@@ -86,7 +86,7 @@ class DecodedCalls:
             self._changed.clear()
             taken, self._indices = self._indices, []
             for index in taken:
-                outcome = self._find_outcome(index)
+                outcome = self._decode_or_start(index)
                 if outcome is not None:
                     outcomes[index] = outcome
         return outcomes
@@ -95,7 +95,7 @@ class DecodedCalls:
         self._indices.append(index)
         self._changed.set()
 
-    def _find_outcome(self, index: int) -> CallOutcome | None:
+    def _decode_or_start(self, index: int) -> CallOutcome | None:
         """Return the outcome of a call that has ended; None if a thread decodes it now."""
         call = self._calls[index]
         if isinstance(call, ServeError):
@@ -117,7 +117,7 @@ class DecodedCalls:
         try:
             is_long = self._task.predict_decode_s(context, call.tokenized.options) > INLINE_DECODE_S
         except Exception as error:  # noqa: BLE001  it is logged
-            return self._describe(error)
+            return self._log_and_hide(error)
         if not is_long:
             return decode()
         call.decoding = self._threads.submit(decode)
@@ -131,7 +131,7 @@ class DecodedCalls:
             with translate_panics():
                 value = self._task.decode(context, call.options)
         except Exception as error:  # noqa: BLE001  it is logged
-            return self._describe(error)
+            return self._log_and_hide(error)
         return CallResult(
             value=value,
             compute_type=outputs.compute_type,
@@ -139,7 +139,7 @@ class DecodedCalls:
             timings=outputs.timings._replace(tokenize_s=self._tokenize_s),
         )
 
-    def _describe(self, error: Exception) -> ServeError:
+    def _log_and_hide(self, error: Exception) -> ServeError:
         if isinstance(error, ServeError):
             return error
         log.error("bug: task %s failed to decode", self._task.name, exc_info=error)

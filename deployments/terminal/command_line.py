@@ -23,8 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
-from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from deployments.errors import ServeError
 from deployments.host.gpus import order_by_bus
@@ -65,9 +64,7 @@ class CommandSpec:
     extra: str = ""  # pip extra that installs what the module imports
 
     def load(self) -> Command:
-        module, _, attribute = self.target.partition(":")
-        loaded = importlib.import_module(module)
-        command: Command = getattr(loaded, attribute) if attribute else loaded
+        command: Command = _load(self.target)
         return command
 
 
@@ -86,15 +83,16 @@ Tree: TypeAlias = Mapping[str, CommandSpec | CommandGroup]
 class Program:
     """A command tree with its name, description and examples.
 
-    `find_store` returns the store for commands without `--store`. Its argument is the Serve config
-    that the command line names, or None. Without it, the default store is used.
+    `store_finder` is the `package.module:function` that returns the store for commands without
+    `--store`. Its argument is the Serve config that the command line names, or None. Without a
+    finder, the default store is used.
     """
 
     name: str
     description: str
     tree: Tree
     examples: str = ""
-    find_store: Callable[[Path | None], Path] | None = None
+    store_finder: str = ""
 
     def run(self, argv: Sequence[str]) -> int:
         """Parse `argv` and run the command; return its exit code.
@@ -154,12 +152,19 @@ class Program:
         """Replace a missing `arguments.store`. Raises BadSetting if there is no such store."""
         if getattr(arguments, "store", "") is not None:
             return
-        if self.find_store is not None:
-            arguments.store = self.find_store(getattr(arguments, "config", None))
+        if self.store_finder:
+            arguments.store = _load(self.store_finder)(getattr(arguments, "config", None))
         else:
             from deployments.config import default_store  # late: most commands need no pydantic
 
             arguments.store = default_store()
+
+
+def _load(target: str) -> Any:
+    """Return `package.module`, or the attribute that `package.module:attribute` names."""
+    module, _, attribute = target.partition(":")
+    loaded = importlib.import_module(module)
+    return getattr(loaded, attribute) if attribute else loaded
 
 
 @contextmanager

@@ -22,13 +22,13 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 def add_store_option(parser: argparse.ArgumentParser) -> None:
     """Add `--store`, an option of every command that works on the models of a store.
 
-    Program replaces a missing value by the store of the server.
+    Program replaces a missing value, by its `store_finder` or else by the default store.
     """
     parser.add_argument(
         "--store",
         type=expand_home,
         metavar="DIR",
-        help="directory of sealed artifacts; default: as in the config, "
+        help="directory of sealed artifacts; default: with `hundredfold` that of the Serve config, "
         f"else ${STORE_VARIABLE}, else {UNNAMED_STORE}",
     )
 

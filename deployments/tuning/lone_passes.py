@@ -175,11 +175,11 @@ class LonePassPlanner:
         try:
             engine = open_selected(unopened.target, unopened.table)
         except Exception as error:
-            cause = None if isinstance(error, ServeError) else error
             log.warning(
                 "%s: the session for lone passes cannot be opened: %s",
-                *(model.id, error),
-                exc_info=cause,
+                model.id,
+                error,
+                exc_info=None if isinstance(error, ServeError) else error,
             )
         with self._lock:
             # Meanwhile the model may have been removed, and even added again with another session.

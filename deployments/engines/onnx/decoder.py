@@ -268,6 +268,7 @@ class _BoundCall:
     ) -> None:
         """Bind the call to the first rows of the buffers, one for each slot."""
         self.slots = slots
+        self._buffers = buffers  # kept: on a device, the bound views do not own their memory
         rows = len(slots)
         self._binding = decoder.session.io_binding()
         kv_cache = decoder.kv_cache

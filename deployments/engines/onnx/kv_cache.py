@@ -84,9 +84,8 @@ ReceiveOutput = Callable[[], NDArray[np.generic]]
 class IoBuffer(Protocol):
     """Buffer of an input or output. Calls bind its first rows, so they share its memory."""
 
-    values: NDArray[
-        np.generic
-    ]  # the buffer itself on the host; of an input on a device, its source
+    # On the host, the memory of the buffer. On a device, what the function of `bind_input` copies.
+    values: NDArray[np.generic]
 
     def bind_input(self, binding: ort.IOBinding, name: str, rows: int) -> SendInput:
         """Bind the first rows as an input. The returned function copies them to the device."""
@@ -222,7 +221,8 @@ class DeviceKvCache:
             binding.bind_output(f"present.{name}", *memory)
 
     def create_buffer(self, values: NDArray[np.generic]) -> IoBuffer:
-        return _DeviceBuffer(values, self._session, self._device)
+        memory = self._allocate(values.shape, values.dtype.type)
+        return _DeviceBuffer(values, memory, self._session, self._device)
 
     def copy(self, source: int, target: int, tokens: int) -> None:
         """Copy a whole slot, not only its first `tokens` tokens."""
@@ -256,14 +256,16 @@ class DeviceKvCache:
 
 class _DeviceBuffer:
     def __init__(
-        self, values: NDArray[np.generic], session: ort.InferenceSession, device: str
+        self,
+        values: NDArray[np.generic],
+        memory: ort.OrtValue,
+        session: ort.InferenceSession,
+        device: str,
     ) -> None:
         self.values = values
+        self._memory = memory
         self._session = session
         self._device = device
-        self._memory = session.create_ortvalue_from_shape_and_type(
-            values.shape, values.dtype.type, device
-        )
 
     def bind_input(self, binding: ort.IOBinding, name: str, rows: int) -> SendInput:
         view = self._view(rows)

@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+import yaml
 
 from benchmarks.__main__ import main
 from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import Client, ServerAddress
 from benchmarks.common.sentences import SQUAD_NAME, STSB_NAME
 from benchmarks.generation.streams import StreamGroup, StreamResult
+from benchmarks.servers.own_server import Server
 from benchmarks.stories import command, decoding, served_stages, techniques
 from benchmarks.stories import stages as story_stages
 from benchmarks.stories.decoding import GptShape, compare_logits
@@ -61,11 +63,22 @@ def build_tiny(root: Path, **options: Any) -> str:
 
 
 def test_techniques_measures_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def serve_configured(config: Path, _logs: Path) -> Iterator[Server]:
+        (application,) = yaml.safe_load(config.read_text())["applications"]
+        models = tuple(model["id"] for model in application["args"]["models"])
+        store = Path(application["args"]["store"])
+        with serve_http(InProcess(store, models=models)) as server:
+            yield Server(ServerAddress.parse(server.url), launcher=os.getpid())
+
+    monkeypatch.setattr(techniques, "start_server", serve_configured)
     monkeypatch.setattr(techniques, "REQUESTS", 12)
+    monkeypatch.setattr(techniques, "CONNECTIONS", 4)
+    monkeypatch.setattr(techniques, "LOAD_S", 0.2)
     model_id = build_tiny(tmp_path)
     (tmp_path / STSB_NAME).write_text(f"score\tsentence1\tsentence2\n{PAIRS}\n")
     places = ["--store", str(tmp_path / "store"), "--data", str(tmp_path)]
-    options = ["--embedder", model_id, "--generator", "", "--no-server"]
+    options = ["--embedder", model_id, "--generator", ""]
     written = run_story("a", tmp_path / "out", *places, *options)
     steps = written["results"]["embedding"]
     assert [step["name"] for step in steps] == [
@@ -74,14 +87,17 @@ def test_techniques_measures_every_step(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     assert all(step["per_s"]["median"] > 0 for step in steps)
     assert 0 < written["results"]["distinct"] < written["results"]["requests"] == 12
-    table, answers = written["tables"]
+    table, served, answers = written["tables"]
     assert table["rows"][0][3:] == ["1.00", "1.0"]
-    checks = written["results"]["checks"]
+    assert written["results"]["served_per_s"]["median"] > 0
+    assert served["rows"][0][0] == "over HTTP, 4 connections, without the cache"
+    *checks, server = written["results"]["checks"]
     assert [check["what"] for check in checks] == [
         f"{step['name']} against naive" for step in steps[1:]
     ]
     assert {check["compared"] for check in checks} == {written["results"]["distinct"]}
-    assert len(answers["rows"]) == len(checks)
+    assert server["compared"] == 12
+    assert len(answers["rows"]) == len(checks) + 1
 
 
 class ScriptedSystem:

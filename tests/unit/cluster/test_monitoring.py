@@ -125,7 +125,7 @@ def test_alerts_tell_servers_apart_and_say_how_urgent_they_are() -> None:
             aggregations = len(re.findall(r"\b(?:sum|min|max)\b", rule["expr"]))
             assert rule["expr"].count(f"by ({label}") == aggregations, rule["alert"]
     down = next(alert for alert in ALERTS if alert.name == "HundredfoldDown")
-    assert down.expression.startswith('up{job="hundredfold"} == 0')
+    assert down.expression.startswith('max by (instance) (up{job="hundredfold"}) == 0')
     assert down.severity == "critical"
 
 

@@ -17,6 +17,7 @@ from cluster.__main__ import COMMANDS
 from deployments.errors import ServeError
 from deployments.host.machine import advise_install
 from deployments.terminal.command_line import CommandGroup, CommandSpec, Program, Tree
+from deployments.terminal.console import add_store_option
 from hundredfold.__main__ import build_program, main
 from tests.support.no_home import remove_home
 
@@ -40,8 +41,16 @@ class ReadingCommand(FailingCommand):
         return len(CONFIG.read_bytes())
 
 
+class ListingCommand:
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        add_store_option(parser)
+
+    def run(self, arguments: object) -> int:
+        return 0
+
+
 FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
-READING = ReadingCommand()
+READING, LISTING = ReadingCommand(), ListingCommand()
 
 
 # Commands without `--json`: they run until they are stopped, or print a path, a line or a script.
@@ -168,6 +177,14 @@ def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> 
     tree = {"draw": CommandSpec("no_such_package.module", "Draw", extra="plots")}
     assert Program("toy", "A toy.", tree).run(["draw"]) == 1
     assert "run `pip install '.[plots]'` in the checkout" in capsys.readouterr().err
+
+
+def test_missing_package_of_the_store_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    tree = {"list": CommandSpec(f"{__name__}:LISTING", "List")}
+    program = Program("toy", "A toy.", tree, store_finder="no_such_package.module:find")
+    assert program.run(["list", "--store", "x"]) == 0
+    assert program.run(["list"]) == 1
+    assert "`no_such_package` is not installed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

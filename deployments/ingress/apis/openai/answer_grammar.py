@@ -7,7 +7,11 @@ from typing import Any
 
 from deployments.errors import InvalidField
 from deployments.ingress.apis.openai.schemas import GenerationBody
-from deployments.ingress.apis.shared.schema_grammar import build_schema_grammar, read_schema
+from deployments.ingress.apis.shared.schema_grammar import (
+    build_schema_grammar,
+    parse_named_schema,
+    read_schema,
+)
 from deployments.messages import Grammar
 
 FORMAT_FIELD = "response_format"
@@ -25,11 +29,7 @@ def parse_grammar(body: GenerationBody) -> Grammar | None:
 
     Raises InvalidField, also for two fields with a grammar.
     """
-    found: dict[str, Grammar] = {}
-    for field, parse in _PARSERS.items():
-        value = getattr(body, field, None)
-        if value is not None and (grammar := parse(value, field)) is not None:
-            found[field] = grammar
+    found = _find_grammars(body)
     if len(found) > 1:
         first, second, *_ = found
         raise InvalidField(f"`{first}` and `{second}` exclude each other; send one", field=first)
@@ -38,8 +38,17 @@ def parse_grammar(body: GenerationBody) -> Grammar | None:
 
 def find_grammar_field(body: GenerationBody) -> str:
     """Return the field with the grammar of a parsed body, which errors name."""
-    others = (field for field in _PARSERS if field != FORMAT_FIELD)
-    return next((field for field in others if getattr(body, field, None) is not None), FORMAT_FIELD)
+    return next(iter(_find_grammars(body)), FORMAT_FIELD)
+
+
+def _find_grammars(body: GenerationBody) -> dict[str, Grammar]:
+    """Return the grammars of `body` by field. A field may also ask for free text."""
+    found: dict[str, Grammar] = {}
+    for field, parse in _PARSERS.items():
+        value = getattr(body, field, None)
+        if value is not None and (grammar := parse(value, field)) is not None:
+            found[field] = grammar
+    return found
 
 
 def _parse_format(value: Any, field: str) -> Grammar | None:
@@ -65,12 +74,13 @@ def _parse_format(value: Any, field: str) -> Grammar | None:
         return Grammar("json_object")
     key = key or keys[0]
     schema, path = value.get(key), f"{field}.{key}"
-    if key == "json_schema" and not isinstance(schema, dict):
-        raise InvalidField(f"`{path}` must be an object with the key `schema`", field=path)
-    is_schema = key == "schema" or format_type != "json_schema"  # not an object with its name
-    if is_schema or not isinstance(schema, dict) or (key == "value" and "schema" not in schema):
-        return _parse_schema(schema, path)
-    return _parse_schema(schema.get("schema"), f"{path}.schema")
+    if key == "json_schema":
+        if not isinstance(schema, dict):
+            raise InvalidField(f"`{path}` must be an object with the key `schema`", field=path)
+        return _parse_schema(schema.get("schema"), f"{path}.schema")
+    if key == "value" and format_type == "json_schema":
+        return parse_named_schema(schema, path)
+    return _parse_schema(schema, path)
 
 
 def _parse_schema(value: Any, path: str) -> Grammar:
@@ -101,8 +111,8 @@ def _parse_outputs(value: Any, field: str) -> Grammar | None:
 
 OTHER_GRAMMARS = ("choice", "grammar", "structural_tag")
 _OUTPUT_PARSERS = {"json": _parse_schema, "regex": _parse_expression}
-# Fields with a grammar: first OpenAI's and that of llama.cpp and SGLang; `regex` is SGLang's, the
-# others are vLLM's.
+# Fields with a grammar. `response_format` is OpenAI's, `json_schema` that of llama.cpp and SGLang,
+# `regex` SGLang's. The others are vLLM's.
 _PARSERS: Mapping[str, Callable[[Any, str], Grammar | None]] = {
     FORMAT_FIELD: _parse_format,
     "json_schema": _parse_schema,

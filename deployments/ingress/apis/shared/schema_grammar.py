@@ -29,3 +29,10 @@ def read_schema(value: Any, path: str) -> JsonSchema:
 
 def build_schema_grammar(schema: JsonSchema) -> Grammar:
     return Grammar("json_schema", orjson.dumps(schema).decode())
+
+
+def parse_named_schema(value: Any, path: str) -> Grammar:
+    """Parse the `value` of TGI's type `json_schema`: a schema, or an object with it as `schema`."""
+    schema = read_schema(value, path)
+    inner = schema.get("schema")
+    return build_schema_grammar(inner if isinstance(inner, dict) else schema)

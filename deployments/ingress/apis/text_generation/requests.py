@@ -8,7 +8,11 @@ from typing import Any
 
 from deployments.errors import InvalidField
 from deployments.ingress.apis.shared.envelope import merge_parameters
-from deployments.ingress.apis.shared.schema_grammar import build_schema_grammar, read_schema
+from deployments.ingress.apis.shared.schema_grammar import (
+    build_schema_grammar,
+    parse_named_schema,
+    read_schema,
+)
 from deployments.ingress.apis.text_generation.schemas import (
     GenerateParameters,
     GrammarParameter,
@@ -213,11 +217,9 @@ def parse_grammar(grammar: GrammarParameter) -> Grammar:
         if not isinstance(value, str):
             raise InvalidField(f"`{GRAMMAR_VALUE}` must be a string", field=GRAMMAR_VALUE)
         return Grammar("regex", value)
-    schema = read_schema(value, GRAMMAR_VALUE)
-    inner_schema = schema.get("schema")
-    if grammar.type == "json_schema" and isinstance(inner_schema, dict):
-        schema = inner_schema
-    return build_schema_grammar(schema)
+    if grammar.type == "json_schema":
+        return parse_named_schema(value, GRAMMAR_VALUE)
+    return build_schema_grammar(read_schema(value, GRAMMAR_VALUE))
 
 
 def parameter_conflict(name: str, requirement: str) -> InvalidField:

@@ -82,6 +82,7 @@ async def test_grammars_of_one_client_do_not_delay_another(
         return compile_grammar(compiler, grammar, limits)
 
     monkeypatch.setattr(GrammarCompiler, "compile", compile_in_turn)
+    monkeypatch.setattr(generator, "QUICK_GRAMMAR_THREADS", 1)  # two could start in any order
     loud = [
         call(refs[DECODER], grammar=Grammar("regex", f"loud{i}"))._replace(client="loud")
         for i in range(6)
@@ -89,12 +90,12 @@ async def test_grammars_of_one_client_do_not_delay_another(
     quiet = call(refs[DECODER], grammar=Grammar("regex", "quiet"))._replace(client="quiet")
     async with replica(store) as running:
         tasks = [asyncio.create_task(running.complete(one)) for one in (*loud, quiet)]
-        await wait_until(lambda: len(running._quick_grammars._queue) == 5)  # the others run
+        await wait_until(lambda: len(running._quick_grammars._queue) == 6)  # one runs
         may_start.set()
         outcomes = await asyncio.gather(*tasks)
     assert all(isinstance(outcome, Completion) for outcome in outcomes)
-    assert set(compiled[:2]) == {"loud0", "loud1"}
-    assert "quiet" in compiled[2:4]
+    assert compiled[0] == "loud0"
+    assert "quiet" in compiled[1:3]
 
 
 async def test_costly_grammars_are_rejected_and_others_go_on(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -18,7 +19,7 @@ from deployments.engines.decoder import DecoderSpec, Logits
 from deployments.engines.decoder_factory import kv_bytes_per_token, open_decoder
 from deployments.engines.onnx import sessions
 from deployments.engines.onnx.decoder import MAX_DRAFT_TOKENS, OnnxDecoder
-from deployments.engines.onnx.kv_cache import DeviceKvCache, KvCache
+from deployments.engines.onnx.kv_cache import DeviceKvCache, IoBuffer, KvCache
 from deployments.errors import EngineFailed, RequirementMissing
 from tests.integration.engines.conftest import OpenRows, rows_of
 from tests.support.attention_graphs import int8_graph, spec_for
@@ -138,6 +139,26 @@ def test_device_kv_cache_matches_host_kv_cache(open_rows: OpenRows, spec: Decode
         assert len({tuple(row) for row in on_host}) == 3
     finally:
         device.close()
+
+
+def test_kept_calls_keep_their_memory_on_a_device(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a call binds does not own the memory of its buffers."""
+    buffers: list[weakref.ref[IoBuffer]] = []
+    create = DeviceKvCache.create_buffer
+
+    def create_and_watch(cache: DeviceKvCache, values: np.ndarray) -> IoBuffer:
+        buffer = create(cache, values)
+        buffers.append(weakref.ref(buffer))
+        return buffer
+
+    decoder = OnDevice(spec, GeneratorSettings(), slots=2, context=64)
+    monkeypatch.setattr(DeviceKvCache, "create_buffer", create_and_watch)
+    decoder.verify(0, PROMPT[:3], 0)
+    assert len(buffers) == 3
+    assert all(each() is not None for each in buffers)
+    decoder.close()
 
 
 def test_device_kv_cache_allocates_in_its_session(

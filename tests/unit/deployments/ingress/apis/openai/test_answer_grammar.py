@@ -8,6 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
+from deployments.ingress.apis.openai.answer_grammar import find_grammar_field
+from deployments.ingress.apis.openai.schemas import CompletionBody
 from tests.support.chat_harness import CHAT, CHAT_BODY, COMPLETIONS, ChatHarness
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -33,6 +35,7 @@ def read_grammar(harness: ChatHarness) -> tuple[str | None, Any]:
         ({"type": "json_schema", "json_schema": NAMED}, "json_schema", SCHEMA),
         ({"type": "json_schema", "value": NAMED}, "json_schema", SCHEMA),
         ({"type": "json_schema", "value": SCHEMA}, "json_schema", SCHEMA),
+        ({"type": "json_schema", "value": orjson.dumps(NAMED).decode()}, "json_schema", SCHEMA),
         ({"type": "json", "value": SCHEMA}, "json_schema", SCHEMA),
         ({"type": "regex", "value": "[ab]+"}, "regex", "[ab]+"),
         ({"type": "text"}, None, None),
@@ -74,3 +77,17 @@ async def test_forms_of_other_servers_are_accepted(
     response = await harness.post(path, {**CHAT_BODY, "prompt": "Once", **sent})
     assert response.status_code == 200, response.text
     assert read_grammar(harness) == (kind, value)
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({"regex": "a"}, "regex"),
+        ({"structured_outputs": {}, "response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a", "response_format": {"type": "text"}}, "guided_regex"),
+        ({}, "response_format"),
+    ],
+)
+def test_errors_name_the_field_that_has_the_grammar(sent: dict[str, Any], field: str) -> None:
+    body = CompletionBody.model_validate({"model": "m", "prompt": "Once", **sent})
+    assert find_grammar_field(body) == field
