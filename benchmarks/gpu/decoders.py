@@ -24,6 +24,7 @@ from benchmarks.common.random_checkpoints import (
     TINY_LLAMA,
     TINY_MOE,
     TINY_QWEN3_5,
+    LlamaSizes,
     RandomDecoder,
     write_bart,
     write_decoder,
@@ -75,11 +76,8 @@ _PROMPT_TOKENS, _NEW_TOKENS = 128, 128
 _WriteCheckpoint = Callable[[Path, Bench], Path]
 
 
-def _sized(gpu: Mapping[str, int]) -> _WriteCheckpoint:
-    def write(directory: Path, bench: Bench) -> Path:
-        return write_llama(directory, bench.target.choose(gpu, TINY_LLAMA), bench.target.seed)
-
-    return write
+def _sized(sizes: LlamaSizes) -> _WriteCheckpoint:
+    return lambda directory, bench: write_llama(directory, sizes, bench.target.seed)
 
 
 def _written(decoder: RandomDecoder) -> _WriteCheckpoint:
@@ -88,7 +86,9 @@ def _written(decoder: RandomDecoder) -> _WriteCheckpoint:
 
 # Checkpoints by name. Parity cases use small sizes, because their fp32 reference runs on the CPU.
 _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
-    "llama": _sized(SMALL_LLAMA),
+    "llama": lambda directory, bench: write_llama(
+        directory, bench.target.choose(SMALL_LLAMA, TINY_LLAMA), bench.target.seed
+    ),
     "gpt2": lambda directory, bench: write_gpt2(directory, bench.target.seed),
     "bart": lambda directory, bench: write_bart(directory, bench.target.seed),
     "gemma2": _written(TINY_GEMMA2),
@@ -99,11 +99,11 @@ _CHECKPOINTS: Mapping[str, _WriteCheckpoint] = {
     "deepseek-v3": _written(TINY_DEEPSEEK),
     "135m": _sized(SMOLLM_135M),
     "1b": _sized(LLAMA_1B),
-    "moe": lambda directory, bench: write_decoder(
-        directory, bench.target.choose(MOE_LAYERS, TINY_MOE), bench.target.seed
-    ),
+    "moe": _written(MOE_LAYERS),
     "smollm2": lambda _, bench: find_smollm(bench),
 }
+# What a dry run measures in place of larger models. It exports each only once.
+_DRY_MODELS = {"135m": "llama", "1b": "llama", "moe": "qwen3-moe"}
 
 
 class _Needs(NamedTuple):
@@ -141,6 +141,7 @@ class _DecoderModel:
 
 
 def _model(bench: Bench, name: str) -> _DecoderModel:
+    name = bench.target.choose(name, _DRY_MODELS.get(name, name))
     return bench.once(f"decoder/{name}", lambda root: _DecoderModel.build(bench, name, root))
 
 

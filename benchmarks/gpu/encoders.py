@@ -79,42 +79,45 @@ class _EncoderModel:
         return open_engine(build_graph_spec(recipe, graph, self.prepared), settings)
 
 
-def _build(
-    bench: Bench, sizes: BertSizes, task: TaskName, root: Path, *, reference: bool
-) -> _EncoderModel:
-    """Write and prepare a checkpoint. With `reference`, compute the outputs for parity checks."""
+def _model(bench: Bench, sizes: BertSizes, task: TaskName) -> _EncoderModel:
+    build = partial(_build, bench, sizes, task)
+    return bench.once(f"encoder/{task}/{sizes[0]}", build)
+
+
+def _build(bench: Bench, sizes: BertSizes, task: TaskName, root: Path) -> _EncoderModel:
+    """Write and prepare a checkpoint, without reference outputs."""
+    from build_artifacts.checkpoints.models import load_model
     from build_artifacts.compaction.find import find_compaction
     from build_artifacts.encoders.candidates import CandidateGraphs
-    from build_artifacts.encoders.preparation import COMPACTION_NAME, PreparedModel, cached_prepare
+    from build_artifacts.encoders.preparation import COMPACTION_NAME, PreparedModel
 
     weights = root / "checkpoint"
     weights.mkdir()
     write_bert(weights, sizes, task, bench.target.seed)
-    metadata, steps = read_checkpoint(weights, task), open_steps(root / "build")
-    if reference:
-        prepared = cached_prepare(steps, weights, metadata, None)
-    else:
-        from build_artifacts.checkpoints.models import load_model
-
-        model = load_model(weights, head=metadata.loaded_head, dtype="float32")
-        compaction = find_compaction(model).model_dump_json()
-        (root / COMPACTION_NAME).write_text(compaction, encoding="utf-8")
-        prepared = PreparedModel(weights, metadata, root, None)
-    return _EncoderModel(prepared, CandidateGraphs(steps, prepared))
+    metadata = read_checkpoint(weights, task)
+    model = load_model(weights, head=metadata.loaded_head, dtype="float32")
+    compaction = find_compaction(model).model_dump_json()
+    (root / COMPACTION_NAME).write_text(compaction, encoding="utf-8")
+    prepared = PreparedModel(weights, metadata, root, None)
+    return _EncoderModel(prepared, CandidateGraphs(open_steps(root / "build"), prepared))
 
 
 def _check(bench: Bench, task: TaskName, recipe: CandidateRecipe) -> Mapping[str, Any]:
     """Compare a candidate with fp32 torch, unbatched and batched, as the accuracy gate does."""
-    from deployments.tuning.parity import check_engine
+    from build_artifacts.encoders.preparation import cached_prepare
+    from deployments.tuning.parity import ReferenceOutputs, check_engine
 
-    sizes = bench.target.choose(MINILM, TINY_BERT)
-    model = bench.once(
-        f"parity/{task}", lambda root: _build(bench, sizes, task, root, reference=True)
-    )
+    model = _model(bench, bench.target.choose(MINILM, TINY_BERT), task)
+    weights, metadata = model.prepared.weights, model.prepared.metadata
+
+    def compute(into: Path) -> ReferenceOutputs:
+        return cached_prepare(open_steps(into), weights, metadata, None).reference
+
+    reference = bench.once(f"reference/{task}", compute)
     if not bench.target.is_cuda:
         recipe = _with_buckets(recipe, _DRY_BUCKETS)
     with closing(model.open(recipe, bench.target)) as engine:
-        found = check_engine(engine, model.prepared.reference, Gate(), model.prepared.metadata.head)
+        found = check_engine(engine, reference, Gate(), metadata.head)
     parity = {} if found.parity is None else found.parity.model_dump(mode="json")
     return {**parity, "reasons": list(found.reasons)}
 
@@ -222,10 +225,7 @@ def _measure(
     bench: Bench, name: str, sizes: BertSizes, shapes: Sequence[Shape], *, has_buckets: bool = False
 ) -> list[dict[str, Any]]:
     """Time a candidate or a baseline. With `has_buckets`, `shapes` replace the recipe's buckets."""
-    task = TaskName.FEATURE_EXTRACTION
-    model = bench.once(
-        f"speed/{sizes[0]}", lambda root: _build(bench, sizes, task, root, reference=False)
-    )
+    model = _model(bench, sizes, TaskName.FEATURE_EXTRACTION)
     if name in (EAGER, COMPILED):
         return _time_transformers(bench, model, shapes, is_compiled=name == COMPILED)
     (recipe,) = (candidate for candidate in CANDIDATES if candidate.name == name)

@@ -75,7 +75,7 @@ def export(
     )
     try:
         rows = wrap_for_export(model, metadata, with_tokens=True)
-        with paused_garbage_collection():
+        with fast_tracing():
             program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # tracing runs model code, which may raise any exception
         raise UnsupportedModel(
@@ -91,17 +91,22 @@ def export(
 
 
 @contextmanager
-def paused_garbage_collection() -> Iterator[None]:
-    """Pause the collection of cyclic garbage within the block.
+def fast_tracing() -> Iterator[None]:
+    """Skip collections of garbage and the stack traces of graph nodes within the block.
 
     Tracing allocates millions of objects, and most of them stay until tracing ends. Collections
-    would take 15 % of the tracing time.
+    would take 15 % of the time, and a stack trace for each node about 10 %.
     """
+    from torch.fx import config
+
+    with_traces = config.do_not_emit_stack_traces
+    config.do_not_emit_stack_traces = True
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
+        config.do_not_emit_stack_traces = with_traces
 
 
 def build_example_inputs(

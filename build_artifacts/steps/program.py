@@ -11,7 +11,7 @@ from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_exp
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, first_line
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.steps.export import build_example_inputs, paused_garbage_collection
+from build_artifacts.steps.export import build_example_inputs, fast_tracing
 from deployments.engines.pytorch.program import write_program
 
 if TYPE_CHECKING:
@@ -55,10 +55,8 @@ def write_traced(
     import torch
 
     try:
-        with torch.no_grad():
-            with paused_garbage_collection():
-                program = trace()
-            write_program(program, path, in_place=in_place)
+        with torch.no_grad(), fast_tracing():
+            write_program(trace(), path, in_place=in_place)
     except OSError:
         raise
     except Exception as exc:  # tracing runs model code, which may raise any exception
