@@ -103,6 +103,17 @@ class SchedulerHarness:
     def run_jobs(self, *jobs: Job) -> list[list[int]]:
         for job in jobs:
             self.scheduler.submit(job)
+        return self._wait_for_answers(jobs)
+
+    def run_together(self, *jobs: Job) -> list[list[int]]:
+        """Run jobs. The first call of the FakeDecoder waits until all of them are submitted."""
+        self.decoder.held = threading.Event()
+        for job in jobs:
+            self.scheduler.submit(job)
+        self.decoder.held.set()
+        return self._wait_for_answers(jobs)
+
+    def _wait_for_answers(self, jobs: Sequence[Job]) -> list[list[int]]:
         self.collector.wait_until_done(*jobs)
         return [self.collector.tokens(job) for job in jobs]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 
 import pytest
 
@@ -57,13 +56,9 @@ def test_next_turn_continues_at_the_last_chunk(make_harness) -> None:
 
 def test_short_last_chunk_needs_no_step_of_its_own(make_harness) -> None:
     """A decode step of all other jobs would delay the first token."""
-    decoder = RecurrentFakeDecoder(held=threading.Event())
+    decoder = RecurrentFakeDecoder()
     harness = make_harness(decoder, max_prefill_chunk_tokens=64, min_prefill_chunk_tokens=64)
-    jobs = [harness.job([1, 2, 5], options=ENDLESS), harness.job(SYSTEM)]
-    for job in jobs:
-        harness.scheduler.submit(job)
-    decoder.held.set()
-    harness.collector.wait_until_done(*jobs)
+    harness.run_together(harness.job([1, 2, 5], options=ENDLESS), harness.job(SYSTEM))
     chunks = [tokens for slot, tokens in decoder.parts if slot == 1]
     assert chunks == [len(SYSTEM) - LAST_CHUNK_TOKENS, LAST_CHUNK_TOKENS]
     assert [step.prompt_tokens for step in harness.steps.records if step.prompt_tokens][1:] == [
@@ -165,9 +160,10 @@ def read(slots: SlotTable, owner: int, prompt: list[int]) -> None:
 
 
 def test_failed_step_ends_all_jobs(make_harness) -> None:
-    harness = make_harness(RecurrentFakeDecoder(failing_decode=3))
+    # The prompts of two jobs fit into one step, however slow the decoder is.
+    harness = make_harness(RecurrentFakeDecoder(failing_decode=3), min_prefill_chunk_tokens=16)
     jobs = [harness.job([n, n + 1, 5], options=ENDLESS) for n in range(3)]
-    harness.run_jobs(*jobs)
+    harness.run_together(*jobs)
     for job in jobs:
         assert isinstance(harness.collector.events[job.number][-1], EngineFailed)
     # The last call tests the engine.

@@ -167,17 +167,14 @@ def test_beam_search_runs_next_to_other_jobs(make_harness, beams: int) -> None:
 
 
 def test_beam_search_job_waits_for_all_its_slots_in_order(make_harness) -> None:
-    harness = make_harness(FakeDecoder(slots=3, held=threading.Event()))
+    harness = make_harness(FakeDecoder(slots=3))
     options = GenerationOptions(beam_search=BeamSearchParams(3), max_new_tokens=4)
     first = harness.job([1, 2], new_tokens=4)
     wide = BeamSearchJob(
         [3, 4], options, BeamSearchParams(3), build_model_context(96), far_deadline()
     )
     last = harness.job([5, 6], new_tokens=4)
-    for job in (first, wide, last):
-        harness.scheduler.submit(job)
-    harness.decoder.held.set()
-    harness.collector.wait_until_done(first, wide, last)
+    harness.run_together(first, wide, last)
     assert list(harness.collector.events) == [first.number, wide.number, last.number]
 
 

@@ -156,7 +156,7 @@ def test_failed_move_of_a_slot_ends_all_jobs(make_harness) -> None:
 
     harness = make_harness(Stuck(slots=2))
     jobs = [harness.job([n, 2, 5], new_tokens=4 + 8 * n) for n in range(2)]
-    harness.run_jobs(*jobs)
+    harness.run_together(*jobs)
     assert isinstance(harness.collector.events[jobs[1].number][-1], EngineFailed)
     (again,) = harness.run_jobs(harness.job([1, 2, 3]))
     (alone,) = (fresh := make_harness()).run_jobs(fresh.job([1, 2, 3]))
@@ -345,12 +345,9 @@ def test_engine_lost_while_a_slot_is_moved_fails_the_health_check(make_harness) 
 
         swap = copy
 
-    harness = make_harness(Lost(held=threading.Event()))
+    harness = make_harness(Lost())
     short, long = harness.job([1, 2], new_tokens=4), harness.job([3, 4], new_tokens=40)
-    harness.scheduler.submit(short)
-    harness.scheduler.submit(long)
-    harness.decoder.held.set()
-    harness.collector.wait_until_done(short, long)
+    harness.run_together(short, long)
     assert isinstance(harness.collector.events[long.number][-1], EngineLost)
     with pytest.raises(EngineLost, match="have ended"):
         harness.scheduler.health.check()

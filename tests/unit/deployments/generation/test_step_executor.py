@@ -150,12 +150,9 @@ def test_verified_tokens_share_the_time_of_their_step(make_harness, monkeypatch)
 def test_only_steps_of_one_slot_show_the_cost_of_a_single_token(make_harness, monkeypatch) -> None:
     measured: list[int] = []
     monkeypatch.setattr(VerifyCost, "update", lambda _, *values: measured.append(values[1]))
-    harness = make_harness(FakeDecoder(held=threading.Event()))
+    harness = make_harness(FakeDecoder())
     jobs = [harness.job([*PROMPT, n], options=options(GREEDY, 10 + n)) for n in range(2)]
-    for job in jobs:
-        harness.scheduler.submit(job)
-    harness.decoder.held.set()
-    harness.collector.wait_until_done(*jobs)
+    harness.run_together(*jobs)
     assert 2 in harness.decoder.decodes, "the test shows nothing"
     assert measured == [1] * harness.decoder.decodes.count(1)
 
@@ -202,12 +199,8 @@ def test_drafts_fill_a_slot_to_the_last_token(make_harness) -> None:
 
 
 def test_several_jobs_are_not_drafted(make_harness) -> None:
-    harness = make_harness(repetitive(held=threading.Event()))
-    jobs = [harness.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)]
-    for job in jobs:
-        harness.scheduler.submit(job)
-    harness.decoder.held.set()
-    harness.collector.wait_until_done(*jobs)
+    harness = make_harness(repetitive())
+    harness.run_together(*(harness.job([*PROMPT, n], options=options(GREEDY)) for n in range(2)))
     alone_for = harness.decoder.decodes.count(1)
     assert harness.decoder.decodes.count(2) >= 110
     assert len(harness.decoder.verified) + alone_for <= 10, "only a lone job is drafted"
