@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from deployments.deadlines import deadline_after
 from deployments.errors import DeadlineExceeded, Overloaded
 from deployments.generation import kv_slots
 from deployments.generation.admission import AdmissionQueue
@@ -214,7 +215,8 @@ def test_cancelled_job_frees_its_slot_within_a_step(make_harness) -> None:
     harness.scheduler.cancel(endless)
     decodes = len(decoder.decodes)
     decoder.permits.release(4000)
-    next_one = harness.job([3, 4], new_tokens=2)
+    # After slow steps, the scheduler predicts that the endless job would outlast a usual deadline.
+    next_one = harness.job([3, 4], new_tokens=2, deadline_s=deadline_after(1e6))
     harness.run_jobs(next_one)
     assert len(harness.collector.tokens(endless)) < 4000
     assert len(decoder.decodes) - decodes <= 4

@@ -132,6 +132,7 @@ def test_failed_verification_falls_back_to_a_decode_step(make_harness) -> None:
     assert len(failing.decoder.verified) < 30, "after failures, few steps try it again"
 
 
+@pytest.mark.usefixtures("long_quarantine")
 @pytest.mark.parametrize("kind", ["decode fails", "logits are not finite"])
 def test_engine_that_fails_for_all_is_quarantined(make_harness, kind: str) -> None:
     class BrokenDecode(FakeDecoder):
