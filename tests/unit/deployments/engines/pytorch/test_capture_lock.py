@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from deployments.engines.pytorch.capture_lock import CaptureLock, find_capture_lock
+from tests.support.waiting import TIMEOUT_S, wait_for
 
-TIMEOUT_S = 10.0
 SHORT_S = 0.05  # long enough for a thread to enter its context if nothing blocks it
 
 
@@ -89,6 +89,7 @@ def test_capture_waits_for_running_passes_and_keeps_new_ones_back(
     running = Holder(threads, lock.run_pass)
     running.wait_until_inside()
     capture = Holder(threads, lock.capture)
+    wait_for(lambda: lock._is_captured)
     assert capture.is_waiting
     late = Holder(threads, lock.run_pass)
     assert late.is_waiting
