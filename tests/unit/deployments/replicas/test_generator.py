@@ -11,6 +11,7 @@ import pytest
 
 from deployments.artifacts.types import Device
 from deployments.config import SchedulingSettings
+from deployments.engines.decoder import Logits, TokenColumn
 from deployments.errors import (
     ArtifactMissing,
     DeadlineExceeded,
@@ -212,21 +213,34 @@ async def test_unknown_model_returns_its_error(store) -> None:
     assert isinstance(outcome, ArtifactMissing)
 
 
-async def test_cancelled_reader_frees_its_slot(store, refs) -> None:
+async def test_cancelled_reader_frees_its_slot(
+    store, refs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     endless = call(refs[DECODER], min_new_tokens=180, max_new_tokens=180)
-    async with replica(store) as running:
+    may_decode = threading.Event()
+    async with replica(store, SchedulingSettings(max_draft_tokens=0)) as running:
         scheduler = running.pool.get(refs[DECODER]).scheduler
+        decode = scheduler._decoder.decode
+
+        def wait_and_decode(ids: TokenColumn, lengths: TokenColumn) -> Logits:
+            assert may_decode.wait(TIMEOUT_S)
+            return decode(ids, lengths)
+
+        monkeypatch.setattr(scheduler._decoder, "decode", wait_and_decode)
         async with aclosing(running.stream(endless)) as stream:
             async for event in stream:
                 if isinstance(event, Chunk):
                     break
             assert scheduler.slot_use.used == 1
+        may_decode.set()
         await wait_until(lambda: scheduler.slot_use == (0, 0))
+        may_decode.clear()
         waiting = asyncio.create_task(running.complete(endless))
         await wait_until(lambda: scheduler.slot_use.used == 1)
         waiting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await waiting
+        may_decode.set()
         await wait_until(lambda: scheduler.slot_use == (0, 0))
         assert not running._readers
 
