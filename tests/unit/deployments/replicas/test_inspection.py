@@ -78,12 +78,14 @@ async def test_inspections_take_fair_turns(
     big = TokenizeRequest(embedder, (text,) * 6, special=False, client="big")
     small = TokenizeRequest(embedder, ("the",), special=False, client="small")
     last = small._replace(texts=("the " * 1_500,) * 3, priority=1)
-    calls = [asyncio.ensure_future(replica.tokenize(one)) for one in (big, big, last, small)]
-    await wait_until(lambda: len(replica._thread._queue) == 3)
+    # With three big calls, one of them always has a slice in the queue, also while another has not
+    # yet queued the slice that follows its finished one.
+    calls = [asyncio.ensure_future(replica.tokenize(one)) for one in (big, big, big, last, small)]
+    await wait_until(lambda: len(replica._thread._queue) == 4)
     may_start.set()
-    first, second, *_ = await asyncio.gather(*calls)
-    assert turns == [2, 1, 2, 2, 2, 2, 2, 3]
-    assert [len(one) for one in (first, second)] == [6, 6]
+    *big_results, _, _ = await asyncio.gather(*calls)
+    assert turns == [2, 1, *[2] * 8, 3]
+    assert [len(result) for result in big_results] == [6, 6, 6]
 
 
 async def test_inspection_opens_no_second_tokenizer(tmp_path: Path) -> None:
