@@ -15,6 +15,7 @@ from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import DigestMismatch, EngineFailed
 from deployments.messages import BatchKey, CallResult, ModelRef, TokenizedBatch, TokenizedCall
 from deployments.registry import open_model
+from deployments.replicas import model_evictor
 from deployments.replicas.encoder import ENGINE_BYTES, EncoderReplica
 from deployments.replicas.pool_memory import ARENA_BYTES_PER_PASS, count_arena_bytes
 from deployments.tasks.embedding import EmbeddingOptions
@@ -70,7 +71,8 @@ class PoolHarness:
 
 
 @pytest.fixture
-async def harness(tmp_path: Path) -> AsyncIterator[PoolHarness]:
+async def harness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[PoolHarness]:
+    monkeypatch.setattr(model_evictor, "ROOM_WAIT_S", TIMEOUT_S)
     harness = PoolHarness(tmp_path)
     yield harness
     await harness.replica.close()
