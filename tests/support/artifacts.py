@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -158,8 +160,18 @@ def seal(directory: Path, manifest: ArtifactManifest) -> None:
         )
         for name in manifest.files
     }
-    sealed = manifest.model_copy(update={"files": files})
-    (directory / MANIFEST_NAME).write_bytes(sealed.to_json())
+    _write_manifest(directory, manifest.model_copy(update={"files": files}))
+
+
+def _write_manifest(directory: Path, manifest: ArtifactManifest) -> None:
+    """Write a manifest. Its exact time orders the versions.
+
+    Kernels count time in steps, and would give files of the same few milliseconds the same time.
+    """
+    path = directory / MANIFEST_NAME
+    path.write_bytes(manifest.to_json())
+    now_ns = time.time_ns()
+    os.utime(path, ns=(now_ns, now_ns))
 
 
 def word_vectors(vocabulary: int, seed: int = 7) -> NDArray[np.float32]:
@@ -231,8 +243,9 @@ def replace_sealed_file(directory: Path, name: str, content: bytes) -> None:
     (directory / name).write_bytes(content)
     manifest = ArtifactManifest.model_validate_json((directory / MANIFEST_NAME).read_bytes())
     sealed = FileDigest(sha256=file_sha256(directory / name), size=len(content))
-    changed = manifest.model_copy(update={"files": {**manifest.files, name: sealed}})
-    (directory / MANIFEST_NAME).write_bytes(changed.to_json())
+    _write_manifest(
+        directory, manifest.model_copy(update={"files": {**manifest.files, name: sealed}})
+    )
 
 
 def seal_without_token_vectors(store: Path, model_id: str) -> Path:
