@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import struct
 from pathlib import Path
 
@@ -28,6 +27,10 @@ def driver(tmp_path: Path) -> Path:
 
 def written(device: Path) -> list[int]:
     return [value for (value,) in struct.iter_unpack("<i", device.read_bytes())]
+
+
+def is_open(device: Path) -> bool:
+    return device.resolve() in {link.resolve() for link in Path("/proc/self/fd").iterdir()}
 
 
 async def test_cores_stay_awake_from_the_first_request_to_shortly_after_the_last(
@@ -83,9 +86,9 @@ async def test_device_that_fails_is_left_alone(
 
 
 def test_cores_are_kept_awake_within_a_block(device: Path, driver: Path) -> None:
-    descriptors = len(os.listdir("/proc/self/fd"))
     with keep_cores_awake(device, driver):
         assert written(device) == [AWAKE]
-    assert len(os.listdir("/proc/self/fd")) == descriptors, "closing the device ends it"
+        assert is_open(device)
+    assert not is_open(device), "closing the device ends it"
     with keep_cores_awake(Path("/dev/full"), driver), keep_cores_awake(device / "missing", driver):
         pass
