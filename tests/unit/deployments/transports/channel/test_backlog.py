@@ -59,9 +59,9 @@ async def test_backlog_ends_with_its_client_and_with_time(
         async with connected_pool(one) as pool:
             await pool.call(call(b"echo")._replace(backlog=10))
             assert one.server.backlog == 10
-            monkeypatch.setattr(server_module, "BACKLOG_S", 0.0)
-            assert one.server.backlog == 0
-            monkeypatch.undo()
+            with monkeypatch.context() as later:
+                later.setattr(server_module, "BACKLOG_S", 0.0)
+                assert one.server.backlog == 0
             assert one.server.backlog == 10
         await until(lambda: not one.server.connections)
         assert one.server.backlog == 0

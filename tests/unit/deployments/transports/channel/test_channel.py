@@ -159,7 +159,6 @@ async def test_call_to_lost_replicas_ends_unless_a_successor_comes(
 
     The handle would send the call to the same replica.
     """
-    monkeypatch.setattr(connections_module, "SUCCESSOR_S", TIMEOUT_S)
     async with (
         running_replica() as first,
         running_replica() as successor,
