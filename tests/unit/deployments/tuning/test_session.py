@@ -11,6 +11,7 @@ from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.tuner import is_tuning, tune_exclusively
 from tests.support.cost_tables import shape
 from tests.support.tuning_artifacts import STALE, hold_tuning_lock, seal_tunable, write_table
+from tests.support.waiting import TIMEOUT_S
 
 SECONDS = 0.05
 
@@ -75,7 +76,7 @@ def test_waiting_caller_uses_the_table_of_the_other(target: TuningTarget) -> Non
         waiting_thread.join(0.2)
         assert waiting_thread.is_alive()
         before = write_table(target, {"1x16": "twin"}).read_bytes()
-    waiting_thread.join(10)
+    waiting_thread.join(TIMEOUT_S)
     assert not waiting_thread.is_alive()
     assert results == [read_costs(target)]
     assert target.costs_path.read_bytes() == before
