@@ -132,8 +132,11 @@ def test_build_of_a_killed_builder_is_queued_again(queue: BuildQueue) -> None:
     lock = queue.directory / "acme--tiny.lock"
     child = os.fork()
     if child == 0:
-        with queue.claim(MODEL):
-            os.kill(os.getpid(), 9)
+        try:
+            with queue.claim(MODEL):
+                os.kill(os.getpid(), 9)
+        finally:
+            os._exit(1)  # else the child would run the rest of the tests
     os.waitpid(child, 0)
     assert lock.exists()
     status = queue.status(MODEL)
