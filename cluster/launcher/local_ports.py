@@ -77,7 +77,9 @@ class LocalPorts:
         for port in given.values():
             _claim_given_port(port, claims)
         taken = [*for_clients, *given.values()]
-        preferred = {name: random.choice(_INNER_PORTS) for name in _INNER_NAMES}
+        # No port twice: `find_free_port` would replace the second by one of outgoing connections.
+        inner = random.sample(_INNER_PORTS, len(_INNER_NAMES))
+        preferred = dict(zip(_INNER_NAMES, inner, strict=True))
         chosen = {
             name: _claim_free_port(port, taken, claims)
             for name, port in (DEFAULT_PORTS | preferred).items()

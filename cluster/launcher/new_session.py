@@ -37,17 +37,24 @@ def leads_own_session() -> bool:
 def run_in_new_session(signals: Iterable[signal.Signals]) -> int:
     """Run the command line of this process again in a new session. Return its exit code.
 
-    Pass each of `signals` on to the new process. If this process is killed, the kernel sends
-    SIGTERM to the new process.
+    Pass each of `signals` on to the new process, also one that arrives before it has started. If
+    this process is killed, the kernel sends SIGTERM to the new process.
     """
-    command = [*end_with_parent(signal.SIGTERM), sys.executable, *sys.orig_argv[1:]]
-    process = subprocess.Popen(command, start_new_session=True)
+    process: subprocess.Popen[bytes] | None = None
+    early: list[int] = []  # signals that arrived before `process` was set
 
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def forward(number: int, _frame: FrameType | None = None) -> None:
+        if process is None:
+            early.append(number)
+            return
         with suppress(ProcessLookupError):
             process.send_signal(number)
 
-    for number in signals:
-        signal.signal(number, forward)
+    for stop_signal in signals:
+        signal.signal(stop_signal, forward)
+    command = [*end_with_parent(signal.SIGTERM), sys.executable, *sys.orig_argv[1:]]
+    process = subprocess.Popen(command, start_new_session=True)
+    for number in early:
+        forward(number)
     code = process.wait()
     return code if code >= 0 else 128 - code  # a shell reports signal N as 128 + N

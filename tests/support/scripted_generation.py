@@ -59,6 +59,7 @@ class ScriptedGenerator:
     cached_tokens: int = 0  # prompt tokens from the prefix cache
     calls: list[GenerationCall] = field(default_factory=list)
     running: int = 0
+    hung: int = 0  # streams that have waited after their last chunk
 
     async def complete(self, call: GenerationCall) -> Completion:
         chunks: list[Chunk] = []
@@ -89,6 +90,9 @@ class ScriptedGenerator:
                 yield chunk
                 if chunk.finished is not None:
                     return
+            for _ in range(10):  # first let the ingress take the last chunk
+                await asyncio.sleep(0)
+            self.hung += 1
             await asyncio.Event().wait()
         finally:
             self.running -= 1

@@ -57,7 +57,7 @@ for line in sys.stdin:
 # A launcher with a fake `serve run`, which runs on after its controller has ended. `serve run` has
 # ten minutes to end, so a launcher that waits for this end exceeds the time limit of the test.
 STOP_WITH_CONTROLLER = """
-import os, sys
+import os, sys, time
 from pathlib import Path
 from cluster import processes
 
@@ -76,12 +76,12 @@ def stop(*_):
 signal.signal(signal.SIGINT, stop)
 print("started", flush=True)
 while True:
-    time.sleep(60)
+    time.sleep(0.1)  # a signal just before a sleep has an effect only after it
 '''
 children = processes.ChildProcesses(Path(sys.argv[1]))
 children.start("serve", [sys.executable, "-c", serve], dict(os.environ))
 while not (children.run_dir / "serve.log").read_text():
-    pass
+    time.sleep(0.01)
 print(children.stop())
 """
 
@@ -197,7 +197,8 @@ def test_run_directory_that_cannot_be_written_is_named(
 def test_next_start_kills_the_rest_of_a_killed_launcher(launcher: Launcher, tmp_path: Path) -> None:
     launcher.process.send_signal(signal.SIGKILL)
     launcher.process.wait()
-    wait_for(lambda: not launcher.ray.is_running())  # the kernel ends Ray with the launcher
+    # The kernel ends Ray and Serve with the launcher.
+    wait_for(lambda: not (launcher.ray.is_running() or launcher.serve.is_running()))
     rest = launcher.members()
     assert rest
     assert kill_previous_run(tmp_path) == len(rest)

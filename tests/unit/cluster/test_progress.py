@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from cluster.progress import StartError, StartupProgress, check_ready, notify_systemd
+from tests.support.waiting import TIMEOUT_S
 
 
 def test_service_manager_is_notified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind("\0hundredfold-test")
+        name = f"hundredfold-test-{os.getpid()}"
+        manager.bind(f"\0{name}")
         manager.settimeout(5)
-        monkeypatch.setenv("NOTIFY_SOCKET", "@hundredfold-test")
+        monkeypatch.setenv("NOTIFY_SOCKET", f"@{name}")
         notify_systemd("READY=1")
         assert manager.recv(100) == b"READY=1"
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "absent"))
@@ -73,7 +75,10 @@ def test_wait_ends_with_the_failure(capsys: pytest.CaptureFixture[str]) -> None:
         (b"", "starting: the ingress"),  # the server ended before it sent the body
     ],
 )
-def test_reasons_of_a_server_that_is_not_ready_are_reported(body: bytes, missing: str) -> None:
+def test_reasons_of_a_server_that_is_not_ready_are_reported(
+    body: bytes, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.progress.PROBE_TIMEOUT_S", TIMEOUT_S)
     head = f"HTTP/1.1 503 Unavailable\r\ncontent-length: {len(body) or 9}\r\n\r\n".encode()
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -154,6 +154,7 @@ def test_foreseen_failure_prints_the_message(capsys: pytest.CaptureFixture[str])
     assert (captured.out, captured.err) == ("", "error: the store is gone\n")
 
 
+@pytest.mark.usefixtures("no_collection")  # a collection may close files
 def test_limit_of_open_files_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare = os.open(os.devnull, os.O_RDONLY)

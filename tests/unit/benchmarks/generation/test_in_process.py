@@ -26,7 +26,7 @@ from benchmarks.generation.streams import (
 )
 from tests.support.artifacts import EMBEDDER
 from tests.support.decoder_artifacts import DECODER, seal_tiny_decoder
-from tests.support.fakes import wait_until
+from tests.support.fakes import TIMEOUT_S, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,8 @@ async def test_disconnect_releases_the_kv_slot(model: LocalModel, tokens: int) -
     assert left.tokens == tokens
 
 
-async def test_churn_is_clean(model: LocalModel) -> None:
+async def test_churn_is_clean(model: LocalModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.generation.scenarios.DRAIN_TIMEOUT_S", TIMEOUT_S)
     prompts = PromptSampler.open(model, 3)
     async with running(model) as generator:
         metrics = await churn(generator, prompts, random.Random(3), request_count=60, kv_slots=4)

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from threading import Timer
 from types import SimpleNamespace
 
 import psutil
@@ -75,13 +77,28 @@ def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(command, "_WORKER", (sys.executable, str(script)))
 
 
+class HangTimer(Timer):
+    """Timer that starts to run once a case hangs, because the start of a worker takes long."""
+
+    def __init__(self, log: Path, interval: float, function: Callable[[], None]) -> None:
+        super().__init__(interval, function)
+        self._log = log
+
+    def run(self) -> None:
+        while "child " not in self._log.read_text() and not self.finished.wait(0.01):
+            pass
+        super().run()
+
+
 def run_cases(names: list[str], path: Path, seconds: float = 60.0) -> dict[str, CaseResult]:
     """Run `names` as the remaining cases of a part; return the results by name."""
     part = GpuPart("scripted", lambda _: [Case(name, lambda _: {}) for name in names])
-    plan = command._CasePlan(Target(is_cuda=False), ["*"], path.with_suffix(".log"))
+    log = path.with_suffix(".log")
+    plan = command._CasePlan(Target(is_cuda=False), ["*"], log)
     results = GpuResults.read_or_start(path, RUN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "PARTS", {"device": part})
+        patch.setattr(command, "Timer", partial(HangTimer, log))
         return {result.case: result for result in plan.run("device", results, seconds)}
 
 
@@ -100,6 +117,7 @@ def test_crash_fails_one_case_and_the_others_continue(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("scripted")
 def test_time_limit_leaves_cases_for_the_next_run(tmp_path: Path) -> None:
     assert set(run_cases(["first", "hang", "last"], tmp_path / "out.json", 1.0)) == {"first"}
+    (tmp_path / "out.log").unlink()  # the timer must not find the child of the first run
     # A case that runs first and still exceeds the limit would do so in every run, so it counts as
     # failed.
     (result,) = run_cases(["hang", "last"], tmp_path / "out.json", 1.0).values()

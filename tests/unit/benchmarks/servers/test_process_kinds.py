@@ -41,11 +41,18 @@ def test_processes_of_the_session_of_the_launcher_are_found(
     launcher: subprocess.Popen[bytes],
 ) -> None:
     kind = ProcessKind("sleeper", f"# {WORDS}")
+    found: list[psutil.Process] = []
+
+    def find() -> bool:
+        # The sleeper has no command line while it starts its program, and before that LAUNCH's.
+        found[:] = find_processes(launcher.pid, kind)
+        return bool(found)
+
     with subprocess.Popen([sys.executable, "-c", SLEEP]) as stranger:
         try:
-            wait_for(lambda: bool(find_processes(launcher.pid, kind)))
-            (found,) = find_processes(launcher.pid, kind)
-            assert found.pid == psutil.Process(launcher.pid).children()[0].pid
+            wait_for(find)
+            (sleeper,) = found
+            assert sleeper.pid == psutil.Process(launcher.pid).children()[0].pid
             assert find_processes(os.getpid(), ProcessKind("none", "no such words")) == []
         finally:
             stranger.kill()

@@ -10,6 +10,7 @@ from benchmarks.common.http import ServerAddress
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from tests.support.benchmark_fakes import FakeAnswer, FakeServer
 from tests.support.fakes import TIMEOUT_S
+from tests.support.ports import free_port
 
 TEXTS = [f"text {i}".encode() for i in range(7)]
 
@@ -104,9 +105,8 @@ async def test_run_load_ends_without_responses() -> None:
 
 
 async def test_run_load_ends_without_server() -> None:
-    async with FakeServer().running() as server:
-        gone = server.target
-    result = await run_load(gone, workload(gone), plan(2))
+    target = ServerAddress("127.0.0.1", free_port())
+    result = await run_load(target, workload(target), plan(2))
     assert set(result.failures) == {"not_connected"}
     assert result.requests_per_s == 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.support.waiting import TIMEOUT_S
+from tests.support.waiting import TIMEOUT_S, wait_for
 
 _PARENT = """
 import sys
@@ -27,8 +27,8 @@ def test_builder_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _PARENT, str(program)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as parent:
         try:
-            while not started.exists():
-                assert parent.poll() is None
+            wait_for(lambda: started.exists() or parent.poll() is not None)
+            assert parent.poll() is None
             builder = psutil.Process(int(started.read_text()))
         finally:
             parent.kill()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+import psutil
 import pytest
 
 from build_artifacts.errors import BuildError, GateFailed
@@ -18,6 +19,7 @@ from build_artifacts.progress import BuildProgress
 from build_artifacts.workspaces.opening import open_build_workspace
 from build_artifacts.workspaces.workspace import repeat_when_resumed
 from deployments.artifacts.store import BUILDING_NAME, build_path, log_path
+from tests.support.waiting import wait_for
 
 MODEL, VERSION = "org/model.v1", "0123456789ab"
 
@@ -258,6 +260,8 @@ def test_interrupted_waiter_does_not_affect_the_build(tmp_path: Path) -> None:
     with open_build_workspace(tmp_path, MODEL, VERSION, BuildProgress(io.StringIO())) as place:
         waiting = start(PUBLISH, tmp_path)
         assert line_of(waiting.stderr).startswith("waiting")
+        # A signal between Python's last check for signals and flock() interrupts neither.
+        wait_for(lambda: psutil.Process(waiting.pid).status() == psutil.STATUS_SLEEPING)
         waiting.send_signal(signal.SIGINT)
         assert "KeyboardInterrupt" in waiting.communicate(timeout=30)[1]
         third = start(PUBLISH, tmp_path)

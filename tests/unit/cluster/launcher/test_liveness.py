@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent import futures
 
@@ -61,12 +62,25 @@ def test_server_is_silent_after_some_probes_in_a_row(
     assert watched.find_silent() is None
 
 
+def stop(process: psutil.Process) -> None:
+    """Stop a process. Its state is `stopped` just before its last context switch counts."""
+
+    def is_stopped() -> bool:
+        if process.status() != psutil.STATUS_STOPPED:
+            return False
+        before = liveness.count_context_switches(process.pid)
+        time.sleep(0.01)
+        return liveness.count_context_switches(process.pid) == before
+
+    process.suspend()
+    wait_for(is_stopped)
+
+
 def test_stopped_process_is_killed_at_the_second_look(
     monkeypatch: pytest.MonkeyPatch, sleeper: psutil.Process
 ) -> None:
     monkeypatch.setattr(liveness, "PERIOD_S", 0)
-    sleeper.suspend()
-    wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    stop(sleeper)
     watched = StoppedProcesses(lambda: [sleeper] if sleeper.is_running() else [])
     assert watched.kill() == []
     assert watched.kill() == ["sleep"]
@@ -94,13 +108,11 @@ def test_idle_process_that_goes_on_between_two_stops_is_spared(
     monkeypatch.setattr(liveness, "PERIOD_S", 0)
     watched = StoppedProcesses(lambda: [sleeper])
     for _ in range(5):
-        sleeper.suspend()
-        wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+        stop(sleeper)
         assert watched.kill() == []
         sleeper.resume()
         wait_for(lambda: sleeper.status() == psutil.STATUS_SLEEPING)
-    sleeper.suspend()
-    wait_for(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    stop(sleeper)
     assert [watched.kill(), watched.kill()] == [[], ["sleep"]]
 
 

@@ -126,6 +126,15 @@ def test_inner_ports_are_not_those_of_well_known_servers() -> None:
     assert inner.isdisjoint(range(first, last + 1))
 
 
+def test_inner_ports_are_different_ones_of_their_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that is chosen twice would be replaced by one that any connection may use."""
+    five = [free_port() for _ in range(5)]
+    monkeypatch.setattr("cluster.launcher.local_ports._INNER_PORTS", five)
+    for _ in range(5):
+        with ExitStack() as claims:
+            assert set(five) <= set(astuple(LocalPorts.choose(claims, reserved=8000)))
+
+
 def test_given_port_that_another_server_has_chosen_is_refused() -> None:
     with ExitStack() as first, ExitStack() as second:
         chosen = LocalPorts.choose(first, reserved=8000)

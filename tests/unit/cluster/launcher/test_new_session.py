@@ -35,9 +35,28 @@ time.sleep(0.5)
 sys.exit(len(received))
 """
 
+# PROGRAM, with a SIGINT that the first process receives before Popen has returned.
+INTERRUPTED = (
+    """
+import os, signal, subprocess, sys, time
+from pathlib import Path
 
-def start(pid_file: Path, **options: bool | int) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-c", PROGRAM, str(pid_file)]
+class Popen(subprocess.Popen):
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        if options.get("start_new_session"):
+            while not Path(sys.argv[1]).exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+subprocess.Popen = Popen
+"""
+    + PROGRAM
+)
+
+
+def start(pid_file: Path, program: str = PROGRAM, **options: bool | int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", program, str(pid_file)]
     return subprocess.Popen(command, **options)  # type: ignore[call-overload, no-any-return]
 
 
@@ -58,6 +77,10 @@ def test_signal_of_a_terminal_reaches_the_leader_once(pid_file: Path) -> None:
     assert wait_for_leader(pid_file).ppid() == process.pid
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does on Ctrl-C
     assert process.wait(TIMEOUT_S) == 1
+
+
+def test_signal_during_the_start_reaches_the_leader(pid_file: Path) -> None:
+    assert start(pid_file, INTERRUPTED).wait(TIMEOUT_S) == 1
 
 
 def test_leader_without_terminal_needs_no_new_session(pid_file: Path) -> None:

@@ -24,6 +24,7 @@ from cluster.progress import StartError, StartupProgress
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.ingress.devices.cluster_state import ClusterMonitor, ClusterSnapshot
+from tests.support.waiting import TIMEOUT_S
 
 NOWHERE = "http://127.0.0.1:9"  # nothing serves the discard port
 
@@ -141,7 +142,12 @@ def test_restart_waits_below_the_prefix_of_the_config_that_it_reads(
             return {}
 
         children.end("ray")
-        changed = replace(host, read_config=read_config, find_url=lambda: urls[-1])
+        changed = replace(
+            host,
+            read_config=read_config,
+            find_url=lambda: urls[-1],
+            start_timeout_s=TIMEOUT_S,
+        )
         changed.restart(SimpleNamespace(is_attached=True))
         ingress.shutdown()
     assert children.events == ["kill", "start ray", "start serve"]

@@ -29,7 +29,7 @@ from tests.support.in_process import InProcess
 from tests.support.keys import add_key, bearer
 
 MODEL = "acme/tiny"
-PULLS = BuildSettings(allow_pull=True, wait_s=5.0)
+PULLS = BuildSettings(allow_pull=True, wait_s=TIMEOUT_S)
 TEXT = {"inputs": "a"}
 WAITING = {"inputs": "a", "options": {"wait_for_model": True}}
 
@@ -99,11 +99,16 @@ async def test_request_with_tensors_waits_for_a_build(tmp_path: Path) -> None:
     assert response.status_code == 200, response.text
 
 
-async def test_request_that_waited_for_a_build_is_recorded_once(tmp_path: Path) -> None:
+async def test_request_that_waited_for_a_build_is_recorded_once(tmp_path: Path, held: Held) -> None:
+    def build(store: Path, claim: BuildClaim) -> None:
+        work = held if claim.record.id == "acme/third" else seal_at_once
+        work(store, claim)
+
     recorder: ListRecorder[RequestRecord] = ListRecorder()
-    async with serving(tmp_path, FakeBuilder(seal_at_once), recorder=recorder) as http:
+    async with serving(tmp_path, FakeBuilder(build), recorder=recorder) as http:
         assert (await http.post("/models/acme/other", json=WAITING)).status_code == 200
         assert (await http.post("/models/acme/third", json=TEXT)).status_code == 503
+        held.may_end.set()
     assert [(record.status, record.model) for record in recorder.records] == [
         (200, "acme/other"),
         (503, "none"),
@@ -133,8 +138,9 @@ async def test_estimated_time_comes_from_earlier_builds(tmp_path: Path, held: He
     (directory / "history.jsonl").write_text(json.dumps(line) + "\n")
     async with serving(tmp_path, FakeBuilder(held)) as http:
         response = await http.post(f"/models/{MODEL}", json=TEXT)
-        assert 900 <= response.json()["estimated_time"] <= 1000
-        assert int(response.headers["retry-after"]) >= 900
+        # In the stage `building`, the estimate is below 900 and falls.
+        assert 800 <= response.json()["estimated_time"] <= 1000
+        assert int(response.headers["retry-after"]) >= 800
         held.may_end.set()
 
 

@@ -9,12 +9,10 @@ from starlette.datastructures import Headers
 from deployments.artifacts.types import Device
 from deployments.config import IngressUserConfig, LimitSettings
 from deployments.errors import (
-    DeadlineExceeded,
     EngineFailed,
     HardwareUnavailable,
     InputTooLong,
     InvalidField,
-    ModelLoading,
     Overloaded,
     ServeError,
     TooManyItems,
@@ -305,45 +303,6 @@ async def test_idle_generator_is_asked_after_a_refusal(writing_store: Path) -> N
         with pytest.raises(Overloaded):
             await harness.pipeline.complete(build_request(prompt="long enough"))
     assert len(harness.generator.calls) == 2
-
-
-async def test_generation_beyond_its_deadline_raises_deadline_exceeded(writing_store: Path) -> None:
-    settings = IngressUserConfig(generation_timeout_s=0.05)
-    harness = GenerationHarness(writing_store, lambda call: ScriptedReply(hangs=True), settings)
-    with pytest.raises(DeadlineExceeded, match="the deadline of the request"):
-        await harness.pipeline.complete(ASKED)
-    stream = await harness.pipeline.stream(ASKED)
-    with pytest.raises(DeadlineExceeded):
-        _ = [part async for part in read_chunks(stream)]
-    await stream.aclose()
-    assert harness.is_idle()
-    assert harness.statuses == [504, 504]
-
-
-async def test_cold_generator_raises_model_loading_after_the_wait(
-    writing_store: Path,
-) -> None:
-    settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.2)
-    harness = GenerationHarness(
-        writing_store, lambda call: ScriptedReply(is_silent=True), settings, running=0
-    )
-    for ask in (harness.pipeline.complete, harness.pipeline.stream):
-        with pytest.raises(ModelLoading, match=DECODER):
-            await ask(ASKED)
-    assert harness.is_idle()
-    assert harness.statuses == [503, 503]
-
-
-async def test_generator_that_starts_during_the_wait_continues(writing_store: Path) -> None:
-    settings = IngressUserConfig(cold_start_wait_s=0.02, generation_timeout_s=0.1)
-    harness = GenerationHarness(
-        writing_store, lambda call: ScriptedReply(hangs=True), settings, running=0
-    )
-    asking = asyncio.ensure_future(harness.pipeline.complete(ASKED))
-    await wait_until(lambda: harness.generator.open == 1)
-    harness.running = 1
-    with pytest.raises(DeadlineExceeded):
-        await asking
 
 
 async def test_best_of_cannot_be_streamed(writing_store: Path) -> None:

@@ -163,3 +163,33 @@ def test_sparse_vectors_are_compared_by_token(
 def test_vectors_of_zeros_agree() -> None:
     assert agree(np.zeros((2, 3)), np.zeros((2, 3)))
     assert not agree(np.zeros((1, 3)), np.ones((1, 3)))
+
+
+TIED = [{"label": "A", "score": 0.501}, {"label": "B", "score": 0.499}]
+ZERO_SHOT = {"sequence": "text", "labels": ["A", "B"], "scores": [0.501, 0.499]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "do_agree"),
+    [
+        (np.ones((2, 3)), np.ones((2, 3)) * 1.01, True),
+        (np.ones((2, 3)), np.array([[1, 1, 1], [1, -1, 1]]), False),
+        (np.ones((2, 3)), np.ones((3, 2)), False),
+        ([{"label": "A", "score": 0.9}], [{"label": "A", "score": 0.88}], True),
+        ([{"label": "A", "score": 0.9}], [{"label": "B", "score": 0.9}], False),
+        ([{"label": "A", "score": 0.9}], [], False),
+        ([0.6, -0.8], [0.61, -0.79], True),
+        ([0.6, -0.8], [-0.6, 0.8], False),
+        ([[0.6], [-0.8]], [[0.6], [0.8]], False),
+        ([0.6, -0.8], [0.6], False),
+        (TIED, TIED[::-1], True),
+        ([TIED], [TIED[::-1]], True),
+        (ZERO_SHOT, ZERO_SHOT | {"labels": ["B", "A"]}, True),
+        (ZERO_SHOT, ZERO_SHOT | {"labels": ["B", "C"]}, False),
+        (ZERO_SHOT, ZERO_SHOT | {"scores": [0.6, 0.4]}, False),
+        ({"a": 1.0}, {"b": 1.0}, False),
+        ("text", "text", True),
+    ],
+)
+def test_answers_agree_but_for_rounding(first: object, second: object, do_agree: bool) -> None:
+    assert agree(first, second) is do_agree

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -16,8 +17,9 @@ from deployments.ingress import builds
 from deployments.ingress.apis.playground.routes import ASSETS
 from deployments.ingress.http.api import Access
 from deployments.keys.key import KeyLimits, Scope
+from deployments.keys.limits import KeyMeter
 from tests.support.artifacts import EMBEDDER
-from tests.support.fakes import HangingEncoder, wait_until
+from tests.support.fakes import FakeClock, HangingEncoder, wait_until
 from tests.support.in_process import ONE_OF_EACH, InProcess
 from tests.support.keys import add_key, bearer
 
@@ -269,7 +271,11 @@ async def test_admin_route_needs_its_scope(tiny_store: Path, key_file: Path) -> 
         assert (await http.get("/v1/models", headers=bearer(admin))).status_code == 403
 
 
-async def test_limited_key_gets_429_with_headers(tiny_store: Path, key_file: Path) -> None:
+async def test_limited_key_gets_429_with_headers(
+    tiny_store: Path, key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = partial(KeyMeter, clock=FakeClock())
+    monkeypatch.setattr("deployments.keys.key_ring.KeyMeter", meter)
     limits = KeyLimits(requests_per_minute=20, tokens_per_minute=10_000)
     headers = bearer(add_key(key_file, limits=limits))
     async with keyed(tiny_store, key_file).client() as http:

@@ -23,7 +23,13 @@ from deployments.ingress.http.tracing import CURRENT_TRACE, RequestTracing
 from tests.support.artifacts import EMBEDDER
 from tests.support.asgi_client import AsgiClient, lifespan
 from tests.support.decoder_artifacts import DECODER
-from tests.support.fakes import FailingEncoder, FakeClock, HangingEncoder, wait_until
+from tests.support.fakes import (
+    TIMEOUT_S,
+    FailingEncoder,
+    FakeClock,
+    HangingEncoder,
+    wait_until,
+)
 from tests.support.generators import TIMINGS, ScriptedGeneratorClient
 from tests.support.in_process import InProcess
 from tests.support.keys import add_key, bearer
@@ -44,6 +50,7 @@ def ignore_loss(_spans: int) -> None:
 def exported(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     exporter = InMemorySpanExporter()
     monkeypatch.setattr(span_export, "open_exporter", lambda _settings: exporter)
+    monkeypatch.setattr(tracing, "FLUSH_TIMEOUT_S", TIMEOUT_S)
     return exporter
 
 
