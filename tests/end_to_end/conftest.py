@@ -66,7 +66,8 @@ def quick_config() -> dict[str, Any]:
     for deployment in deployments.values():
         deployment["health_check_period_s"] = 1  # detects a dead replica within 1 s
         deployment["graceful_shutdown_wait_loop_s"] = 0.5  # minimum wait before a replica stops
-    deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
+    # Slow hosts take longer than the default, 30 s, to start a replica for which a request waits.
+    deployments["Ingress"]["user_config"] |= {"timeout_s": 90, "cold_start_wait_s": 0.5}
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling |= {
         "max_replicas": 2,

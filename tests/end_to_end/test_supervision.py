@@ -29,7 +29,7 @@ def find(cluster: Cluster, words: str) -> psutil.Process:
 
 def ask(cluster: Cluster) -> httpx.Response:
     body = {"inputs": "a text", "options": {"use_cache": False}}
-    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=90)
+    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=120)
 
 
 def restarts(cluster: Cluster) -> int:
