@@ -55,7 +55,7 @@ class Prober(threading.Thread):
 
 
 def find_haproxies(cluster: Cluster) -> list[psutil.Process]:
-    return [one for one in cluster.processes() if one.name() == "haproxy"]
+    return cluster.named("haproxy")
 
 
 def find_haproxy(cluster: Cluster) -> psutil.Process:
@@ -113,7 +113,9 @@ def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
     prober = Prober(cluster)
     prober.wait_for_more()
     victim.kill()
-    wait_for(lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), RECOVERED_S)
+    wait_for(
+        lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), RECOVERED_S
+    )
     prober.wait_for_more()  # there is no other ingress, so the new one answers
     assert set(prober.stop()) == {"200"}
 

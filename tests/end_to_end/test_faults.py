@@ -16,6 +16,7 @@ from tests.support.cluster_faults import (
     COMPLETIONS,
     RECOVERY_S,
     RIGHT,
+    TIMEOUT_S,
     ClientCounts,
     FaultLoad,
     ObservedRequest,
@@ -264,12 +265,15 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
             wait_for(are_replaced, RECOVERY_S)
             (draining,) = old["CpuGenerator"]
             assert draining.pid in cluster.draining("CpuGenerator"), "a long stream still runs"
-        for _ in range(4):
-            with stopped([draining]):  # too short for the launcher to kill the process
-                reply = httpx.post(cluster.url + COMPLETIONS, json=noise(3))
-            assert reply.status_code == 200
+        # HAProxy may be replaced too, and would close an idle connection.
+        one_each = httpx.Limits(max_keepalive_connections=0)
+        with httpx.Client(base_url=cluster.url, timeout=TIMEOUT_S, limits=one_each) as http:
+            for _ in range(4):
+                with stopped([draining]):  # too short for the launcher to kill the process
+                    reply = http.post(COMPLETIONS, json=noise(3))
+                assert reply.status_code == 200
 
-    clients = ClientCounts(1, 1, 1, long_streams=1, long_tokens=12_000)
+    clients = ClientCounts(1, 1, 1, long_streams=1, long_tokens=20_000)
     scene = watch(cluster, fault, lambda: is_settled(cluster, 1), clients)
     require_right(scene.of("long stream"))
     require_right(list(scene.observations))

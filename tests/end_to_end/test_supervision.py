@@ -23,8 +23,22 @@ AGAIN = "serving again after"
 
 
 def find(cluster: Cluster, words: str) -> psutil.Process:
-    (found,) = [one for one in cluster.processes() if words in read_command(one)]
+    """Return the only process with these words in its command line.
+
+    Skip its children: a child has the command line of its parent until it runs its own program.
+    """
+    matches = [one for one in cluster.processes() if words in read_command(one)]
+    skipped = {None, *(one.pid for one in matches)}
+    (found,) = [one for one in matches if read_parent(one) not in skipped]
     return found
+
+
+def read_parent(process: psutil.Process) -> int | None:
+    """Return the pid of the parent; None if the process has ended."""
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return None
 
 
 def ask(cluster: Cluster) -> httpx.Response:

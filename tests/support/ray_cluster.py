@@ -179,6 +179,15 @@ class Cluster:
     def replicas(self, deployment: str) -> list[psutil.Process]:
         return self.find(f"ray::ServeReplica:hundredfold:{deployment}")
 
+    def named(self, name: str) -> list[psutil.Process]:
+        """Return the live processes with this name."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # the process has ended
+                if process.name() == name:
+                    found.append(process)
+        return found
+
     def find(self, title: str) -> list[psutil.Process]:
         """Return the live processes whose command line starts with `title`."""
         return [p for p in self.processes() if read_command(p).startswith(title)]
