@@ -209,7 +209,7 @@ def measure_throughput(address: ServerAddress, target: Target) -> Mapping[str, A
         for connections in _CONNECTIONS[call.model]:
             plan = LoadPlan(
                 connections=connections,
-                seconds=target.choose(5.0, 1.0),
+                seconds=target.choose(5.0, 4.0),  # slow hosts need seconds for one answer
                 warm_up_s=target.choose(1.5, 0.5),
             )
             load = asyncio.run(run_load(address, Workload(requests), plan))

@@ -73,6 +73,14 @@ class Contest:
         return result, [RawAnswer(texts[i], raw) for i, raw in sorted(traffic.responses.items())]
 
 
+def estimate_s(connections: int, earlier: Sequence[LoadResult]) -> float:
+    """Return the expected duration of requests at `connections` by the best of `earlier` rates.
+
+    A window without a response shows only that the rate is below one response per window.
+    """
+    return connections / max(max(one.requests_per_s, 1 / one.seconds) for one in earlier)
+
+
 @dataclass(frozen=True, slots=True)
 class RivalRounds:
     """Systems, workloads and results of all rounds. A rival that fails is dropped."""
@@ -165,12 +173,12 @@ class RivalRounds:
         if level in rival.skipped:
             return True
         known = [
-            result.requests_per_s
+            result
             for name, results in rival.loads.items()
             for result in results
             if name.workload == level.workload
         ]
-        if known and level.connections > MAX_EXPECTED_S * max(known):
+        if known and estimate_s(level.connections, known) > MAX_EXPECTED_S:
             rival.skipped.add(level)
         return level in rival.skipped
 

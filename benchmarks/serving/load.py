@@ -122,9 +122,12 @@ class _LoadRecorder:
 
 
 async def _run_client(address: ServerAddress, workload: Workload, recorder: _LoadRecorder) -> None:
-    """Keep one connection open until the window ends. Reconnect after a loss."""
+    """Keep one connection open until the window ends. Reconnect after a loss.
+
+    Connect at least once, even if the event loop gets to it only after a short window.
+    """
     loop = asyncio.get_running_loop()
-    while time.perf_counter() < recorder.end_s:
+    while True:
         try:
             _, connection = await loop.create_connection(
                 lambda: _ClosedLoopConnection(workload, recorder, loop.create_future()),
@@ -134,12 +137,14 @@ async def _run_client(address: ServerAddress, workload: Workload, recorder: _Loa
         except OSError:
             recorder.failures["not_connected"] += 1
             await asyncio.sleep(RECONNECT_PAUSE_S)
-            continue
-        try:
-            # The shield keeps `closed` pending until the connection ends, even on cancellation.
-            await asyncio.shield(connection.closed)
-        finally:
-            connection.abandon()
+        else:
+            try:
+                # The shield keeps `closed` pending until the connection ends, even on cancellation.
+                await asyncio.shield(connection.closed)
+            finally:
+                connection.abandon()
+        if time.perf_counter() >= recorder.end_s:
+            return
 
 
 class _ClosedLoopConnection(asyncio.Protocol):

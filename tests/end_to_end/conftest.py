@@ -18,20 +18,28 @@ from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.served_models import DAMAGED, LONG_CONTEXT, SOUND, fill
 from tests.support.tuning_artifacts import seal_tunable
 
+TIMEOUT_S = 1_200  # of a test, in seconds
+BUILD_TIMEOUT_S = 3_600  # of the first test with `store`, which builds models for minutes
 KV_SLOTS = 4  # sequences that a generator generates at a time
 
 
+@pytest.hookimpl(trylast=True)  # after the deselection of items
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     own = [item for item in items if Path(__file__).parent in item.path.parents]
     for item in own:
         item.add_marker(pytest.mark.ray)
         item.add_marker(pytest.mark.slow)
-        # Timeout in seconds. The first test also builds the demo models and starts the cluster.
-        item.add_marker(pytest.mark.timeout(1_200))
+        item.add_marker(pytest.mark.timeout(TIMEOUT_S))
     # Tests with a store of their own come first. `make test` builds the other models meanwhile.
-    own.sort(key=lambda item: "store" in getattr(item, "fixturenames", ()))
+    own.sort(key=needs_store)
+    for first in list(filter(needs_store, own))[:1]:
+        first.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S), append=False)
     others = [item for item in items if item not in own]
     items[:] = [*others, *own]
+
+
+def needs_store(item: pytest.Item) -> bool:
+    return "store" in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +74,8 @@ def quick_config() -> dict[str, Any]:
     for deployment in deployments.values():
         deployment["health_check_period_s"] = 1  # detects a dead replica within 1 s
         deployment["graceful_shutdown_wait_loop_s"] = 0.5  # minimum wait before a replica stops
-    deployments["Ingress"]["user_config"]["cold_start_wait_s"] = 0.5
+    # Slow hosts take longer than the default, 30 s, to start a replica for which a request waits.
+    deployments["Ingress"]["user_config"] |= {"timeout_s": 90, "cold_start_wait_s": 0.5}
     autoscaling = deployments["CpuEncoder"]["autoscaling_config"]
     autoscaling |= {
         "max_replicas": 2,

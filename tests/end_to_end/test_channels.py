@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.cluster_faults import changed, count_sockets, has_channels
+from tests.support.cluster_faults import RECOVERY_S, changed, count_sockets, has_channels
 from tests.support.cluster_load import embed, load
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
@@ -25,7 +25,7 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
         return all(has_channels(cluster, name, 1) for name in PAIRED)
 
     assert embed(cluster, "text").status_code == 200  # the first call opens the channels
-    wait_for(has_one_of_each, 60)
+    wait_for(has_one_of_each, RECOVERY_S)
     paths = [Path(path) for path in count_sockets(cluster.replicas("CpuEncoder"))]
     assert paths
     assert all(path.parent.stat().st_mode & 0o777 == 0o700 for path in paths)
@@ -40,12 +40,12 @@ def test_transport_handle_opens_no_socket(cluster: Cluster, config: dict[str, An
 
     try:
         cluster.deploy(handles)
-        wait_for(uses_handles, 120)
+        wait_for(uses_handles, RECOVERY_S)
         assert not any(path.parent.exists() for path in paths)
         check_memory_routes(cluster)
     finally:
         cluster.settle(config)
-    wait_for(has_one_of_each, 120)
+    wait_for(has_one_of_each, RECOVERY_S)
     assert embed(cluster, "text").status_code == 200
 
 
@@ -56,7 +56,7 @@ def check_memory_routes(cluster: Cluster) -> None:
         listed = httpx.get(f"{cluster.url}/models/ps", timeout=60).json()
         return {entry["deployment"] for entry in listed} >= {"CpuEncoder", "CpuGenerator"}
 
-    wait_for(are_listed, 60)
+    wait_for(are_listed, RECOVERY_S)
     loaded = httpx.post(f"{cluster.url}/models/{EMBEDDER}/load", timeout=60)
     assert [entry["model"] for entry in loaded.json()] == [EMBEDDER], loaded.text
     kept = httpx.post(f"{cluster.url}/models/{EMBEDDER}/unload", timeout=60)
@@ -70,11 +70,11 @@ def paired(cluster: Cluster, config: dict[str, Any]) -> Iterator[dict[str, Any]]
     pairs = changed(config, **dict.fromkeys(PAIRED, two))
     cluster.deploy(pairs)
     assert embed(cluster, "text").status_code == 200  # the first call opens the channels
-    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), 90)
+    wait_for(lambda: all(has_channels(cluster, name, 2) for name in PAIRED), RECOVERY_S)
     yield pairs
     one = {"autoscaling_config": {"downscale_delay_s": 0}}
     cluster.deploy(changed(config, **dict.fromkeys(PAIRED, one)))
-    wait_for(lambda: all(len(cluster.replicas(name)) == 1 for name in PAIRED), 90)
+    wait_for(lambda: all(len(cluster.replicas(name)) == 1 for name in PAIRED), RECOVERY_S)
     cluster.settle(config)
 
 
@@ -86,7 +86,7 @@ def statuses_during(
     async def scene() -> None:
         await asyncio.sleep(1)
         await asyncio.to_thread(change)
-        await asyncio.to_thread(wait_for, is_over, 120)
+        await asyncio.to_thread(wait_for, is_over, RECOVERY_S)
         await asyncio.sleep(1)
 
     return asyncio.run(load(cluster, clients=6, until=scene()))

@@ -18,6 +18,8 @@ from tests.support.served_models import EMBEDDER
 from tests.support.waiting import TIMEOUT_S, wait_for
 
 MANAGER = "ray::HAProxyManager"
+ANSWERED_S = 120  # maximum wait for one response
+RECOVERED_S = 180  # maximum wait for a new process, or for several responses
 
 
 class Prober(threading.Thread):
@@ -34,7 +36,8 @@ class Prober(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             try:
-                reply = httpx.post(self._url, json={"inputs": "one text"}, timeout=20)
+                body = {"inputs": "one text"}
+                reply = httpx.post(self._url, json=body, timeout=ANSWERED_S)
                 self.outcomes[str(reply.status_code)] += 1
             except httpx.HTTPError as error:
                 self.outcomes[type(error).__name__] += 1
@@ -43,7 +46,7 @@ class Prober(threading.Thread):
     def wait_for_more(self, requests: int = 5) -> None:
         """Wait until this many further requests have ended, the current one included."""
         enough = self.ended + requests
-        wait_for(lambda: self.ended >= enough, 60)
+        wait_for(lambda: self.ended >= enough, RECOVERED_S)
 
     def stop(self) -> Counter[str]:
         self._stopping.set()
@@ -52,7 +55,7 @@ class Prober(threading.Thread):
 
 
 def find_haproxies(cluster: Cluster) -> list[psutil.Process]:
-    return [one for one in cluster.processes() if one.name() == "haproxy"]
+    return cluster.named("haproxy")
 
 
 def find_haproxy(cluster: Cluster) -> psutil.Process:
@@ -98,7 +101,7 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
     prober.wait_for_more()
     killed_s = time.time()
     manager.kill()
-    wait_for(lambda: has_routed_since(cluster, killed_s), 60)
+    wait_for(lambda: has_routed_since(cluster, killed_s), RECOVERED_S)
     prober.wait_for_more()
     outcomes = prober.stop()
     assert set(outcomes) == {"200"}
@@ -110,7 +113,9 @@ def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
     prober = Prober(cluster)
     prober.wait_for_more()
     victim.kill()
-    wait_for(lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), 60)
+    wait_for(
+        lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), RECOVERED_S
+    )
     prober.wait_for_more()  # there is no other ingress, so the new one answers
     assert set(prober.stop()) == {"200"}
 

@@ -16,7 +16,7 @@ TEXT = "Hardware is a property of the request."
 
 def ask(cluster: Cluster, model: str, **options: object) -> httpx.Response:
     body = {"inputs": TEXT, "options": {"use_cache": False, **options}}
-    return httpx.post(f"{cluster.url}/models/{model}", json=body, timeout=90)
+    return httpx.post(f"{cluster.url}/models/{model}", json=body, timeout=120)
 
 
 def test_encoder_scaled_to_zero_returns_503_then_starts(cluster: Cluster) -> None:
@@ -44,7 +44,7 @@ def test_header_selects_the_hardware_without_options(cluster: Cluster) -> None:
         f"{cluster.url}/v1/embeddings",
         json={"input": TEXT, "model": EMBEDDER},
         headers={"x-use-gpu": "true", "x-use-cache": "false", "x-wait-for-model": "1"},
-        timeout=90,
+        timeout=120,
     )
     assert reply.headers["x-compute-type"] == "gpu-fp16"
 

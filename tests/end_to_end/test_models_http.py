@@ -18,8 +18,8 @@ from tests.support.waiting import wait_for
 
 MODEL, PULLED = "http/versions", "http/pulled"
 FIRST, SECOND = "0000000000a1", "0000000000a2"
-FOLLOWS_S = 15.0  # maximum wait until every ingress replica applies a change
-BUILT_S = 180.0
+FOLLOWS_S = 60.0  # maximum wait until every ingress replica applies a change
+BUILT_S = 600.0
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def test_refused_version_leaves_the_old_replicas_serving(
     prober = Prober(cluster)
     try:
         cluster.deploy(pin(config, EMBEDDER, UNKNOWN_VERSION))
-        wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", 120)
+        wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", 300)
         failed = cluster.status()["deployments"].values()
         assert any(UNKNOWN_VERSION in one["message"] for one in failed)
         wait_for(lambda: {name: cluster.replicas(name) for name in names} == before, 60)

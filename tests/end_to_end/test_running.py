@@ -149,9 +149,8 @@ def test_nothing_listens_outside_loopback(cluster: Cluster) -> None:
 
 def test_sockets_and_token_are_private(cluster: Cluster) -> None:
     # An old HAProxy that still drains may end during the loop.
-    haproxies = [one for one in cluster.processes() if one.name() == "haproxy"]
     directories = set()
-    for one in haproxies:
+    for one in cluster.named("haproxy"):
         with suppress(psutil.NoSuchProcess):
             directories.add(Path(one.cmdline()[-1]).parent)
     sockets = [path for one in directories for path in one.rglob("*") if path.is_socket()]

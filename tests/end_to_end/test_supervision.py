@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.servers.process_kinds import read_command
 from tests.support.artifacts import EMBEDDER
+from tests.support.cluster_faults import RECOVERY_S
 from tests.support.ports import port_is_open
 from tests.support.ray_cluster import REPOSITORY, Cluster
 from tests.support.waiting import TIMEOUT_S, wait_for
@@ -22,13 +23,27 @@ AGAIN = "serving again after"
 
 
 def find(cluster: Cluster, words: str) -> psutil.Process:
-    (found,) = [one for one in cluster.processes() if words in read_command(one)]
+    """Return the only process with these words in its command line.
+
+    Skip its children: a child has the command line of its parent until it runs its own program.
+    """
+    matches = [one for one in cluster.processes() if words in read_command(one)]
+    skipped = {None, *(one.pid for one in matches)}
+    (found,) = [one for one in matches if read_parent(one) not in skipped]
     return found
+
+
+def read_parent(process: psutil.Process) -> int | None:
+    """Return the pid of the parent; None if the process has ended."""
+    try:
+        return int(process.ppid())
+    except psutil.Error:
+        return None
 
 
 def ask(cluster: Cluster) -> httpx.Response:
     body = {"inputs": "a text", "options": {"use_cache": False}}
-    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=90)
+    return httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=120)
 
 
 def restarts(cluster: Cluster) -> int:
@@ -48,7 +63,7 @@ def test_killed_dashboard_starts_again_alone(own_cluster: Cluster) -> None:
     dashboard.kill()
     dashboard.wait(TIMEOUT_S)
     assert ask(own_cluster).status_code == 200
-    wait_for(lambda: port_is_open(port), 90)
+    wait_for(lambda: port_is_open(port), RECOVERY_S)
     assert find(own_cluster, "dashboard/dashboard.py") != dashboard
     assert own_cluster.find(REPLICA) == replicas
     assert restarts(own_cluster) == 0
@@ -58,7 +73,7 @@ def test_killed_driver_starts_again_alone(own_cluster: Cluster) -> None:
     replicas = own_cluster.find(REPLICA)
     find(own_cluster, "serve run").kill()
     assert ask(own_cluster).status_code == 200
-    wait_for(lambda: restarts(own_cluster) == 1, 60)
+    wait_for(lambda: restarts(own_cluster) == 1, RECOVERY_S)
     assert ask(own_cluster).status_code == 200
     assert own_cluster.find(REPLICA) == replicas
 
@@ -82,7 +97,7 @@ def test_lost_core_starts_everything_again(
             assert reply.status_code == 200 or reply.headers["retry-after"]
         return restarts(own_cluster) > before
 
-    wait_for(is_restarted, 180)
+    wait_for(is_restarted, RECOVERY_S)
     assert ask(own_cluster).status_code == 200
     # Only a request in flight may be lost. The port stays open, so no connection is refused.
     assert [type(error) for error in lost] in ([], [httpx.RemoteProtocolError])

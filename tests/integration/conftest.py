@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.support import forked_programs
 from tests.support.shared_exports import KEPT_EXPORTS, SharedExports
 from tests.support.source_digests import digest_exporter
+
+# Timeout of a test in seconds. Some build for 200 s on a busy host, slow hosts take 2.5 times as
+# long, and two workers may share a core.
+TIMEOUT_S = 1_200
 
 
 def pytest_configure() -> None:
@@ -22,6 +27,13 @@ def pytest_configure() -> None:
     if worker is not None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(worker.removeprefix("gw")) % len(cores)]})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_own = Path(__file__).parent in item.path.parents
+        if is_own and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -144,7 +144,7 @@ def test_serve_without_a_config_answers_with_the_installed_one(
             stderr=subprocess.STDOUT,
         )
     try:
-        wait_for(lambda: "serving on" in output.read_text() or server.poll() is not None, 120)
+        wait_for(lambda: "serving on" in output.read_text() or server.poll() is not None, 600)
         url = f"http://127.0.0.1:{port}/models/{CONFIGURED_MODEL}"
         response = httpx.post(url, json={"inputs": "a text"}, timeout=60)
     finally:

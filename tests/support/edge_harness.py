@@ -138,7 +138,7 @@ class EdgeHarness:
     def __init__(
         self, directory: Path, settings: EdgeSettings, patch: pytest.MonkeyPatch, host: str
     ) -> None:
-        self.backend = Backend()
+        self.backend = Backend(free_port())  # tests close it, and open another one on its port
         self.port = free_port()
         self.reports: list[str] = []
         # The default ports would collide with those of a harness in another test process.
@@ -201,20 +201,30 @@ class EdgeHarness:
 
     def haproxies(self) -> list[psutil.Process]:
         """Return the HAProxy processes, including old ones that drain connections."""
-        return [p for p in psutil.Process().children() if p.name() == "haproxy"]
+        found = []
+        for process in psutil.Process().children():
+            with suppress(psutil.NoSuchProcess):  # it was on trial and has ended
+                if process.name() == "haproxy":
+                    found.append(process)
+        return found
+
+    def wait_for_one(self) -> None:
+        """Wait until only the HAProxy with the last routes is left."""
+        wait_for(lambda: len(self.haproxies()) == 1)
 
     def kill_haproxies(self) -> None:
         """Kill them and wait for their ends. A dying process may accept and lose connections."""
         killed = self.haproxies()
         for process in killed:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         wait_for(lambda: all(map(has_ended, killed)))
 
     def post(
         self, path: str = "/echo", body: bytes = b"text", headers: Mapping[str, str] = {}
     ) -> httpx.Response:
-        """Send a POST on a new connection."""
-        return httpx.post(self.url + path, content=body, headers=headers, timeout=20)
+        """Send a POST on a new connection. Load no certificates, which takes tens of ms."""
+        return httpx.post(self.url + path, content=body, headers=headers, timeout=20, verify=False)
 
     def close(self) -> None:
         if self.manager._proc is not None:

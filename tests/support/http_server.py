@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import uvicorn
 
 from deployments.ingress.http.server import JoiningProtocol
-from tests.support.fakes import TIMEOUT_S
 from tests.support.in_process import InProcess
+
+TIMEOUT_S = 120.0  # maximum wait for the server to start or to stop, and for a part of a response
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 REPOSITORY = Path(__file__).parents[2]
-START_S = 120
+START_S = 400  # maximum wait; slow hosts take minutes while other tests run
+SETTLED_S = 300
 GPUS = 2  # passed to Ray as the number of GPUs: one for the encoder, one for the generator
 
 
@@ -116,7 +117,7 @@ class Cluster:
         Otherwise, later steps of a test could reach stopping replicas or old settings.
         """
         self.deploy(config)
-        wait_for(self._is_settled, 120)
+        wait_for(self._is_settled, SETTLED_S)
 
     def _is_settled(self) -> bool:
         status = self.status()
@@ -177,6 +178,15 @@ class Cluster:
 
     def replicas(self, deployment: str) -> list[psutil.Process]:
         return self.find(f"ray::ServeReplica:hundredfold:{deployment}")
+
+    def named(self, name: str) -> list[psutil.Process]:
+        """Return the live processes with this name."""
+        found = []
+        for process in self.processes():
+            with suppress(psutil.Error):  # the process has ended
+                if process.name() == name:
+                    found.append(process)
+        return found
 
     def find(self, title: str) -> list[psutil.Process]:
         """Return the live processes whose command line starts with `title`."""

@@ -46,7 +46,7 @@ def served(model: LocalModel, *, sign: float = 1.0) -> Script:
 
 
 def serving_command(url: str, store: Path, data: Path, out: Path) -> list[str]:
-    short = ["--rounds", "1", "--seconds", "0.2"]
+    short = ["--rounds", "1", "--seconds", "2"]
     places = ["--store", str(store), "--data", str(data), "--out", str(out)]
     return ["serving", "--url", url, "--model", EMBEDDER, *places, *short]
 

@@ -74,7 +74,7 @@ def test_techniques_measures_every_step(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(techniques, "start_server", serve_configured)
     monkeypatch.setattr(techniques, "REQUESTS", 12)
     monkeypatch.setattr(techniques, "CONNECTIONS", 4)
-    monkeypatch.setattr(techniques, "LOAD_S", 0.2)
+    monkeypatch.setattr(techniques, "LOAD_S", 2.0)
     model_id = build_tiny(tmp_path)
     (tmp_path / STSB_NAME).write_text(f"score\tsentence1\tsentence2\n{PAIRS}\n")
     places = ["--store", str(tmp_path / "store"), "--data", str(tmp_path)]

@@ -24,7 +24,7 @@ from tests.support.keys import add_key
 
 VERSIONS = ("0123456789ab", "ba9876543210")
 PULLS = IngressUserConfig(builds=BuildSettings(allow_pull=True))
-STEP_S = 20.0  # maximum wait of the fake build for the test
+STEP_S = 300.0  # maximum wait of the fake build for the test
 
 
 class SteppedBuilder(FakeBuilder):

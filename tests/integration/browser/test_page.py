@@ -222,7 +222,8 @@ def test_retries_end_with_the_first_success(visitor: Visitor) -> None:
     again.click()
     expect(page.locator("#first")).to_have_count(0)  # the second load has failed too
     page.unroute(MODEL_LIST)
-    again.click()
+    with page.expect_request_finished(lambda sent: bool(MODEL_LIST.search(sent.url))):
+        again.click()
     visitor.fill({"Text": "A cat."})
     loads.clear()
     page.clock.run_for(10_000)

@@ -222,8 +222,9 @@ def test_connection_lost_during_a_stream_is_said(chat: Page, visitor: Visitor) -
         chat.route("**/v1/chat/completions", lambda route: route.continue_(url=url))
         send(chat)
         expect(chat.locator(".by-model")).to_have_text(" a")
-        shown.set()
-        answering.result()
+        with chat.expect_console_message(lambda message: message.type == "error"):
+            shown.set()
+            answering.result()
     expect(chat.locator(".turn .problem")).to_contain_text("cannot be reached")
     expect(chat.locator(".by-model")).to_have_text(" a")
     expect(chat.get_by_label("Message")).to_have_value("Hello")

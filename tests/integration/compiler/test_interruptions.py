@@ -159,8 +159,12 @@ def test_concurrent_builds_publish_one_identical_artifact(
     store = tmp_path / "store"
     first = fork_server.start(*command(source, store))
     first.wait_for("reference")
-    second = fork_server.start(*command(source, store))
-    second.wait_for("waiting")
+    os.kill(first.pid, signal.SIGSTOP)  # it could end before the second build starts
+    try:
+        second = fork_server.start(*command(source, store))
+        second.wait_for("waiting")
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
     one, other = first.ended(), second.ended()
     assert (one.status, other.status) == (0, 0), (one.output, other.output)
     (manifest,) = versions(store)
@@ -267,10 +271,9 @@ def test_killed_builder_of_the_queue_is_resumed_by_the_next(
     fork_server: BuildForkServer, source: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"
-    build = fork_server.start("pull", str(source), "--store", str(store))
-    build.wait_for("  reference")
-    os.kill(build.pid, signal.SIGKILL)
-    assert build.ended().status == -signal.SIGKILL
+    pull = ["pull", str(source), "--store", str(store)]
+    killed = fork_server.start(*pull, die_in="before publishing").ended()
+    assert killed.status == -signal.SIGKILL, killed.output
     status = BuildQueue(store).status("local/mortal")
     assert status is not None
     assert status.state is BuildState.QUEUED

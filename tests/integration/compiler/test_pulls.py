@@ -27,9 +27,10 @@ from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
 from deployments.errors import EngineFailed
 from tests.support.tiny_encoders import tiny_checkpoint
-from tests.support.waiting import TIMEOUT_S, wait_for
+from tests.support.waiting import wait_for
 
 MODEL = "local/mortal"
+BUILDER_S = 300  # maximum wait for a builder, which has the lowest priority, to start and to end
 
 
 @pytest.fixture(scope="module")
@@ -292,10 +293,10 @@ def test_builder_ends_with_the_process_that_started_it(tmp_path: Path, source: P
     queue.submit(MODEL, str(source))
     command = [sys.executable, "-m", "build_artifacts", "drain", "--for-server"]
     with subprocess.Popen([*command, "--store", str(tmp_path)], stdin=subprocess.PIPE) as process:
-        wait_for(lambda: (record := queue.read(MODEL)) and record.attempts, timeout_s=60)
+        wait_for(lambda: (record := queue.read(MODEL)) and record.attempts, timeout_s=BUILDER_S)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(TIMEOUT_S) == 1
+        assert process.wait(BUILDER_S) == 1
     record = queue.read(MODEL)
     assert record is not None
     assert (record.state, record.crashes) == (BuildState.QUEUED, 0)

@@ -98,11 +98,13 @@ def test_renewed_certificate_is_used_without_a_lost_request(
         replace_files(files, renewed)
         try:
             wait_for(lambda: "HAProxy serves with the new certificate" in edge.reports, 20)
+            edge.wait_for_one()
             assert get(edge, renewed.certificate).status_code == 200
         finally:
             stopping.set()
         assert set(probing.result()) == {200}
     edge.route(edge.backend.port, Backend().port)
+    edge.wait_for_one()
     assert get(edge, renewed.certificate).status_code == 200, "so are later routes"
 
 

@@ -39,6 +39,7 @@ def edge(directory: Path) -> Iterator[EdgeHarness]:
     with run_harness(directory) as harness:
         harness.start_manager()
         harness.route(harness.backend.port)
+        harness.wait_for_one()
         yield harness
 
 

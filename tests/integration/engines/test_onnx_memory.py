@@ -61,6 +61,7 @@ def resident_bytes() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_sessions_share_memory_and_return_it_when_passes_get_small(
     engines: list[OnnxEngine],
 ) -> None:
@@ -74,6 +75,7 @@ def test_sessions_share_memory_and_return_it_when_passes_get_small(
     assert resident_bytes() - before < 0.3 * PASS_BYTES
 
 
+@pytest.mark.usefixtures("no_collection")
 def test_large_pass_returns_its_memory(engines: list[OnnxEngine]) -> None:
     run(engines[0], 8)
     before = resident_bytes()

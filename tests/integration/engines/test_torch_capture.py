@@ -250,5 +250,5 @@ def test_captures_of_a_decoder_share_a_stream_of_their_own(
     assert first.stream is not other.stream
     assert held == ["opening", "opening", "opening", "capture"] * 3
     with lock.open_model(), ThreadPoolExecutor(1) as executor:
-        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(5)
+        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(60)
     assert late is None, "a step must not wait for a model that another thread opens"

@@ -12,7 +12,8 @@ from tests.support.all_models import ALL_MODELS, seal_all_models
 from tests.support.http_server import HttpServer, serve_http
 from tests.support.in_process import InProcess
 
-SETTINGS = IngressUserConfig(limits=LimitSettings(body_timeout_s=1.0))
+# Slow hosts take seconds for a body and for a request, as all attacks run at the same time.
+SETTINGS = IngressUserConfig(timeout_s=100.0, limits=LimitSettings(body_timeout_s=3.0))
 
 
 @pytest.fixture(scope="session")

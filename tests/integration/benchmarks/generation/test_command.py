@@ -43,6 +43,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Allow more time to trials of grammars. A schema whose trial is too slow would be rejected."""
+    monkeypatch.setattr("deployments.generation.grammar_trials.WAIT_S", 120.0)
+
+
 @pytest.fixture
 def url(store: Path) -> Iterator[str]:
     """Start a server of the model DECODER. Yield its URL."""

@@ -146,9 +146,10 @@ def test_trial_that_starts_late_ends_in_time(
 
 OWNER = """
 import threading, time, psutil
-from deployments.generation.grammar_trials import GrammarTrials
+from deployments.generation import grammar_trials
 from tests.integration.serving.generation import test_grammar_trials as tests
-trials = GrammarTrials(tests.byte_level().to_str(), (0,))
+grammar_trials.WAIT_S = 120.0
+trials = grammar_trials.GrammarTrials(tests.byte_level().to_str(), (0,))
 trials.run(tests.SIMPLE, tests.QUICK)
 threading.Thread(target=trials.run, args=(tests.COSTLY, tests.ENDLESS)).start()
 descendants = []

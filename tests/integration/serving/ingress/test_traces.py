@@ -21,6 +21,13 @@ TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED = {"traceparent": f"00-{TRACE_ID}-{SPAN_ID}-01"}
 
 
+@pytest.fixture(autouse=True)
+def _sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send all spans of a test in one request when the ingress stops, however long both take."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "60000")  # ms
+    monkeypatch.setattr(tracing, "FLUSH_TIMEOUT_S", TIMEOUT_S)
+
+
 @pytest.fixture
 def collector() -> Iterator[OtlpCollector]:
     with running_collector() as running:

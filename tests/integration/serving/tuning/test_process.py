@@ -16,7 +16,7 @@ from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.process import ExitCode
 from tests.support.tuning_artifacts import STALE, hold_tuning_lock, seal_tunable, write_table
 
-TIMEOUT_S = 240.0  # tuning has the lowest priority
+TIMEOUT_S = 900.0  # tuning has the lowest priority
 HEAVY = {"torch", "transformers", "onnx", "ray", "starlette", "tokenizers", "openvino"}
 
 

@@ -70,6 +70,15 @@ async def test_run_load_reopens_closed_connections() -> None:
     assert server.connections == len(server.requests)
 
 
+async def test_run_load_sends_a_request_per_connection_in_the_shortest_window() -> None:
+    shortest = LoadPlan(connections=2, seconds=1e-9, warm_up_s=0.0)
+    async with FakeServer().running() as server:
+        chosen = workload(server.target, sample=(0, 1))
+        result = await run_load(server.target, chosen, shortest)
+    assert result.failures == {}
+    assert set(chosen.responses) == {0, 1}
+
+
 async def test_run_load_counts_other_statuses_as_failures() -> None:
     def every_third_fails(n: int, request: object) -> FakeAnswer:
         return FakeAnswer(status=503 if n % 3 == 0 else 200)
