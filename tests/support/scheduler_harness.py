@@ -22,8 +22,9 @@ from deployments.health import WorkerHealth
 from deployments.messages import BeamSearchParams, Chunk, GenerationOptions, SamplingParams, Started
 from deployments.records import StepRecord
 from tests.support.fake_decoder import VOCABULARY, FakeDecoder
-from tests.support.fakes import TIMEOUT_S, ListRecorder, far_deadline
+from tests.support.fakes import ListRecorder, far_deadline
 
+TIMEOUT_S = 240.0  # maximum wait for answers; those of real models take minutes on a busy host
 GREEDY = SamplingParams(temperature=0)
 END = VOCABULARY - 1
 SYSTEM = [n % (VOCABULARY - 1) for n in range(7, 37)]
