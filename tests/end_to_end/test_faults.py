@@ -273,7 +273,7 @@ def test_rolling_update_loses_no_request_and_finishes_streams(
                     reply = http.post(COMPLETIONS, json=noise(3))
                 assert reply.status_code == 200
 
-    clients = ClientCounts(1, 1, 1, long_streams=1, long_tokens=20_000)
+    clients = ClientCounts(1, 1, 1, long_streams=1)
     scene = watch(cluster, fault, lambda: is_settled(cluster, 1), clients)
     require_right(scene.of("long stream"))
     require_right(list(scene.observations))
