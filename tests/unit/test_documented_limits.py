@@ -54,7 +54,7 @@ LIMITS = {
     "generation.md": [
         ("deployments.generation.prefill.MAX_IDLE_PREFILL_S", 2, "at most about 2 s while none"),
         ("deployments.generation.prefill.LAST_CHUNK_TOKENS", 16, "about 16 tokens before"),
-        ("deployments.generation.kv_slots.MIN_SHARED_TOKENS", 64, "if it saves 64 tokens"),
+        ("deployments.generation.kv_slots.MIN_SHARED_TOKENS", 64, "the same 64 tokens or more"),
         (
             "deployments.generation.chat_template.MAX_SOURCE_CHARACTERS",
             100_000,
