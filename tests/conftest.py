@@ -32,10 +32,10 @@ def pytest_collection_finish() -> None:
 def pytest_runtest_protocol(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, object, object]:
-    """Keep what stays out of garbage collection, because each build step collects garbage.
+    """Exclude long-lived objects from garbage collection, because each build step collects garbage.
 
-    That is large imports, and after the last test of a file all that the file has not freed, such
-    as caches of torch. Without the latter, collections took a third of some runs.
+    These are large imports, and what a file of tests has left, such as caches of torch. Late in a
+    run, collections took a third of the time.
     """
     modules = len(sys.modules)
     result = yield

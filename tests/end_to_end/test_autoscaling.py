@@ -8,27 +8,26 @@ from typing import Any
 
 import httpx
 
+from tests.support.cluster_faults import RECOVERY_S
 from tests.support.cluster_load import load
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
 from tests.support.waiting import wait_for
 
-SCALED_S = 180  # maximum wait for a replica that starts or ends
-
 
 def test_encoder_scales_to_two_under_load_and_back(cluster: Cluster) -> None:
-    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, SCALED_S)
+    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, RECOVERY_S)
 
     def are_two() -> bool:
         return len(cluster.replicas("CpuEncoder")) == 2
 
     async def two_have_served() -> None:
-        await asyncio.to_thread(wait_for, are_two, SCALED_S)
+        await asyncio.to_thread(wait_for, are_two, RECOVERY_S)
         await asyncio.sleep(3)
 
     statuses = asyncio.run(load(cluster, clients=24, until=two_have_served()))
     assert set(statuses) == {200}
-    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, SCALED_S)
+    wait_for(lambda: len(cluster.replicas("CpuEncoder")) == 1, RECOVERY_S)
 
 
 def test_encoder_without_requests_ends_and_starts_for_the_next(
@@ -50,6 +49,6 @@ def test_encoder_without_requests_ends_and_starts_for_the_next(
             reply = httpx.post(f"{cluster.url}/models/{EMBEDDER}", json=body, timeout=120)
             assert reply.status_code == 200, reply.text
             assert reply.headers["x-compute-type"] == "gpu-fp16"
-            wait_for(lambda: cluster.replicas("GpuEncoder") == [], SCALED_S)
+            wait_for(lambda: cluster.replicas("GpuEncoder") == [], RECOVERY_S)
     finally:
         cluster.settle(config)

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from cluster.edge.haproxy_config import has_routes
+from tests.support.cluster_faults import RECOVERY_S
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
 from tests.support.waiting import TIMEOUT_S, wait_for
 
 MANAGER = "ray::HAProxyManager"
 ANSWERED_S = 120  # maximum wait for one response
-RECOVERED_S = 180  # maximum wait for a new process, or for several responses
 
 
 class Prober(threading.Thread):
@@ -46,7 +46,7 @@ class Prober(threading.Thread):
     def wait_for_more(self, requests: int = 5) -> None:
         """Wait until this many further requests have ended, the current one included."""
         enough = self.ended + requests
-        wait_for(lambda: self.ended >= enough, RECOVERED_S)
+        wait_for(lambda: self.ended >= enough, RECOVERY_S)
 
     def stop(self) -> Counter[str]:
         self._stopping.set()
@@ -101,7 +101,7 @@ def test_killed_manager_costs_nothing(cluster: Cluster) -> None:
     prober.wait_for_more()
     killed_s = time.time()
     manager.kill()
-    wait_for(lambda: has_routed_since(cluster, killed_s), RECOVERED_S)
+    wait_for(lambda: has_routed_since(cluster, killed_s), RECOVERY_S)
     prober.wait_for_more()
     outcomes = prober.stop()
     assert set(outcomes) == {"200"}
@@ -114,7 +114,7 @@ def test_killed_ingress_costs_no_short_request(cluster: Cluster) -> None:
     prober.wait_for_more()
     victim.kill()
     wait_for(
-        lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), RECOVERED_S
+        lambda: {p.pid for p in cluster.replicas("Ingress")} - {victim.pid} != set(), RECOVERY_S
     )
     prober.wait_for_more()  # there is no other ingress, so the new one answers
     assert set(prober.stop()) == {"200"}

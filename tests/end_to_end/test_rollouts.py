@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 
 from tests.end_to_end.test_edge import Prober
+from tests.support.cluster_faults import RECOVERY_S
 from tests.support.ray_cluster import Cluster
 from tests.support.served_models import EMBEDDER
 from tests.support.waiting import wait_for
@@ -32,7 +33,7 @@ def test_refused_version_leaves_the_old_replicas_serving(
     prober = Prober(cluster)
     try:
         cluster.deploy(pin(config, EMBEDDER, UNKNOWN_VERSION))
-        wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", 300)
+        wait_for(lambda: cluster.status()["status"] == "DEPLOY_FAILED", RECOVERY_S)
         failed = cluster.status()["deployments"].values()
         assert any(UNKNOWN_VERSION in one["message"] for one in failed)
         wait_for(lambda: {name: cluster.replicas(name) for name in names} == before, 60)

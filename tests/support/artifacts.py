@@ -164,9 +164,9 @@ def seal(directory: Path, manifest: ArtifactManifest) -> None:
 
 
 def _write_manifest(directory: Path, manifest: ArtifactManifest) -> None:
-    """Write a manifest. Its exact time orders the versions.
+    """Write a manifest with the exact time of the write, because versions are sorted by it.
 
-    Kernels count time in steps, and would give files of the same few milliseconds the same time.
+    The kernel alone would give files of the same few milliseconds the same time.
     """
     path = directory / MANIFEST_NAME
     path.write_bytes(manifest.to_json())
