@@ -12,8 +12,8 @@ from tests.support import forked_programs
 from tests.support.shared_exports import KEPT_EXPORTS, SharedExports
 from tests.support.source_digests import digest_exporter
 
-# Timeout of a test in seconds. Some tests build models for 200 s on a busy host. Slow hosts take 2.5
-# times as long.
+# Timeout of a test in seconds. Some tests build models for 200 s on a busy host. Slow hosts take
+# 2.5 times as long.
 TIMEOUT_S = 1_200
 
 
