@@ -11,6 +11,7 @@ SAFETENSORS_SUFFIX = ".safetensors"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 GGUF_SUFFIX = ".gguf"
 ONNX_SUFFIX = ".onnx"
+ORIGINAL_HINT = "build from the original safetensors checkpoint"
 # Stems of pickled files that trainers write next to the weights. These files hold no weights.
 _TRAINING_STATE = ("training_args", "optimizer", "scheduler", "scaler", "rng_state")
 
@@ -35,8 +36,7 @@ def unread_weights_error(
     if gguf := _find_first(files, (GGUF_SUFFIX,)):
         return UnsupportedModel(
             f"{where} has GGUF weights only (`{gguf}`); encoders require unquantized weights",
-            hint="build from the original safetensors checkpoint; for a generative model, name the "
-            f"file: `.../{gguf}`",
+            hint=f"{ORIGINAL_HINT}; for a generative model, name the file: `.../{gguf}`",
         )
     return None
 

@@ -16,7 +16,7 @@ from build_artifacts.checkpoints.checkpoint import (
     corrupt_file_error,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.file_formats import GGUF_SUFFIX
+from build_artifacts.checkpoints.file_formats import GGUF_SUFFIX, ORIGINAL_HINT
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import SourceNotFound, UnsupportedModel
 from build_artifacts.sources.hub import Hub
@@ -30,7 +30,6 @@ from deployments.engines.layer_types import read_windows
 _MAGIC = b"GGUF"
 # Tensors with which llama.cpp scales RoPE frequencies, for example of Llama 3.1 and Phi-3.
 _ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-_SAFETENSORS_HINT = "build from the original safetensors checkpoint"
 
 
 def is_gguf(ref: str) -> bool:
@@ -98,17 +97,17 @@ def _write_descriptions(file: Path, into: Path) -> None:
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"`{file.name}` cannot be read: {first_line(exc)}",
-            hint=_SAFETENSORS_HINT,
+            hint=ORIGINAL_HINT,
         ) from exc
     if config.model_type not in NAMES:
         raise UnsupportedModel(
             f"`{file.name}` contains a `{config.model_type}` model, which does not generate text",
-            hint=f"{_SAFETENSORS_HINT}: encoders require unquantized weights",
+            hint=f"{ORIGINAL_HINT}: encoders require unquantized weights",
         )
     if ignored := _find_ignored(header, config):
         raise UnsupportedModel(
             f"`{file.name}` has {ignored}; transformers ignores this in GGUF files",
-            hint=_SAFETENSORS_HINT,
+            hint=ORIGINAL_HINT,
         )
     config.architectures = [NAMES[config.model_type]]
     config.save_pretrained(into)

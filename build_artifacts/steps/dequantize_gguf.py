@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint, copy_without_weights
+from build_artifacts.checkpoints.file_formats import ORIGINAL_HINT
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
@@ -30,7 +31,7 @@ def dequantize_gguf(checkpoint: Checkpoint, into: Path) -> None:
     except Exception as exc:  # the GGUF reader may raise any exception
         raise UnsupportedModel(
             f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
-            hint="build from the original safetensors checkpoint",
+            hint=ORIGINAL_HINT,
         ) from exc
     if missing := sorted(info["missing_keys"]):
         raise UnsupportedModel(

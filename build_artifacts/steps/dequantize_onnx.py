@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from build_artifacts.checkpoints.architectures import config_errors, load_config, read_model_class
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, copy_without_weights
+from build_artifacts.checkpoints.file_formats import ORIGINAL_HINT
 from build_artifacts.checkpoints.models import first_line
 from build_artifacts.errors import UnsupportedModel
 
@@ -25,8 +26,6 @@ WeightArray = NDArray[Any]
 Arrays = Mapping[str, WeightArray]
 Names = Mapping[str, str]
 Node = Any  # an onnx.NodeProto; the library is not typed
-
-_ORIGINAL_HINT = "build from the original safetensors checkpoint"
 
 
 def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> None:
@@ -47,7 +46,7 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> None:
     if not is_class or not issubclass(model_class, transformers.PreTrainedModel):
         raise UnsupportedModel(
             f"transformers has no class `{architecture}`, which config.json names",
-            hint=_ORIGINAL_HINT,
+            hint=ORIGINAL_HINT,
         )
     with config_errors(CONFIG_NAME):
         model = model_class(config)
@@ -58,7 +57,7 @@ def dequantize_onnx(checkpoint: Checkpoint, into: Path) -> None:
     except RuntimeError as exc:
         raise UnsupportedModel(
             f"the weights in `{file.name}` do not fit `{architecture}`: {first_line(exc)}",
-            hint=_ORIGINAL_HINT,
+            hint=ORIGINAL_HINT,
         ) from exc
     absent = set(found.missing_keys)
     # A model without a task head returns embeddings. Its export has no pooler.
@@ -116,7 +115,7 @@ def _node_errors(node: Node) -> Iterator[None]:
         raise UnsupportedModel(
             f"the node `{node.name or node.output[0]}` ({node.op_type}) cannot be read: "
             f"{first_line(exc)}",
-            hint=_ORIGINAL_HINT,
+            hint=ORIGINAL_HINT,
         ) from exc
 
 
