@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import threading
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from subprocess import DEVNULL
 from typing import Any, NamedTuple
 
 import httpx
@@ -33,6 +34,7 @@ POLL_S = 0.01
 # replica as lost after LOST_S of silence. The launcher kills a process that is stopped for half a
 # second. STAND_S is far below both limits, because a busy host lengthens every stop.
 RUN_S, STAND_S = 0.025, 0.2
+ALTERNATE = f'while :; do kill -CONT "$@"; sleep {RUN_S}; kill -STOP "$@"; sleep {STAND_S}; done'
 TOLERANCE = 1e-3  # maximum of 1 - cosine; other texts in the batch affect rounding
 
 
@@ -283,22 +285,17 @@ def has_channels(cluster: Cluster, deployment: str, count: int, clients: int = 1
 def slowed(processes: Iterable[psutil.Process]) -> Iterator[None]:
     """Let the processes run about a tenth of the time within the block.
 
-    So the long streams of a slowed generator are still open at the end of the block.
+    So the long streams of a slowed generator are still open at the end of the block. A shell sends
+    the signals, because a thread of this process may wait for its turn longer than STAND_S.
     """
-    ended = threading.Event()
-
-    def alternate() -> None:
-        while not ended.wait(RUN_S):
-            with stopped(processes):
-                ended.wait(STAND_S)
-
-    thread = threading.Thread(target=alternate)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+    pids = [str(process.pid) for process in processes]
+    with subprocess.Popen(["sh", "-c", ALTERNATE, "sh", *pids], stderr=DEVNULL) as shell:
+        try:
+            yield
+        finally:
+            shell.kill()
+            shell.wait()
+            resume(processes)
 
 
 @contextmanager
@@ -310,6 +307,10 @@ def stopped(processes: Iterable[psutil.Process]) -> Iterator[None]:
                 process.suspend()
         yield
     finally:
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
+        resume(processes)
+
+
+def resume(processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.resume()
