@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +14,10 @@ from deployments.ingress.apis.shared.schema_grammar import (
     read_schema,
 )
 from deployments.messages import Grammar
+from deployments.tasks.inputs import Inputs, Many, NonEmptyText
 
 FORMAT_FIELD = "response_format"
+CHOICES: Inputs[list[str]] = Inputs(Many[NonEmptyText], "a list of texts, none of them empty")
 FORMAT_TYPES = ("text", "json_object", "json_schema", "json", "regex")
 # Keys beside `type` that may have the schema. The first one counts.
 _SCHEMA_KEYS = {
@@ -93,8 +96,13 @@ def _parse_expression(value: Any, path: str) -> Grammar:
     return Grammar("regex", value)
 
 
+def _parse_choices(value: Any, path: str) -> Grammar:
+    """Parse a list of texts, of which the answer is one, into a regular expression."""
+    return Grammar("regex", "|".join(map(re.escape, CHOICES.read(value, path))))
+
+
 def _parse_outputs(value: Any, field: str) -> Grammar | None:
-    """Parse vLLM's `structured_outputs`: `{"json": S}`, `{"regex": ...}`, or options of these."""
+    """Parse vLLM's `structured_outputs`, which has a key of _OUTPUT_PARSERS, or options of them."""
     if not isinstance(value, dict):
         raise InvalidField(f"`{field}` must be an object", field=field)
     given = [key for key, each in value.items() if each is not None and each is not False]
@@ -102,15 +110,16 @@ def _parse_outputs(value: Any, field: str) -> Grammar | None:
         return Grammar("json_object")
     if other := next((key for key in given if key not in _OUTPUT_PARSERS), None):
         path = f"{field}.{other}"
-        instead = "send `json` or `regex`" if other in OTHER_GRAMMARS else "omit it"
+        instead = f"send {_OUTPUT_KEYS}" if other in OTHER_GRAMMARS else "omit it"
         raise InvalidField(f"`{path}` is not supported; {instead}", field=path)
     if len(given) > 1:
-        raise InvalidField(f"`{field}` must have one of `json` and `regex`", field=field)
+        raise InvalidField(f"`{field}` must have one key: {_OUTPUT_KEYS}", field=field)
     return _OUTPUT_PARSERS[given[0]](value[given[0]], f"{field}.{given[0]}") if given else None
 
 
-OTHER_GRAMMARS = ("choice", "grammar", "structural_tag")
-_OUTPUT_PARSERS = {"json": _parse_schema, "regex": _parse_expression}
+OTHER_GRAMMARS = ("grammar", "structural_tag")
+_OUTPUT_PARSERS = {"json": _parse_schema, "regex": _parse_expression, "choice": _parse_choices}
+_OUTPUT_KEYS = "`json`, `regex` or `choice`"
 # Fields with a grammar. `response_format` is OpenAI's, `json_schema` that of llama.cpp and SGLang,
 # `regex` SGLang's. The others are vLLM's.
 _PARSERS: Mapping[str, Callable[[Any, str], Grammar | None]] = {
@@ -119,5 +128,6 @@ _PARSERS: Mapping[str, Callable[[Any, str], Grammar | None]] = {
     "guided_json": _parse_schema,
     "regex": _parse_expression,
     "guided_regex": _parse_expression,
+    "guided_choice": _parse_choices,
     "structured_outputs": _parse_outputs,
 }

@@ -50,7 +50,7 @@ UnsupportedFields = Mapping[str, tuple[Sequence[Any], str]]
 # Fields of other servers that change the text or its parts: of llama.cpp and SGLang, then vLLM's.
 UNSUPPORTED_FIELDS: UnsupportedFields = {
     **dict.fromkeys(
-        ("grammar", "ebnf", "structural_tag", "guided_grammar", "guided_choice"),
+        ("grammar", "ebnf", "structural_tag", "guided_grammar"),
         (("", False), "send `regex` or `json_schema`"),
     ),
     "chat_template": (("", False), "send `messages` that the template of the model renders"),

@@ -59,13 +59,13 @@ class GenerationBody(StreamableBody):
     regex: Annotated[Any, WithJsonSchema(build_schema(str | None))] = None
     guided_json: Any = None
     guided_regex: Any = None
+    guided_choice: Any = None
     structured_outputs: Any = None
     # Fields of other servers that change the text; rejected, unless they have no effect.
     grammar: Any = None
     ebnf: Any = None
     structural_tag: Any = None
     guided_grammar: Any = None
-    guided_choice: Any = None
     chat_template: Any = None
     prompt_logprobs: Any = None
     allowed_token_ids: Any = None

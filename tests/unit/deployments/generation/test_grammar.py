@@ -149,6 +149,7 @@ def test_json_object_grammar_yields_an_object(compiler: GrammarCompiler) -> None
         "a*",
         'slash / and "quotes"\n',
         r"back\\/slash\s[/\d]",
+        "|".join(map(re.escape, ("a b", "n/a (no)", "tab\tline\n", "é#&~-^$.|?", "<|end|>"))),
     ],
 )
 def test_random_allowed_tokens_match_the_regex(pattern: str, compiler: GrammarCompiler) -> None:

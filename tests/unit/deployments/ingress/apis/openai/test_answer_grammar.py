@@ -58,6 +58,8 @@ async def test_response_format_accepts_all_forms(
         ({"guided_json": SCHEMA}, "json_schema", SCHEMA),
         ({"regex": "[ab]+"}, "regex", "[ab]+"),
         ({"guided_regex": "[ab]+", "response_format": {"type": "text"}}, "regex", "[ab]+"),
+        ({"guided_choice": ["yes", "n/a (no)"]}, "regex", r"yes|n/a\ \(no\)"),
+        ({"structured_outputs": {"choice": ["a.b"]}}, "regex", r"a\.b"),
         ({"structured_outputs": {"json": SCHEMA, "regex": None}}, "json_schema", SCHEMA),
         (
             {"structured_outputs": {"regex": "a", "disable_any_whitespace": False}},
