@@ -117,6 +117,19 @@ def host_directory(artifact: Path, fingerprint: str) -> Path:
     return artifact / HOSTS_NAME / fingerprint
 
 
+def make_host_directory(directory: Path) -> None:
+    """Make a directory that `host_directory` has returned.
+
+    Raises ArtifactMissing if the artifact was removed. Otherwise a model that is removed during its
+    tuning would come back as a version without files. Raises OSError on other failures.
+    """
+    try:
+        directory.parent.mkdir(exist_ok=True)
+        directory.mkdir(exist_ok=True)
+    except FileNotFoundError as exc:
+        raise ArtifactMissing("the version was removed from the store") from exc
+
+
 def list_host_files(artifact: Path, pattern: str) -> list[Path]:
     """Return the files that match the glob `pattern` in the directories of all hosts, sorted."""
     return sorted(artifact.glob(f"{HOSTS_NAME}/*/{pattern}"))

@@ -252,14 +252,16 @@ class BuildService:
 
         A later builder resumes the interrupted build. Raises OSError if the builder cannot start.
         """
-        process = await asyncio.to_thread(
-            self._start, self._queue.store, self.settings.max_memory_bytes
+        starting = asyncio.create_task(
+            asyncio.to_thread(self._start, self._queue.store, self.settings.max_memory_bytes)
         )
         try:
+            process = await asyncio.shield(starting)
             while (code := process.poll()) is None:
                 await asyncio.sleep(POLL_S)
         finally:
-            await asyncio.to_thread(_stop, process)
+            # A builder that starts at the moment of the cancellation is stopped too.
+            await asyncio.to_thread(_stop, await starting)
         if code not in (0, BUSY):
             log.warning(
                 "the builder ended with %d; `.builds/builder.log` of the store says why", code

@@ -23,6 +23,9 @@ BURST_MINUTES = 0.1
 CONCURRENCY_RETRY_S = 1.0
 # Weight of the latest request in the moving average that predicts the tokens of the next one.
 ESTIMATE_WEIGHT = 0.1
+# Share of the capacity that a request reserves while no request has ended. So at most about
+# 1 / FIRST_SHARE requests start before the tokens of one are known.
+FIRST_SHARE = 1 / 32
 # ASGI headers: pairs of name and value.
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -70,7 +73,7 @@ class KeyMeter:
         self._in_flight = 0
         self._requests = TokenBucket("requests", clock())
         self._tokens = TokenBucket("tokens", clock())
-        self._expected_tokens = 0.0  # moving average of the tokens per request
+        self._average_tokens: float | None = None  # moving average per request that has ended
 
     def enter(self, replicas: int) -> MeteredRequest:
         """Count a request at its start. Raises RateLimited if the key has reached a limit.
@@ -97,15 +100,22 @@ class KeyMeter:
             raise error
         self._requests.level -= 1
         # Reserve the expected tokens, so that concurrent requests cannot use them too.
-        self._tokens.level -= self._expected_tokens
+        expected = self._expect_tokens()
+        self._tokens.level -= expected
         self._in_flight += 1
-        return MeteredRequest(self, self._expected_tokens, build_headers(limited, replicas))
+        return MeteredRequest(self, expected, build_headers(limited, replicas))
+
+    def _expect_tokens(self) -> float:
+        if self._average_tokens is not None:
+            return self._average_tokens
+        has_limit = self.limits.tokens_per_minute is not None
+        return FIRST_SHARE * self._tokens.capacity if has_limit else 0.0
 
     def use_tokens(self, tokens: int) -> None:
         """Count the tokens of a request that has ended, and update the expected tokens."""
         self._tokens.level -= tokens
-        weight = ESTIMATE_WEIGHT if self._expected_tokens else 1.0
-        self._expected_tokens += weight * (tokens - self._expected_tokens)
+        former = self._average_tokens or tokens
+        self._average_tokens = former + ESTIMATE_WEIGHT * (tokens - former)
 
     def leave(self, expected_tokens: float) -> None:
         self._tokens.level += expected_tokens

@@ -287,11 +287,12 @@ class TokenizerReplica:
     ) -> _SliceResult:
         """Tokenize one slice.
 
-        Run on the event loop if the slice is short and the tokenizers are open and free, else on
-        the thread.
+        Run on the event loop if the slice is short, has no windows and the tokenizers are free,
+        else on the thread. Windows take longer than their number of characters says.
         """
         calls = [part.call for part in parts]
-        is_short = characters <= INLINE_CHARACTERS and tokenizer.is_open_for(calls)
+        has_windows = any(call.windowing is not None for call in calls)
+        is_short = characters <= INLINE_CHARACTERS and not has_windows
         if is_short and self._tokenizers_in_use.acquire(blocking=False):
             try:
                 with self._meter.running():

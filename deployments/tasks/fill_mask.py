@@ -26,6 +26,8 @@ DEFAULT_TOP_K = 5
 MAX_TOKENS_PER_RESPONSE = 1_000_000
 # Seconds of `decode` per prediction, and per token that the prediction repeats.
 _PREDICTION_S, _TOKEN_S = 1e-5, 7e-7
+# Seconds of `decode` per target, and per character of a target.
+_TARGET_S, _CHARACTER_S = 5e-6, 8e-7
 MAX_TARGETS = 1_000
 MAX_TARGET_CHARACTERS = 200
 
@@ -128,7 +130,8 @@ class FillMask(Task):
         top_k = min(options.top_k, len(options.targets) or context.manifest.output_width)
         predictions, tokens = _count_predictions(ids, mask, top_k)
         proposing_s = _PREDICTION_S * predictions + _TOKEN_S * tokens
-        return super().predict_decode_s(context, options) + proposing_s
+        choosing_s = sum(_TARGET_S + _CHARACTER_S * len(target) for target in options.targets)
+        return super().predict_decode_s(context, options) + proposing_s + choosing_s
 
 
 def _select_choices(

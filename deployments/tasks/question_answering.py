@@ -224,8 +224,9 @@ def build_question_windowing(
             f"`parameters.doc_stride` is {stride}; the maximum is `max_seq_len`, {tokens}",
             field="parameters.doc_stride",
         )
-    # By default a question takes at most half of a window, so that some context fits.
-    question = params.max_question_len or min(_QUESTION_TOKENS, max(tokens // 2, 1))
+    # A question takes at most half of a window. With less space for the context, a short text would
+    # need a thousand windows.
+    question = min(params.max_question_len or _QUESTION_TOKENS, max(tokens // 2, 1))
     return Windowing(tokens=tokens, stride=stride, first_tokens=question)
 
 

@@ -74,10 +74,6 @@ class CachingTokenizer:
         """The numbers of look-ups and of hits so far, of all tokenizers that share the cache."""
         return self._cache.lookups, self._cache.hits
 
-    def is_open_for(self, calls: Sequence[Call]) -> bool:
-        """Return whether `tokenize` starts at once. Else it reads a file first, for up to 1 s."""
-        return self._windowing is not None or all(call.windowing is None for call in calls)
-
     def tokenize(self, calls: Sequence[Call]) -> list[TokenizedTexts | ServeError]:
         """Tokenize every text of every call, special tokens included.
 

@@ -11,7 +11,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
-from deployments.artifacts.store import host_directory
+from deployments.artifacts.store import host_directory, make_host_directory
 from deployments.artifacts.types import Device, Precision
 from deployments.config import EncoderSettings
 from deployments.engines.base import GraphSpec
@@ -129,9 +129,12 @@ class CostTable(_Frozen):
 
 
 def write_costs(artifact: Path, table: CostTable) -> Path:
-    """Write `table` to the artifact's directory. Return the path. Raises OSError on failure."""
+    """Write `table` to the artifact's directory. Return the path.
+
+    Raises ArtifactMissing if the artifact was removed, and OSError on other failures.
+    """
     path = costs_path(artifact, table.host, table.threads)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_host_directory(path.parent)
     write_atomically(path, table.to_json())
     return path
 

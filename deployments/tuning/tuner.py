@@ -13,6 +13,7 @@ from typing import Self
 
 from deployments.artifacts.locks import exclusive_lock, is_locked, try_exclusive_lock
 from deployments.artifacts.manifest import REFERENCE_NAME
+from deployments.artifacts.store import make_host_directory
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
@@ -332,7 +333,7 @@ def _locked(path: Path, *, wait: bool) -> Iterator[bool]:
     def report(holder: str) -> None:
         log.info("waiting for the tuning by %s", holder or "another process")
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_host_directory(path.parent)
     if not wait:
         with try_exclusive_lock(path) as is_acquired:
             yield is_acquired

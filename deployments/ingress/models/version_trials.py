@@ -128,7 +128,8 @@ class VersionTrials:
         try:
             await asyncio.to_thread(self._registry.refuse, model, error.message)
         except ServeError as exc:
+            # Such as on a read-only store. Then this process alone refuses the version.
             log.warning("the refusal of %s is not recorded: %s", model.ref.name, exc.message)
-            return False
+            return self._avoid(model, error)
         self._registry.follow_plan()
         return True

@@ -254,8 +254,17 @@ def _error_fields(error: ServeError) -> ErrorFields:
     """Return an error as data. The error loses its traceback, because it is answered now."""
     forget_frames(error)
     plain = (str, int, float, NoneType)
-    state = {name: value for name, value in vars(error).items() if isinstance(value, plain)}
+    state = {
+        name: _replace_surrogates(value) if isinstance(value, str) else value
+        for name, value in vars(error).items()
+        if isinstance(value, plain)
+    }
     return ErrorFields(type(error).__name__, state)
+
+
+def _replace_surrogates(text: str) -> str:
+    """Replace what UTF-8 cannot encode, such as invalid bytes in the name of a file."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _decode_item_error(errors: Errors, index: int) -> ServeError:

@@ -248,9 +248,9 @@ class ReplicaConnections:
         If a replica is lost after the first event, a repeatable stream starts again on another
         replica and may repeat events. Any other stream raises EngineFailed.
         """
-        has_started = False
         tries = _Tries(self._name)
         while True:
+            has_started = False
             connection, backlog = await self._choose(request, tries.refused)
             try:
                 async with aclosing(connection.stream(request._replace(backlog=backlog))) as events:

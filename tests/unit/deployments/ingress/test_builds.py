@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -271,17 +272,41 @@ async def test_model_that_was_removed_is_built_again(
     assert builder.builds == ["acme/other"] * 2
 
 
+def run_until_interrupted(_store: Path, claim: BuildClaim) -> None:
+    end_s = time.monotonic() + TIMEOUT_S
+    while claim.record.is_running and time.monotonic() < end_s:
+        time.sleep(0.005)
+    raise Killed
+
+
+async def test_builder_that_starts_when_the_server_stops_is_stopped(tmp_path: Path) -> None:
+    is_starting, may_start = threading.Event(), threading.Event()
+    builder = FakeBuilder(run_until_interrupted)
+
+    def start(store: Path, max_memory_bytes: int) -> Any:
+        is_starting.set()
+        assert may_start.wait(TIMEOUT_S)
+        return builder(store, max_memory_bytes)
+
+    BuildQueue(tmp_path).submit(MODEL, "demo")
+    service = builds.BuildService(BuildQueue(tmp_path), lambda _id: False, start)
+    async with asyncio.timeout(TIMEOUT_S), service.running():
+        await wait_until(is_starting.is_set)
+        asyncio.get_running_loop().call_later(0.01, may_start.set)
+    assert builder.starts == 1
+    record = BuildQueue(tmp_path).read(MODEL)
+    assert record is not None
+    assert record.state is BuildState.QUEUED
+
+
 async def test_builder_stops_with_the_server_and_its_build_survives_restarts(
     tmp_path: Path,
 ) -> None:
     started = threading.Event()
 
-    def work(_store: Path, claim: BuildClaim) -> None:
+    def work(store: Path, claim: BuildClaim) -> None:
         started.set()
-        end_s = time.monotonic() + 10
-        while claim.record.is_running and time.monotonic() < end_s:
-            time.sleep(0.005)
-        raise Killed
+        run_until_interrupted(store, claim)
 
     BuildQueue(tmp_path).submit(MODEL, "demo")
     for _ in range(MAX_CRASHES + 1):

@@ -129,6 +129,17 @@ def test_expected_tokens_are_reserved_for_requests_in_flight() -> None:
     meter.enter(1)
 
 
+def test_first_requests_reserve_tokens_before_any_usage_is_known() -> None:
+    meter = KeyMeter("alice", KeyLimits(tokens_per_minute=600), FakeClock())
+    requests = [meter.enter(1) for _ in range(32)]
+    with pytest.raises(RateLimited, match="tokens"):
+        meter.enter(1)
+    for metered in requests:
+        metered.release()
+    meter.use_tokens(1)
+    meter.enter(1)
+
+
 def test_headers_give_limits_as_openai_does() -> None:
     meter = KeyMeter(
         "alice", KeyLimits(requests_per_minute=600, tokens_per_minute=6_000), FakeClock()
@@ -138,8 +149,8 @@ def test_headers_give_limits_as_openai_does() -> None:
         b"x-ratelimit-remaining-requests": b"59",
         b"x-ratelimit-reset-requests": b"100ms",
         b"x-ratelimit-limit-tokens": b"6000",
-        b"x-ratelimit-remaining-tokens": b"600",
-        b"x-ratelimit-reset-tokens": b"0ms",
+        b"x-ratelimit-remaining-tokens": b"581",  # a share is reserved for this request
+        b"x-ratelimit-reset-tokens": b"188ms",
     }
 
 
@@ -154,8 +165,8 @@ def test_every_refusal_names_all_limits() -> None:
         "x-ratelimit-remaining-requests": "59",
         "x-ratelimit-reset-requests": "100ms",
         "x-ratelimit-limit-tokens": "6000",
-        "x-ratelimit-remaining-tokens": "600",
-        "x-ratelimit-reset-tokens": "0ms",
+        "x-ratelimit-remaining-tokens": "581",
+        "x-ratelimit-reset-tokens": "188ms",
         "retry-after-ms": "1000",
     }
     meter.use_tokens(660)

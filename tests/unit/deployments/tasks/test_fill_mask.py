@@ -121,6 +121,8 @@ def test_many_predictions_of_one_mask_are_predicted_to_take_long(
 
     assert predict_s(5) < INLINE_DECODE_S < 0.3 < predict_s(30_000)
     assert predict_s(30_000, targets=["food"]) < INLINE_DECODE_S
+    # Each target is tokenized.
+    assert predict_s(5, targets=[f"{n} " + "food " * 30 for n in range(500)]) > INLINE_DECODE_S
 
 
 def test_proposal_has_score_token_and_filled_text(

@@ -10,7 +10,11 @@ from deployments.artifacts.types import TaskName
 from deployments.errors import EmptyInput, InvalidField, ServeError, UnknownParameter
 from deployments.messages import Windowing
 from deployments.tasks import TASKS, find_tasks
-from deployments.tasks.question_answering import QuestionAnswering, build_question_windowing
+from deployments.tasks.question_answering import (
+    QuestionAnswering,
+    QuestionParameters,
+    build_question_windowing,
+)
 from tests.support.artifacts import tiny_manifest
 from tests.unit.deployments.tasks.test_question_answering import MANIFEST, REQUEST
 
@@ -22,13 +26,17 @@ def test_defaults_are_those_of_transformers() -> None:
     assert parsed.options.span_options == (1, 15, False, True)
     assert build_question_windowing(512) == Windowing(tokens=384, stride=128, first_tokens=64)
     assert build_question_windowing(200) == Windowing(tokens=200, stride=100, first_tokens=64)
-    # Without `max_question_len`, a question takes at most half of a short window.
+    # A question takes at most half of a short window.
     assert build_question_windowing(64) == Windowing(tokens=64, stride=32, first_tokens=32)
 
 
 def test_windowing_follows_parameters_up_to_the_model_maximum() -> None:
     sent = {"max_seq_len": 40, "doc_stride": 0, "max_question_len": 7}
     assert TASK.parse(REQUEST, sent, MANIFEST).windowing == Windowing(40, 0, 7)
+    # A question of 40 tokens would leave no space for the context.
+    assert build_question_windowing(
+        100, QuestionParameters(max_seq_len=40, max_question_len=40)
+    ) == Windowing(tokens=40, stride=20, first_tokens=20)
     longest = TASK.parse(REQUEST, {"max_seq_len": 1_000}, MANIFEST).windowing
     assert longest == build_question_windowing(MANIFEST.max_tokens)
 

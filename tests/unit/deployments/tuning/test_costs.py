@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import GraphSpec
+from deployments.errors import ArtifactMissing
 from deployments.tuning.costs import CostTable, TuningTarget, Variant, read_costs, write_costs
 from tests.support.cost_tables import variant
 from tests.support.tuning_artifacts import seal_tunable, write_table
@@ -166,6 +168,16 @@ def test_failed_write_leaves_no_temporary_file(target: TuningTarget) -> None:
     with pytest.raises(OSError, match=r"cpu-1\.json"):
         write_costs(target.artifact, table)
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_table_does_not_bring_a_removed_version_back(target: TuningTarget) -> None:
+    path = write_table(target, {"1x16": "plain"})
+    table = read_costs(target)
+    assert table is not None
+    shutil.rmtree(target.artifact)
+    with pytest.raises(ArtifactMissing, match="removed"):
+        write_costs(target.artifact, table)
+    assert not path.parents[2].exists()
 
 
 def test_variant_options_override_the_sealed_options(target: TuningTarget) -> None:

@@ -15,6 +15,7 @@ from deployments.errors import (
     HardwareUnavailable,
     RequirementMissing,
     ServeError,
+    StoreNotWritable,
 )
 from deployments.health import MIN_QUARANTINE_S
 from deployments.ingress.models import version_trials
@@ -92,6 +93,24 @@ async def test_trial_refuses_only_the_files_that_it_loaded(
     trials = VersionTrials(registry, load)
     await trials.is_refused_after_trial(EMBEDDER, registry.find(EMBEDDER))
     assert not read_plan(tmp_path).find(EMBEDDER).refused
+
+
+async def test_version_is_avoided_where_its_refusal_cannot_be_recorded(
+    registry: ModelRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a read-only store. Otherwise each request would repeat the trial, and fail."""
+
+    async def load(_model: RegisteredModel) -> None:
+        raise DigestMismatch("the graph is damaged")
+
+    def refuse(_model: RegisteredModel, _reason: str) -> None:
+        raise StoreNotWritable("the store is read-only")
+
+    monkeypatch.setattr(version_trials, "RETRY_S", 0)
+    monkeypatch.setattr(registry, "refuse", refuse)
+    trials = VersionTrials(registry, load)
+    assert await trials.is_refused_after_trial(EMBEDDER, registry.find(EMBEDDER))
+    assert registry.find(EMBEDDER).ref.version == OLD
 
 
 async def test_second_attempt_comes_after_replicas_have_forgotten_the_first(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 from typing import Any
 
@@ -191,6 +192,11 @@ def test_errors_keep_kind_and_fields(kind: type[ServeError]) -> None:
     assert type(decoded) is kind
     assert vars(decoded) == vars(error)
     assert str(decoded) == "message"
+
+
+def test_error_with_the_name_of_a_file_that_is_no_utf8_is_encoded() -> None:
+    error = errors.EngineFailed(os.fsdecode(b"cannot read caf\xe9.onnx"))
+    assert codec.decode_error(codec.encode_error(error)).message == "cannot read caf?.onnx"
 
 
 def test_an_error_of_an_unknown_kind_is_a_serve_error() -> None:

@@ -28,7 +28,7 @@ from deployments.transports.channel.replica_connections import (
 from deployments.transports.channel.server import ChannelServer, Reply, Service
 from deployments.transports.channel.services import encoder_service
 from tests.support.channel_replicas import KEY, FakeEncoder, FakeTokenizer, Fallback, build_call
-from tests.support.channels import NODE, send, until
+from tests.support.channels import NODE, call, send, until
 from tests.support.fakes import TIMEOUT_S, collect_outcomes
 
 FULL = Overloaded("the queue is full")
@@ -221,6 +221,36 @@ async def test_micro_batch_goes_to_another_encoder_if_all_its_calls_are_refused(
     assert [encoder.batches for encoder in encoders] == [1, batches]
     answered = [isinstance(outcome, CallResult) for outcome in outcomes]
     assert answered == [refused == 2, True], "a call that was answered is not computed again"
+
+
+async def test_repeated_stream_that_is_refused_goes_to_a_third_replica() -> None:
+    events: list[bytes] = []
+    asked: list[ChannelServer] = []
+
+    def make_server() -> ChannelServer:
+        async def stream(
+            _message: memoryview, _deadline_s: float
+        ) -> AsyncGenerator[bytes | Reply, None]:
+            asked.append(server)
+            if len(asked) == 1:
+                yield b"first"
+                await until(lambda: events == [b"first"])
+                for connection in tuple(server.connections):
+                    connection.abort()
+                await asyncio.Event().wait()
+            if len(asked) == 2:
+                raise FULL
+            yield b"all"
+
+        server = ChannelServer(Service({}, {Method.STREAM: stream}, MAX_U32))
+        return server
+
+    async with pool_over(*(make_server() for _ in range(3))) as pool:
+        request = call(b"", method=Method.STREAM)._replace(is_repeatable=True)
+        async for event in pool.stream(request):
+            events.append(bytes(event))
+    assert events[:2] == [b"first", b"all"]
+    assert len(set(asked)) == 3
 
 
 class OverloadedEncoder(FakeEncoder):
