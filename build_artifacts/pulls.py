@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from build_artifacts.progress import BuildProgress, BuildStep
 from build_artifacts.sources.hub import Hub
 from deployments.builds.queue import BuildClaim, BuildQueue
 from deployments.builds.record import ENDS, BuildRecord, BuildState
-from deployments.errors import ServeError
+from deployments.errors import ServeError, StoreNotWritable
 
 POLL_S = 0.5  # time between two reads of a record that another process writes
 # Build state by step name. All other steps belong to the state `building`.
@@ -57,8 +57,8 @@ def drain(queue: BuildQueue, stream: TextIO) -> int | None:
     """Run all waiting builds in order, and print the reasons of failures.
 
     Return the number of failed builds; None if another process already runs the waiting builds. A
-    ServeError ends one build only. Any other exception is raised at once, and the waiting builds
-    stay in the queue.
+    ServeError ends one build only. StoreNotWritable and other exceptions are raised at once, and
+    the waiting builds stay in the queue.
     """
     failed = 0
     with queue.drain_lock() as free:
@@ -66,8 +66,12 @@ def drain(queue: BuildQueue, stream: TextIO) -> int | None:
             return None
         while waiting := [one for one in queue.pending() if not one.is_running]:
             model_id = waiting[0].id
-            with suppress(ServeError):  # the record has the reason
+            try:
                 pull(queue, model_id, stream)
+            except StoreNotWritable:  # the build stays queued; at once, it would fail again
+                raise
+            except ServeError:  # the record has the reason
+                pass
             record = queue.read(model_id)
             if record is not None and record.state is BuildState.FAILED:
                 print(f"error: {model_id} is not built: {record.reason}", file=stream, flush=True)

@@ -99,12 +99,14 @@ class CollectCommand:
         _add_common(parser)
 
     def run(self, arguments: argparse.Namespace) -> int:
+        check_store_exists(arguments.store)
         models = _list_configured(find_config(arguments.config))
         keep = [*arguments.keep, *_list_versions(models)]
         found = garbage.find_garbage(arguments.store, keep, dict(models))
         if not arguments.json:
-            print(garbage.describe(found))
-        elif found.items and not arguments.yes:
+            print(garbage.describe(found), flush=True)
+        is_hidden = arguments.json or not sys.stdout.isatty()
+        if found.items and not arguments.yes and is_hidden:
             print(garbage.describe(found), file=sys.stderr)  # the user confirms this list
         removed: tuple[garbage.GarbageItem, ...] = ()
         if found.items and (arguments.yes or _is_confirmed()):

@@ -9,6 +9,7 @@ reader never sees a partial change. A Kubernetes secret mounted as a file works 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,8 +30,8 @@ class KeyFile(KeyRecord):
     @classmethod
     def _check_unique(cls, keys: tuple[ApiKey, ...]) -> tuple[ApiKey, ...]:
         for kind in ("id", "name"):
-            values = [getattr(key, kind) for key in keys]
-            if repeated := {value for value in values if values.count(value) > 1}:
+            counts = Counter(getattr(key, kind) for key in keys)
+            if repeated := {value for value, count in counts.items() if count > 1}:
                 raise ValueError(f"two keys have the {kind} `{min(repeated)}`")
         return keys
 

@@ -31,6 +31,7 @@ from deployments.host.machine import advise_install
 
 OK, FAILED, UNUSABLE_CONFIG, INTERRUPTED = 0, 1, os.EX_CONFIG, 130
 STDOUT = 1  # file descriptor
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 # Packages of this project. Any other module that is missing belongs to a pip extra.
 OWN_PACKAGES = ("hundredfold", "deployments", "build_artifacts", "cluster", "benchmarks")
@@ -116,26 +117,14 @@ class Program:
         except ServeError as error:
             return print_error(error.message, error.hint if isinstance(error, HintedError) else "")
         except ModuleNotFoundError as error:
-            if spec is None or (error.name or "").partition(".")[0] in OWN_PACKAGES:
+            if spec is None or _is_own(error):
                 raise
             hint = advise_install(spec.extra) if spec.extra else ""
             return print_error(f"`{error.name}` is not installed", hint)
         except KeyboardInterrupt:
             return print_error("interrupted", code=INTERRUPTED)
-        except BrokenPipeError:
-            if _has_reader(STDOUT):
-                raise
-            # Python flushes stdout again when it exits. Without a reader, that would fail too.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
-            return FAILED
         except OSError as error:
-            if error.errno != errno.EMFILE:
-                raise
-            limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-            return print_error(
-                f"this process may have {limit} open files, and needs more",
-                "raise the limit: `ulimit -n 65536`, or `--ulimit nofile=65536` of the container",
-            )
+            return _report_system_error(error)
 
     def build_parser(self, loaded: Iterable[CommandSpec] | None = None) -> argparse.ArgumentParser:
         """Return the argparse tree, with the arguments of the `loaded` commands (None: all)."""
@@ -158,6 +147,10 @@ class Program:
             from deployments.config import default_store  # late: most commands need no pydantic
 
             arguments.store = default_store()
+
+
+def _is_own(error: ModuleNotFoundError) -> bool:
+    return (error.name or "").partition(".")[0] in OWN_PACKAGES
 
 
 def _load(target: str) -> Any:
@@ -190,6 +183,29 @@ def _has_reader(descriptor: int) -> bool:
     return not any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+def _report_system_error(error: OSError) -> int:
+    """Print what the user can do about the error; return the exit code. Raise an unknown error."""
+    if isinstance(error, BrokenPipeError) and not _has_reader(STDOUT):
+        _discard_stdout()
+        return FAILED
+    if error.errno in DISK_ERRORS:
+        _discard_stdout()
+        place = "" if error.filename is None else f" `{error.filename}`"
+        return print_error(f"cannot write{place}: {error.strerror}")
+    if error.errno == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return print_error(
+            f"this process may have {limit} open files, and needs more",
+            "raise the limit: `ulimit -n 65536`, or `--ulimit nofile=65536` of the container",
+        )
+    raise error
+
+
+def _discard_stdout() -> None:
+    """Discard what stdout has not written. Python flushes it at exit, which would fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+
+
 def print_error(message: str, hint: str = "", *, code: int = FAILED) -> int:
     """Print `error:` and `hint:` to stderr; return the exit code."""
     print(f"error: {message}" + (f"\n\nhint: {hint}" if hint else ""), file=sys.stderr)
@@ -209,10 +225,23 @@ def _add_commands(
         )
         if isinstance(node, CommandGroup):
             _add_commands(child, node.commands, loaded)
-        elif loaded is None or node in loaded:
+        elif loaded is None:
+            with _missing_extras():
+                node.load().add_arguments(child)
+        elif node in loaded:
             command = node.load()
             command.add_arguments(child)
             child.set_defaults(run_command=command.run, command_parser=child)
+
+
+@contextmanager
+def _missing_extras() -> Iterator[None]:
+    """Ignore that a module of another project is missing: its command has no arguments then."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if _is_own(error):
+            raise
 
 
 def _find_command(tree: Tree, argv: Sequence[str]) -> CommandSpec | None:

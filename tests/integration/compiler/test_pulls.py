@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import find_artifact
 from deployments.builds.queue import DRAIN_LOCK_NAME, MAX_CRASHES, BuildQueue
 from deployments.builds.record import BuildState
-from deployments.errors import EngineFailed
+from deployments.errors import EngineFailed, StoreNotWritable
 from tests.support.tiny_encoders import tiny_checkpoint
 from tests.support.waiting import wait_for
 
@@ -60,6 +61,23 @@ def test_drain_builds_what_waits_and_records_failures(tmp_path: Path, source: Pa
         file.stat().st_size for file in source.rglob("*") if file.is_file()
     )
     assert {state.value for state in durations.seconds} == {"pulling", "building", "verifying"}
+
+
+def test_builder_ends_if_it_cannot_write_the_record_of_a_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk. The server starts the next builder after a pause."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    queue = BuildQueue(tmp_path / "store")
+    queue.submit("acme/mortal", "demo")
+    monkeypatch.setattr("deployments.builds.queue.write_atomically", refuse)
+    with pytest.raises(StoreNotWritable, match="No space left"):
+        drain(queue, io.StringIO())
+    (waiting,) = queue.pending()
+    assert waiting.state is BuildState.QUEUED
 
 
 class LocalHub:

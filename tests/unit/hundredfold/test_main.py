@@ -16,7 +16,7 @@ import pytest
 from cluster.__main__ import COMMANDS
 from deployments.errors import ServeError
 from deployments.host.machine import advise_install
-from deployments.terminal.command_line import CommandGroup, CommandSpec, Program, Tree
+from deployments.terminal.command_line import Command, CommandGroup, CommandSpec, Program, Tree
 from deployments.terminal.console import add_store_option
 from hundredfold.__main__ import build_program, main
 from tests.support.no_home import remove_home
@@ -223,6 +223,22 @@ def test_completion_knows_the_subcommands(shell: str, capsys: pytest.CaptureFixt
     assert "--search-seconds" in script
 
 
+def test_completion_needs_no_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command whose extra is not installed is completed without its options."""
+
+    def load(spec: CommandSpec) -> Command:
+        if spec.extra:
+            raise ModuleNotFoundError(name="playwright")
+        return load_command(spec)
+
+    load_command = CommandSpec.load
+    monkeypatch.setattr(CommandSpec, "load", load)
+    assert main(["completion", "bash"]) == 0
+    assert "verify" in capsys.readouterr().out
+
+
 COMPLETION = (sys.executable, "-m", "hundredfold", "completion", "bash")
 
 
@@ -233,3 +249,10 @@ def test_reader_that_has_gone_gets_no_traceback() -> None:
         command.stdout.close()
         assert command.stderr.read() == b""
     assert command.returncode == 1
+
+
+def test_full_disk_behind_stdout_is_named_once() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(COMPLETION, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert done.returncode == 1
+    assert done.stderr == b"error: cannot write: No space left on device\n"

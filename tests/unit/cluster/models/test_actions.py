@@ -205,15 +205,27 @@ def test_gc_json_lists_items_with_their_removal(
     assert OLD not in list_sealed(store)
 
 
-def test_gc_json_lists_on_stderr_what_it_asks_about(
-    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_gc_lists_on_stderr_what_it_asks_about_unless_stdout_is_a_terminal(
+    options: list[str],
+    store: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seal_tiny_version(store, MODEL, LATER)
     monkeypatch.setattr(sys, "stdin", FakeTerminal("n\n"))
-    assert run(store, "gc", "--json") == 0
+    assert run(store, "gc", *options) == 0
     captured = capsys.readouterr()
     listed, _, question = captured.err.partition("1 to remove")
     assert f"{MODEL}@{OLD}" in listed
     assert "remove them? [y/N]" in question
-    (item,) = json.loads(captured.out)
-    assert item["is_removed"] is False
+    if options:
+        (item,) = json.loads(captured.out)
+        assert item["is_removed"] is False
+
+
+def test_gc_rejects_a_store_that_does_not_exist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tmp_path / "none", "gc", "--yes") == 1
+    assert "none" in capsys.readouterr().err

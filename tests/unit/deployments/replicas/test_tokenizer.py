@@ -194,11 +194,9 @@ async def test_short_batch_is_tokenized_on_the_event_loop(make_replica, tiny_sto
     replica = make_replica(recorder)
     await replica.tokenize_batch(batch(tiny_store, call("night")))
     await replica.tokenize_batch(batch(tiny_store, call(LONG, truncate=True)))
-    windows = call("night")._replace(windowing=Windowing(stride=1))
-    await replica.tokenize_batch(batch(tiny_store, windows))
+    await replica.tokenize_batch(batch(tiny_store, call("a")._replace(windowing=Windowing())))
     assert recorder.recorded[0] == threading.main_thread().name
-    assert recorder.recorded[1].startswith("tokenizer")
-    assert recorder.recorded[2].startswith("tokenizer"), "windows may be much longer than the text"
+    assert all(name.startswith("tokenizer") for name in recorder.recorded[1:])
 
 
 async def test_tokenizer_of_windows_is_opened_on_the_thread(
