@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Route, expect
 
 from deployments.builds.queue import BuildClaim
 from deployments.builds.record import BuildState
@@ -121,9 +121,18 @@ def test_model_is_loaded_and_unloaded(operator: Visitor) -> None:
     operator.snap("model-loaded")
     card.get_by_role("button", name="unload").click()
     expect(memory).to_contain_text("not loaded")
+    page.route(f"**/models/{EMBEDDER}/versions", give_small_share)
     card.get_by_text("Versions").click()
     expect(page.locator(".versions li")).to_have_count(2)
+    expect(page.locator(".versions li").first).to_contain_text(" 0.4 % of the requests")
     expect(page.locator(".versions li").first).to_contain_text(re.compile(r"\d [kM]?B,"))
+
+
+def give_small_share(route: Route) -> None:
+    reply = route.fetch()
+    body = reply.json()
+    body["versions"][0]["percent"] = 0.4
+    route.fulfill(response=reply, json=body)
 
 
 def test_key_that_only_uses_models_chooses_versions_and_manages_nothing(
@@ -145,6 +154,7 @@ def test_key_that_only_uses_models_chooses_versions_and_manages_nothing(
         expect(page.locator("#code-panel")).to_contain_text(f"/models/{EMBEDDER}@{name}")
         visitor.run()
         expect(page.locator("svg.map").first).to_be_visible()
+        expect(page.locator(".facts")).to_contain_text(f"Version {name}")
         page = visitor.open("models")
         expect(page.locator("main")).to_contain_text("it needs the scope admin")
         expect(page.get_by_role("button", name="unload")).to_have_count(0)

@@ -193,6 +193,31 @@ def test_long_wait_is_explained(chat: Page, visitor: Visitor, generator: Scripte
     expect(chat.get_by_label("Message")).to_have_value("Hello")
 
 
+def test_long_answer_is_no_wait(chat: Page, generator: ScriptedGenerator) -> None:
+    generator.chunks = [CHUNKS[0]]  # without the last chunk, so that the stream stays open
+    chat.clock.install()
+    hung = generator.hung
+    send(chat)
+    wait_for_server(lambda: generator.hung > hung)
+    chat.clock.run_for(5_000)
+    expect(chat.locator(".by-model")).to_have_text(" a")
+    expect(chat.locator(".clock").first).to_have_text("5.00 s")
+    expect(chat.locator(".waiting")).to_have_count(0)
+
+
+def test_enter_sends_no_option_that_cannot_be_read(
+    chat: Page, generator: ScriptedGenerator
+) -> None:
+    calls = len(generator.calls)
+    temperature = chat.get_by_label("Temperature")
+    temperature.fill("")
+    temperature.press_sequentially("1e")  # the browser gives an empty value to the page
+    chat.get_by_label("Message").fill("Hello")
+    chat.get_by_label("Message").press("Enter")
+    expect(temperature).to_be_focused()
+    assert len(generator.calls) == calls
+
+
 def test_error_within_a_stream_keeps_the_text_before(
     chat: Page, visitor: Visitor, generator: ScriptedGenerator
 ) -> None:

@@ -95,7 +95,7 @@ function readCost(headers, elapsed) {
     compute: headers.get("x-compute-type"),
     fallback: headers.get("x-compute-fallback"),
     warning: headers.get("x-hf-warning"),
-    revision: headers.get("x-sha"),
+    version: headers.get("x-sha"),
     tokens: tokens === null ? null : Number(tokens),
   };
 }

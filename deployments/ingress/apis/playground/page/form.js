@@ -35,7 +35,7 @@ export class Form {
           const inText = entersRun && event.target.name === "text" && !event.shiftKey;
           if (event.key === "Enter" && (event.ctrlKey || event.metaKey || inText) && !event.isComposing) {
             event.preventDefault();
-            run();
+            event.currentTarget.requestSubmit(); // as the button does, with validation
           }
         },
         onsubmit: (event) => {

@@ -2,7 +2,7 @@
 // has its route. If the API key does not permit the route, the part shows a message.
 
 import { explain, get, request, stream } from "./api.js";
-import { announce, bar, bytes, el, fillBar, percent } from "./dom.js";
+import { announce, bar, bytes, el, fillBar } from "./dom.js";
 import { labeled } from "./picker.js";
 
 export const ROUTES = {
@@ -152,7 +152,7 @@ export async function showVersions(model, place) {
             {},
             el("code", {}, version),
             aliases.map((alias) => el("span", { class: "chip" }, alias)),
-            el("span", { class: "note" }, `${bytes(size)}, ${percent(share / 100, 0)} of the requests without a version`),
+            el("span", { class: "note" }, `${bytes(size)}, ${Number(share.toFixed(3))} % of the requests without a version`),
             reason && el("span", { class: "problem" }, reason),
             width,
           );

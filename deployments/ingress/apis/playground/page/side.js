@@ -36,6 +36,7 @@ class Side {
   /** Await `work()` and show the elapsed time. After LONG_WAIT_MS also show a message. */
   async timed(work) {
     const startedAt = performance.now();
+    this.hasBegun = false;
     this.node.setAttribute("aria-busy", "true");
     if (this.node.getBoundingClientRect().top > innerHeight - 80) this.node.scrollIntoView();
     const timer = setInterval(() => {
@@ -52,8 +53,15 @@ class Side {
     }
   }
 
+  /** Called for each word of a stream. After the first one, nothing waits any more. */
+  begin() {
+    if (this.hasBegun) return;
+    this.hasBegun = true;
+    this.cost.replaceChildren();
+  }
+
   showWaiting() {
-    if (this.cost.querySelector(".waiting")) return;
+    if (this.hasBegun || this.cost.querySelector(".waiting")) return;
     const text = "Still waiting. A model that starts, or a full queue, takes some seconds.";
     this.cost.replaceChildren(el("p", { class: "note waiting" }, text));
     announce(text);
@@ -154,12 +162,14 @@ export class ChatSide extends Side {
     const reasoningWriter = new PacedWriter(thought, this.output);
     // The reasoning is open until the text begins, because an answer may end before.
     const onreasoning = (piece) => {
+      this.begin();
       if (reasoning.hidden) reasoning.open = true;
       reasoning.hidden = false;
       reasoningWriter.add(piece);
     };
     let hasText = false;
     const ontext = (piece) => {
+      this.begin();
       if (!hasText) reasoning.open = false;
       hasText = true;
       writer.add(piece);
