@@ -249,6 +249,18 @@ def test_task_of_the_address_is_opened_once_a_model_can_do_it(visitor: Visitor) 
     expect(page.get_by_role("textbox", name="Message")).to_be_visible()
 
 
+def test_models_that_came_meanwhile_are_shown_in_the_next_view(visitor: Visitor) -> None:
+    page = visitor.page
+    page.route(MODEL_LIST, lambda route: route.fulfill(json={"object": "list", "data": []}))
+    visitor.open("play")
+    expect(page.get_by_role("heading", name="No model yet")).to_be_visible()
+    page.unroute_all()
+    page.get_by_role("link", name="Models").click()
+    expect(page.locator("article", has_text=EMBEDDER)).to_be_visible()
+    page.get_by_role("link", name="Playground").click()
+    expect(page.locator("#tasks a").first).to_be_visible()
+
+
 def test_page_works_below_a_prefix(browser: Browser, server: HttpServer) -> None:
     """Playwright's route acts as a proxy that removes the prefix. Other requests fail the test."""
     prefix = f"{server.url}/below/it"

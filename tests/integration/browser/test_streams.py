@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -203,6 +204,12 @@ def test_long_answer_is_no_wait(chat: Page, generator: ScriptedGenerator) -> Non
     expect(chat.locator(".by-model")).to_have_text(" a")
     expect(chat.locator(".clock").first).to_have_text("5.00 s")
     expect(chat.locator(".waiting")).to_have_count(0)
+
+
+def test_code_keeps_the_options_while_the_message_is_empty(chat: Page) -> None:
+    chat.get_by_label("Message").fill("")
+    chat.get_by_label("Temperature").fill("0.5")
+    expect(chat.locator("#code-panel")).to_contain_text(re.compile(r"temperature\W+0\.5"))
 
 
 def test_enter_sends_no_option_that_cannot_be_read(

@@ -93,19 +93,26 @@ export class Form {
 
   /**
    * Return the values without empty ones. Raises Error with the label of a field that is empty but
-   * must not be. That field gets the focus, unless `movesFocus` is false.
+   * must not be. That field gets the focus.
    */
-  read({ movesFocus = true } = {}) {
+  read() {
     const values = {};
     for (const field of this.fields) {
       const value = valueOf(field);
       if (value !== undefined) values[field.name] = value;
       else if (!field.option) {
-        if (movesFocus) field.control.focus();
+        field.control.focus();
         throw new Error(`“${field.label}” is empty.`);
       }
     }
     return values;
+  }
+
+  /** Return the values while the user fills in the form: fields that must not be empty may be. */
+  readDraft() {
+    const empty = ({ kind, option }) => (option ? undefined : kind === "lines" ? [] : "");
+    const values = this.fields.map((field) => [field.name, valueOf(field) ?? empty(field)]);
+    return Object.fromEntries(values.filter(([, value]) => value !== undefined));
   }
 }
 

@@ -19,7 +19,11 @@ async function start() {
   prepareTheme();
   prepareKeyDialog();
   prepareSkipLink();
-  addEventListener("hashchange", () => show(true));
+  addEventListener("hashchange", () => {
+    show(true);
+    refreshModels();
+  });
+  addEventListener("visibilitychange", () => document.hidden || refreshModels());
   await loadModels();
 }
 
@@ -35,6 +39,15 @@ async function loadModels() {
   } catch (error) {
     if (isLatest()) showProblem(error);
   }
+}
+
+/** Offer models that came or went meanwhile. After an error, keep the list. */
+async function refreshModels() {
+  if (!state.models) return; // `loadModels` runs, or tries again later
+  const { loads } = state;
+  const models = await listModels().catch(() => null);
+  const isOutdated = loads !== state.loads;
+  if (models && !isOutdated && JSON.stringify(models) !== JSON.stringify(state.models)) offer(models);
 }
 
 /** Give a new list of models to the views. The open view stays, with its input and the focus. */

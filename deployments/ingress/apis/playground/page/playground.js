@@ -105,19 +105,9 @@ export class Playground {
 
   showCode() {
     try {
-      this.code.show(this.buildFor(this.sides[0], this.readQuietly()), Boolean(key.get()));
+      this.code.show(this.buildFor(this.sides[0], this.form.readDraft()), Boolean(key.get()));
     } catch {
       // The user is still typing a value that is not valid yet. Keep the previous code.
-    }
-  }
-
-  /** Return the values of the form. If one is missing, return empty values. The focus stays. */
-  readQuietly() {
-    const values = Object.fromEntries(this.form.fields.filter((f) => !f.option).map((f) => [f.name, f.kind === "lines" ? [] : ""]));
-    try {
-      return this.form.read({ movesFocus: false });
-    } catch {
-      return values;
     }
   }
 
@@ -132,15 +122,17 @@ export class Playground {
     const isChat = this.name === "chat";
     this.unanswered = message.value;
     if (isChat) message.value = "";
+    // Build all requests first: the user may choose other models meanwhile.
+    const runs = this.shownSides.map((side) => ({ side, label: side.picker.label, built: this.buildFor(side, values) }));
     const answers = [];
-    for (const side of this.shownSides) {
+    for (const { side, built } of runs) {
       if (this.running.signal.aborted) break;
-      answers.push(await side.run(this.buildFor(side, values), values, this.running.signal));
+      answers.push(await side.run(built, values, this.running.signal));
     }
     this.running = null;
     this.form.setRunning(false);
     if (isChat && !answers.some(Boolean)) message.value ||= this.unanswered; // for another try
-    if (answers.length === 2 && answers.every(Boolean)) this.showDifferences(answers);
+    if (answers.length === 2 && answers.every(Boolean)) this.showDifferences(runs.map(({ label }) => label), answers);
   }
 
   tryRead() {
@@ -167,8 +159,7 @@ export class Playground {
     this.showCode();
   }
 
-  showDifferences([a, b]) {
-    const [left, right] = this.sides.map((side) => side.picker.label);
+  showDifferences([left, right], [a, b]) {
     const [first, second] = [a, b].map((answer) => answer.cost.elapsed);
     const ratio = Math.max(first, second) / Math.min(first, second);
     const faster = first < second ? left : right;
