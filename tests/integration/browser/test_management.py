@@ -128,6 +128,24 @@ def test_model_is_loaded_and_unloaded(operator: Visitor) -> None:
     expect(page.locator(".versions li").first).to_contain_text(re.compile(r"\d [kM]?B,"))
 
 
+def test_failed_load_is_said_beside_its_button_until_the_next(operator: Visitor) -> None:
+    page = operator.open("models")
+    card = page.locator("article", has_text=EMBEDDER)
+    load, unload = (
+        card.get_by_label(f"{action} {EMBEDDER}", exact=True) for action in ("load", "unload")
+    )
+    page.route("**/load", lambda route: route.fulfill(status=507, json={"error": "too large"}))
+    for _ in range(2):
+        load.click()
+        expect(card.locator(".problem")).to_contain_text("too large")
+    expect(card.locator(".problem")).to_have_count(1)
+    expect(load).to_be_focused()
+    unload.click()
+    expect(card.locator(".problem")).to_be_hidden()
+    expect(unload).to_be_focused()
+    operator.console.clear()  # remove the expected errors
+
+
 def give_small_share(route: Route) -> None:
     reply = route.fetch()
     body = reply.json()

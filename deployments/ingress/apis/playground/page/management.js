@@ -102,9 +102,26 @@ function showProgress(place, { id, state, percent: done, step, reason, estimated
   place.replaceChildren(el("p", { class: "note" }, text), width);
 }
 
-/** Buttons that load a model into the replicas, or unload it. */
-export function memoryButtons(model, { offered, refresh }) {
-  return ["load", "unload"]
+/** Buttons that load a model into the replicas, or unload it, and the last problem of these. */
+export function memoryTools(model, { offered, refresh }) {
+  const problem = el("p", { class: "problem", hidden: true });
+  const ask = async (button, action) => {
+    button.disabled = true;
+    problem.hidden = true;
+    try {
+      await request(`/models/${model.id}/${action}`, { method: "POST" });
+      announce(`${model.id}: ${action} done`);
+      refresh();
+    } catch (error) {
+      problem.textContent = explain(error);
+      problem.hidden = false;
+      announce(explain(error));
+    } finally {
+      button.disabled = false;
+      if (document.activeElement === document.body) button.focus(); // disabled, it lost the focus
+    }
+  };
+  const buttons = ["load", "unload"]
     .filter((action) => offered.has(action))
     .map((action) =>
       el(
@@ -113,22 +130,12 @@ export function memoryButtons(model, { offered, refresh }) {
           type: "button",
           class: "chip",
           "aria-label": `${action} ${model.id}`,
-          onclick: async (event) => {
-            event.target.disabled = true;
-            try {
-              await request(`/models/${model.id}/${action}`, { method: "POST" });
-              announce(`${model.id}: ${action} done`);
-              refresh();
-            } catch (error) {
-              event.target.after(el("p", { class: "problem" }, explain(error)));
-              announce(explain(error));
-            }
-            event.target.disabled = false;
-          },
+          onclick: (event) => ask(event.target, action),
         },
         action === "load" ? "Load" : "Unload",
       ),
     );
+  return [...buttons, problem];
 }
 
 export function describeMemory(entries) {

@@ -6,7 +6,7 @@ import { announce, bytes, decimal, el, milliseconds, plural } from "./dom.js";
 import {
   describeMemory,
   findOffered,
-  memoryButtons,
+  memoryTools,
   pullForm,
   readMemory,
   showVersions,
@@ -63,7 +63,7 @@ export class ModelsView {
 class ModelCard {
   constructor(model) {
     this.model = model;
-    this.buttons = el("span", { class: "samples" });
+    this.tools = el("span", { class: "samples" });
     this.memory = el("dd", {}, "–");
     this.memoryProperty = el("div", { hidden: true }, el("dt", {}, "In memory"), this.memory);
     this.versions = unfolding("Versions", (place) => showVersions(model, place));
@@ -73,7 +73,7 @@ class ModelCard {
       { class: "card-head" },
       el("h2", {}, model.id),
       el("span", { class: `state ${model.state}` }, model.state),
-      this.buttons,
+      this.tools,
     );
     const content = model.state === "refused" ? [el("p", { class: "problem" }, model.reason)] : this.facts();
     this.node = el("article", { class: "card model" }, head, content);
@@ -105,7 +105,8 @@ class ModelCard {
   showTools({ offered, memory, refresh }) {
     if (this.model.state === "refused") return;
     this.versions.hidden = !offered.has("versions");
-    this.buttons.replaceChildren(...memoryButtons(this.model, { offered, refresh }));
+    // Later calls keep the buttons: a request of one may run, or a problem be shown beside it.
+    if (!this.tools.hasChildNodes()) this.tools.append(...memoryTools(this.model, { offered, refresh }));
     this.memoryProperty.hidden = !offered.has("memory");
     this.memory.textContent = describeMemory(memory.get(this.model.id));
   }
