@@ -45,6 +45,7 @@ log = logging.getLogger("ray.serve.hundredfold")
 # Share of the time budget for measuring the candidates. The remainder is for other session options
 # of the fastest candidate.
 _CANDIDATES_SHARE = 0.7
+_NO_MEMORY = "not enough memory"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,18 +84,24 @@ class MeasurementPlan:
         """Return the leading specs that may be open at once. Raises EngineFailed if none fits."""
         if not specs:
             return specs
-        available_bytes = self.available_bytes
-        if available_bytes is None:
-            available_bytes = free_bytes(specs[0].spec.device)
+        available_bytes = self._count_available(specs[0].spec.device)
         fitting = count_fitting((spec.spec.path for spec in specs), available_bytes)
         if not fitting:
             free_mb = available_bytes // 1_000_000
-            raise EngineFailed(
-                f"not enough memory to measure the first graph: {free_mb} MB are free"
-            )
+            raise EngineFailed(f"{_NO_MEMORY} to measure the first graph: {free_mb} MB are free")
         for spec in specs[fitting:]:
-            log.warning("%s is not measured: not enough memory", spec.variant.name)
+            log.warning("%s is not measured: %s", spec.variant.name, _NO_MEMORY)
         return specs[:fitting]
+
+    def explain_unmeasurable(self, spec: VariantSpec) -> str | None:
+        """Return why this process cannot open the graph, even alone; None if it can."""
+        if missing := missing_requirement(spec.spec, self.settings):
+            return missing
+        available_bytes = self._count_available(spec.spec.device)
+        return None if count_fitting([spec.spec.path], available_bytes) else _NO_MEMORY
+
+    def _count_available(self, device: Device) -> int:
+        return free_bytes(device) if self.available_bytes is None else self.available_bytes
 
 
 def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPlan) -> CostTable:
@@ -110,8 +117,8 @@ def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPla
     unmeasured: dict[str, str] = {}
     accepted: list[VariantSpec] = []
     for spec in specs:
-        if missing := missing_requirement(spec.spec, target.settings):
-            unmeasured[spec.variant.candidate] = missing
+        if reason := plan.explain_unmeasurable(spec):
+            unmeasured[spec.variant.candidate] = reason
             continue
         result = check_graph(spec.spec, target.settings, reference, target.manifest.gate)
         if result.passed:

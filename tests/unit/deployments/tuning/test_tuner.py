@@ -2,14 +2,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from deployments.artifacts.manifest import REFERENCE_NAME, EngineOptions
 from deployments.config import EncoderSettings
 from deployments.errors import EngineFailed
+from deployments.tuning import tuner
 from deployments.tuning.costs import CostTable, TuningTarget
-from deployments.tuning.parity import ReferenceOutputs
+from deployments.tuning.parity import ReferenceOutputs, check_graph
 from deployments.tuning.selection import select_variants
 from deployments.tuning.tuner import (
     MeasurementPlan,
@@ -130,6 +132,22 @@ def test_memory_limits_the_measured_candidates(
     assert table.unmeasured == {"third": "it could not be measured together with the others"}
     assert table.rejected == {}
     assert "third is not measured: not enough memory" in caplog.text
+
+
+def test_candidate_too_large_for_the_memory_is_not_even_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = seal_tunable(tmp_path, names=["plain", "slow"])
+    plain, slow = variant_specs(target)
+    graph = plain.spec.path.stat().st_size
+    with slow.spec.path.open("ab") as file:  # as if its weights needed more memory
+        file.truncate(10 * graph)
+    checks = Mock(side_effect=check_graph)
+    monkeypatch.setattr(tuner, "check_graph", checks)
+    table = tune(target, read_reference(target), create_plan(target, available_bytes=7 * graph))
+    assert table.unmeasured == {"slow": "not enough memory"}
+    assert measured_candidates(table) == {"plain"}
+    assert [call.args[0] for call in checks.call_args_list] == [plain.spec]
 
 
 def test_too_little_memory_for_one_graph_raises(tmp_path: Path) -> None:
