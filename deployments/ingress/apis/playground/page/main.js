@@ -13,7 +13,7 @@ import { forgetVersions } from "./versions.js";
 const ORDER = ["question-answering", "chat", "text-classification", "feature-extraction", "sentence-similarity", "text-ranking"];
 const RETRY_MS = 3000;
 const content = document.querySelector("#content");
-const state = { models: null, view: null, playgrounds: new Map(), loads: 0, retry: null };
+const state = { models: null, view: null, playgrounds: new Map(), loads: 0, retry: null, problem: null };
 
 async function start() {
   prepareTheme();
@@ -78,20 +78,25 @@ function drop(task, playground) {
 }
 
 function showProblem(error) {
-  const refused = error instanceof ApiError && [401, 403].includes(error.status);
-  content.replaceChildren(
-    el(
-      "section",
-      { class: "card empty" },
-      el("h1", { tabindex: "-1" }, refused ? "A key is needed" : "No connection"),
-      el("p", {}, explain(error)),
-      refused
-        ? el("button", { type: "button", class: "primary", onclick: openKeyDialog }, "Enter the key")
-        : el("button", { type: "button", class: "primary", onclick: loadModels }, "Try again"),
-    ),
-  );
-  announce(explain(error));
+  const isAnswer = error instanceof ApiError;
+  const refused = isAnswer && [401, 403].includes(error.status);
   if (!refused) state.retry = setTimeout(loadModels, RETRY_MS);
+  const text = explain(error);
+  // A retry that fails in the same way takes no focus, and is not announced again.
+  if (state.problem?.text === text && state.problem.node.isConnected) return;
+  const title = refused ? "A key is needed" : isAnswer ? "No list of models" : "No connection";
+  const node = el(
+    "section",
+    { class: "card empty" },
+    el("h1", { tabindex: "-1" }, title),
+    el("p", {}, text),
+    refused
+      ? el("button", { type: "button", class: "primary", onclick: openKeyDialog }, "Enter the key")
+      : el("button", { type: "button", class: "primary", onclick: loadModels }, "Try again"),
+  );
+  state.problem = { text, node };
+  content.replaceChildren(node);
+  announce(text);
 }
 
 function usable() {
