@@ -1,7 +1,8 @@
 """Locks between processes; the kernel releases the locks of a killed process.
 
 The locks are advisory locks (`flock`) on files of the store. They work between machines if the
-shared file system supports `flock`.
+shared file system supports `flock`. NFS does so for files, but not for directories: builds and
+collections of one store belong on one machine there.
 """
 
 from __future__ import annotations
