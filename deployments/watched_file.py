@@ -6,6 +6,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
+
+FileState: TypeAlias = tuple[int, ...]
 
 CHECK_INTERVAL_S = 1.0  # seconds between checks of the file; a check takes microseconds
 
@@ -17,7 +20,7 @@ class WatchedFile:
         self.path = path
         self._clock = clock
         self._checked_s = clock()
-        self._state = _read_state(path)
+        self._state = read_file_state(path)
 
     def has_changed(self) -> bool:
         """Return whether the file has changed since the last check.
@@ -28,7 +31,7 @@ class WatchedFile:
         if now_s - self._checked_s < CHECK_INTERVAL_S:
             return False
         self._checked_s = now_s
-        previous, self._state = self._state, _read_state(self.path)
+        previous, self._state = self._state, read_file_state(self.path)
         return self._state != previous
 
     def recheck_after(self, error: BaseException) -> None:
@@ -43,7 +46,7 @@ class WatchedFile:
             self._state = ()  # no file has this state
 
 
-def _read_state(path: Path) -> tuple[int, ...] | None:
+def read_file_state(path: Path) -> FileState | None:
     """Return values that change with the contents, owner or mode; None if the file is missing.
 
     The time of the last status change (ctime) shows a new owner or mode: a file may be unreadable

@@ -29,6 +29,7 @@ from deployments.builds.estimates import BuildStatus, build_status
 from deployments.builds.record import BuildDurations, BuildRecord, BuildState
 from deployments.errors import Overloaded, StoreNotWritable
 from deployments.files import write_atomically
+from deployments.watched_file import FileState, read_file_state
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -50,6 +51,7 @@ class BuildQueue:
         self.directory = store / QUEUE_NAME
         self._now = now
         self._claimed: BuildClaim | None = None
+        self._ended: dict[Path, FileState | None] = {}  # records of ended builds that were read
         self._logged_error = ""  # the last error of the store that was logged
 
     def submit(
@@ -92,9 +94,24 @@ class BuildQueue:
         return self._read(self._record(model_id))
 
     def pending(self) -> list[BuildRecord]:
-        """List the builds that have not ended, in the order of their submission."""
-        records = map(self._read, self.directory.glob("*.json"))
-        return sorted((r for r in records if r and not r.has_ended), key=lambda r: r.queued_s)
+        """List the builds that have not ended, in the order of their submission.
+
+        Waiting requests call this often, and the store has a record of each model ever built. So
+        the record of an ended build is read again only after a change.
+        """
+        ended: dict[Path, FileState | None] = {}
+        found = []
+        for path in self.directory.glob("*.json"):
+            state = read_file_state(path)  # before the record, so that no change is missed
+            if self._ended.get(path) == state:
+                ended[path] = state
+            elif record := self._read(path):
+                if record.has_ended:
+                    ended[path] = state
+                else:
+                    found.append(record)
+        self._ended = ended
+        return sorted(found, key=lambda record: record.queued_s)
 
     def needs_builder(self) -> bool:
         """Return whether a build waits, but no process runs the queued builds."""

@@ -189,7 +189,10 @@ def _report_system_error(error: OSError) -> int:
         _discard_stdout()
         return FAILED
     if error.errno in DISK_ERRORS:
-        _discard_stdout()
+        try:
+            sys.stdout.flush()  # another file may have failed
+        except OSError:
+            _discard_stdout()
         place = "" if error.filename is None else f" `{error.filename}`"
         return print_error(f"cannot write{place}: {error.strerror}")
     if error.errno == errno.EMFILE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -258,6 +259,20 @@ def test_builds_keep_their_order_and_name_what_is_ahead(queue: BuildQueue, clock
     status = queue.status("c")
     assert status is not None
     assert status.ahead == 2
+
+
+def test_record_of_an_ended_build_is_read_again_only_after_a_change(
+    queue: BuildQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.submit(MODEL, SOURCE)
+    run_build(queue, clock)
+    reads = Mock(side_effect=Path.read_bytes)
+    monkeypatch.setattr(Path, "read_bytes", lambda path: reads(path))
+    for _ in range(3):
+        assert queue.pending() == []
+    assert reads.call_count == 1
+    BuildQueue(queue.store, clock).submit(MODEL, SOURCE)  # as another process does
+    assert [record.id for record in queue.pending()] == [MODEL]
 
 
 def test_store_that_cannot_be_written_says_so(
