@@ -229,7 +229,7 @@ def _add_commands(
         if isinstance(node, CommandGroup):
             _add_commands(child, node.commands, loaded)
         elif loaded is None:
-            with _missing_extras():
+            with _ignore_missing_extras():
                 node.load().add_arguments(child)
         elif node in loaded:
             command = node.load()
@@ -238,8 +238,8 @@ def _add_commands(
 
 
 @contextmanager
-def _missing_extras() -> Iterator[None]:
-    """Ignore that a module of another project is missing: its command has no arguments then."""
+def _ignore_missing_extras() -> Iterator[None]:
+    """Leave a command without arguments if its module needs an extra that is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -26,7 +26,7 @@ def test_defaults_are_those_of_transformers() -> None:
     assert parsed.options.span_options == (1, 15, False, True)
     assert build_question_windowing(512) == Windowing(tokens=384, stride=128, first_tokens=64)
     assert build_question_windowing(200) == Windowing(tokens=200, stride=100, first_tokens=64)
-    # A question takes at most half of a short window.
+    # By default too, a question takes at most half of a window.
     assert build_question_windowing(64) == Windowing(tokens=64, stride=32, first_tokens=32)
 
 
