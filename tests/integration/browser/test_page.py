@@ -38,6 +38,7 @@ DOCUMENT = {
     "paths": {"/health": {"get": {"responses": {"200": {"description": "OK"}}}}},
 }
 MODEL_LIST = re.compile(r"/v1/models\?limit=")
+PAUSED_AT_S = 600.0  # later than any test has run when it pauses its clock
 FOCUSED = "() => document.activeElement.textContent.trim() || document.activeElement.name"
 
 
@@ -214,13 +215,13 @@ def test_retries_end_with_the_first_success(visitor: Visitor) -> None:
     page = visitor.page
     loads: list[str] = []
     page.on("requestfinished", lambda sent: loads.append(sent.url))
-    page.clock.install()
+    page.clock.install(time=0)
     page.route(MODEL_LIST, lambda route: route.fulfill(status=503, json={"error": "starting"}))
     page.goto(f"{visitor.url}/#/play/text-classification")
     again = page.get_by_role("button", name="Try again")
     again.focus()
     with page.expect_request_finished(lambda sent: bool(MODEL_LIST.search(sent.url))):
-        page.clock.run_for(4_000)
+        page.clock.pause_at(PAUSED_AT_S)  # from here on, no retry starts by itself
     expect(page.get_by_role("heading", name="No list of models")).to_be_visible()
     expect(again).to_be_focused()  # the retry has failed in the same way
     page.unroute(MODEL_LIST)
