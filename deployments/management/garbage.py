@@ -28,7 +28,6 @@ from enum import StrEnum
 from pathlib import Path
 
 from deployments.artifacts.locks import directory_lock, is_locked, try_exclusive_lock
-from deployments.artifacts.manifest import sealed_ns
 from deployments.artifacts.store import (
     VERSION,
     build_path,
@@ -283,9 +282,8 @@ def _planned_versions(plan: Plan, model: Path, configured: Mapping[str, str]) ->
         former = list_rollback_versions(model.parent, model_id, entry, configured)
     except (ArtifactError, UnknownModel):
         return frozenset(path.name for path in list_version_directories(model))
-    sealed = (version for version in former if sealed_ns(model / version))
     named = {configured[model_id]} if model_id in configured else set()
-    return entry.versions().union(answering, named, itertools.islice(sealed, 1))
+    return entry.versions().union(answering, named, former[:1])
 
 
 def _versions(model: Path, keep: frozenset[str], planned: frozenset[str]) -> Iterator[GarbageItem]:

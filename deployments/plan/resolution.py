@@ -118,15 +118,20 @@ def list_rollback_versions(
     """Return the versions to which a rollback may return. A rollback chooses the first.
 
     These are the versions that `stable` named before, else the configured version that `stable`
-    replaced, else the versions that were sealed before the present one. Versions that the store
-    lacks and refused versions are left out. Raises UnknownModel if the store lacks the present
+    replaced, else the versions that were sealed before the present one. Refused versions and those
+    that the store lacks, as a whole or but for their manifest, are left out. Raises UnknownModel if the store lacks the present
     version, and ArtifactError if `latest` cannot be read.
     """
     default = find_traffic(store, Plan(models={model_id: entry}), model_id, configured).version
     # If `stable` names a refused version, another one answers. A rollback may return to that one.
     present = entry.aliases.get(STABLE, default)
     sealed = sealed_versions(store, model_id)
-    usable = [v for v in usable_versions(store, entry, model_id) if v != present]
+    directory = model_directory(store, model_id)
+    usable = [
+        version
+        for version in usable_versions(store, entry, model_id)
+        if version != present and sealed_ns(directory / version)
+    ]
     former = [v for v in entry.former.get(STABLE, ()) if v in usable]
     replaced = [v for v in usable if v == configured.get(model_id)]
     older = sealed[sealed.index(present) + 1 :] if present in sealed else []

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from deployments.artifacts.manifest import MANIFEST_NAME
 from deployments.artifacts.store import model_directory, set_latest
 from deployments.errors import (
     ArtifactMissing,
@@ -150,6 +151,15 @@ def test_rollback_passes_over_refused_former_versions(store: Path) -> None:
     changes.promote(store, MODEL, NEW)
     changes.promote(store, MODEL, NEWEST)
     refuse_version(store, MODEL, NEW)
+    changes.rollback(store, MODEL)
+    assert default_version(store) == OLD
+
+
+def test_rollback_passes_over_a_version_without_manifest(store: Path) -> None:
+    seal_version(store, NEWEST, 3)
+    for version in (OLD, NEW, NEWEST):
+        changes.promote(store, MODEL, version)
+    (model_directory(store, MODEL) / NEW / MANIFEST_NAME).unlink()
     changes.rollback(store, MODEL)
     assert default_version(store) == OLD
 
