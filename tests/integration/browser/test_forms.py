@@ -213,6 +213,33 @@ def test_models_are_listed_with_report(visitor: Visitor) -> None:
     visitor.snap("models")
 
 
+def test_failed_report_is_loaded_when_it_is_opened_again(visitor: Visitor) -> None:
+    page = visitor.open("models")
+    card = page.locator("article", has_text=EMBEDDER)
+    page.route("**/report", lambda route: route.fulfill(status=503, json={"error": "no disk"}))
+    card.get_by_text("Report").click()
+    expect(card.get_by_text("no disk")).to_be_visible()
+    page.unroute_all()
+    card.get_by_text("Report").click(click_count=2)  # close it and open it
+    expect(card.locator("table")).to_contain_text("tiny-cpu")
+    expect(card.get_by_text("no disk")).to_have_count(0)
+    visitor.console.clear()  # remove the expected error
+
+
+def test_failed_list_of_versions_is_loaded_when_the_model_is_chosen_again(visitor: Visitor) -> None:
+    page = visitor.page
+    page.route(f"**/models/{QA_MODEL}", lambda route: route.abort())
+    with page.expect_event("requestfailed"):
+        visitor.open("play/question-answering")
+    version = page.get_by_label("Version").first
+    expect(version).to_be_hidden()
+    page.unroute_all()
+    for model in (PRUNED_QA_MODEL, QA_MODEL):
+        page.get_by_label("Model", exact=True).first.select_option(model)
+    expect(version.locator("option")).to_have_count(2)
+    visitor.console.clear()  # remove the expected error
+
+
 def test_report_plots_size_metric_and_latency_of_every_stage(visitor: Visitor) -> None:
     page = visitor.open("models")
     card = page.locator("article", has_text=CLASSIFIER)

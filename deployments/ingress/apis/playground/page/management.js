@@ -2,7 +2,7 @@
 // has its route. If the API key does not permit the route, the part shows a message.
 
 import { explain, get, request, stream } from "./api.js";
-import { announce, bar, bytes, el, fillBar } from "./dom.js";
+import { announce, bar, bytes, el } from "./dom.js";
 import { labeled } from "./picker.js";
 
 export const ROUTES = {
@@ -145,28 +145,20 @@ export function describeMemory(entries) {
   return `${places}: ${entries.length} × ${bytes(size)}${entries.some((entry) => entry.pinned) ? ", pinned" : ""}`;
 }
 
-export async function showVersions(model, place) {
-  try {
-    const { versions } = await get(`/models/${model.id}/versions`);
-    place.replaceChildren(
+export function describeVersions({ versions }) {
+  return el(
+    "ul",
+    { class: "versions" },
+    versions.map(({ version, aliases, percent: share, size_bytes: size, reason }) =>
       el(
-        "ul",
-        { class: "versions" },
-        versions.map(({ version, aliases, percent: share, size_bytes: size, reason }) => {
-          const width = fillBar(bar(0), share / 100);
-          return el(
-            "li",
-            {},
-            el("code", {}, version),
-            aliases.map((alias) => el("span", { class: "chip" }, alias)),
-            el("span", { class: "note" }, `${bytes(size)}, ${Number(share.toFixed(3))} % of the requests without a version`),
-            reason && el("span", { class: "problem" }, reason),
-            width,
-          );
-        }),
+        "li",
+        {},
+        el("code", {}, version),
+        aliases.map((alias) => el("span", { class: "chip" }, alias)),
+        el("span", { class: "note" }, `${bytes(size)}, ${Number(share.toFixed(3))} % of the requests without a version`),
+        reason && el("span", { class: "problem" }, reason),
+        bar(share / 100),
       ),
-    );
-  } catch (error) {
-    place.replaceChildren(el("p", { class: "problem" }, explain(error)));
-  }
+    ),
+  );
 }

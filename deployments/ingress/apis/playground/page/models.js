@@ -5,11 +5,11 @@ import { explain, get } from "./api.js";
 import { announce, bytes, decimal, el, milliseconds, plural } from "./dom.js";
 import {
   describeMemory,
+  describeVersions,
   findOffered,
   memoryTools,
   pullForm,
   readMemory,
-  showVersions,
 } from "./management.js";
 import { lineChart } from "./plots.js";
 import { describe, taskNames } from "./tasks.js";
@@ -66,7 +66,7 @@ class ModelCard {
     this.tools = el("span", { class: "samples" });
     this.memory = el("dd", {}, "–");
     this.memoryProperty = el("div", { hidden: true }, el("dt", {}, "In memory"), this.memory);
-    this.versions = unfolding("Versions", (place) => showVersions(model, place));
+    this.versions = unfolding("Versions", async () => [describeVersions(await get(`/models/${model.id}/versions`))]);
     this.versions.hidden = true;
     const head = el(
       "div",
@@ -98,7 +98,7 @@ class ModelCard {
         property("Source", model.source.ref, "wide"),
       ),
       this.versions,
-      unfolding("Report", (place) => showReport(model, place)),
+      unfolding("Report", async () => describeReport(await get(`/models/${model.id}/report`))),
     ];
   }
 
@@ -112,15 +112,21 @@ class ModelCard {
   }
 }
 
-/** A `details` element that `show(place)` fills when it is opened for the first time. */
-function unfolding(title, show) {
+/** A `details` element that shows the nodes of `load()` when it is opened. Each opening repeats a failed load. */
+function unfolding(title, load) {
   const place = el("div");
-  return el(
-    "details",
-    { ontoggle: (event) => event.target.open && !place.hasChildNodes() && show(place) },
-    el("summary", {}, title),
-    place,
-  );
+  let loaded = false;
+  const show = async () => {
+    place.replaceChildren(el("p", { class: "note" }, "Loading …"));
+    try {
+      place.replaceChildren(...(await load()));
+      loaded = true;
+    } catch (error) {
+      place.replaceChildren(el("p", { class: "problem" }, explain(error)));
+      announce(explain(error));
+    }
+  };
+  return el("details", { ontoggle: (event) => event.target.open && !loaded && show() }, el("summary", {}, title), place);
 }
 
 function property(name, value, kind) {
@@ -132,18 +138,7 @@ function placeOf({ compute_type: compute, available, replicas, size_bytes: size 
   return `${compute}, ${bytes(size)}, ${where}`;
 }
 
-async function showReport(model, place) {
-  place.replaceChildren(el("p", { class: "note" }, "Loading …"));
-  try {
-    const report = await get(`/models/${model.id}/report`);
-    place.replaceChildren(...reportParts(report));
-  } catch (error) {
-    place.replaceChildren(el("p", { class: "problem" }, explain(error)));
-    announce(explain(error));
-  }
-}
-
-function reportParts({ id, scores, candidates, stages, generation }) {
+function describeReport({ id, scores, candidates, stages, generation }) {
   const metrics = Object.keys({ ...scores, ...candidates[0]?.scores });
   const parts = [
     table(

@@ -5,11 +5,14 @@ import { bytes, percent } from "./dom.js";
 
 const versions = new Map(); // promises of the versions, by model id
 
-/** Return the versions besides the default version, newest first; empty if the request fails. */
+/** Return the versions besides the default version, newest first; empty if the request fails. The next call repeats it. */
 export function versionsOf({ id, version }) {
   if (!versions.has(id)) {
-    const asked = get(`/models/${id}`).then((facts) => facts.versions, () => []);
-    versions.set(id, asked);
+    const failed = () => {
+      versions.delete(id);
+      return [];
+    };
+    versions.set(id, get(`/models/${id}`).then((facts) => facts.versions, failed));
   }
   return versions.get(id).then((all) => all.filter((one) => one.version !== version));
 }
