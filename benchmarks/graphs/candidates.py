@@ -22,6 +22,7 @@ from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
+from deployments.host.machine import advise_install
 from deployments.tuning.costs import TuningTarget, read_costs
 from deployments.tuning.opening import open_tuned_engine
 
@@ -179,5 +180,5 @@ def _build_spec(
     if reason := missing_requirement(
         build_graph_spec(recipe, Path(recipe.name), prepared), settings
     ):
-        raise UnsupportedModel(reason, hint="run `pip install '.[openvino]'` in the checkout")
+        raise UnsupportedModel(reason, hint=advise_install("openvino"))
     return build_graph_spec(recipe, graphs.graph(recipe), prepared)

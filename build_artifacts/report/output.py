@@ -21,6 +21,7 @@ from build_artifacts.report.values import (
 )
 from deployments.artifacts.store import host_directory
 from deployments.files import write_atomically
+from deployments.host.machine import advise_install
 from deployments.terminal.console import format_table
 from deployments.tuning.host import Host
 
@@ -366,5 +367,5 @@ def _draw_optional_plots(report: Report, log: LogFunction) -> Mapping[str, bytes
     except ModuleNotFoundError as exc:
         if exc.name != "matplotlib":
             raise
-        log("no plot: `matplotlib` is not installed; run `pip install '.[plots]'` in the checkout")
+        log(f"no plot: `matplotlib` is not installed; {advise_install('plots')}")
         return {}

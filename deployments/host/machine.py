@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
@@ -79,11 +80,22 @@ def installed_versions(packages: Iterable[str]) -> dict[str, str]:
 def advise_install(extras: str) -> str:
     """Return advice to install `extras`, with the compiler for CUDA where its engine is installed.
 
-    The extras for the CPU bring `onnxruntime`, which overwrites files of `onnxruntime-gpu`.
+    The extras for the CPU bring `onnxruntime`, which overwrites files of `onnxruntime-gpu`. An
+    editable installation stays editable.
     """
     if installed_versions(("onnxruntime-gpu",)):
         extras = extras.replace("build,cpu", "gpu-build")
-    return f"run `pip install '.[{extras}]'` in the checkout"
+    options = "-c constraints.txt -e" if _is_editable() else "-c constraints.txt"
+    return f"run `pip install {options} '.[{extras}]'` in the checkout"
+
+
+def _is_editable() -> bool:
+    """Return whether Hundredfold runs from its checkout. The record of pip says so (PEP 610)."""
+    try:
+        origin = metadata.distribution("hundredfold").read_text("direct_url.json") or "{}"
+    except metadata.PackageNotFoundError:
+        return False
+    return bool(json.loads(origin).get("dir_info", {}).get("editable"))
 
 
 _ROOT = Path("/sys/fs/cgroup")

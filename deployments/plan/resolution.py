@@ -119,7 +119,7 @@ def list_rollback_versions(
 
     These are the versions that `stable` named before, else the configured version that `stable`
     replaced, else the versions that were sealed before the present one. Refused versions and those
-    that the store lacks, as a whole or but for their manifest, are left out. Raises UnknownModel if the store lacks the present
+    whose manifest the store lacks are left out. Raises UnknownModel if the store lacks the present
     version, and ArtifactError if `latest` cannot be read.
     """
     default = find_traffic(store, Plan(models={model_id: entry}), model_id, configured).version

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from deployments.config import TracingSettings
 from deployments.errors import BadSetting, ClientDisconnected, ServeError
-from deployments.host.machine import installed_versions
+from deployments.host.machine import advise_install, installed_versions
 from deployments.ingress.arrivals import current_arrival
 from deployments.ingress.http.direct_requests import REQUEST_ID_KEY
 from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text
@@ -179,10 +179,7 @@ def explain_missing_packages() -> str | None:
     missing = [package for package in PACKAGES if package not in installed]
     if not missing:
         return None
-    return (
-        f"needs {' and '.join(missing)}: run `pip install '.[tracing]'` in the checkout, or set "
-        "it to false"
-    )
+    return f"needs {' and '.join(missing)}: {advise_install('tracing')}, or set it to false"
 
 
 def select_export(settings: TracingSettings) -> tuple[object, ...]:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from cluster.check import check_file, check_text
+from deployments.host.machine import advise_install
 from deployments.ingress.http import tracing
 from tests.support.checked_configs import INGRESS, create_config, to_dotted_path
 
@@ -22,7 +23,7 @@ def test_traces_need_their_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (problem,) = check_file(config)
     assert to_dotted_path(problem.path) == TRACING
     assert "no-such-package" in problem.message
-    assert "pip install '.[tracing]'" in problem.message
+    assert advise_install("tracing") in problem.message
     assert check_text(config.read_text()) == []  # the pods of `hundredfold render` have others
     config.write_text(yaml.safe_dump(create_config({})))
     assert check_file(config) == []

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -177,7 +180,10 @@ def test_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
 def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> None:
     tree = {"draw": CommandSpec("no_such_package.module", "Draw", extra="plots")}
     assert Program("toy", "A toy.", tree).run(["draw"]) == 1
-    assert "run `pip install '.[plots]'` in the checkout" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert re.search(
+        r"run `pip install -c constraints.txt (-e )?'\.\[plots\]'` in the checkout", error
+    )
 
 
 def test_missing_package_of_the_store_is_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -202,6 +208,21 @@ def test_advice_never_adds_packages_for_the_cpu_to_those_for_cuda(
 ) -> None:
     monkeypatch.setattr("deployments.host.machine.installed_versions", lambda _: installed)
     assert f"'.[{advised}]'" in advise_install(extras)
+
+
+@pytest.mark.parametrize(
+    ("origin", "options"),
+    [
+        ('{"url": "file:///checkout", "dir_info": {"editable": true}}', "-c constraints.txt -e"),
+        ('{"url": "file:///checkout", "dir_info": {}}', "-c constraints.txt"),
+        (None, "-c constraints.txt"),
+    ],
+)
+def test_advice_keeps_an_editable_installation(
+    origin: str | None, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata, "distribution", lambda _: Mock(read_text=lambda _: origin))
+    assert advise_install("plots") == f"run `pip install {options} '.[plots]'` in the checkout"
 
 
 def test_help_imports_no_command() -> None:

@@ -17,6 +17,7 @@ from starlette.requests import Request
 
 from deployments.config import IngressUserConfig, TracingSettings
 from deployments.errors import BadSetting, EngineFailed
+from deployments.host.machine import advise_install
 from deployments.ingress.http import span_export, tracing
 from deployments.ingress.http.direct_requests import DirectRequests
 from deployments.ingress.http.tracing import CURRENT_TRACE, RequestTracing
@@ -347,7 +348,7 @@ def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     traces = RequestTracing(ignore_loss)
     with pytest.raises(BadSetting) as caught:
         traces.configure(TracingSettings(enabled=True))
-    for part in ("tracing.enabled", "no-such-package", "pip install '.[tracing]'"):
+    for part in ("tracing.enabled", "no-such-package", advise_install("tracing")):
         assert part in caught.value.message
     traces.configure(TracingSettings(service_name="other"))
 
