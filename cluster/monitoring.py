@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from deployments.errors import RateLimited
+from deployments.errors import ModelLoading, Overloaded, RateLimited
 from deployments.metrics import PREFIX
 from deployments.terminal.command_line import OK
 from deployments.terminal.console import print_json
@@ -22,11 +22,12 @@ KUBERNETES_PREFIX = "ray_"  # Ray's agents put this before the name of each metr
 _SCHEMA = 39  # version of Grafana's dashboard JSON, read by Grafana 10 and later
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 8  # columns of Grafana's grid, and size of a panel
 _MODEL = 'model=~"$model"'
-_FAILED = 'status=~"5..",status!~"503"'
 # A key that reaches its own limits says nothing about the load of the server.
 _BEYOND_KEY = f'code="{RateLimited.code}"'
 _WITHIN_KEY = f'code!="{RateLimited.code}"'
-_REFUSED = f'status=~"429|503",{_WITHIN_KEY}'
+_REFUSED = f'code=~"{Overloaded.code}|{ModelLoading.code}"'
+# Also a model that cannot be served, although its status is 503: waiting does not help.
+_FAILED = f'status=~"5..",code!="{ModelLoading.code}"'
 # Backends whose counters cover requests that HAProxy answers itself and the ingress does not count.
 # The excluded backends have no requests for models: `default_backend` denies unknown paths, and
 # `stats` is HAProxy's status page.
