@@ -210,9 +210,10 @@ def _add_permissions(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scope",
         action="append",
-        choices=list(Scope),
+        choices=[scope.value for scope in Scope],
         dest="scopes",
-        help="infer: run models; gpu: on GPUs too; admin: metrics, usage, models. "
+        help="infer: run models; gpu: on GPUs too; metrics: read metrics and usage; admin: this "
+        "and manage models. "
         "Repeatable (a new key: infer)",
     )
     parser.add_argument(

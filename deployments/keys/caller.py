@@ -45,10 +45,11 @@ class Caller:
         if not self.may_use_model(model_id):
             raise Forbidden(f"the key `{self.name}` does not permit the model {model_id}")
 
-    def require_scope(self, scope: Scope) -> None:
-        if scope not in self.scopes:
+    def require_scope(self, *alternatives: Scope) -> None:
+        """Raise Forbidden unless the key has one of these scopes."""
+        if self.scopes.isdisjoint(alternatives):
             raise Forbidden(
-                f"the key `{self.name}` lacks the scope `{scope}`. It has: "
+                f"the key `{self.name}` lacks the scope `{alternatives[0]}`. It has: "
                 f"{', '.join(sorted(self.scopes))}"
             )
 

@@ -27,11 +27,12 @@ ANY_MODEL = "*"
 
 
 class Scope(StrEnum):
-    """A permission of a key. No permission includes another, so a key lists all that it has."""
+    """A permission of a key. Only `admin` includes another one, `metrics`."""
 
     INFER = "infer"  # run models on CPUs, and read their descriptions
     GPU = "gpu"  # run models on GPUs; the requests need `infer` as well
-    ADMIN = "admin"  # metrics, usage and operation
+    METRICS = "metrics"  # read metrics and usage
+    ADMIN = "admin"  # operate the server
 
 
 class KeyRecord(BaseModel):

@@ -28,6 +28,7 @@ class Access(StrEnum):
 
     PUBLIC = "public"  # health checks and documentation
     INFER = "infer"  # run models, and read their descriptions
+    METRICS = "metrics"  # read metrics and usage
     ADMIN = "admin"  # operate the server
 
 

@@ -20,7 +20,12 @@ from deployments.request_headers import KEY_HEADERS
 
 BEARER = "bearer "
 USUAL_START = f"Bearer {KEY_PREFIX}"
-SCOPES: Mapping[Access, Scope] = {Access.INFER: Scope.INFER, Access.ADMIN: Scope.ADMIN}
+# One of these scopes permits an operation.
+SCOPES: Mapping[Access, tuple[Scope, ...]] = {
+    Access.INFER: (Scope.INFER,),
+    Access.METRICS: (Scope.METRICS, Scope.ADMIN),
+    Access.ADMIN: (Scope.ADMIN,),
+}
 
 
 class AccessGate:
@@ -51,15 +56,15 @@ class AccessGate:
         if access is Access.PUBLIC:
             return None
         if self.key_ring is None:
-            if access is Access.ADMIN and not self.may_manage(headers):
+            if access is not Access.INFER and not self.may_manage(headers):
                 raise Forbidden(
-                    "web pages of other servers cannot manage this one; use an API key, or open "
-                    "the page of this server by its IP address"
+                    "web pages of other servers cannot observe or manage this one; use an API key, "
+                    "or open the page of this server by its IP address"
                 )
             return None
         caller = self.key_ring.authenticate(find_key(headers))
         set_current_caller(caller)
-        caller.require_scope(SCOPES[access])
+        caller.require_scope(*SCOPES[access])
         return None if caller.meter is None else caller.meter.enter(self._count_replicas())
 
     def may_manage(self, headers: Mapping[str, str]) -> bool:

@@ -71,7 +71,7 @@ class OperationsRoutes:
                 paths=("/metrics",),
                 handler=self.metrics,
                 summary="Prometheus text of the whole cluster",
-                access=Access.ADMIN,
+                access=Access.METRICS,
                 response={"type": "string"},
                 media_type="text/plain",
             ),
@@ -80,7 +80,7 @@ class OperationsRoutes:
                 paths=("/usage",),
                 handler=self.usage,
                 summary="Requests, tokens and seconds of hardware per API key",
-                access=Access.ADMIN,
+                access=Access.METRICS,
                 response=build_schema(list[KeyUsage]),
             ),
         )

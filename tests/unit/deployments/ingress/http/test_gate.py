@@ -263,12 +263,24 @@ async def test_gpu_needs_its_scope(tiny_store: Path, key_file: Path) -> None:
         assert allowed.headers["x-compute-type"].startswith("gpu")
 
 
-async def test_admin_route_needs_its_scope(tiny_store: Path, key_file: Path) -> None:
-    user, admin = add_key(key_file), add_key(key_file, "root", scopes=(Scope.ADMIN,))
+@pytest.mark.parametrize(
+    ("scope", "statuses"),
+    [
+        (Scope.INFER, [403, 403, 403, 200]),
+        (Scope.METRICS, [200, 200, 403, 403]),
+        (Scope.ADMIN, [200, 200, 200, 403]),
+    ],
+)
+async def test_routes_need_their_scope(
+    tiny_store: Path, key_file: Path, scope: Scope, statuses: list[int]
+) -> None:
+    key = add_key(key_file, scopes=(scope,))
     async with keyed(tiny_store, key_file).client() as http:
-        assert (await http.get("/metrics", headers=bearer(user))).status_code == 403
-        assert (await http.get("/metrics", headers=bearer(admin))).status_code == 200
-        assert (await http.get("/v1/models", headers=bearer(admin))).status_code == 403
+        answers = [
+            await http.get(path, headers=bearer(key))
+            for path in ("/metrics", "/usage", "/models/ps", "/v1/models")
+        ]
+    assert [answer.status_code for answer in answers] == statuses
 
 
 async def test_limited_key_gets_429_with_headers(
