@@ -46,6 +46,25 @@ class GateFailed(BuildError):
     code = "gate_failed"
 
 
+def first_line(exc: BaseException) -> str:
+    """Return the first line of the message, or the exception type if there is no message."""
+    if isinstance(exc, KeyError):  # its message is only the key
+        return f"unknown key {exc}"
+    return (str(exc).strip() or type(exc).__name__).splitlines()[0]
+
+
+def convert_library_error(exc: Exception, message: str, hint: str) -> Exception:
+    """Return the error to raise for `exc`, which a library raised while it handled a model.
+
+    This is MemoryError for a lack of memory, which says nothing about the model: a later build with
+    more memory resumes. Anything else becomes UnsupportedModel with `message`.
+    """
+    # torch has no class of its own for a failed allocation on the CPU.
+    if isinstance(exc, MemoryError) or "DefaultCPUAllocator" in str(exc):
+        return MemoryError(first_line(exc))
+    return UnsupportedModel(f"{message}: {first_line(exc)}", hint=hint)
+
+
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 # NumPy's OSError for a full disk has no number, only this text between two numbers of values.
 _CUT_WRITE = " requested and "

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from build_artifacts.checkpoints.models import first_line
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, first_line
 
 if TYPE_CHECKING:
     import onnx_ir as ir

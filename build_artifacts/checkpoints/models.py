@@ -10,7 +10,7 @@ from typing import Any
 
 from build_artifacts.checkpoints.architectures import MODEL_ERRORS, has_mxfp4_weights
 from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT, list_weight_files
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, convert_library_error
 from build_artifacts.recipes import Dtype
 from deployments.artifacts.types import ModelHead
 
@@ -76,8 +76,9 @@ def load_model(
     try:
         model, info = _load(weights, head, dtype, has_encoder=has_encoder, **options)
     except LOAD_ERRORS as exc:
-        raise UnsupportedModel(
-            f"transformers cannot load the checkpoint: {first_line(exc)}",
+        raise convert_library_error(
+            exc,
+            "transformers cannot load the checkpoint",
             hint="load it with transformers in a Python shell for details",
         ) from exc
     _check_fit(model, info, head)
@@ -222,10 +223,3 @@ def check_special_ids(model: TorchModel, ids: Iterable[int]) -> None:
 def find_required(keys: Iterable[str], head: ModelHead) -> list[str]:
     """Return the weights among `keys` that a model with `head` uses, sorted."""
     return sorted(key for key in keys if not any(part in key for part in _UNUSED[head]))
-
-
-def first_line(exc: BaseException) -> str:
-    """Return the first line of the message, or the exception type if there is no message."""
-    if isinstance(exc, KeyError):  # its message is only the key
-        return f"unknown key {exc}"
-    return (str(exc).strip() or type(exc).__name__).splitlines()[0]

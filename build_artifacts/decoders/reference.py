@@ -20,11 +20,10 @@ from build_artifacts.checkpoints.models import (
     TorchModel,
     check_special_ids,
     check_token_ids,
-    first_line,
     load_model,
 )
 from build_artifacts.decoders.gate_inputs import GateInputs, load_gate_inputs, max_answer_tokens
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, first_line
 from build_artifacts.types import FloatArray, Tokens
 from deployments.artifacts.generation_config import GenerationConfig
 from deployments.artifacts.types import ModelHead

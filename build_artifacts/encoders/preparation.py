@@ -15,7 +15,6 @@ from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import (
     TorchModel,
     check_token_ids,
-    first_line,
     load_model,
 )
 from build_artifacts.compaction.apply import compact
@@ -23,7 +22,7 @@ from build_artifacts.compaction.find import find_compaction
 from build_artifacts.compaction.plan import Compaction
 from build_artifacts.encoders.probes import tokenize_probes
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, first_line
 from build_artifacts.evaluation import (
     EvaluatedModel,
     Evaluation,

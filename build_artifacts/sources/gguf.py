@@ -17,8 +17,7 @@ from build_artifacts.checkpoints.checkpoint import (
     unreadable_source_error,
 )
 from build_artifacts.checkpoints.file_formats import GGUF_SUFFIX, ORIGINAL_HINT
-from build_artifacts.checkpoints.models import first_line
-from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.errors import SourceNotFound, UnsupportedModel, convert_library_error
 from build_artifacts.sources.hub import Hub
 from build_artifacts.sources.local import absolute_ref
 from build_artifacts.sources.package import locate_file
@@ -95,10 +94,8 @@ def _write_descriptions(file: Path, into: Path) -> None:
     except UnsupportedModel:
         raise
     except Exception as exc:  # the GGUF reader may raise any exception
-        raise UnsupportedModel(
-            f"`{file.name}` cannot be read: {first_line(exc)}",
-            hint=ORIGINAL_HINT,
-        ) from exc
+        message = f"`{file.name}` cannot be read"
+        raise convert_library_error(exc, message, hint=ORIGINAL_HINT) from exc
     if config.model_type not in NAMES:
         raise UnsupportedModel(
             f"`{file.name}` contains a `{config.model_type}` model, which does not generate text",

@@ -31,9 +31,8 @@ from build_artifacts.checkpoints.checkpoint import (
     read_object,
     unreadable_source_error,
 )
-from build_artifacts.checkpoints.models import first_line
 from build_artifacts.checkpoints.sentences import is_lowercasing
-from build_artifacts.errors import SourceNotFound, UnsupportedModel
+from build_artifacts.errors import SourceNotFound, UnsupportedModel, first_line
 from deployments.artifacts.manifest import TOKENIZER_NAME
 
 _WORDS_NAME = "vocab.txt"

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from build_artifacts.checkpoints.checkpoint import Checkpoint, copy_without_weights
 from build_artifacts.checkpoints.file_formats import ORIGINAL_HINT
-from build_artifacts.checkpoints.models import first_line
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, convert_library_error
 
 
 def dequantize_gguf(checkpoint: Checkpoint, into: Path) -> None:
@@ -29,10 +28,8 @@ def dequantize_gguf(checkpoint: Checkpoint, into: Path) -> None:
             output_loading_info=True,
         )
     except Exception as exc:  # the GGUF reader may raise any exception
-        raise UnsupportedModel(
-            f"the weights in `{file.name}` cannot be read: {first_line(exc)}",
-            hint=ORIGINAL_HINT,
-        ) from exc
+        message = f"the weights in `{file.name}` cannot be read"
+        raise convert_library_error(exc, message, hint=ORIGINAL_HINT) from exc
     if missing := sorted(info["missing_keys"]):
         raise UnsupportedModel(
             f"`{file.name}` has no weights for `{missing[0]}`", hint="download the file again"

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from build_artifacts.checkpoints.architectures import config_errors, load_config, read_model_class
 from build_artifacts.checkpoints.checkpoint import CONFIG_NAME, Checkpoint, copy_without_weights
 from build_artifacts.checkpoints.file_formats import ORIGINAL_HINT
-from build_artifacts.checkpoints.models import first_line
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, convert_library_error, first_line
 
 WeightArray = NDArray[Any]
 Arrays = Mapping[str, WeightArray]
@@ -86,8 +85,9 @@ def read_weights(file: Path) -> dict[str, WeightArray]:
         graph = onnx.load(file, load_external_data=False).graph
         tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     except Exception as exc:  # protobuf errors, and tensors with external data
-        raise UnsupportedModel(
-            f"`{file.name}` cannot be read: {first_line(exc)}",
+        raise convert_library_error(
+            exc,
+            f"`{file.name}` cannot be read",
             hint="pass a graph in one file, without external data",
         ) from exc
     weights = {

@@ -16,8 +16,8 @@ from typing import Any
 from build_artifacts.checkpoints.architectures import min_trace_tokens
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, first_line
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.errors import convert_library_error
 from build_artifacts.graph_files import save_graph
 from build_artifacts.recipes import ExportRecipe
 from deployments.artifacts.types import ModelHead
@@ -78,8 +78,9 @@ def export(
         with fast_tracing():
             program = OnnxExporter().export(rows, inputs, config=config).program
     except Exception as exc:  # tracing runs model code, which may raise any exception
-        raise UnsupportedModel(
-            f"`{metadata.architecture}` cannot be exported ({recipe.dtype}): {first_line(exc)}",
+        raise convert_library_error(
+            exc,
+            f"`{metadata.architecture}` cannot be exported ({recipe.dtype})",
             hint="the build log has the details; use a supported architecture",
         ) from exc
     batch_rope_tables(program.graph)

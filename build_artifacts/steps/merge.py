@@ -32,9 +32,8 @@ from build_artifacts.checkpoints.models import (
     TorchModel,
     dequantization_options,
     find_required,
-    first_line,
 )
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, convert_library_error, first_line
 from build_artifacts.steps.adapter_texts import (
     check_adapter_vocabulary,
     copy_chat_format,
@@ -185,9 +184,9 @@ def _base_model(weights: Path, adapter: Adapter) -> tuple[TorchModel, list[str]]
             **options,
         )
     except LOAD_ERRORS as exc:
-        raise UnsupportedModel(
-            f"transformers cannot load the base model of the adapter `{adapter.name}`: "
-            f"{first_line(exc)}",
+        raise convert_library_error(
+            exc,
+            f"transformers cannot load the base model of the adapter `{adapter.name}`",
             hint="load it with transformers in a Python shell for details",
         ) from exc
     mismatched = [entry[0] for entry in info["mismatched_keys"]]

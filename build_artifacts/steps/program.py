@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from build_artifacts.checkpoints.architectures import min_trace_tokens
 from build_artifacts.checkpoints.export_wrapper import input_names, wrap_for_export
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
-from build_artifacts.checkpoints.models import TorchModel, first_line
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.checkpoints.models import TorchModel
+from build_artifacts.errors import convert_library_error
 from build_artifacts.steps.export import build_example_inputs, fast_tracing
 from deployments.engines.pytorch.program import write_program
 
@@ -60,7 +60,8 @@ def write_traced(
     except OSError:
         raise
     except Exception as exc:  # tracing runs model code, which may raise any exception
-        raise UnsupportedModel(
-            f"`{metadata.architecture}` cannot be traced to a torch program: {first_line(exc)}",
+        raise convert_library_error(
+            exc,
+            f"`{metadata.architecture}` cannot be traced to a torch program",
             hint="the build log has the details; use its ONNX graphs",
         ) from exc

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.checkpoints.models import first_line
-from build_artifacts.errors import UnsupportedModel
+from build_artifacts.errors import UnsupportedModel, convert_library_error
 from build_artifacts.graph_files import MAX_GRAPH_BYTES, find_weight_file
 from build_artifacts.recipes import (
     CalibrationMethod,
@@ -69,8 +68,9 @@ def quantize(
     except OSError:
         raise
     except Exception as exc:  # quantizers raise any exception on unexpected graphs
-        raise UnsupportedModel(
-            f"{type(scheme).__name__} failed on this graph: {first_line(exc)}",
+        raise convert_library_error(
+            exc,
+            f"{type(scheme).__name__} failed on this graph",
             hint="the build log has the details; other candidates do not depend on this one",
         ) from exc
 

@@ -1,0 +1,35 @@
+"""Errors of libraries become errors of a build, or stay a lack of memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from build_artifacts.errors import UnsupportedModel, convert_library_error
+from build_artifacts.recipes import DynamicInt8
+from build_artifacts.steps import quantize
+
+TORCH_ALLOCATOR = (
+    "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 400000000000000 bytes."
+)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(TORCH_ALLOCATOR)])
+def test_lack_of_memory_says_nothing_about_the_model(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    monkeypatch.setattr(quantize, "_quantize_graph", fail)
+    with pytest.raises(MemoryError):
+        quantize.quantize(tmp_path / "in.onnx", DynamicInt8(), tmp_path / "out.onnx", items=())
+
+
+def test_other_errors_of_libraries_are_those_of_the_model() -> None:
+    converted = convert_library_error(KeyError("swish"), "the graph cannot be read", hint="mend it")
+    assert isinstance(converted, UnsupportedModel)
+    assert converted.message == "the graph cannot be read: unknown key 'swish'"
+    assert converted.hint == "mend it"
