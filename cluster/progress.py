@@ -53,7 +53,7 @@ def file_errors(path: Path) -> Iterator[None]:
 
 POLL_S = 0.25  # between two looks at what is waited for
 PROBE_TIMEOUT_S = 2.0
-# Opener that ignores proxies in the environment, because all requests go to this host.
+# Opener for requests to this host: it ignores proxies in the environment.
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 # Returns a description of what is missing or has failed, or None.

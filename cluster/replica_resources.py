@@ -39,13 +39,14 @@ class ResourceDemand:
     def of(cls, deployment: Mapping[str, Any]) -> ResourceDemand:
         """Read one item of `deployments`, which must have passed the linter."""
         options = deployment.get("ray_actor_options") or {}
+        cpus = options.get("num_cpus")
         min_replicas, max_replicas = _replica_bounds(deployment)
         return cls(
             name=deployment["name"],
             pool=(options.get("label_selector") or {}).get(POOL_LABEL),
             min_replicas=min_replicas,
             max_replicas=max_replicas,
-            cpus=options.get("num_cpus", 1),
+            cpus=1 if cpus is None else cpus,
             gpus=options.get("num_gpus") or 0,
         )
 

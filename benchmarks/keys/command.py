@@ -41,8 +41,11 @@ from benchmarks.common.sentences import load_sentences
 from benchmarks.common.statistics import percentiles_ms
 from benchmarks.keys.results import KeysResults, build_tables, evaluate_goals
 from benchmarks.servers.own_server import start_server
+from benchmarks.servers.processes import stop_signals_interrupt
 from benchmarks.serving.load import LoadPlan, LoadResult, Workload, run_load
 from cluster.default_config import CONFIG_HELP, find_config
+from cluster.launcher.serve_status import read_token
+from cluster.progress import DIRECT
 from deployments.artifacts.types import TaskName
 from deployments.deployment_names import INGRESS
 from deployments.keys.key import ApiKey, KeyLimits, generate_key, hash_key, key_id
@@ -91,6 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
     config = find_config(arguments.config)
     with (
         keep_partial_results(metadata, publish_so_far),
+        stop_signals_interrupt(),
         tempfile.TemporaryDirectory(prefix="keys-") as directory,
         start_server(config, arguments.out) as server,
     ):
@@ -149,16 +153,17 @@ class LiveSettings:
         self._put(self._document)
 
     def _put(self, body: Any) -> None:
-        token = os.environ.get("RAY_AUTH_TOKEN") or Path("~/.ray/auth_token").expanduser()
-        text = token if isinstance(token, str) else token.read_text(encoding="utf-8").strip()
         request = urllib.request.Request(
             self._url,
             method="PUT",
             data=orjson.dumps(body),
-            headers={"authorization": f"Bearer {text}", "content-type": "application/json"},
+            headers={
+                "authorization": f"Bearer {read_token(os.environ)}",
+                "content-type": "application/json",
+            },
         )
         try:
-            with urllib.request.urlopen(request, timeout=CHANGE_TIMEOUT_S):
+            with DIRECT.open(request, timeout=CHANGE_TIMEOUT_S):
                 pass
         except urllib.error.HTTPError as error:
             raise BenchmarkError(

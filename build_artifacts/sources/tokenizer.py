@@ -200,10 +200,8 @@ def _read_name(entry: Json) -> str:
 
 def _read_tokens_of_class(weights: Path, names: set[str]) -> dict[int, AddedToken]:
     """Return the tokens by their ids, as transformers adds them; {} if it cannot load them."""
-    try:
-        added = _convert(weights).get_added_tokens_decoder()
-    except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
-        return {}
+    loaded = _load_class(weights)
+    added = {} if loaded is None else loaded.get_added_tokens_decoder()
     return {number: token for number, token in added.items() if token.content in names}
 
 
@@ -213,9 +211,8 @@ def _read_token(fields: Mapping[str, Json]) -> AddedToken:
 
 
 def _copy_settings_of_class(weights: Path, tokenizer: Tokenizer) -> None:
-    try:
-        other = _convert(weights)
-    except Exception:  # noqa: BLE001  tokenizer classes may raise any exception
+    other = _load_class(weights)
+    if other is None:
         return
     _copy_settings(other, tokenizer)
     if is_lowercasing(other) and not is_lowercasing(tokenizer):
@@ -251,6 +248,16 @@ def _copy_settings(source: Tokenizer, target: Tokenizer) -> None:
         for name in names if type(source_part) is type(target_part) else ():
             if hasattr(source_part, name):
                 setattr(target_part, name, getattr(source_part, name))
+
+
+def _load_class(weights: Path) -> Tokenizer | None:
+    """Return the tokenizer that transformers loads. Report in the build log if it loads none."""
+    try:
+        return _convert(weights)
+    except Exception as exc:  # noqa: BLE001  tokenizer classes may raise any exception
+        reason = f"transformers cannot load the tokenizer: {first_line(exc)}"
+        print(f"{reason}. {TOKENIZER_NAME} keeps its own settings", flush=True)
+        return None
 
 
 def _convert(weights: Path) -> Tokenizer:

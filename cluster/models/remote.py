@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
 
+from cluster.access import is_loopback
 from cluster.ports import HTTP_PORT
 from cluster.progress import DIRECT
 from deployments.config import CLIENT_KEY_VARIABLE, client_key
@@ -75,7 +76,7 @@ def ask(method: str, url: str) -> Any:
     headers = {} if key is None else {"authorization": f"Bearer {key}"}
     request = urllib.request.Request(url, method=method, headers=headers)
     try:
-        with DIRECT.open(request, timeout=TIMEOUT_S) as response:
+        with _find_opener(url).open(request, timeout=TIMEOUT_S) as response:
             return json.loads(response.read())
     except urllib.error.HTTPError as error:
         hint = ""
@@ -90,6 +91,12 @@ def ask(method: str, url: str) -> Any:
                 "that Python trusts can be named by $SSL_CERT_FILE"
             )
         raise ServerError(f"{url} does not answer: {error}", hint=hint) from error
+
+
+def _find_opener(url: str) -> urllib.request.OpenerDirector:
+    """Return an opener that uses the proxies of the environment, but never for this host."""
+    is_here = is_loopback(urlsplit(url).hostname or "")
+    return DIRECT if is_here else urllib.request.build_opener()
 
 
 def _parse_url(text: str) -> str:

@@ -123,6 +123,8 @@ class Program:
             return print_error(f"`{error.name}` is not installed", hint)
         except KeyboardInterrupt:
             return print_error("interrupted", code=INTERRUPTED)
+        except MemoryError:
+            return print_error("the command needs more memory than it may use")
         except OSError as error:
             return _report_system_error(error)
 

@@ -65,6 +65,12 @@ def test_large_replicas_are_placed_before_small_ones() -> None:
     assert count_pods(create_group("cpu", cpu=4), replicas) == 2
 
 
+def test_replica_without_a_number_of_cpus_has_that_of_ray() -> None:
+    for options in ({}, {"num_cpus": None}):
+        demand = ResourceDemand.of(create_deployment("plain", 1, **options))
+        assert (demand.cpus, demand.gpus) == (1, 0)
+
+
 def test_merge_joins_mappings_by_key_and_lists_by_name() -> None:
     base = {"a": {"x": 1, "y": 2}, "items": [{"name": "p", "k": 1}, {"name": "q", "k": 2}]}
     changes = {"a": {"y": 3, "z": 4}, "items": [{"name": "q", "k": 5}], "new": [1]}

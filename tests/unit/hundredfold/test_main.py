@@ -39,6 +39,11 @@ class InterruptedCommand(FailingCommand):
         raise KeyboardInterrupt
 
 
+class LargeCommand(FailingCommand):
+    def run(self, arguments: object) -> int:
+        raise MemoryError
+
+
 class ReadingCommand(FailingCommand):
     def run(self, arguments: object) -> int:
         return len(CONFIG.read_bytes())
@@ -53,7 +58,7 @@ class ListingCommand:
 
 
 FAILING, INTERRUPTED_COMMAND = FailingCommand(), InterruptedCommand()
-READING, LISTING = ReadingCommand(), ListingCommand()
+LARGE, READING, LISTING = LargeCommand(), ReadingCommand(), ListingCommand()
 
 
 # Commands without `--json`: they run until they are stopped, or print a path, a line or a script.
@@ -175,6 +180,11 @@ def test_limit_of_open_files_is_named(capsys: pytest.CaptureFixture[str]) -> Non
 def test_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert program_with(stop=f"{__name__}:INTERRUPTED_COMMAND").run(["stop"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+def test_lack_of_memory_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert program_with(large=f"{__name__}:LARGE").run(["large"]) == 1
+    assert capsys.readouterr().err.startswith("error: the command needs more memory")
 
 
 def test_missing_package_names_the_extra(capsys: pytest.CaptureFixture[str]) -> None:

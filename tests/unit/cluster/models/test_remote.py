@@ -117,6 +117,20 @@ def test_key_that_cannot_be_sent_is_not_printed(
 
 
 @pytest.mark.parametrize(
+    ("url", "path"),
+    [(None, "/models/ps"), ("http://models.example.org", "http://models.example.org/models/ps")],
+)
+def test_proxy_is_asked_for_other_hosts_only(
+    server: ModelListServer, monkeypatch: pytest.MonkeyPatch, url: str | None, path: str
+) -> None:
+    own = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9" if url is None else own)
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert main(["models", "ps", "--url", url or own]) == 0
+    assert [asked for _, asked, _ in server.asked] == [path]
+
+
+@pytest.mark.parametrize(
     "url", ["myhost", "localhost:8000", "ftp://myhost", "http://", "http://[::1", "http://a:b"]
 )
 def test_text_that_is_no_url_is_refused_with_an_example(
