@@ -151,7 +151,9 @@ def _build_key(fields: Mapping[str, Any]) -> ApiKey:
         return ApiKey(**fields)
     except ValidationError as exc:
         error = exc.errors()[0]
-        raise BadSetting(f"`{error['loc'][-1]}`: {error['msg']}, not {error['input']!r}") from exc
+        name = str(error["loc"][-1])
+        option = f"--{name.replace('_', '-')}" if name in KeyLimits.model_fields else name
+        raise BadSetting(f"`{option}`: {error['msg']}, not {error['input']!r}") from exc
 
 
 def _read_permissions(arguments: argparse.Namespace, limits: KeyLimits) -> dict[str, Any]:

@@ -46,17 +46,6 @@ def add_task(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_tune_seconds(parser: argparse.ArgumentParser, default: float) -> None:
-    """Add the option for the time of tuning."""
-    parser.add_argument(
-        "--tune-seconds",
-        type=parse_seconds,
-        default=default,
-        metavar="S",
-        help="s for measuring the candidates on this host; 0 disables (default: %(default)s)",
-    )
-
-
 def parse_count(text: str) -> int:
     """Parse an integer of at least 1."""
     if not text.isdigit() or int(text) < 1:

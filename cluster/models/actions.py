@@ -26,6 +26,7 @@ from deployments.terminal.command_line import OK
 from deployments.terminal.console import add_json_option, add_store_option, print_json
 
 NAME_HELP = "model id, or ID@VERSION, or ID@ALIAS"
+VERSION_HELP = "ID@VERSION or ID@ALIAS; without `@`, the newest build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class ActionCommand:
     action: Action
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        help_text = NAME_HELP if self.action.takes_version else "model id"
+        help_text = VERSION_HELP if self.action.takes_version else "model id"
         parser.add_argument("name", help=help_text)
         for name, field in self.action.arguments.model_fields.items():
             if field.is_required():
@@ -194,6 +195,6 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help=f"whose store and versions of the models count; {CONFIG_HELP}",
+        help=f"config of the server, for its store and the versions that it names; {CONFIG_HELP}",
     )
     add_json_option(parser)

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeAlias
 
 from deployments.errors import ServeError
 from deployments.host.gpus import order_by_bus
-from deployments.host.machine import advise_install
+from deployments.host.machine import advise_install, installed_versions
 
 OK, FAILED, UNUSABLE_CONFIG, INTERRUPTED = 0, 1, os.EX_CONFIG, 130
 STDOUT = 1  # file descriptor
@@ -136,6 +136,8 @@ class Program:
             epilog=self.examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
+        version = installed_versions((self.name,)).get(self.name, "of an unknown version")
+        parser.add_argument("--version", action="version", version=f"{self.name} {version}")
         _add_commands(parser, self.tree, None if loaded is None else list(loaded))
         return parser
 

@@ -28,8 +28,8 @@ def add_store_option(parser: argparse.ArgumentParser) -> None:
         "--store",
         type=expand_home,
         metavar="DIR",
-        help="directory of sealed artifacts; default: with `hundredfold` that of the Serve config, "
-        f"else ${STORE_VARIABLE}, else {UNNAMED_STORE}",
+        help="directory of sealed artifacts; default: `args.store` of the Serve config, else "
+        f"${STORE_VARIABLE}, else {UNNAMED_STORE}",
     )
 
 

@@ -106,7 +106,7 @@ def test_list_is_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None
     [
         (["add", "alice"], "has a key named `alice`"),
         (["add", "two words"], "`name`"),
-        (["add", "bob", "--concurrent-requests", "0"], "`concurrent_requests`"),
+        (["add", "bob", "--concurrent-requests", "0"], "`--concurrent-requests`"),
         (["add", "bob", "--expires", "soon"], "neither a date"),
         (["add", "bob", "--expires", "2001-01-01"], "is not in the future"),
         (["add", "bob", "--expires", "0d"], "is not in the future"),
@@ -114,11 +114,11 @@ def test_list_is_a_table(path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["add", "bob", "--expires", "99999999999d"], "is after the year 9999"),
         (["revoke", "bob"], "has no key `bob`"),
         (["change", "bob", "--scope", "gpu"], "has no key `bob`"),
-        (["change", "alice", "--requests-per-minute", "0"], "`requests_per_minute`"),
-        (["add", "bob", "--requests-per-minute", ""], "`requests_per_minute`"),
+        (["change", "alice", "--requests-per-minute", "0"], "`--requests-per-minute`"),
+        (["add", "bob", "--requests-per-minute", ""], "`--requests-per-minute`"),
         (["change", "alice", "--expires", ""], "neither a date"),
         (["change", "alice"], "no option names what to change"),
-        (["change", "alice", "--tokens-per-minute", "few"], "`tokens_per_minute`"),
+        (["change", "alice", "--tokens-per-minute", "few"], "`--tokens-per-minute`"),
         (["change", "alice", "--expires", "2001-01-01"], "is not in the future"),
     ],
 )

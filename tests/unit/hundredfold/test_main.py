@@ -177,6 +177,14 @@ def test_limit_of_open_files_is_named(capsys: pytest.CaptureFixture[str]) -> Non
     assert "ulimit -n" in error
 
 
+def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    for program, version in (("hundredfold", metadata.version("hundredfold")), ("toy", "unknown")):
+        with pytest.raises(SystemExit) as exited:
+            Program(program, "A program.", {}).run(["--version"])
+        assert exited.value.code == 0
+        assert version in capsys.readouterr().out
+
+
 def test_interrupt_exits_with_130(capsys: pytest.CaptureFixture[str]) -> None:
     assert program_with(stop=f"{__name__}:INTERRUPTED_COMMAND").run(["stop"]) == 130
     assert "interrupted" in capsys.readouterr().err
