@@ -34,6 +34,7 @@ from deployments.ingress.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
 from deployments.ingress.http.api import (
     ERROR_FORMAT_KEY,
+    Access,
     ErrorFormat,
     find_client_format,
     use_error_format,
@@ -47,13 +48,13 @@ from deployments.ingress.http.error_responses import (
     RecordRejection,
     mark_queue_refusal,
 )
-from deployments.ingress.http.errors import truncate_error
+from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text, truncate_error
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.leaving_clients import ClientWatch
 from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMethod
 from deployments.ingress.http.tracing import CURRENT_TRACE
-from deployments.keys.caller import UNRESTRICTED, set_current_caller
+from deployments.keys.caller import UNRESTRICTED, current_caller, set_current_caller
 
 log = logging.getLogger("ray.serve.hundredfold")
 
@@ -201,7 +202,11 @@ class HttpApplication:
             scope[METERED_KEY] = self._gate.admit(found.route.access, request.headers)
             if found.route.runs_model:
                 self._hooks.begin_trace(request, found.route.path)
-            return await self._run(found.route, request)
+            response = await self._run(found.route, request)
+            if found.route.access is Access.ADMIN and scope["method"] != "GET":
+                who = current_caller().name or "a client without a key"
+                log.info("%s %r by %s", scope["method"], shorten_text(path, MAX_FIELD_CHARS), who)
+            return response
         except ServeError as error:
             return self._respond(scope, error)
         except WrongMethod as error:

@@ -54,6 +54,22 @@ async def test_versions_are_moved_by_routes(store: Path) -> None:
         assert rolled_back.json()["versions"][1]["percent"] == 100
 
 
+async def test_log_says_who_changed_what(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys.json"
+    key = add_key(keys, "ops", scopes=(Scope.INFER, Scope.ADMIN))
+    server = InProcess(store, models=(MODEL,), settings=IngressUserConfig(key_file=keys))
+    with caplog.at_level("INFO", "ray.serve.hundredfold"):
+        async with server.client() as http:
+            http.headers.update(bearer(key))
+            await http.post(f"/models/{MODEL}@{OLD}/promote")
+            await http.get(f"/models/{MODEL}/versions")
+            await http.get("/v1/models")
+    lines = [line for line in caplog.messages if line.startswith(("GET", "POST"))]
+    assert lines == [f"POST '/models/{MODEL}@{OLD}/promote' by ops"]
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "code"),
     [
