@@ -30,26 +30,40 @@ class FailedLoads:
     def find(self, ref: ModelRef) -> ServeError | None:
         """Return the error of the model's last load while a new load must wait, else None."""
         failure = self._failures.get(ref)
-        if failure is None or self._clock() >= failure.ends_s:
+        # Calls may load a model that lacked memory at once: memory may become free at any moment.
+        if (
+            failure is None
+            or isinstance(failure.error, ModelUnavailable)
+            or self._has_ended(failure)
+        ):
             return None
         return copy.copy(failure.error)  # a shared exception object collects tracebacks
 
+    def delays(self, ref: ModelRef) -> bool:
+        """Return whether the next load that no call waits for must wait."""
+        failure = self._failures.get(ref)
+        return failure is not None and not self._has_ended(failure)
+
     def add(self, ref: ModelRef, exception: Exception) -> ServeError:
-        """Store the error of a load, except a ModelUnavailable. Return the error for clients."""
+        """Store and log the error of a load. Return the error for clients.
+
+        A lack of memory is logged only once until the model is loaded.
+        """
         error = copy.copy(hide_details(exception))  # no traceback, which would keep objects alive
         error.elsewhere = True
-        if isinstance(exception, ModelUnavailable):
-            return error  # not stored: memory may become free at any moment
-        is_known = isinstance(exception, ServeError)
-        cause = None if is_known else exception
-        log.error("model %s cannot be loaded: %s", ref.name, exception, exc_info=cause)
         previous = self._failures.pop(ref, None)
+        if previous is None or not isinstance(exception, ModelUnavailable):
+            cause = None if isinstance(exception, ServeError) else exception
+            log.error("model %s cannot be loaded: %s", ref.name, exception, exc_info=cause)
         wait_s = MIN_QUARANTINE_S if previous is None else 2 * previous.wait_s
         wait_s = min(wait_s, MAX_QUARANTINE_S)
         self._failures[ref] = _Failure(error, wait_s, self._clock() + wait_s)
         if len(self._failures) > MAX_FAILURES:
             self._failures.popitem(last=False)
         return error
+
+    def _has_ended(self, failure: _Failure) -> bool:
+        return self._clock() >= failure.ends_s
 
     def forget(self, ref: ModelRef) -> None:
         self._failures.pop(ref, None)

@@ -148,7 +148,7 @@ class ModelPool(Generic[T]):
         """Load models in the background, unless they are loaded or have just failed to load."""
         for ref in refs:
             is_here = ref in self._entries or ref in self._loading
-            if not is_here and self._failures.find(ref) is None:
+            if not is_here and not self._failures.delays(ref):
                 self._start_load(ref)
 
     async def trim(self) -> None:

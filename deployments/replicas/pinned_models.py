@@ -60,8 +60,7 @@ class PinnedModels:
         for model in models:
             try:
                 pool.load_now(model.ref)
-            except Exception as error:
-                log.error("model %s cannot be loaded: %s", model.ref.name, error)
+            except Exception as error:  # which the pool has logged
                 is_needed = self._registry.has_fixed_version(model.ref.id)
                 if is_needed and not isinstance(error, HardwareUnavailable):
                     raise
@@ -85,8 +84,12 @@ class PinnedModels:
             await asyncio.sleep(CHECK_INTERVAL_S)
             try:
                 models = await run(self._reader, self._read)
-                self._refs = frozenset(model.ref for model in models)
-                pool.keep(self._refs)
-                await pool.trim()
             except Exception:  # such as a store that is not available for a moment
                 log.exception("the list of pinned models cannot be read; it is read again soon")
+                continue
+            self._refs = frozenset(model.ref for model in models)
+            try:
+                pool.keep(self._refs)
+                await pool.trim()
+            except Exception:  # this task must go on
+                log.exception("pinned models cannot be loaded; they are tried again soon")
