@@ -35,7 +35,9 @@ from deployments.metrics import (
     TokenizerMetrics,
 )
 from deployments.tasks import TASKS, find_head, list_task_names
+from deployments.terminal.command_line import CommandGroup, Tree
 from deployments.transports.base import Clients
+from hundredfold.__main__ import build_program
 
 CONFIG = REPOSITORY / "serve_config.yaml"
 NO_STORE = Path("no-store")  # placeholder; the APIs are listed without reading a store
@@ -114,6 +116,21 @@ def _list_errors(root: type[ServeError]) -> Iterator[type[ServeError]]:
         yield root
         for kind in root.__subclasses__():
             yield from _list_errors(kind)
+
+
+def commands_table() -> Table:
+    """Return a row per command, in the order of the help."""
+    program = build_program()
+    rows = [[_code(name), text] for name, text in _list_commands(program.name, program.tree)]
+    return Table("commands", ("command", "use"), rows)
+
+
+def _list_commands(prefix: str, tree: Tree) -> Iterator[tuple[str, str]]:
+    for name, node in tree.items():
+        if isinstance(node, CommandGroup):
+            yield from _list_commands(f"{prefix} {name}", node.commands)
+        else:
+            yield f"{prefix} {name}", node.help
 
 
 def settings_table() -> Table:
@@ -250,6 +267,7 @@ REFERENCES: Mapping[str, Callable[[], Table]] = {
     "tasks": tasks_table,
     "routes": routes_table,
     "errors": errors_table,
+    "commands": commands_table,
     "settings": settings_table,
     "metrics": metrics_table,
     "rivals": summarize_published,

@@ -41,3 +41,11 @@ def test_routes_have_their_access() -> None:
     assert rows["`/health`"][3] == "public"
     assert rows["`/models/ps`"][3] == "admin"
     assert rows["`/v1/chat/completions`"][:2] == ["OpenAI", "POST"]
+
+
+def test_commands_of_groups_have_their_whole_name() -> None:
+    commands = dict(REFERENCES["commands"]().rows)
+    assert {"`hundredfold serve`", "`hundredfold keys add`", "`hundredfold bench gpu`"} <= set(
+        commands
+    )
+    assert commands["`hundredfold models gc`"] == "Remove versions that nothing names"
