@@ -11,7 +11,6 @@ installed, and vice versa.
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterable, Sequence
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from deployments.host.gpus import Gpu, find_visible, read_gpus
+from deployments.host.machine import is_from_checkout
 
 CPU_PACKAGES = ("onnxruntime", "onnxruntime-genai")
 GPU_PACKAGES = ("onnxruntime-gpu", "onnxruntime-genai-cuda")
@@ -96,12 +96,10 @@ def is_editable(distributions: Iterable[metadata.Distribution]) -> bool:
 
     The environment of a service has its own copy of the modules. The installation must keep this
     copy: otherwise the service would run the checkout of the administrator who repairs packages.
-    https://packaging.python.org/specifications/direct-url/
     """
     for distribution in distributions:
         if _read_name(distribution) == "hundredfold":
-            origin = json.loads(distribution.read_text("direct_url.json") or "{}")
-            return bool(origin.get("dir_info", {}).get("editable"))
+            return is_from_checkout(distribution)
     return True
 
 

@@ -30,7 +30,7 @@ from deployments.claimed_directory import claim_directory
 from deployments.files import write_atomically
 
 SESSION_NAME = "session.json"
-SERVE_STOP_S = 5.0  # time for Serve to finish requests and end, after Ctrl-C
+SERVE_STOP_S = 5.0  # default time for Serve to finish requests and end, after Ctrl-C
 RAY_STOP_S = 8.0  # time for Ray to end after SIGTERM
 STOP_POLL_S = 0.1
 CONTROLLER_NAME = "ray::ServeContr"  # Serve's controller; the kernel keeps 15 characters
@@ -169,14 +169,15 @@ class ChildProcesses:
         kill_remaining(self._session)
         self._processes.clear()
 
-    def stop(self) -> list[str]:
+    def stop(self, serve_stop_s: float = SERVE_STOP_S) -> list[str]:
         """Stop Serve, which finishes running requests. Then stop Ray and all remaining processes.
 
-        Return the names of processes that are still alive.
+        Requests that run for longer than `serve_stop_s` are cut. Return the names of processes that
+        are still alive.
         """
         # Serve has stopped once its controller has ended. `serve run` does not notice this end,
         # because Ray repeats the last call of `serve run` to the controller forever.
-        self._end("serve", signal.SIGINT, SERVE_STOP_S, lambda: not self._has_controller())
+        self._end("serve", signal.SIGINT, serve_stop_s, lambda: not self._has_controller())
         self._end("ray", signal.SIGTERM, RAY_STOP_S)
         kill_remaining(self._session)
         remaining = sorted(self.names())

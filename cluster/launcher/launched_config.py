@@ -15,6 +15,7 @@ from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import METRICS_HOST, ClientLimits
 from cluster.linting.document import format_path
 from cluster.ports import HTTP_PORT, format_address
+from cluster.processes import SERVE_STOP_S
 from cluster.progress import StartError, UnusableConfig, file_errors
 from deployments.artifacts.store import LATEST_NAME
 from deployments.config import STORE_VARIABLE, AppArgs
@@ -45,6 +46,7 @@ class ServeOptions:
     max_requests: int = DEFAULT_LIMITS.requests
     num_gpus: int | None = None  # None: GPUs that an installed engine can use
     start_timeout_s: float = 180.0
+    stop_timeout_s: float = SERVE_STOP_S
 
 
 class LaunchedConfig:

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from math import ceil
@@ -85,17 +86,20 @@ def advise_install(extras: str) -> str:
     """
     if installed_versions(("onnxruntime-gpu",)):
         extras = extras.replace("build,cpu", "gpu-build")
-    options = "-c constraints.txt -e" if _is_editable() else "-c constraints.txt"
+    options = "-c constraints.txt"
+    with suppress(metadata.PackageNotFoundError):
+        if is_from_checkout(metadata.distribution("hundredfold")):
+            options += " -e"
     return f"run `pip install {options} '.[{extras}]'` in the checkout"
 
 
-def _is_editable() -> bool:
-    """Return whether Hundredfold runs from its checkout. The record of pip says so (PEP 610)."""
-    try:
-        origin = metadata.distribution("hundredfold").read_text("direct_url.json") or "{}"
-    except metadata.PackageNotFoundError:
-        return False
-    return bool(json.loads(origin).get("dir_info", {}).get("editable"))
+def is_from_checkout(distribution: metadata.Distribution) -> bool:
+    """Return whether Python imports a distribution's modules from its checkout.
+
+    https://packaging.python.org/specifications/direct-url/
+    """
+    origin = json.loads(distribution.read_text("direct_url.json") or "{}")
+    return bool(origin.get("dir_info", {}).get("editable"))
 
 
 _ROOT = Path("/sys/fs/cgroup")

@@ -19,7 +19,8 @@ from cluster.installation import (
     main,
     plan_install,
 )
-from cluster.launcher import command as up
+from cluster.launcher import server
+from cluster.launcher.command import add_arguments
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
 from cluster.progress import StartupProgress
@@ -227,18 +228,18 @@ class Lines(StartupProgress):
 def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = Lines()
     support = assess_gpus((H200,), {"onnxruntime-gpu": "1.31.1"}, (H200,))
-    monkeypatch.setattr(up, "read_gpu_support", lambda: support)
-    assert up.count_gpus(None, progress) == 1
+    monkeypatch.setattr(server, "read_gpu_support", lambda: support)
+    assert server.count_gpus(None, progress) == 1
     assert progress.lines == [
         "H200, compute capability 9.0, driver 580.159.03: for onnxruntime-gpu"
     ]
-    assert up.count_gpus(0, progress) == 0
-    monkeypatch.setattr(up, "read_gpu_support", lambda: assess_gpus((), {}, ()))
-    assert up.count_gpus(None, progress) == 0
+    assert server.count_gpus(0, progress) == 0
+    monkeypatch.setattr(server, "read_gpu_support", lambda: assess_gpus((), {}, ()))
+    assert server.count_gpus(None, progress) == 0
     assert len(progress.lines) == 1
     for_cuda = assess_gpus((), {"onnxruntime-gpu": "1.31.1"}, ())
-    monkeypatch.setattr(up, "read_gpu_support", lambda: for_cuda)
-    assert up.count_gpus(None, progress) == 0
+    monkeypatch.setattr(server, "read_gpu_support", lambda: for_cuda)
+    assert server.count_gpus(None, progress) == 0
     assert progress.lines[1].startswith("no GPU, although `onnxruntime-gpu` is installed; run `")
     command = build_ray_command(LocalPorts(*range(8)), 1)
     assert command[-1] == "--num-gpus=1"
@@ -246,6 +247,6 @@ def test_serve_tells_ray_the_usable_gpus(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_no_gpu_is_zero_gpus() -> None:
     parser = argparse.ArgumentParser()
-    up.add_arguments(parser)
+    add_arguments(parser)
     assert parser.parse_args(["--no-gpu"]).num_gpus == 0
     assert parser.parse_args([]).num_gpus is None

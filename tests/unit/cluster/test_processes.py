@@ -60,8 +60,6 @@ STOP_WITH_CONTROLLER = """
 import os, sys, time
 from pathlib import Path
 from cluster import processes
-
-processes.SERVE_STOP_S = 600
 serve = '''
 import signal, subprocess, sys, time
 rename = "open('/proc/self/comm', 'w').write('ray::ServeContr'); print(flush=True); input()"
@@ -82,7 +80,7 @@ children = processes.ChildProcesses(Path(sys.argv[1]))
 children.start("serve", [sys.executable, "-c", serve], dict(os.environ))
 while not (children.run_dir / "serve.log").read_text():
     time.sleep(0.01)
-print(children.stop())
+print(children.stop(600))
 """
 
 

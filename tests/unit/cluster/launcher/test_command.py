@@ -19,20 +19,17 @@ from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import EdgeSettings
-from cluster.launcher.command import (
-    ServeOptions,
-    StopSignal,
-    add_arguments,
-    build_environment,
-    list_stop_signals,
-    lock_run_directory,
-    run,
-    run_edge,
-    serve_until_stopped,
-    stop_signals_raise,
-)
+from cluster.launcher.command import add_arguments, run
+from cluster.launcher.launched_config import ServeOptions
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
+from cluster.launcher.server import (
+    build_environment,
+    lock_run_directory,
+    run_edge,
+    serve_until_stopped,
+)
+from cluster.launcher.stop_signals import StopSignal, list_stop_signals, stop_signals_raise
 from cluster.progress import StartError, StartupProgress, UnusableConfig
 from tests.support.ports import free_port
 
@@ -49,6 +46,7 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--connections-per-client", "0", "must be at least 1"),
         ("--max-requests", "0", "must be at least 1"),
         ("--start-timeout-s", "-5", "must be more than 0 seconds"),
+        ("--stop-timeout-s", "0", "must be more than 0 seconds"),
     ],
 )
 def test_numbers_out_of_range_are_refused(
@@ -237,8 +235,8 @@ def test_low_limit_of_open_files_is_named_with_a_remedy(
         def start(self) -> None:
             raise EdgeError("Cannot raise FD limit to 8217, limit is 1024.")
 
-    monkeypatch.setattr("cluster.launcher.command.Edge", FailingEdge().create)
-    monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
+    monkeypatch.setattr("cluster.launcher.server.Edge", FailingEdge().create)
+    monkeypatch.setattr("cluster.launcher.server.find_haproxy", lambda: "haproxy")
     settings = ServeOptions(config=tmp_path, run_dir=tmp_path)
     for limit, remedy in ((1024, "ulimit -Hn"), (65_536, "")):
         monkeypatch.setattr(resource, "getrlimit", lambda _kind, limit=limit: (limit, limit))
@@ -271,7 +269,7 @@ def test_links_of_the_command_line_are_kept(
     assert given[0].run_dir == tmp_path / ".run", "two servers may share the target of their links"
 
 
-def test_options_of_the_command_line_reach_the_edge(
+def test_options_of_the_command_line_reach_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "config.yaml"
@@ -283,14 +281,15 @@ def test_options_of_the_command_line_reach_the_edge(
     )
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    options = ["--connections-per-client", "7", "--max-requests", "9"]
+    options = ["--connections-per-client", "7", "--max-requests", "9", "--stop-timeout-s", "130"]
     options += ["--ssl-certfile", "c.pem", "--ssl-keyfile", "k.pem", "--metrics-host", "0.0.0.0"]
     grpc_port = free_port()
     options += ["--grpc-port", str(grpc_port)]
     run(parser.parse_args([str(config), *options]))
+    assert given[0].stop_timeout_s == 130
     edge = FakeEdge()
-    monkeypatch.setattr("cluster.launcher.command.Edge", edge.create)
-    monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
+    monkeypatch.setattr("cluster.launcher.server.Edge", edge.create)
+    monkeypatch.setattr("cluster.launcher.server.find_haproxy", lambda: "haproxy")
     address = ("127.0.0.1", free_port())
     with run_edge(given[0], address, StartupProgress()):
         assert edge.settings == EdgeSettings(
@@ -306,7 +305,7 @@ def test_options_of_the_command_line_reach_the_edge(
 def test_unusable_certificate_is_named_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.launcher.command.find_haproxy", lambda: "haproxy")
+    monkeypatch.setattr("cluster.launcher.server.find_haproxy", lambda: "haproxy")
     certificate = CertificateFiles(tmp_path / "missing.pem")
     settings = ServeOptions(config=tmp_path, run_dir=tmp_path, certificate=certificate)
     edge = run_edge(settings, ("127.0.0.1", free_port()), StartupProgress())
