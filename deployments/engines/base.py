@@ -11,15 +11,17 @@ from typing import Protocol, Self
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
 from deployments.artifacts.types import Device, EngineName, ModelHead, Precision
 from deployments.config import EncoderSettings, HardwareSettings
+from deployments.engines.cuda_errors import is_context_lost
 from deployments.engines.decoder import DecoderFactory
 from deployments.engines.forward_pass import Batch, Outputs
-from deployments.errors import EngineFailed, RequirementMissing
+from deployments.errors import EngineFailed, EngineLost, RequirementMissing
 
 
 class translate_errors:
-    """Context manager that raises any exception, except RequirementMissing, as EngineFailed.
+    """Context manager that raises any exception as EngineFailed, whose message starts with `name`.
 
-    Its message starts with `name`. The exceptions of engines share no base class: ONNX Runtime
+    After an error of CUDA that only a new process survives it raises EngineLost. EngineLost and
+    RequirementMissing pass unchanged. The exceptions of engines share no base class: ONNX Runtime
     derives its exceptions from Exception, OpenVINO's come from pybind, torch and safetensors define
     their own.
 
@@ -41,9 +43,10 @@ class translate_errors:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception) and not isinstance(error, RequirementMissing):
+        if isinstance(error, Exception) and not isinstance(error, RequirementMissing | EngineLost):
+            raised = EngineLost if is_context_lost(error) else EngineFailed
             # Failed assertions of torch have no message.
-            raise EngineFailed(f"{self._name}: {str(error) or type(error).__name__}") from error
+            raise raised(f"{self._name}: {str(error) or type(error).__name__}") from error
 
 
 # Limit of the scores in a forward pass of a model with the head SPARSE, whose graph computes a
