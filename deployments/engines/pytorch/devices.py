@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import sysconfig
@@ -21,6 +22,8 @@ from deployments.engines.pytorch.capture_lock import CaptureLock
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("ray.serve.hundredfold")
 
 
 def missing_torch_device(target: EngineTarget, hardware: HardwareSettings) -> str | None:
@@ -98,4 +101,9 @@ def release_modules(device: str, lock: CaptureLock) -> None:
         import torch
 
         with lock.run_pass():
-            torch.cuda.empty_cache()
+            try:
+                torch.cuda.empty_cache()
+            except RuntimeError:
+                # CUDA cannot be used any more. The error that caused this says more than this one,
+                # which would hide it: callers close engines while they handle an error.
+                log.warning("the cached memory of the GPU was not freed", exc_info=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import threading
 import weakref
@@ -280,3 +281,20 @@ def test_closed_engine_returns_the_memory_that_torch_keeps(
     assert returned == ["cuda"]
     open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS).close()
     assert returned == ["cuda"], "an engine on the CPU uses no memory of a GPU"
+
+
+def test_close_after_the_loss_of_the_gpu_keeps_the_first_error(
+    written: Written, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A build or a tuner closes its engines in a `finally`, and continues with other candidates."""
+
+    def fail() -> None:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", fail)
+    engine = open_engine(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), SETTINGS)
+    assert isinstance(engine, TorchEngine)
+    engine._device = "cuda"
+    with caplog.at_level(logging.WARNING), pytest.raises(ZeroDivisionError), closing(engine):
+        raise ZeroDivisionError("the first error")
+    assert "was not freed" in caplog.text
