@@ -5,7 +5,8 @@ The kernels of a small call take less time than their launches from Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.config import HardwareSettings
@@ -59,9 +60,28 @@ def capture(
             return None
         # Some threads, such as those of a library, do not take the lock. With "thread_local", their
         # CUDA calls do not end the capture.
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with (
+            _keep_current_stream(),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
+        ):
             call()
     return CapturedCall(graph, stream)
+
+
+@contextmanager
+def _keep_current_stream() -> Iterator[None]:
+    """Make the current stream of the thread current again at the end of the block.
+
+    `torch.cuda.graph` does so only if the capture ends without an error. Later calls of the thread
+    would run on the stream of the captures, without waiting for earlier calls.
+    """
+    import torch
+
+    previous = torch.cuda.current_stream()
+    try:
+        yield
+    finally:
+        torch.cuda.set_stream(previous)
 
 
 def can_capture(spec: DecoderSpec, hardware: HardwareSettings) -> bool:

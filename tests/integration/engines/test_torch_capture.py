@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import replace
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -21,13 +18,11 @@ from deployments.engines.decoder_factory import kv_bytes_per_token, measure_kv_c
 from deployments.engines.pytorch import decoder as torch_decoder  # noqa: E402
 from deployments.engines.pytorch.capture import (  # noqa: E402
     can_capture,
-    capture,
     count_staging_slots,
 )
 from deployments.engines.pytorch.capture_lock import CaptureLock  # noqa: E402
 from deployments.engines.pytorch.decoder import TorchDecoder  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
-from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.decoder_programs import program_spec  # noqa: E402
 from tests.support.tiny_decoders import tiny_llama  # noqa: E402
 from tests.support.torch_memory import count_tensor_bytes, without_collections  # noqa: E402
@@ -218,37 +213,3 @@ def test_steps_run_uncaptured_while_a_model_is_opened(
     assert list(captured._captured) == [(1, 16), (1, 32)]
     for decoder in (plain, captured):
         decoder.close()
-
-
-class OrderedStream:
-    """A fake of a CUDA stream."""
-
-    def wait_stream(self, _other: object) -> None:
-        pass
-
-
-def test_captures_of_a_decoder_share_a_stream_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The stream that torch takes without `stream` belongs to all captures of the process."""
-    lock, streams, held = RecordedLock(), [], []
-
-    def graph(_graph: object, *, stream: object, **_: object) -> nullcontext[None]:
-        streams.append(stream)
-        return nullcontext()
-
-    monkeypatch.setattr(torch.cuda, "Stream", OrderedStream)
-    monkeypatch.setattr(torch.cuda, "current_stream", OrderedStream)
-    monkeypatch.setattr(torch.cuda, "stream", nullcontext)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock)
-    monkeypatch.setattr(torch.cuda, "graph", graph)
-    first, other = (capture(lambda: held.append(lock.held), None, lock, waits=True) for _ in "ab")
-    assert first is not None
-    assert other is not None
-    capture(lambda: held.append(lock.held), first, lock, waits=False)
-    assert streams == [first.stream, other.stream, first.stream]
-    assert first.stream is not other.stream
-    assert held == ["opening", "opening", "opening", "capture"] * 3
-    with lock.open_model(), ThreadPoolExecutor(1) as executor:
-        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(60)
-    assert late is None, "a step must not wait for a model that another thread opens"
