@@ -34,7 +34,7 @@ class FakeGraph:
     def pool(self) -> object:
         if not self.has_ended:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-        return self.used_pool or self
+        return self if self.used_pool is None else self.used_pool
 
 
 @dataclass

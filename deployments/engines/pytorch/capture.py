@@ -5,11 +5,14 @@ The kernels of a small call take less time than their launches from Python.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.config import HardwareSettings
+from deployments.engines.cuda_errors import is_capture_failure
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.pytorch.capture_lock import CaptureLock
 from deployments.engines.pytorch.devices import has_group_kernels, uses_cuda
@@ -17,55 +20,108 @@ from deployments.engines.pytorch.devices import has_group_kernels, uses_cuda
 if TYPE_CHECKING:
     import torch
 
+log = logging.getLogger("ray.serve.hundredfold")
+
+_UNENDED: list[torch.cuda.CUDAGraph] = []  # graphs of captures without an end, see _find_pool
 _WARM_UP_CALLS = 3  # before a capture, because libraries allocate memory in their first calls
+
+
+class CaptureFailed(Exception):
+    """A call cannot be captured. It may run uncaptured."""
 
 
 class CapturedCall(NamedTuple):
     """The CUDA graph of a call. Any thread may replay it."""
 
     graph: torch.cuda.CUDAGraph
-    stream: torch.cuda.Stream  # the stream on which the graph was captured
 
     def replay(self) -> None:
         self.graph.replay()
 
 
+class EngineGraphs:
+    """What all captures of one engine share: a stream and a memory pool.
+
+    A shared pool is safe, because the calls of an engine are sequential and leave at most their
+    outputs in the pool. Only captures on one stream can share a pool. No other engine uses this
+    stream; by default, torch would capture all engines on the same stream.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        # Also failed ones. The end of a graph frees workspaces of cuBLAS on the stream, whose
+        # addresses are in the other graphs of the stream.
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._pool: Any = None  # None: the next capture has a new pool
+
+    @property
+    def stream(self) -> torch.cuda.Stream:
+        import torch
+
+        if self._stream is None:
+            self._stream = torch.cuda.Stream()
+        return self._stream
+
+    def record(self, call: Callable[[], None]) -> CapturedCall:
+        """Capture `call` on the stream. Raises CaptureFailed, or the error of the call itself."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        self._graphs.append(graph)
+        # Some threads, such as those of a library, do not take the lock. With "thread_local", their
+        # CUDA calls do not end the capture.
+        graph_of_call = partial(torch.cuda.graph, graph, capture_error_mode="thread_local")
+        try:
+            with _keep_current_stream(), graph_of_call(pool=self._pool, stream=self.stream):
+                call()
+        except Exception as error:
+            if not is_capture_failure(error):
+                raise
+            log.warning("a CUDA graph could not be captured; the call runs without", exc_info=error)
+            raise CaptureFailed(str(error)) from error
+        finally:
+            self._pool = _find_pool(graph)
+        return CapturedCall(graph)
+
+    def drop(self) -> None:
+        """Drop the graphs. The caller has dropped all captured calls."""
+        self._graphs.clear()
+        self._pool = None
+
+
+def _find_pool(graph: torch.cuda.CUDAGraph) -> Any:
+    """Return the memory pool of a graph; None if its capture has no end.
+
+    torch then still records to the pool, and refuses further captures in it. It also keeps a
+    pointer to the graph, which must therefore exist as long as the process.
+    """
+    try:
+        return graph.pool()
+    except RuntimeError:
+        _UNENDED.append(graph)
+        return None
+
+
 def capture(
-    call: Callable[[], None], other: CapturedCall | None, lock: CaptureLock, *, waits: bool
+    call: Callable[[], None], graphs: EngineGraphs, lock: CaptureLock, *, waits: bool
 ) -> CapturedCall | None:
     """Capture `call`, whose inputs and outputs must be tensors at fixed addresses.
 
     The call must be repeatable, because it also runs several times for warm-up. If `waits` is
-    False, return None while another model is being opened.
-
-    `other` is another captured call of the same engine, if there is one. Both graphs then share a
-    memory pool. This is safe, because the calls of an engine are sequential and leave at most their
-    outputs in the pool. Only captures on one stream can share a pool, so all captures of an engine
-    use one stream. No other engine uses this stream; by default, torch would capture all engines on
-    the same stream.
+    False, return None while another model is being opened. Raises CaptureFailed if the call cannot
+    be captured, now or later.
     """
     import torch
 
+    stream = graphs.stream
     with lock.open_model():  # the first call may compile a module
-        stream = torch.cuda.Stream() if other is None else other.stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(_WARM_UP_CALLS):
                 call()
         torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    pool = None if other is None else other.graph.pool()
     with lock.capture(waits=waits) as is_alone:
-        if not is_alone:
-            return None
-        # Some threads, such as those of a library, do not take the lock. With "thread_local", their
-        # CUDA calls do not end the capture.
-        with (
-            _keep_current_stream(),
-            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
-        ):
-            call()
-    return CapturedCall(graph, stream)
+        return graphs.record(call) if is_alone else None
 
 
 @contextmanager

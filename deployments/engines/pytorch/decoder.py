@@ -49,13 +49,9 @@ from deployments.engines.decoder import (
     TokenColumn,
     check_prompt,
 )
-from deployments.engines.pytorch.capture import (
-    CapturedCall,
-    can_capture,
-    capture,
-    count_staging_slots,
-)
+from deployments.engines.pytorch.capture import can_capture, count_staging_slots
 from deployments.engines.pytorch.capture_lock import find_capture_lock
+from deployments.engines.pytorch.captured_calls import CapturedCalls
 from deployments.engines.pytorch.devices import (
     clear_frames,
     missing_torch_device,
@@ -148,8 +144,7 @@ class TorchDecoder:
         self._captures = can_capture(spec, hardware)
         self._staging_slots = count_staging_slots(spec, hardware)
         self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
-        # Decode steps by (slots, kv_length), prefills by (1, kv_length, tokens).
-        self._captured: dict[tuple[int, ...], CapturedCall] = {}
+        self._captured = CapturedCalls(self._lock)
         self._loaded: _LoadedDecoder | None = None
         try:
             with translate_errors(spec.path.name), self._lock.open_model():
@@ -337,28 +332,11 @@ class TorchDecoder:
         return min(kv_length, self.info.context)
 
     def _find_call(self, key: tuple[int, ...], call: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that has the effect of `call` by replaying its CUDA graph.
-
-        The first use captures the graph. While a model is being opened, return `call` itself, so
-        that a later use captures. Two captures wait for openings instead: the first of a prefill
-        and the first of a decode step, which may compile. Both run while this decoder is opened, so
-        no request waits for them.
-        """
-        if key not in self._captured:
-            is_first = not any(len(other) == len(key) for other in self._captured)
-            if not is_first and self._lock.is_opening:  # the capture would wait for the opening
-                return call
-            other = next(iter(self._captured.values()), None)
-            # A capture first runs the step for warm-up, which adds its tokens to the states.
-            with (
-                translate_errors(self.info.compute_type),
-                restored(self.loaded.states, key[0], self._running),
-            ):
-                captured = capture(call, other, self._lock, waits=is_first)
-            if captured is None:
-                return call
-            self._captured[key] = captured
-        return self._captured[key].replay
+        """Return a function that has the effect of `call`, if possible by a CUDA graph."""
+        # A capture first runs the step for warm-up, which adds its tokens to the states.
+        undo = partial(restored, self.loaded.states, key[0], self._running)
+        with translate_errors(self.info.compute_type):
+            return self._captured.find(key, call, undo)
 
 
 def _open_module(spec: DecoderSpec, device: str) -> tuple[Callable[..., torch.Tensor], SlotLayout]:

@@ -9,6 +9,7 @@ opened.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,12 @@ from deployments.engines.graph_io import (
     smallest_fitting,
     split,
 )
-from deployments.engines.pytorch.capture import CapturedCall, capture
+from deployments.engines.pytorch.capture import (
+    CapturedCall,
+    CaptureFailed,
+    EngineGraphs,
+    capture,
+)
 from deployments.engines.pytorch.capture_lock import CaptureLock, find_capture_lock
 from deployments.engines.pytorch.devices import (
     clear_frames,
@@ -76,20 +82,18 @@ class _CapturedShape:
         self,
         program: _DeviceProgram,
         bucket: Bucket,
-        other: _CapturedShape | None,
+        graphs: EngineGraphs,
         lock: CaptureLock,
     ) -> None:
-        """Capture the program for `bucket`.
+        """Capture the program for `bucket`. Raises CaptureFailed.
 
-        `other` is a captured shape of the same engine, with which the capture shares a memory pool.
         The warm-up calls before the capture compile a module of torch.compile.
         """
         self._program = program
         with lock.open_model():
             self._tensors = program.to_tensors(empty_arrays(program.inputs, bucket))
         self._output: torch.Tensor | None = None
-        same_engine = None if other is None else other._captured
-        captured = capture(self._call, same_engine, lock, waits=True)
+        captured = capture(self._call, graphs, lock, waits=True)
         assert captured is not None  # None only if `waits` is False
         self._captured: CapturedCall = captured
 
@@ -120,11 +124,13 @@ class TorchEngine:
         self._device = _CUDA if uses_cuda(settings) else "cpu"
         self._buckets = tuple(Bucket(*sides) for sides in spec.options.buckets)
         self._program: _DeviceProgram | None = None
-        # By bucket: CUDA graphs on a GPU, else the program, compiled if `options.compile`.
+        # By bucket: a CUDA graph on a GPU, unless its capture fails, else the program, compiled if
+        # `options.compile`.
         self._in_buckets: dict[Bucket, _DeviceProgram | _CapturedShape] = {}
         if spec.options.compile and not self._buckets:
             raise EngineFailed(f"{spec.path.name}: torch.compile needs buckets")
         self._lock = find_capture_lock(is_gpu=self._device == _CUDA)
+        self._graphs = EngineGraphs()
         self._thread = EngineThread("torch")
         try:
             with translate_errors(spec.path.name):
@@ -148,6 +154,7 @@ class TorchEngine:
         with self._lock.run_pass():
             self._program = None
             self._in_buckets.clear()
+            self._graphs.drop()
         release_modules(self._device, self._lock)
 
     def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _DeviceProgram:
@@ -173,14 +180,16 @@ class TorchEngine:
         A module of torch.compile compiles in its first call of each shape, on a GPU before the
         capture.
         """
-        last: _CapturedShape | None = None
         for bucket in self._buckets:
             if self._device == _CUDA:
-                self._in_buckets[bucket] = last = _CapturedShape(program, bucket, last, self._lock)
-                continue
+                with suppress(CaptureFailed):  # it is logged
+                    shape = _CapturedShape(program, bucket, self._graphs, self._lock)
+                    self._in_buckets[bucket] = shape
+                    continue
             self._in_buckets[bucket] = program
             if is_compiled:
-                program.compute(empty_arrays(program.inputs, bucket))
+                with self._lock.open_model():
+                    program.compute(empty_arrays(program.inputs, bucket))
 
     def _pass(self, program: _DeviceProgram, feeds: Feeds) -> NDArray[np.float32]:
         import torch

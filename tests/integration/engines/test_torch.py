@@ -25,6 +25,7 @@ from deployments.artifacts.types import ModelHead  # noqa: E402
 from deployments.batching.batch_policy import collate  # noqa: E402
 from deployments.engines import open_engine  # noqa: E402
 from deployments.engines.pytorch import engine as torch_engine  # noqa: E402
+from deployments.engines.pytorch.capture import CaptureFailed, EngineGraphs  # noqa: E402
 from deployments.engines.pytorch.engine import TorchEngine  # noqa: E402
 from deployments.engines.pytorch.program import read_program, write_program  # noqa: E402
 from deployments.errors import EngineFailed  # noqa: E402
@@ -195,12 +196,12 @@ class ReplayedShape:
     def __init__(
         self,
         call: Callable[[], None],
-        other: ReplayedShape | None,
-        lock: RecordedLock,
+        graphs: EngineGraphs,
+        _lock: object,
         *,
         waits: bool,
     ) -> None:
-        self.call, self.other, self.replays = call, other, 0
+        self.call, self.graphs, self.replays = call, graphs, 0
         assert waits, "an encoder captures its shapes before it serves"
         call()
 
@@ -242,20 +243,47 @@ def test_buckets_are_captured_and_replayed(
         check(engine, head, ITEMS[1:3])
         check(engine, head, ITEMS)  # larger than every bucket
         shapes = [shape._captured for shape in engine._in_buckets.values()]
-    assert [shape.other for shape in shapes] == [None, *shapes[:-1]], "they share their memory"
+    assert {shape.graphs for shape in shapes} == {engine._graphs}, "they share their memory"
     assert sum(shape.replays for shape in shapes) >= 2
     assert len(compiled) == compiles
     assert held[:3] == ["opening"] * 3, "an allocation would end the capture of another engine"
     assert set(held[3:]) == {"pass"}
 
 
+@pytest.mark.parametrize("compiles", [False, True])
+def test_buckets_that_cannot_be_captured_run_uncaptured(
+    compiles: bool, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(call: Any, graphs: Any, lock: Any, *, waits: bool) -> ReplayedShape:
+        if len(shapes) == 1:
+            raise CaptureFailed("operation not permitted when stream is capturing")
+        shapes.append(ReplayedShape(call, graphs, lock, waits=waits))
+        return shapes[-1]
+
+    shapes: list[ReplayedShape] = []
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
+    monkeypatch.setattr(torch_engine, "capture", capture)
+    monkeypatch.setattr(torch_engine, "uses_cuda", lambda _: True)
+    monkeypatch.setattr(torch_engine, "_CUDA", "cpu")
+    options = EngineOptions(buckets=((1, 4), (4, 16)), compile=compiles)
+    spec = replace(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), options=options)
+    with closing(open_engine(spec, SETTINGS)) as engine:
+        check(engine, ModelHead.VECTOR, ITEMS[:1])
+        check(engine, ModelHead.VECTOR, ITEMS[1:3])
+    assert len(shapes) == 1
+
+
 def test_encoder_that_fails_for_lack_of_memory_frees_its_own(
     written: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def capture(call: Any, other: Any, lock: Any, *, waits: bool) -> ReplayedShape:
-        if other is not None:
+    shapes: list[ReplayedShape] = []
+
+    def capture(call: Any, graphs: Any, lock: Any, *, waits: bool) -> ReplayedShape:
+        if shapes:
+            shapes.clear()
             raise RuntimeError("out of memory")
-        return ReplayedShape(call, other, lock, waits=waits)
+        shapes.append(ReplayedShape(call, graphs, lock, waits=waits))
+        return shapes[0]
 
     monkeypatch.setattr(torch_engine, "capture", capture)
     monkeypatch.setattr(torch_engine, "uses_cuda", lambda _: True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from deployments.artifacts.types import Precision  # noqa: E402
 from deployments.config import GeneratorSettings  # noqa: E402
 from deployments.engines.decoder import DecoderSpec  # noqa: E402
 from deployments.engines.decoder_factory import kv_bytes_per_token, measure_kv_cache  # noqa: E402
+from deployments.engines.pytorch import captured_calls  # noqa: E402
 from deployments.engines.pytorch import decoder as torch_decoder  # noqa: E402
 from deployments.engines.pytorch.capture import (  # noqa: E402
+    EngineGraphs,
     can_capture,
     count_staging_slots,
 )
@@ -46,26 +49,25 @@ class Replayed:
     """A fake of a captured call that repeats the computation on the CPU."""
 
     def __init__(
-        self, call: Callable[[], None], other: Replayed | None, _lock: object, *, waits: bool
+        self, call: Callable[[], None], graphs: EngineGraphs, _lock: object, *, waits: bool
     ) -> None:
-        self.replay, self.other, self.waits = call, other, waits
+        self.replay, self.graphs, self.waits = call, graphs, waits
 
 
 def test_steps_are_captured_by_slots_and_kv_length(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(captured_calls, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
     plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
     for rows, length in ((1, 3), (2, 3), (1, 15), (1, 16), (2, 50), (2, 99), (1, 4)):
         ids, lengths = np.full(rows, 7), np.full(rows, length)
         assert_close(captured.decode(ids, lengths), plain.decode(ids, lengths))
-    first, *others = captured._captured.values()
-    assert list(captured._captured) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
-    assert first.other is None
-    assert all(step.other is first for step in others)
-    assert [step.waits for step in captured._captured.values()] == [True] + [False] * 4
+    steps = captured._captured.calls.values()
+    assert list(captured._captured.calls) == [(1, 16), (2, 16), (1, 32), (2, 64), (2, 100)]
+    assert {step.graphs for step in steps} == {captured._captured._graphs}
+    assert [step.waits for step in steps] == [True] + [False] * 4
     for decoder in (plain, captured):
         decoder.close()
 
@@ -75,12 +77,12 @@ def test_chunks_are_captured_by_size_and_kv_length(
 ) -> None:
     """A captured prefill pads its tokens, and does not disturb other slots or later tokens."""
     plain = TorchDecoder(spec, GeneratorSettings(), slots=2, context=100)
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(captured_calls, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
     monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 32)
     captured = TorchDecoder(spec, GeneratorSettings(), slots=2, context=100)
     opened = [(1, 32, 16), (1, 32, 32), (1, 64, 64)]
-    assert list(captured._captured) == opened, "128 tokens exceed the context"
+    assert list(captured._captured.calls) == opened, "128 tokens exceed the context"
     for chunk in (
         (0, OTHER, 0),
         (1, PROMPT, 0),
@@ -89,12 +91,12 @@ def test_chunks_are_captured_by_size_and_kv_length(
         (0, PROMPT, 55),  # 64 tokens would exceed the context
     ):
         assert_close(captured.prefill(*chunk), plain.prefill(*chunk))
-    assert list(captured._captured) == [*opened, (1, 64, 16), (1, 100, 16)]
+    assert list(captured._captured.calls) == [*opened, (1, 64, 16), (1, 100, 16)]
     assert_close(captured.prefill(0, [7] * 10, 90), plain.prefill(0, [7] * 10, 90))
     captured._captures = True
     step = np.array([5, 6]), np.array([90, 38])
     assert_close(captured.decode(*step), plain.decode(*step))
-    waiting = [key for key, call in captured._captured.items() if call.waits]
+    waiting = [key for key, call in captured._captured.calls.items() if call.waits]
     assert waiting == [(1, 32, 16), (2, 100)], "the first prefill, and the first step"
     for decoder in (plain, captured):
         decoder.close()
@@ -103,12 +105,12 @@ def test_chunks_are_captured_by_size_and_kv_length(
 def test_longest_chunk_is_captured_for_every_kv_length(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(captured_calls, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
     monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
     monkeypatch.setattr(torch_decoder, "_CHUNK_SIZES", (8, 16))
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
-    assert list(decoder._captured) == [
+    assert list(decoder._captured.calls) == [
         (1, 16, 8),
         (1, 16, 16),
         (1, 32, 16),
@@ -123,18 +125,22 @@ def run_out_of_memory(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "function",
-    ["capture", "_compile", "_LoadedDecoder"],
+    ("module", "function"),
+    [
+        (captured_calls, "capture"),
+        (torch_decoder, "_compile"),
+        (torch_decoder, "_LoadedDecoder"),
+    ],
     ids=["in a capture", "after the weights", "after the KV cache"],
 )
 def test_decoder_that_fails_for_lack_of_memory_frees_its_own(
-    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch, function: str
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch, module: ModuleType, function: str
 ) -> None:
     """The pool gives the bytes of the model to the next load as soon as this one has failed."""
     compiled = replace(spec, options=spec.options.model_copy(update={"compile": True}))
     monkeypatch.setattr(torch_decoder, "_compile", lambda module: module)
     monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
-    monkeypatch.setattr(torch_decoder, function, run_out_of_memory)
+    monkeypatch.setattr(module, function, run_out_of_memory)
     with without_collections():
         before = count_tensor_bytes()
         with pytest.raises(EngineFailed, match="out of memory") as error:
@@ -145,13 +151,13 @@ def test_decoder_that_fails_for_lack_of_memory_frees_its_own(
 def test_prompt_logits_are_computed_uncaptured(
     spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(captured_calls, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "count_staging_slots", lambda *_: 1)
     decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
-    known = list(decoder._captured)
+    known = list(decoder._captured.calls)
     logits = decoder.prefill(0, PROMPT, 0, all_logits=True)
     assert_close(logits[-1], decoder.prefill(0, PROMPT, 0))
-    assert list(decoder._captured) == known
+    assert list(decoder._captured.calls) == known
     decoder.close()
 
 
@@ -199,7 +205,7 @@ def test_steps_run_uncaptured_while_a_model_is_opened(
     """A capture waits until a model is opened, up to a minute. Generation must not wait for it."""
     lock = CaptureLock()
     monkeypatch.setattr(torch_decoder, "find_capture_lock", lambda *, is_gpu: lock)
-    monkeypatch.setattr(torch_decoder, "capture", Replayed)
+    monkeypatch.setattr(captured_calls, "capture", Replayed)
     monkeypatch.setattr(torch_decoder, "_MIN_GRAPH_KV_LENGTH", 16)
     plain, captured = (TorchDecoder(spec, GeneratorSettings(), slots=2, context=100) for _ in "ab")
     captured._captures = True
@@ -208,8 +214,8 @@ def test_steps_run_uncaptured_while_a_model_is_opened(
     with lock.open_model():
         step = np.array([7]), np.array([20])
         assert_close(captured.decode(*step), plain.decode(*step))
-        assert list(captured._captured) == [(1, 16)]
+        assert list(captured._captured.calls) == [(1, 16)]
     captured.decode(*step)
-    assert list(captured._captured) == [(1, 16), (1, 32)]
+    assert list(captured._captured.calls) == [(1, 16), (1, 32)]
     for decoder in (plain, captured):
         decoder.close()

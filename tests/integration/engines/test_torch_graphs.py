@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="`torch` is not installed")
 
-from deployments.engines.pytorch.capture import capture  # noqa: E402
+from deployments.engines.pytorch.capture import (  # noqa: E402
+    CaptureFailed,
+    EngineGraphs,
+    capture,
+)
+from deployments.engines.pytorch.captured_calls import CapturedCalls  # noqa: E402
 from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.fake_capture import FakeCaptures, fake_captures  # noqa: E402
+
+REFUSED = RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
 @pytest.fixture
@@ -22,24 +33,85 @@ def do_nothing() -> None:
     """Stand for a call."""
 
 
+def find(calls: CapturedCalls, key: tuple[int, ...], call: Callable[[], None] = do_nothing) -> bool:
+    """Return whether a use of `key` replays a CUDA graph."""
+    return calls.find(key, call, nullcontext) is not call
+
+
 def test_captures_of_an_engine_share_a_stream_of_their_own(cuda: FakeCaptures) -> None:
     """The stream that torch takes without `stream` belongs to all captures of the process."""
     lock, held = RecordedLock(), []
-    first, other = (capture(lambda: held.append(lock.held), None, lock, waits=True) for _ in "ab")
-    assert first is not None
-    assert other is not None
-    capture(lambda: held.append(lock.held), first, lock, waits=False)
-    assert cuda.streams == [first.stream, other.stream, first.stream]
-    assert first.stream is not other.stream
+    engine, other = EngineGraphs(), EngineGraphs()
+    for graphs, waits in ((engine, True), (other, True), (engine, False)):
+        assert capture(lambda: held.append(lock.held), graphs, lock, waits=waits)
+    assert cuda.streams == [engine.stream, other.stream, engine.stream]
+    assert engine.stream is not other.stream
+    first, others, second = cuda.graphs
+    assert second.used_pool is first
+    assert others.used_pool is None
     assert held == ["opening", "opening", "opening", "capture"] * 3
     with lock.open_model(), ThreadPoolExecutor(1) as executor:
-        late = executor.submit(capture, lambda: None, first, lock, waits=False).result(60)
+        late = executor.submit(capture, do_nothing, engine, lock, waits=False).result(60)
     assert late is None, "a step must not wait for a model that another thread opens"
 
 
 def test_current_stream_is_restored_after_a_failed_capture(cuda: FakeCaptures) -> None:
     before = cuda.current
-    cuda.end_error = torch.AcceleratorError("CUDA error: operation failed due to a previous error")
-    with pytest.raises(torch.AcceleratorError):
-        capture(do_nothing, None, RecordedLock(), waits=True)
+    cuda.end_error = REFUSED
+    with pytest.raises(CaptureFailed):
+        capture(do_nothing, EngineGraphs(), RecordedLock(), waits=True)
     assert cuda.current is before
+
+
+def test_key_whose_capture_failed_runs_uncaptured_from_then_on(cuda: FakeCaptures) -> None:
+    calls = CapturedCalls(RecordedLock())
+    assert find(calls, (1, 256))
+    cuda.end_error = REFUSED
+    assert not find(calls, (2, 256))
+    cuda.end_error = None
+    assert not find(calls, (2, 256))
+    assert len(cuda.graphs) == 2, "a second capture of the key would fail too"
+    assert find(calls, (1, 256))
+    assert find(calls, (3, 256))
+    assert cuda.graphs[2].used_pool is None, "torch refuses captures in the pool of a failed one"
+    assert find(calls, (4, 256))
+    assert cuda.graphs[3].used_pool is cuda.graphs[2]
+
+
+@pytest.mark.parametrize("has_end", [True, False])
+def test_graph_of_a_failed_capture_lives_as_long_as_its_engine(
+    cuda: FakeCaptures, has_end: bool
+) -> None:
+    """The end of a graph frees memory that the other graphs of the engine use."""
+
+    def run_out_of_memory() -> None:
+        if cuda.graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    calls = CapturedCalls(RecordedLock())
+    cuda.end_error = None if has_end else REFUSED
+    if has_end:
+        with pytest.raises(torch.OutOfMemoryError):
+            find(calls, (1, 256), run_out_of_memory)
+    else:
+        assert not find(calls, (1, 256))
+    failed = weakref.ref(cuda.graphs.pop())
+    gc.collect()
+    assert failed() is not None
+    calls.clear()
+    gc.collect()
+    assert (failed() is None) == has_end, "torch keeps a pointer to a graph without an end"
+
+
+def test_lack_of_memory_in_a_capture_fails_its_call_only(cuda: FakeCaptures) -> None:
+    """Memory may become free, so a later use tries again."""
+
+    def run_out_of_memory() -> None:
+        if cuda.graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    calls = CapturedCalls(RecordedLock())
+    with pytest.raises(torch.OutOfMemoryError):
+        find(calls, (1, 256), run_out_of_memory)
+    assert find(calls, (1, 256))
+    assert cuda.graphs[1].used_pool is cuda.graphs[0], "the next one uses the same memory"

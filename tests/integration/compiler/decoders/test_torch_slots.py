@@ -21,7 +21,7 @@ from deployments.artifacts.manifest import EngineOptions
 from deployments.config import GeneratorSettings, SchedulingSettings
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.decoder_factory import measure_kv_cache
-from deployments.engines.pytorch import decoder as torch_decoder
+from deployments.engines.pytorch import captured_calls
 from deployments.engines.pytorch.decoder import TorchDecoder
 from deployments.errors import EngineFailed
 from tests.support import flash_attention
@@ -103,14 +103,14 @@ def test_capture_of_a_step_reads_its_tokens_once(
             call()
         return CapturedCallOnHost(call)
 
-    monkeypatch.setattr(torch_decoder, "capture", capture)
+    monkeypatch.setattr(captured_calls, "capture", capture)
     read_prompt(engine, 1)
     expected = answer(engine, 1)
     with open_slots(spec) as captured:
         captured._captures = True
         read_prompt(captured, 1)
         assert_close(answer(captured, 1), expected)
-        assert captured._captured
+        assert captured._captured.calls
 
 
 class CapturedCallOnHost:
