@@ -15,6 +15,7 @@ from deployments.config import HardwareSettings
 from deployments.engines.cuda_errors import is_capture_failure
 from deployments.engines.decoder import DecoderSpec
 from deployments.engines.pytorch.capture_lock import CaptureLock
+from deployments.engines.pytorch.capture_streams import CAPTURE_STREAMS
 from deployments.engines.pytorch.devices import has_group_kernels, uses_cuda
 
 if TYPE_CHECKING:
@@ -44,11 +45,12 @@ class EngineGraphs:
 
     A shared pool is safe, because the calls of an engine are sequential and leave at most their
     outputs in the pool. Only captures on one stream can share a pool. No other engine uses this
-    stream; by default, torch would capture all engines on the same stream.
+    stream (capture_streams.py).
     """
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
+        self._lacks_stream = False  # True: other engines use all streams
         # Also failed ones. The end of a graph frees workspaces of cuBLAS on the stream, whose
         # addresses are in the other graphs of the stream.
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -56,10 +58,14 @@ class EngineGraphs:
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        import torch
-
+        """The stream. Raises CaptureFailed if other engines used all of them at the first use."""
+        if self._stream is None and not self._lacks_stream:
+            self._stream = CAPTURE_STREAMS.take()
+            self._lacks_stream = self._stream is None
+            if self._lacks_stream:
+                log.warning("an engine runs uncaptured: other engines use all streams of torch")
         if self._stream is None:
-            self._stream = torch.cuda.Stream()
+            raise CaptureFailed("other engines use all streams of torch")
         return self._stream
 
     def record(self, call: Callable[[], None]) -> CapturedCall:
@@ -87,6 +93,12 @@ class EngineGraphs:
         """Drop the graphs. The caller has dropped all captured calls."""
         self._graphs.clear()
         self._pool = None
+
+    def give_back_stream(self) -> None:
+        """Let other engines use the stream. Call this once no graph exists any more."""
+        if self._stream is not None:
+            CAPTURE_STREAMS.give_back(self._stream)
+            self._stream = None
 
 
 def _find_pool(graph: torch.cuda.CUDAGraph) -> Any:

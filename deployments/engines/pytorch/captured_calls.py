@@ -45,6 +45,10 @@ class CapturedCalls:
         self.calls.clear()
         self._graphs.drop()
 
+    def give_back_stream(self) -> None:
+        """Let other engines use the stream of the graphs. Call this once no graph exists."""
+        self._graphs.give_back_stream()
+
     def _capture(
         self,
         key: tuple[int, ...],

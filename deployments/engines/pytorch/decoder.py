@@ -266,7 +266,8 @@ class TorchDecoder:
         with self._lock.run_pass():
             self._captured.clear()
             self._loaded = None
-        release_modules(self._device, self._lock)
+        release_modules(self._device, self._lock)  # collects garbage, which may have graphs
+        self._captured.give_back_stream()
 
     @property
     def loaded(self) -> _LoadedDecoder:

@@ -155,7 +155,8 @@ class TorchEngine:
             self._program = None
             self._in_buckets.clear()
             self._graphs.drop()
-        release_modules(self._device, self._lock)
+        release_modules(self._device, self._lock)  # collects garbage, which may have graphs
+        self._graphs.give_back_stream()
 
     def _load(self, spec: GraphSpec, settings: EncoderSettings) -> _DeviceProgram:
         import torch

@@ -267,10 +267,13 @@ def test_buckets_that_cannot_be_captured_run_uncaptured(
     monkeypatch.setattr(torch_engine, "_CUDA", "cpu")
     options = EngineOptions(buckets=((1, 4), (4, 16)), compile=compiles)
     spec = replace(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), options=options)
+    given_back: list[object] = []
+    monkeypatch.setattr(EngineGraphs, "give_back_stream", given_back.append)
     with closing(open_engine(spec, SETTINGS)) as engine:
         check(engine, ModelHead.VECTOR, ITEMS[:1])
         check(engine, ModelHead.VECTOR, ITEMS[1:3])
     assert len(shapes) == 1
+    assert given_back == [shapes[0].graphs]
 
 
 def test_encoder_that_fails_for_lack_of_memory_frees_its_own(

@@ -219,3 +219,28 @@ def test_steps_run_uncaptured_while_a_model_is_opened(
     assert list(captured._captured.calls) == [(1, 16), (1, 32)]
     for decoder in (plain, captured):
         decoder.close()
+
+
+def test_stream_is_given_back_after_the_graphs_are_gone(
+    spec: DecoderSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a graph would free memory that the next engine on the stream uses."""
+    events: list[str] = []
+
+    class RecordedReplay(Replayed):
+        def __del__(self) -> None:
+            events.append("graph")
+
+    def give_back(_graphs: object) -> None:
+        events.append("stream")
+
+    monkeypatch.setattr(captured_calls, "capture", RecordedReplay)
+    monkeypatch.setattr(EngineGraphs, "give_back_stream", give_back)
+    decoder = TorchDecoder(spec, GeneratorSettings(), slots=1, context=100)
+    decoder._captures = True
+    decoder.decode(np.array([7]), np.array([3]))
+    step = next(iter(decoder._captured.calls.values()))
+    step.cycle = step  # as modules, which refer to themselves
+    del step
+    decoder.close()
+    assert events == ["graph", "stream"]

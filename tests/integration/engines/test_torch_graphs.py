@@ -12,20 +12,23 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="`torch` is not installed")
 
+from deployments.engines.pytorch import capture as torch_capture  # noqa: E402
 from deployments.engines.pytorch.capture import (  # noqa: E402
     CaptureFailed,
     EngineGraphs,
     capture,
 )
+from deployments.engines.pytorch.capture_streams import CaptureStreams  # noqa: E402
 from deployments.engines.pytorch.captured_calls import CapturedCalls  # noqa: E402
 from tests.support.captured_sessions import RecordedLock  # noqa: E402
-from tests.support.fake_capture import FakeCaptures, fake_captures  # noqa: E402
+from tests.support.fake_capture import POOL_STREAMS, FakeCaptures, fake_captures  # noqa: E402
 
 REFUSED = RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCaptures:
+    monkeypatch.setattr(torch_capture, "CAPTURE_STREAMS", CaptureStreams())
     return fake_captures(monkeypatch)
 
 
@@ -115,3 +118,33 @@ def test_lack_of_memory_in_a_capture_fails_its_call_only(cuda: FakeCaptures) -> 
         find(calls, (1, 256), run_out_of_memory)
     assert find(calls, (1, 256))
     assert cuda.graphs[1].used_pool is cuda.graphs[0], "the next one uses the same memory"
+
+
+def test_no_two_open_engines_capture_on_one_stream(cuda: FakeCaptures) -> None:
+    """torch returns the streams of its pool in turn, also those that are in use."""
+    engines = [CapturedCalls(RecordedLock()) for _ in range(POOL_STREAMS)]
+    assert all([find(calls, (1, 256)) for calls in engines])
+    assert len({stream.cuda_stream for stream in cuda.streams}) == POOL_STREAMS
+    free = cuda.streams[5].cuda_stream
+    engines[5].clear()
+    engines[5].give_back_stream()
+    late = CapturedCalls(RecordedLock())
+    assert find(late, (1, 256))
+    assert cuda.streams[-1].cuda_stream == free
+
+
+def test_engine_without_a_stream_runs_uncaptured(
+    cuda: FakeCaptures, caplog: pytest.LogCaptureFixture
+) -> None:
+    engines = [CapturedCalls(RecordedLock()) for _ in range(POOL_STREAMS + 1)]
+    *others, last = [find(calls, (1, 256)) for calls in engines]
+    assert all(others)
+    assert not last
+    assert not find(engines[-1], (2, 256))
+    assert len(cuda.graphs) == POOL_STREAMS
+    assert [record.message for record in caplog.records] == [
+        "an engine runs uncaptured: other engines use all streams of torch"
+    ]
+    drawn = cuda.drawn
+    find(engines[-1], (3, 256))
+    assert cuda.drawn == drawn, "a step must not search for a stream again"
