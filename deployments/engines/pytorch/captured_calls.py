@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
@@ -12,6 +13,13 @@ from deployments.engines.pytorch.capture import (
     capture,
 )
 from deployments.engines.pytorch.capture_lock import CaptureLock
+
+log = logging.getLogger("ray.serve.hundredfold")
+
+# Limit of the CUDA graphs of one decoder. Each took 10 MB of GPU memory with SmolLM2-135M
+# (docs/results/gpu.json), and no setting counts this memory. The usual settings of a GPU, 32 slots
+# of 4,096 tokens, have 185 keys.
+MAX_GRAPHS = 256
 
 
 class CapturedCalls:
@@ -35,7 +43,7 @@ class CapturedCalls:
         `call` itself, so that a later use captures. Two captures wait for openings instead: the
         first of a prefill and the first of a decode step, which may compile. Both run while this
         decoder is opened, so no request waits for them. If a capture fails, return `call`, also
-        for all later uses of the key.
+        for all later uses of the key; and for new keys once there are MAX_GRAPHS graphs.
         """
         captured = self.calls.get(key) or self._capture(key, call, restored)
         return call if captured is None else captured.replay
@@ -55,7 +63,7 @@ class CapturedCalls:
         call: Callable[[], None],
         restored: Callable[[], AbstractContextManager[None]],
     ) -> CapturedCall | None:
-        if key in self._uncaptured:
+        if key in self._uncaptured or len(self.calls) >= MAX_GRAPHS:
             return None
         tried = (*self.calls, *self._uncaptured)
         is_first = not any(len(other) == len(key) for other in tried)
@@ -69,4 +77,6 @@ class CapturedCalls:
             return None
         if captured is not None:
             self.calls[key] = captured
+            if len(self.calls) == MAX_GRAPHS:
+                log.info("a decoder has %d CUDA graphs; other calls run uncaptured", MAX_GRAPHS)
         return captured

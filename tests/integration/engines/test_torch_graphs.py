@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
+import yaml
 
 torch = pytest.importorskip("torch", reason="`torch` is not installed")
 
 from deployments.engines.pytorch import capture as torch_capture  # noqa: E402
+from deployments.engines.pytorch import captured_calls  # noqa: E402
 from deployments.engines.pytorch.capture import (  # noqa: E402
     CaptureFailed,
     EngineGraphs,
@@ -20,9 +24,14 @@ from deployments.engines.pytorch.capture import (  # noqa: E402
 )
 from deployments.engines.pytorch.capture_streams import CaptureStreams  # noqa: E402
 from deployments.engines.pytorch.captured_calls import CapturedCalls  # noqa: E402
+from deployments.engines.pytorch.decoder import (  # noqa: E402
+    _CHUNK_SIZES,
+    _MIN_GRAPH_KV_LENGTH,
+)
 from tests.support.captured_sessions import RecordedLock  # noqa: E402
 from tests.support.fake_capture import POOL_STREAMS, FakeCaptures, fake_captures  # noqa: E402
 
+ROOT = Path(__file__).parents[3]
 REFUSED = RuntimeError("CUDA error: operation failed due to a previous error during capture")
 
 
@@ -148,3 +157,23 @@ def test_engine_without_a_stream_runs_uncaptured(
     drawn = cuda.drawn
     find(engines[-1], (3, 256))
     assert cuda.drawn == drawn, "a step must not search for a stream again"
+
+
+def test_keys_beyond_the_limit_of_graphs_run_uncaptured(
+    cuda: FakeCaptures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each graph takes memory of the GPU, and requests choose the keys."""
+    monkeypatch.setattr(captured_calls, "MAX_GRAPHS", 3)
+    calls = CapturedCalls(RecordedLock())
+    replayed = [find(calls, (slots, 256)) for slots in (1, 2, 3, 4, 5, 1)]
+    assert replayed == [True, True, True, False, False, True]
+    assert len(cuda.graphs) == 3
+
+
+def test_limit_of_graphs_suffices_for_the_usual_settings_of_a_gpu() -> None:
+    settings = yaml.safe_load((ROOT / "serve_config.yaml").read_text(encoding="utf-8"))
+    (generator,) = (
+        application["args"]["generators"]["gpu"] for application in settings["applications"]
+    )
+    lengths = 1 + math.ceil(math.log2(generator["max_context_tokens"] / _MIN_GRAPH_KV_LENGTH))
+    assert (generator["kv_slots"] + len(_CHUNK_SIZES)) * lengths <= captured_calls.MAX_GRAPHS
