@@ -30,11 +30,12 @@ class FakeGraph:
     def __init__(self) -> None:
         self.has_ended = False
         self.used_pool: object = None
+        self._own_pool = object()
 
     def pool(self) -> object:
         if not self.has_ended:
             raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-        return self if self.used_pool is None else self.used_pool
+        return self._own_pool if self.used_pool is None else self.used_pool
 
 
 @dataclass
@@ -42,7 +43,7 @@ class FakeCaptures:
     """Streams and captures of one fake device."""
 
     current: FakeStream = field(default_factory=lambda: FakeStream(0))
-    end_error: Exception | None = None  # raised at the end of each capture
+    end_error: str = ""  # message of the error at the end of each capture, if any
     streams: list[FakeStream] = field(default_factory=list)  # stream of each capture
     graphs: list[FakeGraph] = field(default_factory=list)  # graph of each capture
     drawn: int = 0
@@ -74,8 +75,8 @@ class FakeCaptures:
         try:
             yield
         finally:
-            if self.end_error is not None:
-                raise self.end_error
+            if self.end_error:
+                raise RuntimeError(self.end_error)
             graph.has_ended = True
             self.current = previous
 
