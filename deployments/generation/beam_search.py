@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from deployments.engines.decoder import Logits
 from deployments.generation.job import Job, JobStep, ModelContext
 from deployments.generation.logits_rules import MAX_ABS_LOGIT
-from deployments.generation.sampling import log_total, top_indices
+from deployments.generation.sampling import log_total
 from deployments.messages import (
     BeamSearchParams,
     Chunk,
@@ -23,6 +23,7 @@ from deployments.messages import (
     Token,
 )
 from deployments.tokenization.detokenizer import Detokenizer
+from deployments.top_indices import top_indices
 
 
 class BeamStep(NamedTuple):

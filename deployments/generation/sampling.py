@@ -14,7 +14,6 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from deployments.errors import EngineFailed, InvalidField
 from deployments.generation.logits_rules import Penalties
 from deployments.messages import SamplingParams
+from deployments.top_indices import Numbers, top_indices
 
 SEED_BITS = 63  # clients store the returned seed as a signed 64-bit integer
 # Temperatures beyond these bounds have no further effect, but overflow float32.
@@ -38,7 +38,6 @@ MAX_LOG_WEIGHT_GAP = 32.0
 MAX_ABS_LOG_WEIGHT = 1e30  # replaces infinite log-weights
 
 TokenIndices = NDArray[np.intp]
-Numbers = NDArray[np.floating[Any]]
 # Takes log-weights and weights [N] of N tokens and returns the indices of the retained ones.
 # Log-weights are relative to the most likely token, whose weight is 1.
 LogitFilter = Callable[[Numbers, Numbers], TokenIndices]
@@ -145,21 +144,6 @@ def log_total(logits: NDArray[np.float32]) -> float:
     top = float(logits.max())
     _check_finite(top)
     return top + math.log(float(np.exp(logits - np.float32(top)).sum(dtype=np.float64)))
-
-
-def top_indices(scores: Numbers, count: int) -> TokenIndices:
-    """Return the indices of the `count` highest of scores [N], highest first, ties by index.
-
-    Returns all N indices if `count` exceeds N. `count` must be at least 1.
-    """
-    count = min(count, len(scores))
-    # Only scores at or above the count-th highest block maximum can be among the results, and there
-    # are few of them. Finding this maximum takes a tenth of the time of partitioning all scores.
-    block = max(1, len(scores) // (4 * count))
-    highest = np.maximum.reduceat(scores, np.arange(0, len(scores), block))
-    floor = np.partition(highest, len(highest) - count)[len(highest) - count]
-    indices = np.flatnonzero(scores >= floor)
-    return indices[np.argsort(-scores[indices], kind="stable")[:count]]
 
 
 def _check_finite(top: float) -> None:

@@ -17,6 +17,7 @@ from deployments.messages import TokenIds
 from deployments.tasks.base import DecodeContext, Task, TaskInput, TextParameters, as_list
 from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many, parse_parameters
 from deployments.tasks.numbers import softmax
+from deployments.top_indices import top_indices
 
 if TYPE_CHECKING:  # keeps the tokenizers library out of the ingress
     from deployments.tokenization.vocabulary import TokenVocabulary
@@ -187,7 +188,7 @@ def _predict_masks(
     for position, row in zip(masks, rows, strict=True):  # row by row for memory: W may be 250,000
         scores = softmax(row)[choices]
         proposals: list[MaskPrediction] = []
-        for best in _top_indices(scores, top_k):
+        for best in top_indices(scores, top_k):
             token = int(choices[best])
             filled = ids.tolist()
             filled[position] = token
@@ -202,10 +203,3 @@ def _predict_masks(
             )
         answers.append(proposals)
     return answers[0] if is_single else answers
-
-
-def _top_indices(scores: NDArray[np.float32], top_k: int) -> NDArray[np.intp]:
-    """Return the indices of the `top_k` highest scores, best first, equal scores by index."""
-    threshold = np.partition(scores, -top_k)[-top_k]
-    candidates = np.flatnonzero(scores >= threshold)
-    return candidates[np.argsort(-scores[candidates], kind="stable")][:top_k]
