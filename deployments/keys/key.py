@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, Field
+
+from deployments.artifacts.types import FrozenModel
 
 KEY_PREFIX = "hk-"
 ID_CHARS = 8  # hexadecimal
@@ -35,16 +37,12 @@ class Scope(StrEnum):
     ADMIN = "admin"  # operate the server
 
 
-class KeyRecord(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 # A larger limit acts as this one, which no server reaches.
 MAX_LIMIT = 10**12
 Limit = Annotated[int, Field(ge=1), AfterValidator(lambda limit: min(limit, MAX_LIMIT))]
 
 
-class KeyLimits(KeyRecord):
+class KeyLimits(FrozenModel):
     """Limits of a key in the whole cluster; None: unlimited."""
 
     requests_per_minute: Limit | None = None
@@ -52,7 +50,7 @@ class KeyLimits(KeyRecord):
     concurrent_requests: Limit | None = None
 
 
-class ApiKey(KeyRecord):
+class ApiKey(FrozenModel):
     """An entry of the key file. It has the digest of the key, never the key."""
 
     id: str = Field(pattern=rf"^[0-9a-f]{{{ID_CHARS}}}$")

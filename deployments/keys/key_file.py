@@ -16,12 +16,13 @@ from pathlib import Path
 from pydantic import ValidationError, field_validator
 
 from deployments.artifacts.locks import exclusive_lock
+from deployments.artifacts.types import FrozenModel
 from deployments.errors import BadSetting
 from deployments.files import write_atomically
-from deployments.keys.key import ApiKey, KeyRecord
+from deployments.keys.key import ApiKey
 
 
-class KeyFile(KeyRecord):
+class KeyFile(FrozenModel):
     """All keys, in the order in which they were added."""
 
     keys: tuple[ApiKey, ...] = ()

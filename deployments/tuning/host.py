@@ -9,9 +9,8 @@ from itertools import accumulate, takewhile
 from pathlib import Path
 
 import psutil
-from pydantic import BaseModel, ConfigDict
 
-from deployments.artifacts.types import Device
+from deployments.artifacts.types import Device, FrozenModel
 from deployments.engines import ENGINES
 from deployments.host.gpus import MEBIBYTE, query_gpus, query_visible_gpus
 from deployments.host.machine import ControlGroups, installed_versions, read_cpu_info, usable_cores
@@ -56,10 +55,8 @@ def _file_bytes(graph: Path) -> int:
     return sum(path.stat().st_size for path in graph.parent.glob(f"{graph.name}*"))
 
 
-class Host(BaseModel):
+class Host(FrozenModel):
     """One kind of host. Equal hosts share their cost tables."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     device: Device
     name: str  # name of the CPU, or of the GPU and its driver

@@ -16,10 +16,9 @@ from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
 
 from deployments.artifacts.manifest import Gate, Parity
-from deployments.artifacts.types import ModelHead
+from deployments.artifacts.types import FrozenModel, ModelHead
 from deployments.batching.batch_policy import collate
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
@@ -101,10 +100,8 @@ def _split(flat: NDArray[Number], ends: NDArray[np.int64]) -> list[NDArray[Numbe
     return [flat[start:end] for start, end in pairwise(starts)]
 
 
-class ParityResult(BaseModel):
+class ParityResult(FrozenModel):
     """Result of one candidate. `parity` is None if the candidate returned no valid outputs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     parity: Parity | None
     reasons: tuple[str, ...]  # violations of the gate; empty if the candidate passed
