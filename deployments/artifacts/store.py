@@ -370,15 +370,15 @@ def file_sha256(path: Path) -> str:
 
 
 @contextmanager
-def store_errors(store: Path, doing: str) -> Iterator[None]:
-    """Convert an OSError of the context to StoreNotWritable, for commands with `--store`.
+def store_errors(store: Path, doing: str, *, for_command: bool = True) -> Iterator[None]:
+    """Convert an OSError of the context to StoreNotWritable.
 
-    `doing` is a verb for the message, such as "clean".
+    `doing` is the start of the message, such as "clean" or "remove MODEL from". `for_command` adds
+    advice for commands with `--store`.
     """
     try:
         yield
     except OSError as exc:
-        raise StoreNotWritable(
-            f"cannot {doing} the store {store}: {exc.strerror or exc}. Check its space and "
-            "permissions, or pass another `--store DIR`"
-        ) from exc
+        message = f"cannot {doing} the store {store}: {exc.strerror or exc}"
+        advice = "Check its space and permissions, or pass another `--store DIR`"
+        raise StoreNotWritable(f"{message}. {advice}" if for_command else message) from exc

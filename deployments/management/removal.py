@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 from deployments.artifacts.locks import try_exclusive_lock
@@ -17,6 +17,7 @@ from deployments.artifacts.store import (
     remove_atomically,
     resolve_version,
     set_latest,
+    store_errors,
 )
 from deployments.builds.queue import BuildQueue
 from deployments.errors import (
@@ -24,7 +25,6 @@ from deployments.errors import (
     LatestInvalid,
     ManifestInvalid,
     ModelInUse,
-    StoreNotWritable,
     UnknownModel,
 )
 from deployments.plan.changes import forget
@@ -81,12 +81,8 @@ def _remove_model(store: Path, model_id: str, versions: Sequence[str]) -> None:
 
 
 def _is_being_built(store: Path, model_id: str) -> bool:
-    try:
+    with store_errors(store, "read the builds of", for_command=False):
         return is_being_built(store, model_id)
-    except OSError as exc:
-        raise StoreNotWritable(
-            f"cannot read the builds of the store {store}: {exc.strerror or exc}"
-        ) from exc
 
 
 def _find_versions(store: Path, model_id: str) -> list[str]:
@@ -125,14 +121,8 @@ def _update_latest(store: Path, model_id: str) -> None:
             set_latest(store, model_id, versions[0])
 
 
-@contextmanager
-def _removal_errors(store: Path, model_id: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as exc:
-        raise StoreNotWritable(
-            f"cannot remove {model_id} from the store {store}: {exc.strerror or exc}"
-        ) from exc
+def _removal_errors(store: Path, model_id: str) -> AbstractContextManager[None]:
+    return store_errors(store, f"remove {model_id} from", for_command=False)
 
 
 def _being_built(model_id: str) -> ModelInUse:
