@@ -130,14 +130,10 @@ class ServeTokenizerClient:
         self._decode = tokenizer.decode.options(**PICKLE_OPTIONS)
 
     async def tokenize(self, request: TokenizeRequest) -> tuple[TextTokens, ...]:
-        return unwrap(
-            await _retry_elsewhere(lambda: cancel_with_caller(self._tokenize.remote(request)))
-        )
+        return await _call(lambda: self._tokenize.remote(request))
 
     async def decode(self, request: DecodeRequest) -> tuple[str, ...]:
-        return unwrap(
-            await _retry_elsewhere(lambda: cancel_with_caller(self._decode.remote(request)))
-        )
+        return await _call(lambda: self._decode.remote(request))
 
 
 class ServeGeneratorClient:
@@ -147,11 +143,7 @@ class ServeGeneratorClient:
         self._count_tokens = generator.count_tokens.options(**PICKLE_OPTIONS)
 
     async def complete(self, call: GenerationCall) -> Completion:
-        return unwrap(
-            await _retry_elsewhere(
-                lambda: cancel_with_caller(self._complete.remote(_with_remaining(call)))
-            )
-        )
+        return await _call(lambda: self._complete.remote(_with_remaining(call)))
 
     async def stream(self, call: GenerationCall) -> AsyncGenerator[Started | Chunk, None]:
         """Stream from a replica.
@@ -181,11 +173,7 @@ class ServeGeneratorClient:
                 response.cancel()
 
     async def count_tokens(self, call: GenerationCall) -> int:
-        return unwrap(
-            await _retry_elsewhere(
-                lambda: cancel_with_caller(self._count_tokens.remote(_with_remaining(call)))
-            )
-        )
+        return await _call(lambda: self._count_tokens.remote(_with_remaining(call)))
 
 
 class ServeModelPoolClient:
@@ -220,16 +208,17 @@ def _is_elsewhere(outcome: object) -> bool:
     return isinstance(outcome, ServeError) and outcome.elsewhere and not is_full
 
 
-async def _retry_elsewhere(send: Callable[[], Awaitable[T | ServeError]]) -> T | ServeError:
-    """Await `send`, up to MODEL_TRIES times while the replica cannot run the model.
+async def _call(send: Callable[[], DeploymentResponse[T | ServeError]]) -> T:
+    """Return the answer of a replica, after up to MODEL_TRIES tries.
 
-    Ray Serve may then choose a replica where the model works, or that has memory for it.
+    `send` is called again while the replica cannot run the model. Ray Serve may then choose a
+    replica where the model works, or that has memory for it. Raises the ServeError of the last try.
     """
     for _ in range(MODEL_TRIES):
-        outcome = await retry(send)
+        outcome: T | ServeError = await retry(lambda: cancel_with_caller(send()))
         if not _is_elsewhere(outcome):
             break
-    return outcome
+    return unwrap(outcome)
 
 
 async def cancel_with_caller(response: DeploymentResponse[T]) -> T:
