@@ -7,7 +7,14 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from deployments.errors import ServeError, forget_frames
-from deployments.messages import CallTimings, Completion, Finished, GenerationOptions, Started
+from deployments.messages import (
+    CallTimings,
+    Completion,
+    Finished,
+    GenerationOptions,
+    Started,
+    merge_timings,
+)
 
 T = TypeVar("T")
 
@@ -73,9 +80,10 @@ def combine_timings(
     The tokens of a prompt count once for all its candidates.
     """
     timings = [completion.timings for completion in finished]
+    slowest = merge_timings(timings)
     return CallTimings(
-        tokenize_s=max((one.tokenize_s for one in timings), default=0.0),
-        queue_s=max((one.queue_s for one in timings), default=0.0),
+        tokenize_s=slowest.tokenize_s,
+        queue_s=slowest.queue_s,
         forward_s=max((one.prefill_s + one.decode_s for one in timings), default=0.0),
         tokens=sum(one.prompt_tokens for one in started[::candidates_per_prompt])
         + sum(completion.generated_tokens for completion in finished),

@@ -64,6 +64,7 @@ from deployments.messages.generation import (
     join_reasoning,
     join_reasoning_and_text,
     merge_chunks,
+    merge_timings,
 )
 from deployments.messages.pool import (
     LoadedModel,
@@ -136,4 +137,5 @@ __all__ = [
     "join_reasoning",
     "join_reasoning_and_text",
     "merge_chunks",
+    "merge_timings",
 ]

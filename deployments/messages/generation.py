@@ -7,7 +7,7 @@ A call has one prompt and one answer; a request for several answers makes severa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -223,6 +223,11 @@ class Completion(NamedTuple):
 # A stream is one `Started`, then chunks until one has `finished`. A ServeError may end the stream
 # at any point.
 StreamEvent: TypeAlias = Started | Chunk | ServeError
+
+
+def merge_timings(timings: Iterable[GenerationTimings]) -> GenerationTimings:
+    """Return the longest time of each phase among several answers; zeros if there is none."""
+    return GenerationTimings(*map(max, zip(*timings, strict=True)))
 
 
 def merge_chunks(chunks: Sequence[Chunk]) -> Chunk:

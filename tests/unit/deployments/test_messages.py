@@ -12,11 +12,13 @@ from deployments.errors import InputTooLong
 from deployments.messages import (
     BatchKey,
     Chat,
+    GenerationTimings,
     ModelRef,
     TokenizedBatch,
     TokenizedCall,
     count_characters,
     count_prompt,
+    merge_timings,
 )
 
 KEY = BatchKey(
@@ -72,6 +74,12 @@ def test_prompts_are_counted_with_their_tools() -> None:
     assert count_prompt(plain._replace(tools=long)) > 108
     called = Chat(({"role": "assistant", "content": "", "tool_calls": long},))
     assert count_prompt(called) > 100
+
+
+def test_merged_timings_have_the_longest_time_of_each_phase() -> None:
+    timings = [GenerationTimings(1, 2, 3, 4), GenerationTimings(4, 3, 2, 1)]
+    assert merge_timings(timings) == GenerationTimings(4, 3, 3, 4)
+    assert merge_timings([]) == GenerationTimings()
 
 
 def test_the_package_exports_every_message() -> None:

@@ -19,9 +19,9 @@ from deployments.messages import (
     Completion,
     Finished,
     FinishReason,
-    GenerationTimings,
     Started,
     Token,
+    merge_timings,
 )
 from deployments.registry import RegisteredModel
 
@@ -69,7 +69,7 @@ def build_timings(finished: Sequence[Finished]) -> StreamTimings:
 
     These times replace the header `server-timing`, which streams lack.
     """
-    slowest = GenerationTimings(*map(max, zip(*(f.timings for f in finished), strict=True)))
+    slowest = merge_timings(choice.timings for choice in finished)
     return {
         "tokenize_ms": round(slowest.tokenize_s * 1e3, 2),
         "queue_ms": round(slowest.queue_s * 1e3, 2),

@@ -9,7 +9,7 @@ from deployments.errors import DeadlineExceeded, ServeError
 from deployments.ingress.generation_stream import GenerationStream
 from deployments.ingress.http.error_responses import retry_headers
 from deployments.ingress.requests import GenerationResponse, InferenceResponse
-from deployments.messages import Completion, Started
+from deployments.messages import Completion, Started, merge_timings
 
 # Descriptions for the OpenAPI document.
 GENERATION_HEADERS: Mapping[str, str] = {
@@ -121,12 +121,12 @@ def generation_timing(completions: Sequence[Completion], total_s: float) -> str:
 
     Each phase has the maximum of all completions. The total is that of the request.
     """
-    timings = [completion.finished.timings for completion in completions]
+    slowest = merge_timings(completion.finished.timings for completion in completions)
     slowest_s = {
-        "tokenization": max(timing.tokenize_s for timing in timings),
-        "queue": max(timing.queue_s for timing in timings),
-        "prefill": max(timing.prefill_s for timing in timings),
-        "decode": max(timing.decode_s for timing in timings),
+        "tokenization": slowest.tokenize_s,
+        "queue": slowest.queue_s,
+        "prefill": slowest.prefill_s,
+        "decode": slowest.decode_s,
         "total": total_s,
     }
     return ", ".join(f"{name};dur={seconds * 1e3:.2f}" for name, seconds in slowest_s.items())
