@@ -27,6 +27,7 @@ from deployments.ingress.apis.shared.cohere_forms import (
     read_api_version,
 )
 from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.inference_requests import build_inference_request
 from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
@@ -34,8 +35,6 @@ from deployments.ingress.apis.shared.response_headers import (
 from deployments.ingress.http.api import Access, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_fields import read_model_name, read_options
-from deployments.ingress.requests import InferenceRequest
 
 
 class CohereRoutes:
@@ -78,12 +77,8 @@ class CohereRoutes:
         body = parse_body(CohereEmbedBody, raw)
         with rename_error_fields(EMBED_FIELDS):
             response = await self._pipeline.infer(
-                InferenceRequest(
-                    inputs=body.texts,
-                    model_id=read_model_name(request, body.model),
-                    task=TaskName.FEATURE_EXTRACTION,
-                    parameters=body.parameters,
-                    options=read_options(body.options, request.headers),
+                build_inference_request(
+                    request, body, body.texts, TaskName.FEATURE_EXTRACTION, body.parameters
                 )
             )
         version = read_api_version(request)

@@ -47,6 +47,7 @@ from deployments.ingress.apis.shared.generation_answers import (
     ParsedGeneration,
     answer_generation,
 )
+from deployments.ingress.apis.shared.inference_requests import build_inference_request
 from deployments.ingress.apis.shared.openai_error import ErrorObject, build_openai_error
 from deployments.ingress.apis.shared.response_headers import (
     CHAT_HEADERS,
@@ -60,9 +61,7 @@ from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
-from deployments.ingress.http.request_fields import read_model_name, read_options
 from deployments.ingress.request_options import RequestOptions
-from deployments.ingress.requests import InferenceRequest
 from deployments.ingress.token_ids import parse_token_ids
 from deployments.registry import RegisteredModel
 
@@ -183,12 +182,12 @@ class OpenAIRoutes:
             raise InvalidField("`input` is required", field="input")
         with rename_error_fields(EMBEDDING_FIELDS):
             response = await self._pipeline.infer(
-                InferenceRequest(
-                    inputs=parse_token_ids(body.input),
-                    model_id=read_model_name(request, body.model),
-                    task=TaskName.FEATURE_EXTRACTION,
-                    parameters=body.parameters,
-                    options=read_options(body.options, request.headers),
+                build_inference_request(
+                    request,
+                    body,
+                    parse_token_ids(body.input),
+                    TaskName.FEATURE_EXTRACTION,
+                    body.parameters,
                 )
             )
         return json_response(

@@ -34,6 +34,7 @@ from deployments.ingress.apis.shared.cohere_forms import (
     read_api_version,
 )
 from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.inference_requests import build_inference_request
 from deployments.ingress.apis.shared.response_headers import (
     INFERENCE_HEADERS,
     inference_headers,
@@ -51,8 +52,7 @@ from deployments.ingress.http.api import (
 from deployments.ingress.http.application import route_path
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_fields import read_model_name, read_options
-from deployments.ingress.requests import InferenceRequest, InferenceResponse
+from deployments.ingress.requests import InferenceResponse
 from deployments.tasks.ranking import RankedText, RankingParameters
 
 # Fields of an InferenceRequest and their names in the body, for errors.
@@ -163,12 +163,12 @@ class RerankRoutes:
         parameters: Mapping[str, Any],
     ) -> InferenceResponse:
         return await self._pipeline.infer(
-            InferenceRequest(
-                inputs={"query": body.query, "texts": texts},
-                model_id=read_model_name(request, body.model),
-                task=TaskName.TEXT_RANKING,
-                parameters=parameters,
-                options=read_options(body.options, request.headers),
+            build_inference_request(
+                request,
+                body,
+                {"query": body.query, "texts": texts},
+                TaskName.TEXT_RANKING,
+                parameters,
             )
         )
 
@@ -179,12 +179,12 @@ class RerankRoutes:
         function = {"function_to_apply": "none"} if body.raw_scores else {}
         with rename_error_fields(CLASSIFY_FIELDS):
             response = await self._pipeline.infer(
-                InferenceRequest(
-                    inputs=body.input,
-                    model_id=read_model_name(request, body.model),
-                    task=TaskName.TEXT_CLASSIFICATION,
-                    parameters={"truncate": True, **function},
-                    options=read_options(body.options, request.headers),
+                build_inference_request(
+                    request,
+                    body,
+                    body.input,
+                    TaskName.TEXT_CLASSIFICATION,
+                    {"truncate": True, **function},
                 )
             )
         shared = build_scoring_response(response)

@@ -22,6 +22,7 @@ from deployments import __version__
 from deployments.artifacts.types import TaskName
 from deployments.errors import WrongTask
 from deployments.ingress.apis.shared.context import ApiContext
+from deployments.ingress.apis.shared.inference_requests import build_inference_request
 from deployments.ingress.apis.shared.model_list import list_configured
 from deployments.ingress.apis.shared.response_headers import INFERENCE_HEADERS
 from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
@@ -51,7 +52,7 @@ from deployments.ingress.http.api import (
 )
 from deployments.ingress.http.bodies import JsonResponse, json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields
-from deployments.ingress.http.request_fields import read_model_name, read_options
+from deployments.ingress.http.request_fields import read_model_name
 from deployments.ingress.requests import InferenceRequest, InferenceResponse
 from deployments.ingress.token_ids import build_token_id_inputs, parse_token_ids
 from deployments.tasks.base import TextParameters
@@ -200,11 +201,8 @@ class TextEmbeddingsRoutes:
     async def tokenize(self, request: Request) -> Response:
         """Return the tokens of each text with their offsets."""
         body = await self._read_body(request, TokenizeBody)
-        inference_request = InferenceRequest(
-            inputs=body.inputs,
-            model_id=read_model_name(request, body.model),
-            parameters={"prompt_name": body.prompt_name},
-            options=read_options(body.options, request.headers),
+        inference_request = build_inference_request(
+            request, body, body.inputs, parameters={"prompt_name": body.prompt_name}
         )
         with rename_error_fields(TEI_FIELD_NAMES):
             tokenized = await self._pipeline.tokenize(
@@ -217,11 +215,8 @@ class TextEmbeddingsRoutes:
 
     async def decode(self, request: Request) -> Response:
         body = await self._read_body(request, DecodeBody)
-        inference_request = InferenceRequest(
-            inputs=build_token_id_inputs(body.ids, path="ids"),
-            model_id=read_model_name(request, body.model),
-            options=read_options(body.options, request.headers),
-        )
+        inputs = build_token_id_inputs(body.ids, path="ids")
+        inference_request = build_inference_request(request, body, inputs)
         skip = body.skip_special_tokens is not False
         return json_response(await self._pipeline.decode(inference_request, skip_special=skip))
 
@@ -262,13 +257,7 @@ class TextEmbeddingsRoutes:
         parameters: Mapping[str, Any],
     ) -> InferenceResponse:
         return await self._pipeline.infer(
-            InferenceRequest(
-                inputs=inputs,
-                model_id=read_model_name(request, body.model),
-                task=task,
-                parameters=parameters,
-                options=read_options(body.options, request.headers),
-            )
+            build_inference_request(request, body, inputs, task, parameters)
         )
 
     async def _infer_prompted(
