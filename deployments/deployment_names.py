@@ -14,9 +14,9 @@ GENERATOR_DEPLOYMENTS: Mapping[Device, str] = {
     Device.GPU: "GpuGenerator",
 }
 # Deployments that `GET /ready` requires if they are configured, besides the Ingress that answers
-# it. `ClusterMonitor.missing` applies the rule.
-REQUIRED_FOR_READY = (
-    TOKENIZER,
-    ENCODER_DEPLOYMENTS[Device.CPU],
-    GENERATOR_DEPLOYMENTS[Device.CPU],
-)
+# it, and how its answer describes them.
+REQUIRED_FOR_READY: Mapping[str, str] = {
+    TOKENIZER: "tokenizer",
+    ENCODER_DEPLOYMENTS[Device.CPU]: "cpu encoder",
+    GENERATOR_DEPLOYMENTS[Device.CPU]: "cpu generator",
+}

@@ -16,6 +16,7 @@ from deployments.deployment_names import (
     ENCODER_DEPLOYMENTS,
     GENERATOR_DEPLOYMENTS,
     INGRESS,
+    REQUIRED_FOR_READY,
     TOKENIZER,
 )
 from deployments.errors import ModelLoading
@@ -100,15 +101,15 @@ class ClusterMonitor:
         need it. A GPU deployment without a replica is no reason: the CPU answers in its place, or
         the first request starts a replica. A state older than MAX_AGE_S is a reason too.
         """
-        required = {"tokenizer": TOKENIZER}
-        if Device.CPU in self._encoders:
-            required["cpu encoder"] = ENCODER_DEPLOYMENTS[Device.CPU]
-        if Device.CPU in self._generators:
-            required["cpu generator"] = GENERATOR_DEPLOYMENTS[Device.CPU]
+        configured = {
+            TOKENIZER,
+            *(ENCODER_DEPLOYMENTS[device] for device in self._encoders),
+            *(GENERATOR_DEPLOYMENTS[device] for device in self._generators),
+        }
         missing = [
             f"no {kind} is running"
-            for kind, name in required.items()
-            if not self.snapshot.running.get(name)
+            for name, kind in REQUIRED_FOR_READY.items()
+            if name in configured and not self.snapshot.running.get(name)
         ]
         if self.age_s > MAX_AGE_S:
             missing.append(
