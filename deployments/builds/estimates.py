@@ -13,6 +13,7 @@ from statistics import median
 from pydantic import BaseModel, ConfigDict
 
 from deployments.builds.record import STAGES, BuildDurations, BuildRecord, BuildState
+from deployments.builds.sources import hide_directory
 
 NEIGHBORS = 3  # an estimate is the median of this many builds of the most similar size
 # The directories of an absolute path in a text. In quotes, they may contain spaces.
@@ -39,8 +40,8 @@ class BuildStatus(BaseModel):
 
     def hide_directories(self) -> BuildStatus:
         """Return the status for clients. It does not tell them where this host keeps its files."""
-        shown = {name: self._hide(getattr(self, name)) for name in ("reason", "step", "source")}
-        return self.model_copy(update=shown)
+        shown = {"reason": self._hide(self.reason), "step": self._hide(self.step)}
+        return self.model_copy(update={**shown, "source": hide_directory(self.source)})
 
     def _hide(self, text: str) -> str:
         directory = self.source.rpartition("/")[0]

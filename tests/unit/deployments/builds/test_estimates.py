@@ -105,3 +105,8 @@ def test_clients_see_no_directories_of_a_local_source() -> None:
     local = record(PULLING, source="/srv/My Models/tiny", step="resolve /srv/My Models/tiny")
     shown = describe(local).hide_directories()
     assert (shown.source, shown.step) == (".../tiny", "resolve .../tiny")
+
+
+@pytest.mark.parametrize("source", ["/srv/models/tiny/", "../models/tiny", "~/models/tiny"])
+def test_clients_see_only_the_last_name_of_a_source(source: str) -> None:
+    assert describe(record(PULLING, source=source)).hide_directories().source == ".../tiny"
