@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 
 # Status of a connection that the server refuses, or closes without a valid response.
@@ -27,7 +28,8 @@ def build_request(
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 
-def build_post(path: str, body: bytes, *headers: str) -> bytes:
+def build_closing_post(path: str, body: bytes, *headers: str) -> bytes:
+    """Build a POST request with `Connection: close`. `path` includes the prefix of the server."""
     return build_request("POST", path, body, headers)
 
 
@@ -55,6 +57,18 @@ class HttpExchange:
         """Whether the body is shorter than its Content-Length; False without this header."""
         length = CONTENT_LENGTH.search(self.head)
         return length is not None and len(self.body) < int(length[1])
+
+
+def require_ok(answer: HttpExchange, request: str, *, hint: str) -> bytes:
+    """Return the body of a response. Raises BenchmarkError for a status other than 200.
+
+    `request` names the request in the error.
+    """
+    if answer.status != 200:
+        raise BenchmarkError(
+            f"{request} returned {answer.status}: {answer.body[:300]!r}", hint=hint
+        )
+    return answer.body
 
 
 async def send_raw(target: ServerAddress, raw: bytes, timeout_s: float) -> HttpExchange:

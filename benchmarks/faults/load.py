@@ -11,10 +11,9 @@ from typing import Any
 import orjson
 
 from benchmarks.common.agreement import is_same_completion, is_same_embedding
-from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.fixed_rate import FixedRateSender
 from benchmarks.common.http import ServerAddress, build_inference_body, model_path
-from benchmarks.common.wire import HttpExchange, build_post, send_raw
+from benchmarks.common.wire import HttpExchange, build_closing_post, require_ok, send_raw
 
 RIGHT = "right"
 WRONG = "wrong"
@@ -64,13 +63,15 @@ async def build_requests(
     """Ask the server for the right answers. Return encoder requests and generator requests."""
     encoders, generators = [], []
     for sentence in SENTENCES:
-        raw = build_post(address.prefix + model_path(embedder), build_inference_body(sentence))
+        raw = build_closing_post(
+            address.prefix + model_path(embedder), build_inference_body(sentence)
+        )
         expected = orjson.loads(await ask(address, raw))
         is_right = partial(is_same_embedding, expected, min_cosine=MIN_COSINE)
         encoders.append(KnownRequest("encoder", raw, is_right))
     for prompt in PROMPTS:
         body = {"model": writer, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
-        raw = build_post(address.prefix + "/v1/completions", orjson.dumps(body))
+        raw = build_closing_post(address.prefix + "/v1/completions", orjson.dumps(body))
         expected = orjson.loads(await ask(address, raw))
         is_right = partial(is_same_completion, expected)
         generators.append(KnownRequest("generator", raw, is_right))
@@ -80,12 +81,7 @@ async def build_requests(
 async def ask(address: ServerAddress, raw: bytes) -> bytes:
     """Send a request and return the body. Raise BenchmarkError for a status other than 200."""
     answer = await send_raw(address, raw, TIMEOUT_S)
-    if answer.status != 200:
-        raise BenchmarkError(
-            f"a request of the load returned {answer.status}: {answer.body[:200]!r}",
-            hint="name served models of these ids",
-        )
-    return answer.body
+    return require_ok(answer, "a request of the load", hint="name served models of these ids")
 
 
 class SteadyLoad:

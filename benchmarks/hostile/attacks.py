@@ -9,7 +9,7 @@ from functools import cache
 
 import orjson
 
-from benchmarks.common.wire import CLOSED, build_chunked_post, build_post, build_request
+from benchmarks.common.wire import CLOSED, build_chunked_post, build_closing_post, build_request
 from benchmarks.hostile.generation_attacks import attack_generation
 from benchmarks.hostile.requests import REJECTED, HostileRequest
 
@@ -65,10 +65,10 @@ def attack_names() -> Iterator[HostileRequest]:
             yield HostileRequest(f"GET {route} {shown}", build_request("GET", path), missing)
         for route in ("/models/{}", "/pipeline/fill-mask/{}", "/models/{}/v1/embeddings"):
             body = b'{"input":"a"}' if "v1" in route else b'{"inputs":"a"}'
-            raw = build_post(route.replace("{}", name), body)
+            raw = build_closing_post(route.replace("{}", name), body)
             yield HostileRequest(f"POST {route} {shown}", raw, missing)
         body = orjson.dumps({"model": name, "input": "a"})
-        yield HostileRequest(f"model {shown}", build_post("/v1/embeddings", body), missing)
+        yield HostileRequest(f"model {shown}", build_closing_post("/v1/embeddings", body), missing)
 
 
 def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
@@ -103,7 +103,7 @@ def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
         "mixed list": b'{"%b": ["a", 7, null]}' % name,
     }
     for what, body in broken.items():
-        yield HostileRequest(f"{path}: {what}", build_post(path, body), rejected)
+        yield HostileRequest(f"{path}: {what}", build_closing_post(path, body), rejected)
     valid: dict[str, bytes] = {
         "a key twice": b'{"%b": 7, "%b": "a"}' % (name, name),
         "NUL in a text": b'{"%b": "a\\u0000b"}' % name,
@@ -112,7 +112,9 @@ def attack_json(path: str, key: str) -> Iterator[HostileRequest]:
     }
     for what, body in valid.items():
         # 422: the text exceeds the maximum length of some models.
-        yield HostileRequest(f"{path}: {what}", build_post(path, body), frozenset({200, 422}))
+        yield HostileRequest(
+            f"{path}: {what}", build_closing_post(path, body), frozenset({200, 422})
+        )
 
 
 def attack_sizes(path: str) -> Iterator[HostileRequest]:
@@ -131,7 +133,7 @@ def attack_sizes(path: str) -> Iterator[HostileRequest]:
         ),
     }
     for what, body in oversized.items():
-        yield HostileRequest(what, build_post(path, body), REJECTED)
+        yield HostileRequest(what, build_closing_post(path, body), REJECTED)
     truncated = {
         "a text of 1.9 MB": orjson.dumps({"inputs": "x" * 1_900_000}),
         "escapes": b'{"inputs":"%b"}' % (rb"\u0041" * 300_000),
@@ -139,9 +141,11 @@ def attack_sizes(path: str) -> Iterator[HostileRequest]:
         "180,000 characters": orjson.dumps({"inputs": "a " * 90_000}),
     }
     for what, body in truncated.items():
-        yield HostileRequest(what, build_post(path, body), frozenset({200}))
+        yield HostileRequest(what, build_closing_post(path, body), frozenset({200}))
     large = orjson.dumps({"inputs": "x" * 10_000_000})
-    yield HostileRequest("a text of 10 MB", build_post(path, large), frozenset({413, CLOSED}))
+    yield HostileRequest(
+        "a text of 10 MB", build_closing_post(path, large), frozenset({413, CLOSED})
+    )
     chunk = b"%x\r\n%b\r\n" % (100_000, b"x" * 100_000)
     yield HostileRequest(
         "10 MB in chunks", build_chunked_post(path, chunk * 100), frozenset({413, CLOSED})
@@ -188,7 +192,7 @@ def attack_compression(path: str) -> Iterator[HostileRequest]:
         ("identity", packed, 400),
     ):
         name = f"content-encoding {encoding[:20]}, {len(raw)} bytes"
-        raw_request = build_post(path, raw, f"Content-Encoding: {encoding}")
+        raw_request = build_closing_post(path, raw, f"Content-Encoding: {encoding}")
         yield HostileRequest(name, raw_request, frozenset(statuses))
 
 
@@ -219,7 +223,7 @@ def attack_framing(path: str) -> Iterator[HostileRequest]:
     yield HostileRequest("no body", nothing, timed_out, stalls=True)
     unfinished = build_chunked_post(path, b"5\r\n", end=b"")
     yield HostileRequest("no chunk data", unfinished, timed_out, stalls=True)
-    packed = build_post(path, gzip.compress(body)[:-4], "Content-Encoding: gzip")
+    packed = build_closing_post(path, gzip.compress(body)[:-4], "Content-Encoding: gzip")
     stalled = packed.replace(b"Content-Length: ", b"Content-Length: 9")
     yield HostileRequest("compressed, incomplete", stalled, timed_out, stalls=True)
 
@@ -228,19 +232,21 @@ def attack_headers(path: str) -> Iterator[HostileRequest]:
     """Yield requests with invalid, many or long headers, or unknown methods."""
     body = b'{"inputs": "a"}'
     for header in ("x-use-cache: maybe", "x-hardware: tpu", "x-wait-for-model: \xff"):
-        yield HostileRequest(header, build_post(path, body, header), frozenset({400}))
+        yield HostileRequest(header, build_closing_post(path, body, header), frozenset({400}))
     for header in (
         "Content-Type: text/xml",
         "Accept: image/png",
         "User-Agent: hf_hub/9" + "9" * 99,
     ):
-        yield HostileRequest(header[:30], build_post(path, body, header), frozenset({200}))
+        yield HostileRequest(header[:30], build_closing_post(path, body, header), frozenset({200}))
     answered = frozenset({200, 400, 431, CLOSED})
     yield HostileRequest(
-        "5,000 headers", build_post(path, body, *(f"x-{i}: a" for i in range(5_000))), answered
+        "5,000 headers",
+        build_closing_post(path, body, *(f"x-{i}: a" for i in range(5_000))),
+        answered,
     )
     yield HostileRequest(
-        "a header of 200 kB", build_post(path, body, "x-a: " + "a" * 200_000), answered
+        "a header of 200 kB", build_closing_post(path, body, "x-a: " + "a" * 200_000), answered
     )
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND", "get", "A" * 1000):
         rejected = frozenset({400, 405, CLOSED})
@@ -287,7 +293,7 @@ def attack_parameters(path: str) -> Iterator[HostileRequest]:
     bodies += [{"inputs": shape, "parameters": {"truncate": True}} for shape in inputs]
     answered = frozenset({200, *REJECTED})
     for shown, body in zip((*PARAMETERS, *inputs), bodies, strict=True):
-        raw = build_post(path, orjson.dumps(body))
+        raw = build_closing_post(path, orjson.dumps(body))
         # These requests set no token limit, so a model may generate until its context is full.
         leaves = "/text-generation/" in path
         yield HostileRequest(f"{path} {str(shown)[:40]}", raw, answered, leaves=leaves)

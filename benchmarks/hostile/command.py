@@ -31,7 +31,14 @@ from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.http import ServerAddress
 from benchmarks.common.options import add_run_options, add_url_option
 from benchmarks.common.report import Table, format_number, log_progress, publish, start_run
-from benchmarks.common.wire import CLOSED, NO_ANSWER, build_post, build_request, send_raw
+from benchmarks.common.wire import (
+    CLOSED,
+    NO_ANSWER,
+    build_closing_post,
+    build_request,
+    require_ok,
+    send_raw,
+)
 from benchmarks.hostile.attacks import build_attacks
 from benchmarks.hostile.fuzzing import generate_requests
 from benchmarks.hostile.requests import HostileRequest
@@ -205,12 +212,8 @@ async def measure(
 async def get_json(target: ServerAddress, path: str) -> Any:
     """Return the JSON body of a GET. Raises BenchmarkError for a status other than 200."""
     response = await send_raw(target, build_request("GET", target.prefix + path), TIMEOUT_S)
-    if response.status != 200:
-        raise BenchmarkError(
-            f"`{target.url}{path}` returned {response.status}",
-            hint="start the server with `make serve`",
-        )
-    return orjson.loads(response.body)
+    hint = "start the server with `make serve`"
+    return orjson.loads(require_ok(response, f"`{target.url}{path}`", hint=hint))
 
 
 async def models_by_task(target: ServerAddress) -> dict[str, str]:
@@ -294,7 +297,7 @@ async def run_attacks(
 async def send_repeatedly(target: ServerAddress, model_id: str, counts: HostileCounts) -> None:
     """Send valid requests one after the other. The requests bypass the response cache."""
     body = orjson.dumps({"inputs": "a valid request", "options": {"use_cache": False}})
-    raw = build_post(f"{target.prefix}/models/{model_id}", body)
+    raw = build_closing_post(f"{target.prefix}/models/{model_id}", body)
     while True:
         started_s = time.perf_counter()
         response = await send_raw(target, raw, TIMEOUT_S)

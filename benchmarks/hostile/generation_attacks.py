@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from benchmarks.common.wire import build_post
+from benchmarks.common.wire import build_closing_post
 from benchmarks.hostile.requests import REJECTED, HostileRequest
 
 ANSWERED = frozenset({200, *REJECTED})
@@ -57,7 +57,7 @@ def _build_both(path: str, what: str, body: Mapping[str, Any]) -> Iterator[Hosti
 
 
 def _build_attack(path: str, what: str, body: Mapping[str, Any]) -> HostileRequest:
-    raw = build_post(path, orjson.dumps(body))
+    raw = build_closing_post(path, orjson.dumps(body))
     return HostileRequest(f"{path}: {what}", raw, ANSWERED, leaves=what.startswith(ENDLESS))
 
 

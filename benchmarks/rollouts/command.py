@@ -25,7 +25,7 @@ from benchmarks.common.options import add_run_options
 from benchmarks.common.random_checkpoints import TINY_BERT, write_bert
 from benchmarks.common.report import Table, log_progress, publish, start_run
 from benchmarks.common.statistics import Goal
-from benchmarks.common.wire import build_request, send_raw
+from benchmarks.common.wire import build_request, require_ok, send_raw
 from benchmarks.many_models.command import PINNED, write_config
 from benchmarks.many_models.store import write_tiny_models, write_version
 from benchmarks.rollouts.load import (
@@ -215,11 +215,7 @@ class Rollouts:
         raw = build_request(method, f"{address.prefix}/models/{route}", content)
         answer = await send_raw(address, raw, TIMEOUT_S)
         log_progress(f"{method} {route}: {answer.status}")
-        if answer.status != 200:
-            raise BenchmarkError(
-                f"{method} {route} answered {answer.status}: {answer.body[:300]!r}",
-                hint="see the server's log",
-            )
+        require_ok(answer, f"{method} {route}", hint="see the server's log")
 
     async def _kill(self, name: str, step: str) -> None:
         """Kill one replica. Wait until a new replica replaces it and the server is ready."""

@@ -13,10 +13,9 @@ from typing import Any, Literal
 import orjson
 
 from benchmarks.common.agreement import is_same_embedding
-from benchmarks.common.errors import BenchmarkError
 from benchmarks.common.fixed_rate import FixedRateSender
 from benchmarks.common.http import ServerAddress, build_inference_body, model_path
-from benchmarks.common.wire import HttpExchange, build_post, send_raw
+from benchmarks.common.wire import HttpExchange, build_closing_post, require_ok, send_raw
 
 TEXT = "w1 w2 w3 w4"
 TIMEOUT_S = 60.0
@@ -126,7 +125,9 @@ class VersionedLoad:
 
 
 def build_request(address: ServerAddress, name: str, *headers: str) -> bytes:
-    return build_post(address.prefix + model_path(name), build_inference_body(TEXT), *headers)
+    return build_closing_post(
+        address.prefix + model_path(name), build_inference_body(TEXT), *headers
+    )
 
 
 def read_version(answer: HttpExchange) -> str:
@@ -144,8 +145,4 @@ async def ask_version(address: ServerAddress, name: str) -> Any:
     Raises BenchmarkError if the request fails.
     """
     answer = await ask(address, name)
-    if answer.status != 200:
-        raise BenchmarkError(
-            f"`{name}` answered {answer.status}: {answer.body[:200]!r}", hint="see the server's log"
-        )
-    return orjson.loads(answer.body)
+    return orjson.loads(require_ok(answer, f"`{name}`", hint="see the server's log"))

@@ -11,7 +11,7 @@ import orjson
 from benchmarks.common.agreement import is_same_completion
 from benchmarks.common.http import ServerAddress, model_path
 from benchmarks.common.options import DEFAULT_GENERATOR, DEFAULT_MODEL
-from benchmarks.common.wire import build_post
+from benchmarks.common.wire import build_closing_post
 from benchmarks.faults.load import KnownRequest, StreamCut, ask
 
 CLASSIFIER = "hundredfold/minilm-sst2"
@@ -82,7 +82,7 @@ def _complete(prompt: str, stream: bool) -> dict[str, object]:
 async def _known(
     address: ServerAddress, kind: str, path: str, body: Mapping[str, object]
 ) -> KnownRequest:
-    raw = build_post(address.prefix + path, orjson.dumps(body))
+    raw = build_closing_post(address.prefix + path, orjson.dumps(body))
     parse: Callable[[bytes], Any] = parse_stream if kind == "stream" else orjson.loads
     expected = parse(await ask(address, raw))
     if kind in ("completion", "stream"):

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from benchmarks.common.http import ServerAddress
-from benchmarks.common.wire import CLOSED, HttpExchange, build_post
+from benchmarks.common.wire import CLOSED, HttpExchange, build_closing_post
 from benchmarks.faults.load import CUT, RIGHT, WRONG, KnownRequest, SteadyLoad, classify_answer
 from tests.support.fakes import wait_until
 
@@ -41,7 +41,7 @@ async def running(small: SmallServer) -> AsyncIterator[ServerAddress]:
         yield ServerAddress("127.0.0.1", server.sockets[0].getsockname()[1])
 
 
-REQUEST = KnownRequest("encoder", build_post("/", b"{}"), lambda body: bool(body == [1]))
+REQUEST = KnownRequest("encoder", build_closing_post("/", b"{}"), lambda body: bool(body == [1]))
 
 
 async def test_requests_are_sent_while_none_is_answered() -> None:
