@@ -20,6 +20,7 @@ from build_artifacts.encoders.preparation import (
     cached_prepare,
     load_examples,
 )
+from build_artifacts.encoders.pruned import prepare_pruned
 from build_artifacts.encoders.screening import SpeedScreening, screen_speed
 from build_artifacts.errors import BuildError, UnsupportedModel
 from build_artifacts.evaluation import Evaluation, score_engine
@@ -32,7 +33,6 @@ from build_artifacts.families.base import (
     Ranking,
     describe_search_timeout,
 )
-from build_artifacts.families.pruned import prepare_pruned
 from build_artifacts.gpu_placement import check_encoder_recipe
 from build_artifacts.graph_files import list_files
 from build_artifacts.recipes import (

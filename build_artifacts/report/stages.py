@@ -19,10 +19,10 @@ from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.demo import ALL_DEMO_MODELS
 from build_artifacts.encoders.candidates import CandidateGraphs, build_graph_spec
 from build_artifacts.encoders.preparation import PreparedModel, cached_prepare, cached_prune
+from build_artifacts.encoders.pruned import load_calibration
 from build_artifacts.encoders.reference_engine import TorchReferenceEngine
 from build_artifacts.errors import BuildError, SourceNotFound, UnsafeSource, UnsupportedModel
 from build_artifacts.families import read_metadata
-from build_artifacts.families.pruned import load_calibration
 from build_artifacts.graph_files import list_files
 from build_artifacts.presets import CPU_INT8_FUSED, DYNAMIC, FULL
 from build_artifacts.pruning.prune import Pruning, describe_pruning
