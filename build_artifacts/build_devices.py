@@ -57,7 +57,7 @@ def with_cuda_graphs(recipe: BuildRecipe) -> BuildRecipe:
     A small forward pass then takes half the time. A forward pass of more than 4,096 tokens takes
     4 to 37 % longer (docs/performance.md#gpu).
     """
-    if recipe.of(Device.GPU) != (GPU_FP16,):
+    if recipe.candidates_for(Device.GPU) != (GPU_FP16,):
         return recipe
     candidates = (GPU_FP16_BOUND if c is GPU_FP16 else c for c in recipe.candidates)
     return replace(recipe, candidates=tuple(candidates))

@@ -186,7 +186,7 @@ class BuildRecipe:
     keep: int = 3  # maximum number of sealed graphs per device: the first that the gate accepts
     revision: int = RECIPE_REVISION
 
-    def of(self, device: Device) -> tuple[CandidateRecipe, ...]:
+    def candidates_for(self, device: Device) -> tuple[CandidateRecipe, ...]:
         """Return the candidates for `device`."""
         return tuple(c for c in self.candidates if c.device is device)
 

@@ -28,7 +28,7 @@ from deployments.messages import TokenizedItem
 from deployments.tuning.costs import Shape
 from deployments.tuning.measure import build_batch
 
-CANDIDATES = FULL.of(Device.GPU)
+CANDIDATES = FULL.candidates_for(Device.GPU)
 # One task per model head and kind of input. Every other task has the graph of one of these tasks.
 TASKS = (
     TaskName.FEATURE_EXTRACTION,

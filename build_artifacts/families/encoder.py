@@ -127,7 +127,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
         self._exported: set[str] = set()  # keys of the attempts whose export succeeded
 
     def candidates(self, device: Device) -> Sequence[CandidateRecipe]:
-        return self.context.recipe.of(device)
+        return self.context.recipe.candidates_for(device)
 
     @property
     def fallback(self) -> CandidateRecipe:

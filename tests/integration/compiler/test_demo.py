@@ -65,8 +65,8 @@ def test_all_demo_models_have_ids_of_their_own() -> None:
 @pytest.mark.parametrize("model", ALL_DEMO_MODELS, ids=lambda model: model.id)
 def test_gpu_adds_candidates_and_a_version_of_its_own(model: DemoModel, tmp_path: Path) -> None:
     plain, with_gpu = model.request(tmp_path).recipe, model.request(tmp_path, with_gpu=True).recipe
-    assert with_gpu.of(Device.CPU) == plain.of(Device.CPU)
-    assert [recipe.name for recipe in with_gpu.of(Device.GPU)] == ["gpu-fp16-bound"]
+    assert with_gpu.candidates_for(Device.CPU) == plain.candidates_for(Device.CPU)
+    assert [recipe.name for recipe in with_gpu.candidates_for(Device.GPU)] == ["gpu-fp16-bound"]
     on_gpu = [recipe.name for recipe in with_gpu.decoders if recipe.device is Device.GPU]
     assert on_gpu == ["gpu-fp16", "gpu-fp16-torch", "gpu-bf16-torch"]
     if model.adapter is None:

@@ -44,7 +44,7 @@ class ToyBuild(ModelBuild[CandidateRecipe, GraphSpec]):
     gate_failed_hint = "use another toy"
 
     def candidates(self, device: Device) -> Sequence[CandidateRecipe]:
-        return self.context.recipe.of(device)
+        return self.context.recipe.candidates_for(device)
 
     @property
     def fallback(self) -> CandidateRecipe:

@@ -230,7 +230,7 @@ def test_candidate_names_are_unique(recipe: BuildRecipe) -> None:
     everything = (*recipe.candidates, recipe.fallback)
     assert len({candidate.name for candidate in everything}) == len(everything)
     first = CPU_INT8_DYNAMIC if recipe is DYNAMIC else CPU_INT8
-    assert recipe.of(Device.CPU)[0] == first, "default candidate without measurements"
+    assert recipe.candidates_for(Device.CPU)[0] == first, "default candidate without measurements"
 
 
 def test_candidates_depend_on_the_batch_only_by_request() -> None:

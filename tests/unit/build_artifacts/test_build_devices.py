@@ -87,5 +87,5 @@ def test_only_gpu_graph_gets_cuda_graphs_where_a_gpu_runs_them(
         "gpu-fp16-bound",
     ]
     assert fitted.decoders == QUICK.decoders
-    assert fit_to_host(DYNAMIC).of(Device.GPU) == fitted.of(Device.GPU)
+    assert fit_to_host(DYNAMIC).candidates_for(Device.GPU) == fitted.candidates_for(Device.GPU)
     assert fit_to_host(FULL) is FULL, "it measures all GPU graphs"
