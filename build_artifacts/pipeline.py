@@ -22,7 +22,7 @@ from build_artifacts.families.base import BuildBudget, BuildContext
 from build_artifacts.presets import FULL
 from build_artifacts.progress import BuildProgress
 from build_artifacts.pruning.prune import Pruning, describe_pruning
-from build_artifacts.recipes import BuildRecipe, artifact_version, compute_digest
+from build_artifacts.recipes import BuildRecipe, artifact_version, short_digest
 from build_artifacts.sources.hub import Hub, HuggingFaceHub
 from build_artifacts.steps.convert_weights import convert_weights, merge_adapter
 from build_artifacts.steps.resolve import resolve
@@ -152,7 +152,7 @@ def _compile(
         return ""
 
     # A resumed build may accept other graphs than the build that was interrupted.
-    key = f"artifact-{compute_digest([candidate.digest for candidate in accepted])[:12]}"
+    key = f"artifact-{short_digest([candidate.digest for candidate in accepted])}"
     detail = f"{identity.id} version {identity.version}"
     return steps.run_cached(key, "seal", detail, seal)
 

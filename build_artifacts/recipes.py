@@ -201,6 +201,11 @@ def compute_digest(recipe: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def short_digest(recipe: object) -> str:
+    """Return the first 12 hex digits of `compute_digest`, for the keys of cached steps."""
+    return compute_digest(recipe)[:12]
+
+
 def _plain(value: object) -> object:
     if isinstance(value, EngineOptions | Gate):
         return value.model_dump()

@@ -18,7 +18,7 @@ from build_artifacts.decoders.measurement import BATCH_SLOTS, throughput_context
 from build_artifacts.decoders.per_token_int8 import quantize_per_token
 from build_artifacts.decoders.reference import DecoderReference
 from build_artifacts.graph_files import format_size, list_files
-from build_artifacts.recipes import DecoderRecipe, compute_digest
+from build_artifacts.recipes import DecoderRecipe, short_digest
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import find_decoder_factory
@@ -147,4 +147,4 @@ def describe_recipe(recipe: DecoderRecipe) -> str:
 
 def digest_decoder_recipe(recipe: DecoderRecipe) -> str:
     """Return a digest of the recipe fields that determine the graph and its gate result."""
-    return compute_digest(replace(recipe, name="", other_options=()))[:12]
+    return short_digest(replace(recipe, name="", other_options=()))

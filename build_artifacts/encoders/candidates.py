@@ -23,7 +23,7 @@ from build_artifacts.recipes import (
     SmoothedInt8,
     StaticInt8,
     TorchProgramRecipe,
-    compute_digest,
+    short_digest,
 )
 from build_artifacts.steps.export import export
 from build_artifacts.steps.program import save_program
@@ -87,7 +87,7 @@ class CandidateGraphs:
             (into / _RANKING_NAME).write_text(json.dumps(ranked), encoding="utf-8")
             return f"{len(ranked)} MatMuls ranked"
 
-        key = f"sensitivity-{_short_digest(recipe.source, recipe.rewrites)}"
+        key = f"sensitivity-{short_digest((recipe.source, recipe.rewrites))}"
         detail = f"{recipe.name}: MatMuls by sensitivity to int8"
         done = self._steps.run_cached(key, "rank", detail, work)
         ranked: list[str] = json.loads((done / _RANKING_NAME).read_bytes())
@@ -115,7 +115,7 @@ class CandidateGraphs:
         opset = f", opset {source.opset}" if source.opset else ""
         detail = f"{source.dtype} graph{opset}{fused}"
         return (
-            self._steps.run_cached(f"export-{_short_digest(source)}", "export", detail, work)
+            self._steps.run_cached(f"export-{short_digest((source,))}", "export", detail, work)
             / _GRAPH_NAME
         )
 
@@ -130,7 +130,7 @@ class CandidateGraphs:
                 return f"discarded, the outputs would change by {difference:.1e}"
             return f"{matches} matches"
 
-        key = f"rewrite-{_short_digest(recipe.source, rewrites)}"
+        key = f"rewrite-{short_digest((recipe.source, rewrites))}"
         detail = f"{recipe.name}: {', '.join(rewrites.names)}"
         return self._steps.run_cached(key, "rewrite", detail, work) / _GRAPH_NAME
 
@@ -154,7 +154,7 @@ class CandidateGraphs:
             quantize(float_graph, scheme, graph, items=items, excluded_nodes=excluded_nodes)
             return format_size(*list_files(graph))
 
-        key = f"int8-{_short_digest(recipe.source, recipe.rewrites, scheme, excluded_nodes)}"
+        key = f"int8-{short_digest((recipe.source, recipe.rewrites, scheme, excluded_nodes))}"
         details = [f"{recipe.name}: {type(scheme).__name__}"]
         details += [f"calibrated by {scheme.calibration}"] if isinstance(scheme, StaticInt8) else []
         if isinstance(scheme, SmoothedInt8) and scheme.gated_ranges == "token":
@@ -219,7 +219,3 @@ def with_other_calibrations(recipe: CandidateRecipe) -> list[CandidateRecipe]:
         replace(recipe, quantization=replace(scheme, calibration=calibration))
         for calibration in recipe.other_calibrations
     ]
-
-
-def _short_digest(*parts: object) -> str:
-    return compute_digest(parts)[:12]

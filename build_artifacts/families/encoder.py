@@ -40,7 +40,7 @@ from build_artifacts.recipes import (
     DynamicInt8,
     SmoothedInt8,
     StaticInt8,
-    compute_digest,
+    short_digest,
 )
 from build_artifacts.smoothing.quantizer import has_gated_layers
 from build_artifacts.steps.seal import ArtifactContents, ArtifactIdentity
@@ -242,7 +242,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
                 repeat_when_resumed(into)
             return screening.describe()
 
-        key = f"screen-{device}-{compute_digest(list(specs))[:12]}"
+        key = f"screen-{device}-{short_digest(list(specs))}"
         done = self.context.steps.run_cached(key, "screen", f"{len(specs)} graphs", work)
         return SpeedScreening.model_validate_json((done / _SCREENING_NAME).read_bytes())
 
@@ -313,7 +313,7 @@ class EncoderBuild(ModelBuild[CandidateRecipe, GraphSpec]):
             (into / _TABLE_NAME).write_bytes(table.to_json())
             return ", ".join(variant.name for variant in table.selected_variants())
 
-        key = f"tune-{device}-{threads}-{compute_digest([c.digest for c in graphs])[:12]}"
+        key = f"tune-{device}-{threads}-{short_digest([c.digest for c in graphs])}"
         detail = f"{len(graphs)} graphs for {device}, {threads} threads per forward pass"
         done = self.context.steps.run_cached(key, "tune", detail, work)
         return CostTable.model_validate_json((done / _TABLE_NAME).read_bytes())
@@ -332,7 +332,7 @@ def _build_attempt(
     return Attempt(
         recipe=recipe,
         label=f"{recipe.name}{', ranges per token' if has_token_ranges else ''}{excluded}",
-        key=compute_digest((recipe, excluded_nodes))[:12],
+        key=short_digest((recipe, excluded_nodes)),
         excluded_nodes=excluded_nodes,
     )
 
