@@ -1,4 +1,4 @@
-"""Type aliases that several parts of the compiler share."""
+"""Type aliases and numbers that several parts of the compiler share."""
 
 from __future__ import annotations
 
@@ -10,3 +10,5 @@ from numpy.typing import NDArray
 FloatArray = NDArray[np.float32]
 Tokens = tuple[int, ...]  # token ids of one text
 TorchTensor = Any  # a torch.Tensor; the library is not typed
+
+MAX_INT8 = 127  # symmetric quantization does not use -128

@@ -17,6 +17,8 @@ from deployments.engines.decoder import LOGITS_FROM, PAST_STATES
 if TYPE_CHECKING:
     import onnx
 
+SCALE_MARGIN = 1.1  # headroom of a static scale for values larger than in the calibration texts
+
 
 class CalibrationTexts(NamedTuple):
     """Calibration texts of a decoder-only model.

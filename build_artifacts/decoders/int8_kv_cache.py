@@ -26,14 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from build_artifacts.decoders.calibration import CalibrationTexts
+from build_artifacts.decoders.calibration import SCALE_MARGIN, CalibrationTexts
 from build_artifacts.decoders.float_graph import ATTENTION, read_int_attribute
 from build_artifacts.graph_nodes import ORT_DOMAIN
-from build_artifacts.types import FloatArray
+from build_artifacts.types import MAX_INT8, FloatArray
 from deployments.engines.decoder import IS_PREFILL, KV_NAMES
 
-MAX_INT8 = 127
-_MARGIN = 1.1  # headroom for values larger than in the calibration texts
 _MIN_SCALE = 1e-6  # minimum, for channels that are always zero
 
 
@@ -67,7 +65,7 @@ class ChannelScales:
     @property
     def table(self) -> FloatArray:
         """Scale of each channel, [heads, size]."""
-        scales: FloatArray = np.maximum(self._largest * _MARGIN / MAX_INT8, _MIN_SCALE)
+        scales: FloatArray = np.maximum(self._largest * SCALE_MARGIN / MAX_INT8, _MIN_SCALE)
         return scales.astype(np.float32)
 
 

@@ -37,22 +37,20 @@ from build_artifacts.decoders.block_weights import (
     has_whole_blocks,
     quantize_experts,
 )
-from build_artifacts.decoders.calibration import CalibrationTexts
+from build_artifacts.decoders.calibration import SCALE_MARGIN, CalibrationTexts
 from build_artifacts.decoders.float_graph import FloatGraph, scale_queries
 from build_artifacts.decoders.smoothquant import is_bounded, smooth_activations
 from build_artifacts.decoders.tensor_file import TensorFile
 from build_artifacts.graph_nodes import ORT_DOMAIN
-from build_artifacts.types import FloatArray
+from build_artifacts.types import MAX_INT8, FloatArray
 
 if TYPE_CHECKING:
     import onnx
 
-_MAX_INT8 = 127
 _ZERO_POINT = 128  # ONNX Runtime's kernels read activations as uint8: int8 plus this number
 _STEP, _SHIFT, _LAST_AXIS = "rowwise_step", "rowwise_shift", "rowwise_axis"
 # Smaller tensors stay float: quantization saves nothing.
 _MIN_QUANTIZED_VALUES = 1 << 12
-_MARGIN = 1.1  # headroom of a static scale for values larger than in the calibration texts
 # Maximum rounding noise of a static scale, relative to the RMS of the median row. A dynamic scale
 # adds 0.01 to 0.03.
 _MAX_NOISE = 0.05
@@ -150,7 +148,7 @@ class _PerTokenRewriter:
                 self._quantize_gather(node)
             else:
                 self._nodes.append(node)
-        self._constant(_STEP, np.array(1 / _MAX_INT8, np.float32))
+        self._constant(_STEP, np.array(1 / MAX_INT8, np.float32))
         self._constant(_SHIFT, np.array(_ZERO_POINT, np.uint8))
         self._constant(_LAST_AXIS, np.array([-1], np.int64))
         del self._graph.node[:]
@@ -263,13 +261,11 @@ class _PerTokenRewriter:
 
 def _compute_scales(weights: FloatArray, axis: int) -> FloatArray:
     largest = np.abs(weights).max(axis=axis, keepdims=True)
-    return np.where(largest == 0, 1, largest / _MAX_INT8).astype(np.float32)
+    return np.where(largest == 0, 1, largest / MAX_INT8).astype(np.float32)
 
 
 def _round_to_int8(weights: FloatArray, scales: FloatArray) -> NDArray[np.int8]:
-    rounded: NDArray[np.int8] = (
-        np.rint(weights / scales).clip(-_MAX_INT8, _MAX_INT8).astype(np.int8)
-    )
+    rounded: NDArray[np.int8] = np.rint(weights / scales).clip(-MAX_INT8, MAX_INT8).astype(np.int8)
     return rounded
 
 
@@ -279,7 +275,7 @@ def compute_static_scale(rows: FloatArray) -> np.float32 | None:
     Rounding to steps of `scale` adds noise with an RMS of scale / sqrt(12). The scale is too coarse
     for a row if this noise exceeds _MAX_NOISE times the row's RMS.
     """
-    scale = _MARGIN * np.abs(rows).max() / _MAX_INT8
+    scale = SCALE_MARGIN * np.abs(rows).max() / MAX_INT8
     sizes = np.sqrt(np.square(rows, dtype=np.float64).mean(axis=1))
     noise = np.median(scale / np.sqrt(12) / np.maximum(sizes, 1e-12))
     return np.float32(scale) if 0 < noise <= _MAX_NOISE else None

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_artifacts.smoothing.calibration import Observed
-from build_artifacts.types import FloatArray
+from build_artifacts.types import MAX_INT8, FloatArray
 
 # Exponents to try for the activation range in SmoothQuant's factor; 1 gives all channels one range.
 _STRENGTHS = (0.6, 0.7, 0.8, 0.9, 1.0)
 _MIN_SIZE = 1e-5  # lower bound of magnitudes of channels and weights
-_MAX_UINT8, _MAX_INT8 = 255, 127
+_MAX_UINT8 = 255
 # x86 without VNNI adds pairs of products in 16 bits: 2 * 255 * 64 is below 2**15.
 MAX_INT8_WITHOUT_OVERFLOW = 64
 # Byte ranges to try for neurons, relative to the largest value.
@@ -63,7 +63,7 @@ class TokenRange(NamedTuple):
     A byte stores a value x of a token as round(127 x / largest) + 128.
     """
 
-    step: np.float32 = np.float32(1 / _MAX_INT8)
+    step: np.float32 = np.float32(1 / MAX_INT8)
     zero: np.uint8 = np.uint8(128)
 
 
@@ -74,7 +74,7 @@ class Int8Weights(NamedTuple):
     scales: FloatArray
 
     @classmethod
-    def of(cls, weights: FloatArray, axis: int = 0, limit: int = _MAX_INT8) -> Int8Weights:
+    def of(cls, weights: FloatArray, axis: int = 0, limit: int = MAX_INT8) -> Int8Weights:
         """Round `weights` to -`limit` to `limit`; values along `axis` share a scale."""
         largest = np.abs(weights).max(axis=axis, keepdims=True)
         scales = np.where(largest == 0, 1, largest / limit).astype(np.float32)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT
 from build_artifacts.errors import UnsupportedModel
+from build_artifacts.types import MAX_INT8
 from build_artifacts.weight_formats.base import (
     UNQUANTIZED_HINT,
     FileTensor,
@@ -38,7 +39,6 @@ _TYPES = ("nf4", "fp4")
 _STORAGE_BYTES = {"U8": 1, "BF16": 2, "F16": 2, "F32": 4}
 # Errors for a state that is not JSON, has other fields, is too deep or has infinite numbers.
 _STATE_ERRORS = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
-_INT8_MAX = 127
 _MAX_BLOCK = 4096  # values; the library has no larger blocks
 
 
@@ -178,6 +178,6 @@ class BnbInt8Format(WeightFormat):
             )
 
         def build_grid() -> ScaleGrid:
-            return build_block_grid(maxima.read_scales() / _INT8_MAX, shape, ROW)
+            return build_block_grid(maxima.read_scales() / MAX_INT8, shape, ROW)
 
         return build_scaled_weight(shape, values.read_rows, build_grid)

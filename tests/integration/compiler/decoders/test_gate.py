@@ -74,7 +74,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> DecoderReference:
 @pytest.fixture
 def coarse_scales(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the int8 KV cache inaccurate."""
-    monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.01)
+    monkeypatch.setattr(int8_kv_cache, "SCALE_MARGIN", 0.01)
 
 
 def build_metadata(task: TaskName, generation_config: GenerationConfig) -> CheckpointMetadata:

@@ -102,7 +102,7 @@ def test_prefill_and_decode_write_equal_caches(kind: str, tmp_path: Path) -> Non
 
 
 def test_values_above_scale_are_clipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(int8_kv_cache, "_MARGIN", 0.25)
+    monkeypatch.setattr(int8_kv_cache, "SCALE_MARGIN", 0.25)
     decoder = opened(int8_graph(tmp_path / "model.onnx"))
     prefill_all(decoder, OTHERS[0], row=1)
     decode_all(decoder, OTHERS[0])
