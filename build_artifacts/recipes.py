@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Literal, TypeAlias
 
 from deployments.artifacts.manifest import EngineOptions, Gate
-from deployments.artifacts.types import Device, EngineName, KvCacheDtype, Precision
-
-Dtype: TypeAlias = Literal["float32", "float16", "bfloat16"]
+from deployments.artifacts.types import Device, Dtype, EngineName, KvCacheDtype, Precision
 
 # Increase this if a code change alters the output of a build step.
 RECIPE_REVISION = 17

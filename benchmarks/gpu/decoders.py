@@ -48,9 +48,9 @@ from build_artifacts.presets import (
     DECODER_GPU_INT8_BNB,
     DECODER_GPU_NF4_BNB,
 )
-from build_artifacts.recipes import DecoderRecipe, Dtype
+from build_artifacts.recipes import DecoderRecipe
 from deployments.artifacts.manifest import EngineOptions, Gate
-from deployments.artifacts.types import EngineName, Precision, TaskName
+from deployments.artifacts.types import Dtype, EngineName, Precision, TaskName
 from deployments.engines import missing_requirement
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import find_decoder_factory, kv_bytes_per_token

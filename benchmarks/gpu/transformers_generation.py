@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.common.continuous_batching import ContinuousBatching
 from benchmarks.gpu.cases import Target
-from build_artifacts.recipes import Dtype
+from deployments.artifacts.types import Dtype
 
 STATIC, CONTINUOUS = "transformers-static", "transformers-continuous"
 _Prompts = Sequence[Sequence[int]]

@@ -11,8 +11,7 @@ from typing import Any
 from build_artifacts.checkpoints.architectures import MODEL_ERRORS, has_mxfp4_weights
 from build_artifacts.checkpoints.checkpoint import DAMAGED_HINT, list_weight_files
 from build_artifacts.errors import UnsupportedModel, convert_library_error
-from build_artifacts.recipes import Dtype
-from deployments.artifacts.types import ModelHead
+from deployments.artifacts.types import Dtype, ModelHead
 
 # Parts of the names of weights that a model does not use, by head. A checkpoint may lack these
 # weights. The head VECTOR does not use the pooler, but some classifiers do.

@@ -16,16 +16,14 @@ from build_artifacts.checkpoints.architectures import has_mxfp4_weights
 from build_artifacts.checkpoints.metadata import CheckpointMetadata
 from build_artifacts.checkpoints.models import TorchModel, load_model
 from build_artifacts.errors import UnsupportedModel
-from build_artifacts.recipes import DecoderRecipe, Dtype
+from build_artifacts.recipes import DecoderRecipe
 from build_artifacts.steps.program import write_traced
-from deployments.artifacts.types import Attention, ModelHead, Precision
+from deployments.artifacts.types import DTYPE_NAMES, Attention, Dtype, ModelHead, Precision
 from deployments.engines.pytorch.kv_program import KvCacheProgram
 from deployments.engines.pytorch.transformers_experts import are_supported
 
-_DTYPES: Mapping[Precision, Dtype] = {
-    **{"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"},
-    **dict.fromkeys(("int8", "nf4"), "float16"),
-}
+# Precisions of the engine "transformers", and dtypes of the weights before any quantization.
+_CHECKPOINT_DTYPES: Mapping[str, Dtype] = {**DTYPE_NAMES, "int8": "float16", "nf4": "float16"}
 _MAX_FLASH_CHANNELS = 256  # of a head
 _MAX_SHARD_SIZE = "1000TB"  # keeps all weights in one file
 
@@ -38,7 +36,7 @@ def export_checkpoint(
     Raises UnsupportedModel if the model cannot be loaded, or the engine cannot run it as the recipe
     demands.
     """
-    check_recipe(metadata, recipe, _DTYPES)
+    check_recipe(metadata, recipe, _CHECKPOINT_DTYPES)
     quantization = _build_quantization_config(recipe.precision)
     if quantization is not None and recipe.run.tensor_parallel_size > 1:
         raise UnsupportedModel(
@@ -60,7 +58,7 @@ def export_checkpoint(
     model = load_model(
         weights,
         head=ModelHead.NEXT_TOKEN,
-        dtype=_DTYPES[recipe.precision],
+        dtype=_CHECKPOINT_DTYPES[recipe.precision],
         quantization=quantization,
         is_checked=True,
     )
@@ -121,7 +119,6 @@ def _build_quantization_config(precision: Precision) -> Any:
 if TYPE_CHECKING:
     import torch
 
-_GRAPH_DTYPES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _MAX_SLOTS = 4_096
 # Distinct sizes: the tracer treats equal sizes as one dimension.
 _EXAMPLE_SLOTS, _EXAMPLE_TOKENS, _EXAMPLE_LOGITS, _EXAMPLE_CAPACITY = 2, 5, 3, 11
@@ -135,7 +132,7 @@ def export_program(
     Raises UnsupportedModel if the model cannot be loaded or traced, or the engine cannot run it as
     the recipe demands.
     """
-    check_recipe(metadata, recipe, _GRAPH_DTYPES)
+    check_recipe(metadata, recipe, DTYPE_NAMES)
     if (
         recipe.run.tensor_parallel_size > 1
         or recipe.run.kv_offload
@@ -152,7 +149,7 @@ def export_program(
             f"of `{metadata.architecture}` need",
             hint='set `engine="transformers"` in the recipe',
         )
-    dtype = _GRAPH_DTYPES[recipe.precision]
+    dtype = DTYPE_NAMES[recipe.precision]
     model = load_model(weights, head=ModelHead.NEXT_TOKEN, dtype=dtype, is_checked=True)
     check_model(model, metadata, recipe.run.attention)
     write_traced(

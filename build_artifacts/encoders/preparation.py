@@ -31,10 +31,10 @@ from build_artifacts.evaluation import (
     score_engine,
 )
 from build_artifacts.pruning.prune import prune_checkpoint
-from build_artifacts.recipes import Dtype
 from build_artifacts.steps.unused_layers import report_unused_layers
 from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import REFERENCE_NAME
+from deployments.artifacts.types import Dtype
 from deployments.messages import TokenizedItem
 from deployments.tokenization.encodings import open_tokenizer
 from deployments.tuning.parity import ReferenceOutputs, run_probes

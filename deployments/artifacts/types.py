@@ -66,8 +66,9 @@ class Device(StrEnum):
 
 
 Precision = Literal["fp32", "bf16", "fp16", "int8", "int4", "nf4"]  # nf4: bitsandbytes, 4 bits
+Dtype = Literal["float32", "float16", "bfloat16"]
 # Names of the float precisions in torch and NumPy.
-DTYPE_NAMES: Mapping[str, str] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+DTYPE_NAMES: Mapping[str, Dtype] = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 TruncationSide = Literal["left", "right"]  # side of a long text that is removed
 EngineName = str  # a key of deployments.engines.ENGINES
 KvCacheDtype = Literal["int8"]
