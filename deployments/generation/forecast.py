@@ -23,9 +23,6 @@ _PREFILL_DECAY = 0.98
 # Assumed decoder time per token before the first measurement. The guess is low on purpose: a high
 # guess would move the first jobs behind later jobs with measured prices.
 GUESS_TOKEN_S = 1e-3
-# To predict the end of a new job, its answer is assumed to be as long as this quantile of all
-# answers. For the jobs ahead the mean length suffices, because their lengths average out.
-LENGTH_SHARE = 0.8
 
 
 class JobWork(NamedTuple):
@@ -148,9 +145,9 @@ class Forecast:
         heapify(ends)
         elapsed_s = self._prefill_s(sum(work.prompt_tokens for work in now))
         step = 0.0
-        longest = self.lengths.find_percentile(
-            LENGTH_SHARE, demand.min_new_tokens, demand.max_new_tokens
-        )
+        # A long answer for the job itself. For the jobs ahead the mean length suffices, because
+        # their lengths average out.
+        longest = self.lengths.find_quantile(demand.min_new_tokens, demand.max_new_tokens)
         own = JobWork(demand.prompt_tokens, longest, demand.slots)
         for work in (*map(self._expect, ahead), own):
             while ends and used + work.slots > self._slots:

@@ -14,6 +14,8 @@ MAX_ANSWERS = 256
 # `_Survival.estimate` also assumes at least this length for the longest answers, if a token limit
 # cut them.
 INITIAL_TOKENS = 256
+# Share of the answers that are at most as long as the answer assumed for a new job.
+ANSWER_QUANTILE = 0.8
 
 
 class _Answer(NamedTuple):
@@ -88,12 +90,12 @@ class AnswerLengths:
             further = (survival.integrate(limit) - survival.integrate(start)) / share
         return start - generated + further
 
-    def find_percentile(self, share: float, minimum: int, limit: int) -> float:
-        """Return the smallest number of tokens that at most `1 - share` of the answers exceed.
+    def find_quantile(self, minimum: int, limit: int) -> float:
+        """Return the fewest tokens that at most `1 - ANSWER_QUANTILE` of the answers exceed.
 
         The result is at least `minimum` and at most `limit`.
         """
         survival = self._survival
         # The shares descend, but bisection requires ascending values, so negate them.
-        index = bisect_left(survival.shares, share - 1, key=neg)
+        index = bisect_left(survival.shares, ANSWER_QUANTILE - 1, key=neg)
         return float(min(max(survival.tokens[index], minimum), limit))

@@ -54,8 +54,8 @@ def test_limits_do_not_bias_the_distribution() -> None:
         tokens, limit = 1 + int(chance.expovariate(1 / 80)), chance.choice([50, 100, 400])
         lengths.record(min(tokens, limit), is_cut=tokens > limit)
     assert lengths.expect_remaining(0, 0, 400) == pytest.approx(80, rel=0.2)
-    assert lengths.find_percentile(0.8, 0, 400) == pytest.approx(129, rel=0.25)
-    assert lengths.find_percentile(0.8, 0, 100) == 100
+    assert lengths.find_quantile(0, 400) == pytest.approx(129, rel=0.25)
+    assert lengths.find_quantile(0, 100) == 100
 
 
 @pytest.mark.parametrize(("cut_at", "assumed"), [(16, INITIAL_TOKENS), (300, 600)])
@@ -67,9 +67,9 @@ def test_answers_that_were_all_cut_do_not_predict_the_limit(cut_at: int, assumed
     lengths = AnswerLengths()
     for _ in range(MAX_ANSWERS):
         lengths.record(cut_at, is_cut=True)
-    assert lengths.find_percentile(0.8, 0, 4_000) == assumed
+    assert lengths.find_quantile(0, 4_000) == assumed
     assert lengths.expect_remaining(0, 0, 4_000) == assumed
-    assert lengths.find_percentile(0.8, 0, cut_at) == cut_at
+    assert lengths.find_quantile(0, cut_at) == cut_at
     assert lengths.expect_remaining(0, 0, cut_at) == cut_at
 
 
@@ -77,7 +77,7 @@ def test_answers_that_end_at_the_limit_that_cuts_others_are_few() -> None:
     lengths = AnswerLengths()
     for number in range(MAX_ANSWERS):
         lengths.record(300, is_cut=number > 0)
-    assert lengths.find_percentile(0.8, 0, 4_000) == 600
+    assert lengths.find_quantile(0, 4_000) == 600
     assert lengths.expect_remaining(0, 0, 4_000) == pytest.approx(600, rel=0.01)
 
 
@@ -87,7 +87,7 @@ def test_few_longer_answers_replace_the_assumption() -> None:
         lengths.record(16, is_cut=True)
     for tokens in (80, 90, 100):
         lengths.record(tokens, is_cut=False)
-    assert lengths.find_percentile(0.8, 0, 4_000) == 100
+    assert lengths.find_quantile(0, 4_000) == 100
 
 
 def measured(slots: int = 2) -> Forecast:
