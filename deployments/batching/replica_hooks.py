@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from deployments.batching.passes import build_probe_item
-from deployments.batching.prices import EstimateItem, guess_item_s
+from deployments.batching.prices import EstimateItem
 from deployments.engines.base import EncoderEngine
 from deployments.messages import ModelRef, TokenizedItem
 
@@ -24,17 +23,14 @@ USUAL_PASS = LonePass()
 
 
 class ReplicaHooks(NamedTuple):
-    """Functions that a replica gives its scheduler. The defaults are for models of any kind."""
+    """Functions that a replica gives its scheduler."""
 
     # Plans a pass that runs alone, from its model, number of items and padded tokens per item.
-    plan_lone_pass: Callable[[ModelRef, int, int], LonePass] = lambda *_: USUAL_PASS
-    estimate_item: EstimateItem = guess_item_s
+    plan_lone_pass: Callable[[ModelRef, int, int], LonePass]
+    estimate_item: EstimateItem
     # Called when a pass of a model starts and when it ends. The model must stay loaded in between,
     # even if the callers have gone.
-    hold_model: Callable[[ModelRef], None] = lambda _model: None
-    release_model: Callable[[ModelRef], None] = lambda _model: None
+    hold_model: Callable[[ModelRef], None]
+    release_model: Callable[[ModelRef], None]
     # Returns an item that every working engine of the model computes, without input of clients.
-    get_known_good: Callable[[ModelRef], TokenizedItem] = lambda _model: build_probe_item()
-
-
-DEFAULT_HOOKS = ReplicaHooks()
+    get_known_good: Callable[[ModelRef], TokenizedItem]

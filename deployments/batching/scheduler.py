@@ -20,12 +20,7 @@ from deployments.batching.displacement import choose_displaced
 from deployments.batching.passes import PassResult, check_unpooled, run_checked_pass
 from deployments.batching.prices import MEASURED_PASSES, WorkPrices
 from deployments.batching.recent_clients import RecentClients
-from deployments.batching.replica_hooks import (
-    DEFAULT_HOOKS,
-    USUAL_PASS,
-    LonePass,
-    ReplicaHooks,
-)
+from deployments.batching.replica_hooks import USUAL_PASS, LonePass, ReplicaHooks
 from deployments.config import BatchSettings
 from deployments.deadlines import remaining_s
 from deployments.engines.base import EncoderEngine
@@ -62,7 +57,7 @@ class BatchScheduler:
         *,
         concurrent_passes: int,
         recorder: ForwardPassRecorder,
-        hooks: ReplicaHooks = DEFAULT_HOOKS,
+        hooks: ReplicaHooks,
     ) -> None:
         self.settings = settings
         self.health = ModelHealths()

@@ -19,7 +19,6 @@ import pytest
 
 from deployments.artifacts.types import Device, TaskName
 from deployments.batching.replica_hooks import LonePass
-from deployments.batching.scheduler import BatchScheduler
 from deployments.config import AppArgs, BatchSettings, EncoderSettings, ModelSettings
 from deployments.engines import EncoderEngine, GraphSpec, open_engine
 from deployments.errors import EngineFailed
@@ -28,6 +27,7 @@ from deployments.records import ForwardPassRecord
 from deployments.replicas.encoder import EncoderReplica
 from deployments.tuning.costs import TuningTarget, read_costs
 from tests.support.artifacts import EMBEDDER
+from tests.support.batch_schedulers import build_batch_scheduler
 from tests.support.cost_tables import row
 from tests.support.encoder_harness import RAW
 from tests.support.fakes import FakeEngine, ListRecorder, far_deadline, item, wait_until
@@ -250,7 +250,7 @@ async def test_running_pass_keeps_its_engine() -> None:
     model = ModelRef(EMBEDDER, "0123456789ab")
     engines = {model: former}
     passes: ListRecorder[ForwardPassRecord] = ListRecorder()
-    loop = BatchScheduler(engines, BatchSettings(), concurrent_passes=1, recorder=passes)
+    loop = build_batch_scheduler(engines, BatchSettings(), concurrent_passes=1, recorder=passes)
     begun = loop.submit(model, [item(1)], far_deadline())
     await wait_until(lambda: bool(former.passes))
     engines[model] = latter

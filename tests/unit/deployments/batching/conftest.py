@@ -8,6 +8,7 @@ import pytest
 from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.messages import ModelRef
+from tests.support.batch_schedulers import build_batch_scheduler
 from tests.support.fakes import TIMEOUT_S, FakeEngine, ListRecorder
 
 MODEL = ModelRef("fake/model", "0123456789ab")
@@ -25,7 +26,7 @@ async def make_scheduler() -> AsyncIterator[MakeScheduler]:
         engine: FakeEngine, *, passes: int = 1, max_waiting_items: int = 100
     ) -> BatchScheduler:
         settings = BatchSettings(max_waiting_items=max_waiting_items, pass_overhead_tokens=1_000)
-        scheduler = BatchScheduler(
+        scheduler = build_batch_scheduler(
             {MODEL: engine, OTHER: engine},
             settings,
             concurrent_passes=passes,

@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from deployments.batching.prices import MEASURED_PASSES
-from deployments.batching.replica_hooks import ReplicaHooks
-from deployments.batching.scheduler import BatchScheduler
 from deployments.config import BatchSettings
 from deployments.deadlines import deadline_after
 from deployments.errors import DeadlineExceeded, Overloaded
 from deployments.safety_factor import LATE_STEP, MIN_FACTOR, TARGET_SHARE
+from tests.support.batch_schedulers import DEFAULT_HOOKS, build_batch_scheduler
 from tests.support.fakes import FakeClock, FakeEngine, ListRecorder, far_deadline, item, wait_until
 from tests.unit.deployments.batching.conftest import MODEL, OTHER
 
@@ -34,7 +33,7 @@ class Busy:
 
     def __init__(self, item_s: float = 1.0, **settings: int) -> None:
         self.engine = FakeEngine(held=True)
-        self.scheduler = BatchScheduler(
+        self.scheduler = build_batch_scheduler(
             {MODEL: self.engine, OTHER: self.engine},
             BatchSettings(
                 **{"max_batch_items": 4, "prefetch_from_items": 2_000, **settings},
@@ -42,7 +41,7 @@ class Busy:
             ),
             concurrent_passes=1,
             recorder=ListRecorder(),
-            hooks=ReplicaHooks(estimate_item=lambda _model, _tokens: item_s),
+            hooks=DEFAULT_HOOKS._replace(estimate_item=lambda _model, _tokens: item_s),
         )
         self.submit = self.scheduler.submit
 

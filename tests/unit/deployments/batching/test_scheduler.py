@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from deployments.batching import passes
-from deployments.batching.replica_hooks import LonePass, ReplicaHooks
-from deployments.batching.scheduler import BatchScheduler
+from deployments.batching.replica_hooks import LonePass
 from deployments.config import BatchSettings
 from deployments.engines.base import EngineInfo
 from deployments.engines.forward_pass import Batch, Outputs
@@ -19,6 +18,7 @@ from deployments.errors import DeadlineExceeded, ModelUnavailable, Overloaded, W
 from deployments.health import MAX_CONSECUTIVE_FAILURES, WorkerHealth
 from deployments.messages import ModelRef
 from deployments.records import ForwardPassRecord
+from tests.support.batch_schedulers import DEFAULT_HOOKS, build_batch_scheduler
 from tests.support.fakes import (
     TIMEOUT_S,
     FakeClock,
@@ -74,7 +74,7 @@ async def test_pooled_and_unpooled_calls_never_share_a_pass() -> None:
 
     engine = ScriptedEngine(act)
     engine.info = EngineInfo("cpu-fake", supports_unpooled=True)
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: engine}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     await asyncio.gather(
@@ -179,7 +179,7 @@ async def test_two_passes_run_concurrently() -> None:
         both.wait()  # raises BrokenBarrierError if only one pass runs
         return Outputs(batch.input_ids[:, :1].astype(np.float32))
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: ScriptedEngine(wait_for_both)},
         BatchSettings(),
         concurrent_passes=2,
@@ -196,7 +196,7 @@ async def test_ragged_outputs_stay_with_their_items() -> None:
         return Outputs([np.repeat(first[None], n, 0).astype(np.float32) for first, n in firsts])
 
     engine = ScriptedEngine(act)
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: engine}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     first = scheduler.submit(MODEL, [item(1, 3), item(2, 1)], far_deadline())
@@ -209,7 +209,7 @@ async def test_ragged_outputs_stay_with_their_items() -> None:
 async def test_recorder_gets_the_padding_of_every_pass() -> None:
     recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
     settings = BatchSettings(pass_overhead_tokens=100)
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: FakeEngine()}, settings, concurrent_passes=1, recorder=recorder
     )
     await scheduler.submit(MODEL, [item(1, 10), item(2, 4)], far_deadline())
@@ -223,7 +223,7 @@ async def test_recorder_gets_the_padding_of_every_pass() -> None:
 async def test_recorder_gets_the_longest_wait_in_the_queue() -> None:
     recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
     engine = FakeEngine(held=True)
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: engine}, BatchSettings(), concurrent_passes=1, recorder=recorder
     )
     calls = [scheduler.submit(MODEL, [item(0)], far_deadline())]
@@ -285,12 +285,12 @@ async def test_only_a_pass_without_others_gets_the_lone_engine() -> None:
         shapes.append((items, tokens))
         return LonePass(lone)
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: usual},
         BatchSettings(),
         concurrent_passes=2,
         recorder=ListRecorder(),
-        hooks=ReplicaHooks(plan),
+        hooks=DEFAULT_HOOKS._replace(plan_lone_pass=plan),
     )
     first = scheduler.submit(MODEL, [item(1, 9)], far_deadline())
     await wait_until(lambda: lone.passes == [[1]])
@@ -315,14 +315,14 @@ async def test_lone_pass_counts_with_all_threads_that_it_uses(
             clock.now_s += 0.02
             return super().run(batch)
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: SlowEngine()},
         BatchSettings(),
         concurrent_passes=2,
         recorder=ListRecorder(),
-        hooks=ReplicaHooks(
-            lambda _model, _items, _tokens: LonePass(SlowEngine() if uses_all_cores else None),
-            lambda _model, _tokens: 0.02,
+        hooks=DEFAULT_HOOKS._replace(
+            plan_lone_pass=lambda *_: LonePass(SlowEngine() if uses_all_cores else None),
+            estimate_item=lambda *_: 0.02,
         ),
     )
     for _ in range(20):
@@ -340,12 +340,14 @@ async def test_brief_lone_pass_runs_on_the_event_loop() -> None:
             threads.append(threading.get_ident())
             return super().run(batch)
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: Engine()},
         BatchSettings(max_batch_items=1),
         concurrent_passes=2,
         recorder=ListRecorder(),
-        hooks=ReplicaHooks(lambda _model, items, tokens: LonePass(is_brief=items * tokens < 10)),
+        hooks=DEFAULT_HOOKS._replace(
+            plan_lone_pass=lambda _model, items, tokens: LonePass(is_brief=items * tokens < 10)
+        ),
     )
     event_loop = threading.get_ident()
     short = await scheduler.submit(MODEL, [item(1, 3)], far_deadline())
@@ -386,7 +388,7 @@ async def test_load_is_the_busy_threads_and_the_measured_time_of_the_queue(
 
 
 async def test_replica_that_stops_refuses_calls() -> None:
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: FakeEngine()}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     await scheduler.drain()

@@ -8,13 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from deployments.batching.replica_hooks import LonePass, ReplicaHooks
-from deployments.batching.scheduler import BatchScheduler
+from deployments.batching.replica_hooks import LonePass
 from deployments.config import BatchSettings
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed, EngineLost, ModelUnavailable
 from deployments.health import MAX_CONSECUTIVE_FAILURES
 from deployments.records import ForwardPassRecord
+from tests.support.batch_schedulers import DEFAULT_HOOKS, build_batch_scheduler
 from tests.support.fakes import (
     TIMEOUT_S,
     FakeEngine,
@@ -66,7 +66,7 @@ async def test_ragged_output_with_infinity_fails_alone() -> None:
         valid = np.array([[0.0]], dtype=np.float32)
         return Outputs([bad if marker == 2 else valid for marker in batch.input_ids[:, 0]])
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     good, bad = (scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
@@ -87,12 +87,12 @@ async def test_only_lone_passes_without_errors_report_their_time(is_brief: bool)
     reported: list[float] = []
     recorder: ListRecorder[ForwardPassRecord] = ListRecorder()
     lone = LonePass(is_brief=is_brief, record=reported.append)
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: FakeEngine(nan={2}, failing={3})},
         BatchSettings(),
         concurrent_passes=1,
         recorder=recorder,
-        hooks=ReplicaHooks(lambda *_: lone),
+        hooks=DEFAULT_HOOKS._replace(plan_lone_pass=lambda *_: lone),
     )
     for markers in ([1], [2], [1, 2], [3], [1, 3], [1, 1]):
         call = scheduler.submit(MODEL, [item(marker) for marker in markers], far_deadline())
@@ -114,7 +114,7 @@ async def test_further_items_of_a_failed_call_leave_the_queue() -> None:
             return outputs
 
     engine = StoppingEngine(nan={1})
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: engine},
         BatchSettings(max_batch_items=2, prefetch_from_items=1_000),
         concurrent_passes=1,
@@ -196,7 +196,7 @@ async def test_any_exception_fails_its_item_alone_without_details(
             raise IndexError("/secret/path of a node")
         return Outputs(markers[:, None].astype(np.float32))
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     good, bad = (scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2))
@@ -215,7 +215,7 @@ async def test_lost_engine_fails_a_list_at_once() -> None:
         passes.append(len(batch.input_ids))
         raise EngineLost("all processes have ended")
 
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     calls = [scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in range(4)]
@@ -231,7 +231,7 @@ async def test_lost_engine_fails_a_list_at_once() -> None:
 async def test_any_engine_error_fails_all_calls(
     act: Callable[[Batch], Outputs],
 ) -> None:
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: ScriptedEngine(act)}, BatchSettings(), concurrent_passes=1, recorder=ListRecorder()
     )
     calls = [scheduler.submit(MODEL, [item(marker)], far_deadline()) for marker in (1, 2)]
@@ -275,7 +275,7 @@ class BrokenRecorder:
 
 
 async def test_calls_succeed_when_the_recorder_fails() -> None:
-    scheduler = BatchScheduler(
+    scheduler = build_batch_scheduler(
         {MODEL: FakeEngine()}, BatchSettings(), concurrent_passes=1, recorder=BrokenRecorder()
     )
     async with asyncio.timeout(TIMEOUT_S):
