@@ -268,7 +268,7 @@ def test_buckets_that_cannot_be_captured_run_uncaptured(
     options = EngineOptions(buckets=((1, 4), (4, 16)), compile=compiles)
     spec = replace(spec_of(TORCH, written(TORCH, ModelHead.VECTOR)), options=options)
     given_back: list[object] = []
-    monkeypatch.setattr(EngineGraphs, "give_back_stream", given_back.append)
+    monkeypatch.setattr(EngineGraphs, "give_back_stream", lambda graphs: given_back.append(graphs))
     with closing(open_engine(spec, SETTINGS)) as engine:
         check(engine, ModelHead.VECTOR, ITEMS[:1])
         check(engine, ModelHead.VECTOR, ITEMS[1:3])
