@@ -40,7 +40,9 @@ class FakeBuilder:
             return BUSY
         while (pending := queue.pending()) and not killed.is_set():
             with queue.claim(pending[0].id) as claim:
-                if claim is not None:
+                if claim is not None and killed.is_set() and claim.record.is_running:
+                    claim.interrupt()  # the standard input was closed just before the claim
+                elif claim is not None:
                     self.builds.append(claim.record.id)
                     self.work(queue.store, claim)
         return 0
@@ -80,8 +82,8 @@ class _StandardInput:
         self._killed = killed
 
     def close(self) -> None:
-        self._queue.interrupt()
         self._killed.set()
+        self._queue.interrupt()
 
 
 def seal_at_once(store: Path, claim: BuildClaim) -> None:
