@@ -56,12 +56,14 @@ def first_line(exc: BaseException) -> str:
 def convert_library_error(exc: Exception, message: str, hint: str) -> Exception:
     """Return the error to raise for `exc`, which a library raised while it handled a model.
 
-    This is MemoryError for a lack of memory, which says nothing about the model: a later build with
-    more memory resumes. Anything else becomes UnsupportedModel with `message`.
+    This is MemoryError for a lack of memory and OSError for a full disk, which say nothing about
+    the model: a later build resumes. Anything else becomes UnsupportedModel with `message`.
     """
     # torch has no class of its own for a failed allocation on the CPU.
     if isinstance(exc, MemoryError) or "DefaultCPUAllocator" in str(exc):
         return MemoryError(first_line(exc))
+    if not isinstance(exc, OSError) and is_write_failure(exc):
+        return OSError(errno.ENOSPC, first_line(exc))
     return UnsupportedModel(f"{message}: {first_line(exc)}", hint=hint)
 
 

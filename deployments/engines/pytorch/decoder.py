@@ -295,7 +295,9 @@ class TorchDecoder:
             kv_arrays=KvArrays(
                 layout,
                 slots=slots + self._staging_slots,
-                tokens=self.info.context,
+                # With a token more, no view of the first tokens is contiguous. For a contiguous one
+                # torch would compile again, when a slot first gets as long as the context.
+                tokens=self.info.context + spec.options.compile,
                 dtype=torch_dtype(spec),
                 device="cpu" if spec.options.kv_offload else self._device,
             ),

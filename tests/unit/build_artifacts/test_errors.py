@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from build_artifacts.errors import UnsupportedModel, convert_library_error
+from build_artifacts.errors import UnsupportedModel, convert_library_error, is_write_failure
 from build_artifacts.recipes import DynamicInt8
 from build_artifacts.steps import quantize
 
@@ -26,6 +26,13 @@ def test_lack_of_memory_says_nothing_about_the_model(
     monkeypatch.setattr(quantize, "_quantize_graph", fail)
     with pytest.raises(MemoryError):
         quantize.quantize(tmp_path / "in.onnx", DynamicInt8(), tmp_path / "out.onnx", items=())
+
+
+def test_full_disk_says_nothing_about_the_model() -> None:
+    error = Exception("Error while serializing: No space left on device (os error 28)")
+    converted = convert_library_error(error, "the model cannot be traced", hint="")
+    assert isinstance(converted, OSError)
+    assert is_write_failure(converted)
 
 
 def test_other_errors_of_libraries_are_those_of_the_model() -> None:
