@@ -15,6 +15,8 @@ from deployments.host.gpus import BUS_ORDER, DEVICE_ORDER_VARIABLE
 # The ingress logs at most 20 lines a second. With 300 bytes each, its three files hold four hours.
 LOG_FILE_BYTES = 32 << 20
 FORMER_LOG_FILES = 2
+# Variables of RAY_ENVIRONMENT in whose place `hundredfold serve` takes those of its environment.
+LOG_LIMIT_VARIABLES = ("RAY_ROTATION_MAX_BYTES", "RAY_ROTATION_BACKUP_COUNT")
 
 # Bytes of Ray's object store, in /dev/shm. Messages between replicas bypass it. Ray's default, 30 %
 # of the memory, would leave less for models.

@@ -26,6 +26,7 @@ from cluster.edge.certificate import UnusableCertificate
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import Edge, EdgeSettings
+from cluster.environment import LOG_LIMIT_VARIABLES
 from cluster.gpu_support import gpu_environment, read_gpu_support
 from cluster.launcher.launched_config import LaunchedConfig, ServeOptions, move_behind_edge
 from cluster.launcher.local_environment import find_haproxy, local_environment, ray_temp_environment
@@ -104,6 +105,7 @@ def build_environment(settings: ServeOptions, ports: LocalPorts, edge: Path) -> 
         **os.environ,
         **({"RAY_AUTH_TOKEN_PATH": os.path.abspath(token)} if token else {}),
         **local_environment(ports, edge),
+        **{name: os.environ[name] for name in LOG_LIMIT_VARIABLES if name in os.environ},
         **ray_temp_environment(os.environ),
         **key_file_environment(settings.key_file),
         **gpu_environment(settings.num_gpus),

@@ -30,7 +30,7 @@ class FailedLoads:
     def find(self, ref: ModelRef) -> ServeError | None:
         """Return the error of the model's last load while a new load must wait, else None."""
         failure = self._failures.get(ref)
-        # Calls may load a model that lacked memory at once: memory may become free at any moment.
+        # After a lack of memory a call tries again at once: memory may become free at any moment.
         if (
             failure is None
             or isinstance(failure.error, ModelUnavailable)

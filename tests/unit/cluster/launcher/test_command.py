@@ -19,6 +19,7 @@ from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
 from cluster.edge.supervisor import EdgeSettings
+from cluster.environment import RAY_ENVIRONMENT
 from cluster.launcher.command import add_arguments, run
 from cluster.launcher.launched_config import ServeOptions
 from cluster.launcher.local_ports import LocalPorts
@@ -226,6 +227,18 @@ def test_relative_paths_of_ray_hold_in_every_working_directory(
         ServeOptions(config=tmp_path, run_dir=tmp_path), LocalPorts(*range(8)), tmp_path
     )
     assert environment["RAY_AUTH_TOKEN_PATH"] == str(tmp_path / "token")
+
+
+def test_limits_of_logs_are_those_of_the_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, ports = ServeOptions(config=tmp_path, run_dir=tmp_path), LocalPorts(*range(8))
+    monkeypatch.setenv("RAY_ROTATION_MAX_BYTES", "1000")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # no operator may change this one
+    environment = build_environment(settings, ports, tmp_path)
+    assert environment["RAY_ROTATION_MAX_BYTES"] == "1000"
+    assert environment["RAY_ROTATION_BACKUP_COUNT"] == RAY_ENVIRONMENT["RAY_ROTATION_BACKUP_COUNT"]
+    assert environment["RAY_AUTH_MODE"] == "token"
 
 
 def test_low_limit_of_open_files_is_named_with_a_remedy(
