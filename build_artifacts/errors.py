@@ -59,12 +59,25 @@ def convert_library_error(exc: Exception, message: str, hint: str) -> Exception:
     This is MemoryError for a lack of memory and OSError for a full disk, which say nothing about
     the model: a later build resumes. Anything else becomes UnsupportedModel with `message`.
     """
-    # torch has no class of its own for a failed allocation on the CPU.
-    if isinstance(exc, MemoryError) or "DefaultCPUAllocator" in str(exc):
+    if _lacks_memory(exc):
         return MemoryError(first_line(exc))
-    if not isinstance(exc, OSError) and is_write_failure(exc):
+    if _is_full_disk(exc):
         return OSError(errno.ENOSPC, first_line(exc))
     return UnsupportedModel(f"{message}: {first_line(exc)}", hint=hint)
+
+
+def _lacks_memory(exc: Exception) -> bool:
+    text = str(exc)
+    return (
+        isinstance(exc, MemoryError)
+        or (isinstance(exc, OSError) and exc.errno == errno.ENOMEM)
+        or any(part in text for part in _NO_MEMORY)
+    )
+
+
+def _is_full_disk(exc: Exception) -> bool:
+    is_full = isinstance(exc, OSError) and exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_full or _FULL_DISK in str(exc)
 
 
 _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
@@ -72,6 +85,8 @@ _NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ER
 _CUT_WRITE = " requested and "
 # Libraries in Rust, such as tokenizers and safetensors, end the texts of their errors so.
 _FULL_DISK = f"(os error {errno.ENOSPC})"
+# torch has no class of its own for a failed allocation on the CPU.
+_NO_MEMORY = ("DefaultCPUAllocator", "CUDA out of memory", f"(os error {errno.ENOMEM})")
 
 
 def is_write_failure(error: Exception) -> bool:

@@ -36,6 +36,7 @@ from build_artifacts.workspaces.step_runner import StepRunner
 from deployments.artifacts.manifest import ArtifactManifest
 from deployments.artifacts.store import model_directory, publish, set_latest
 from deployments.artifacts.types import Device
+from deployments.engines.cuda_errors import check_context
 from deployments.errors import ArtifactError, ManifestInvalid
 from deployments.tuning.host import read_host
 
@@ -146,6 +147,8 @@ def _compile(
     search = CandidateSearch.of(family_build, keep=recipe.keep, seconds=budget.search_seconds)
     accepted = search.select_graphs()
     contents = family_build.package(accepted, identity)
+    # Without CUDA, graphs failed that work. A resumed build tries them again.
+    check_context()
 
     def seal(into: Path) -> str:
         write_artifact(contents, into)

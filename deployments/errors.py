@@ -268,14 +268,20 @@ def forget_frames(error: BaseException) -> None:
     the error. The frames also hold the request: its body, texts and tokens. Without this call, they
     stay in memory until the next garbage collection (host/python_gc.py).
     """
+    for each in list_causes(error):
+        each.__traceback__ = None
+
+
+def list_causes(error: BaseException) -> list[BaseException]:
+    """Return an error with its causes and contexts, and theirs."""
     found: list[BaseException | None] = [error]
-    seen: set[int] = set()  # `raise ... from ...` permits cycles
+    causes: dict[int, BaseException] = {}  # by id: `raise ... from ...` permits cycles
     while found:
         one = found.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            one.__traceback__ = None
+        if one is not None and id(one) not in causes:
+            causes[id(one)] = one
             found += (one.__cause__, one.__context__)
+    return list(causes.values())
 
 
 def hide_details(error: BaseException) -> ServeError:

@@ -123,7 +123,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_seconds,
         default=SERVE_STOP_S,
         metavar="S",
-        help="seconds that running requests have after a stop signal (default: %(default)s)",
+        help="seconds that running requests have after a stop signal, up to "
+        "`graceful_shutdown_timeout_s` of their replica (default: %(default)s)",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 from deployments.artifacts.manifest import ArtifactManifest, Candidate, EngineOptions
 from deployments.artifacts.types import Device, EngineName, ModelHead, Precision
 from deployments.config import EncoderSettings, HardwareSettings
-from deployments.engines.cuda_errors import is_context_lost
+from deployments.engines.cuda_errors import is_context_lost, remember_loss
 from deployments.engines.decoder import DecoderFactory
 from deployments.engines.forward_pass import Batch, Outputs
 from deployments.errors import EngineFailed, EngineLost, RequirementMissing
@@ -44,7 +44,10 @@ class translate_errors:
         traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception) and not isinstance(error, RequirementMissing | EngineLost):
-            raised = EngineLost if is_context_lost(error) else EngineFailed
+            raised = EngineFailed
+            if is_context_lost(error):
+                remember_loss(error)
+                raised = EngineLost
             # Failed assertions of torch have no message.
             raise raised(f"{self._name}: {str(error) or type(error).__name__}") from error
 

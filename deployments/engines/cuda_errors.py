@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+
+from deployments.errors import EngineLost, list_causes
 
 # Errors after which every further CUDA call of the process fails: only a new process helps.
 # The codes are those of the CUDA runtime (`cudaError_t`).
@@ -34,20 +35,33 @@ _LOST_MESSAGES = (
 )
 _CAPTURE_CODES = range(900, 908)  # cudaErrorStreamCaptureUnsupported and the next ones
 _ONNX_RUNTIME_CODE = re.compile(r"CUDA failure (\d+)")
+_losses: list[str] = []  # errors after which this process, which has one context, lost it
+
+
+def check_context() -> None:
+    """Raise EngineLost if an error has ended the use of CUDA in this process."""
+    if _losses:
+        raise EngineLost(f"CUDA cannot be used any more in this process, after: {_losses[0]}")
+
+
+def remember_loss(error: BaseException) -> None:
+    """Let `check_context` fail from now on. `is_context_lost(error)` must be true."""
+    _losses.append(str(error))
 
 
 def is_context_lost(error: BaseException) -> bool:
     """Return whether CUDA cannot be used any more in this process."""
-    return any(_is_lost(each) for each in _list_causes(error))
+    return any(_is_lost(each) for each in list_causes(error))
 
 
 def is_capture_failure(error: BaseException) -> bool:
     """Return whether a call failed because it was being captured, so that it may work uncaptured.
 
-    This is False if the call itself failed, even if that also ended the capture.
+    This is False if the call lacked memory or lost the context, even if that also ended the capture
+    and the error of its end hides the first one.
     """
-    causes = list(_list_causes(error))
-    if any(_is_lost(each) or "out of memory" in str(each).lower() for each in causes):
+    causes = list_causes(error)
+    if any(_is_lost(each) or _lacks_memory(each) for each in causes):
         return False
     return any(
         _find_code(each) in _CAPTURE_CODES or "captur" in str(each).lower() for each in causes
@@ -60,6 +74,11 @@ def _is_lost(error: BaseException) -> bool:
     return has_message or _find_code(error) in _LOST_CODES
 
 
+def _lacks_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return "out of memory" in text or "alloc_failed" in text
+
+
 def _find_code(error: BaseException) -> int | None:
     """Return the code of an error of the CUDA runtime; None if the exception has none."""
     code = getattr(error, "error_code", None)  # of torch.AcceleratorError
@@ -67,16 +86,3 @@ def _find_code(error: BaseException) -> int | None:
         return code
     match = _ONNX_RUNTIME_CODE.search(str(error))
     return int(match[1]) if match else None
-
-
-def _list_causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error, then its causes and contexts.
-
-    The end of a capture fails too if the captured call failed, and hides the first error.
-    """
-    seen: set[int] = set()  # `raise ... from ...` permits cycles
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        yield cause
-        cause = cause.__cause__ or cause.__context__

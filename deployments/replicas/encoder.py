@@ -18,6 +18,7 @@ from deployments.batching.scheduler import BatchScheduler
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, BatchSettings
 from deployments.engines import EncoderEngine, check_providers
+from deployments.engines.cuda_errors import check_context
 from deployments.errors import EngineFailed, ServeError, UnknownModel
 from deployments.health import check_workers
 from deployments.host.machine import usable_cores
@@ -218,6 +219,7 @@ class EncoderReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
+        check_context()
         check_workers(self._scheduler.health.values(), self._hang_timeout_s)
 
     async def close(self) -> None:

@@ -52,7 +52,10 @@ class FailedLoads:
         error = copy.copy(hide_details(exception))  # no traceback, which would keep objects alive
         error.elsewhere = True
         previous = self._failures.pop(ref, None)
-        if previous is None or not isinstance(exception, ModelUnavailable):
+        lacks_memory = isinstance(exception, ModelUnavailable)
+        if previous is not None and isinstance(previous.error, ModelUnavailable) != lacks_memory:
+            previous = None  # a lack of memory and a failure have nothing to do with each other
+        if previous is None or not lacks_memory:
             cause = None if isinstance(exception, ServeError) else exception
             log.error("model %s cannot be loaded: %s", ref.name, exception, exc_info=cause)
         wait_s = MIN_QUARANTINE_S if previous is None else 2 * previous.wait_s

@@ -14,6 +14,7 @@ from deployments.artifacts.manifest import Candidate
 from deployments.artifacts.types import Device
 from deployments.capacity import Capacity
 from deployments.config import AppArgs, SchedulingSettings
+from deployments.engines.cuda_errors import check_context
 from deployments.engines.decoder import DecoderEngine, DecoderSpec
 from deployments.engines.decoder_factory import (
     close_on_error,
@@ -270,6 +271,7 @@ class GeneratorReplica:
 
     async def check_health(self) -> None:
         """Raise EngineFailed if Ray Serve must replace this replica."""
+        check_context()
         for model in self.pool.models():
             model.scheduler.check_thread()
         workers = (*self._health.values(), self._prompt_health, self._grammar_health)

@@ -17,6 +17,7 @@ from deployments.artifacts.store import make_host_directory
 from deployments.artifacts.types import Device
 from deployments.config import EncoderSettings
 from deployments.engines import EncoderEngine, GraphSpec, missing_requirement, open_engine
+from deployments.engines.cuda_errors import check_context
 from deployments.errors import EngineFailed
 from deployments.host.idle_cores import keep_cores_awake
 from deployments.messages import TokenizedItem
@@ -109,7 +110,8 @@ def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPla
 
     Leaves out candidates that cannot run, fail the accuracy gate or cannot be measured here. A
     candidate that passed the gate at the build may fail, because kernels round differently on each
-    CPU. Raises EngineFailed if no candidate is left, or if the first one does not fit in memory.
+    CPU. Raises EngineFailed if no candidate is left, if the first one does not fit in memory, or if
+    CUDA was lost meanwhile.
     """
     specs = [VariantSpec.of(c.name, target.spec(c)) for c in target.candidates]
     plan.fit_in_memory(specs[:1])  # raises before any graph is opened
@@ -129,6 +131,7 @@ def tune(target: TuningTarget, reference: ReferenceOutputs, plan: MeasurementPla
         reasons = _format(unmeasured | rejected)
         raise EngineFailed(f"no graph passes the accuracy gate on this host: {reasons}")
     rows = measure_variants(accepted, plan)
+    check_context()  # without CUDA, graphs failed that work
     measured = {row.variant.candidate for row in rows}
     for spec in accepted:
         if spec.variant.candidate not in measured:

@@ -83,7 +83,8 @@ class EngineGraphs:
         except Exception as error:
             if not is_capture_failure(error):
                 raise
-            log.warning("a CUDA graph could not be captured; the call runs without", exc_info=error)
+            # Without the traceback: a handler of the log might keep it, and thus the graph.
+            log.warning("a CUDA graph could not be captured; the call runs without: %s", error)
             raise CaptureFailed(str(error)) from error
         finally:
             self._pool = _find_pool(graph)
@@ -125,7 +126,12 @@ def capture(
     """
     import torch
 
-    stream = graphs.stream
+    try:
+        stream = graphs.stream
+    except CaptureFailed:
+        with lock.open_model():  # the first call may compile a module
+            call()
+        raise
     with lock.open_model():  # the first call may compile a module
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):

@@ -19,6 +19,7 @@ from deployments.artifacts.types import Precision
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineTarget
 from deployments.engines.pytorch.capture_lock import CaptureLock
+from deployments.errors import list_causes
 
 if TYPE_CHECKING:
     import torch
@@ -84,10 +85,8 @@ def clear_frames(error: BaseException) -> None:
 
     They refer to the modules of an engine that could not be opened, as long as `error` is handled.
     """
-    cause: BaseException | None = error
-    while cause is not None:
-        traceback.clear_frames(cause.__traceback__)
-        cause = cause.__cause__ or cause.__context__
+    for each in list_causes(error):
+        traceback.clear_frames(each.__traceback__)
 
 
 def release_modules(device: str, lock: CaptureLock) -> None:

@@ -62,6 +62,8 @@ class Operation:
     # True: the operation runs a model. Headers may set `options`. A missing model may be built; the
     # handler then runs again.
     runs_model: bool = False
+    # True: the operation changes models, their versions or the memory; the log names its key.
+    changes_models: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)  # name to description, for status 200
     other_responses: Mapping[int, JsonSchema] = field(default_factory=dict)  # by status, except 200
     # Errors have the first of these formats whose `client_header` the request has, else the first

@@ -34,8 +34,8 @@ from deployments.ingress.arrivals import CURRENT_ARRIVAL_S, read_arrival
 from deployments.ingress.client_identity import CURRENT_SOURCE, RequestSource
 from deployments.ingress.http.api import (
     ERROR_FORMAT_KEY,
-    Access,
     ErrorFormat,
+    Operation,
     find_client_format,
     use_error_format,
 )
@@ -52,7 +52,7 @@ from deployments.ingress.http.errors import MAX_FIELD_CHARS, shorten_text, trunc
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
 from deployments.ingress.http.leaving_clients import ClientWatch
-from deployments.ingress.http.router import OperationRoute, RouteTable, WrongMethod
+from deployments.ingress.http.router import RouteTable, WrongMethod
 from deployments.ingress.http.tracing import CURRENT_TRACE
 from deployments.keys.caller import UNRESTRICTED, current_caller, set_current_caller
 
@@ -199,14 +199,14 @@ class HttpApplication:
                 raise self._build_unknown_route(path, request)
             scope["path_params"] = found.path_params
             scope[ERROR_FORMAT_KEY] = found.route.select_error_format(request.headers)
-            scope[METERED_KEY] = self._gate.admit(found.route.access, request.headers)
-            if found.route.runs_model:
+            operation = found.route.operation
+            scope[METERED_KEY] = self._gate.admit(operation.access, request.headers)
+            if operation.runs_model:
                 self._hooks.begin_trace(request, found.route.path)
-            response = await self._run(found.route, request)
-            if found.route.access is Access.ADMIN and scope["method"] != "GET":
+            if operation.changes_models:  # before: a client may leave, and the change goes on
                 who = current_caller().name or "a client without a key"
                 log.info("%s %r by %s", scope["method"], shorten_text(path, MAX_FIELD_CHARS), who)
-            return response
+            return await self._run(operation, request)
         except ServeError as error:
             return self._respond(scope, error)
         except WrongMethod as error:
@@ -242,15 +242,15 @@ class HttpApplication:
         verb = "are" if len(names) > 1 else "is"
         return UnknownRoute(f"no route matches {path}; there {verb} {', '.join(names)}; see /docs")
 
-    async def _run(self, route: OperationRoute, request: Request) -> Response:
+    async def _run(self, operation: Operation, request: Request) -> Response:
         try:
-            return await route.handler(request)
+            return await operation.handler(request)
         except ServeError as error:
-            if not route.runs_model:
+            if not operation.runs_model:
                 raise
             forget_frames(error)
             await self._hooks.recover(error, request)
-        return await route.handler(request)
+        return await operation.handler(request)
 
     def _record_rejection(self, scope: Scope, error: ServeError) -> None:
         body: BodyReservation = scope[RESERVATION_KEY]

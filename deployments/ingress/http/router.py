@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from starlette.routing import compile_path
 
-from deployments.ingress.http.api import Access, ApiRoutes, ErrorFormat, Handler, find_client_format
+from deployments.ingress.http.api import ApiRoutes, ErrorFormat, Operation, find_client_format
 
 # Limits of the route cache. Clients use one or two paths per model, but scanners try many paths.
 MAX_CACHED_ROUTES = 1024
@@ -16,24 +16,17 @@ MAX_CACHED_PATH_CHARS = 256
 
 
 class OperationRoute:
-    """One path of an operation, with its handler, access and error formats."""
+    """One path of an operation, with the error formats of the operation or its API."""
 
     def __init__(
-        self,
-        path: str,
-        handler: Handler,
-        method: str,
-        error_formats: Sequence[ErrorFormat],
-        access: Access,
-        *,
-        runs_model: bool = False,
+        self, path: str, operation: Operation, error_formats: Sequence[ErrorFormat]
     ) -> None:
         self.path = path
-        self.handler = handler
-        self.methods = frozenset({"GET", "HEAD"} if method == "GET" else {method})
+        self.operation = operation
+        self.methods = frozenset(
+            {"GET", "HEAD"} if operation.method == "GET" else {operation.method}
+        )
         self.error_formats = error_formats  # not empty
-        self.access = access
-        self.runs_model = runs_model
         pattern, _, self._converters = compile_path(path)
         # A model id may contain a line break, which `.` does not match by default.
         self._pattern = re.compile(pattern.pattern, re.DOTALL)
@@ -60,14 +53,7 @@ class MatchedRoute(NamedTuple):
 def build_routes(apis: Iterable[ApiRoutes]) -> list[OperationRoute]:
     """Build one route per path, in the order of the APIs and of their operations."""
     return [
-        OperationRoute(
-            path,
-            operation.handler,
-            operation.method,
-            operation.error_formats or (api.error_format,),
-            operation.access,
-            runs_model=operation.runs_model,
-        )
+        OperationRoute(path, operation, operation.error_formats or (api.error_format,))
         for api in apis
         for operation in api.operations()
         for path in operation.paths

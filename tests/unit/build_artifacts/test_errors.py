@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,15 @@ TORCH_ALLOCATOR = (
 )
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError(TORCH_ALLOCATOR)])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError(TORCH_ALLOCATOR),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        Exception("cannot map the weights: Cannot allocate memory (os error 12)"),
+    ],
+)
 def test_lack_of_memory_says_nothing_about_the_model(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -28,11 +37,22 @@ def test_lack_of_memory_says_nothing_about_the_model(
         quantize.quantize(tmp_path / "in.onnx", DynamicInt8(), tmp_path / "out.onnx", items=())
 
 
-def test_full_disk_says_nothing_about_the_model() -> None:
-    error = Exception("Error while serializing: No space left on device (os error 28)")
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("Error while serializing: No space left on device (os error 28)"),
+        OSError(errno.ENOSPC, "No space left on device"),
+    ],
+)
+def test_full_disk_says_nothing_about_the_model(error: Exception) -> None:
     converted = convert_library_error(error, "the model cannot be traced", hint="")
     assert isinstance(converted, OSError)
     assert is_write_failure(converted)
+
+
+def test_failed_mapping_of_weights_is_a_lack_of_memory() -> None:
+    error = OSError(errno.ENOMEM, "Cannot allocate memory")
+    assert isinstance(convert_library_error(error, "it cannot be loaded", hint=""), MemoryError)
 
 
 def test_other_errors_of_libraries_are_those_of_the_model() -> None:

@@ -146,6 +146,21 @@ def test_stop_waits_for_the_controller_and_not_for_serve(tmp_path: Path) -> None
     assert (tmp_path / "serve.log").read_text() == "started\nfinished\n"
 
 
+def test_only_serve_has_the_time_for_running_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits_s: dict[str, float] = {}
+
+    def end(self: object, name: str, _number: int, timeout_s: float, *_: object) -> None:
+        limits_s[name] = timeout_s
+
+    monkeypatch.setattr(processes.ChildProcesses, "_end", end)
+    monkeypatch.setattr(processes.ChildProcesses, "names", lambda _: {"serve"})
+    monkeypatch.setattr(processes, "kill_remaining", lambda _: 0)
+    children = processes.ChildProcesses.__new__(processes.ChildProcesses)
+    children._session = ProcessSession.of(os.getpid())
+    assert children.stop(130) == ["serve"]
+    assert limits_s == {"serve": 130, "ray": processes.RAY_STOP_S}
+
+
 def test_stopped_child_is_found(launcher: Launcher) -> None:
     for process in (launcher.ray, launcher.edge):
         process.suspend()

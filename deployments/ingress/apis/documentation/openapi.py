@@ -57,7 +57,7 @@ MODEL_ERRORS: tuple[ServeError, ...] = (_NO_MODEL, _REFUSED, _LOADING)
 # Errors of operations that need a key, on a server that has keys.
 KEY_ERRORS: tuple[ServeError, ...] = (
     Unauthorized("the API key is missing"),
-    Forbidden("the API key has no access `admin`"),
+    Forbidden("the key `alice` lacks the scope `admin`. It has: infer"),
 )
 
 # Errors of operations that change models.
@@ -277,7 +277,7 @@ def error_responses(
     possible: tuple[ServeError, ...] = BODY_ERRORS if operation.body is not None else ()
     if operation.access is not Access.PUBLIC:
         possible = (*KEY_ERRORS, *possible)
-    if operation.access is Access.ADMIN and operation.method != "GET":
+    if operation.changes_models:
         possible = (*possible, *MANAGEMENT_ERRORS)
     if "{id" in route:
         possible = (*possible, *(error for error in MODEL_ERRORS if error not in possible))

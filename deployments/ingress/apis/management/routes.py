@@ -72,6 +72,7 @@ class ManagementRoutes:
                 handler=self.pull,
                 summary="Fetch and build a model; `/status/{id}` follows it",
                 access=Access.ADMIN,
+                changes_models=True,
                 body=build_schema(PullRequest),
                 response=build_schema(BuildStatus),
             ),
@@ -89,6 +90,7 @@ class ManagementRoutes:
                 handler=self.remove,
                 summary="Remove a model from the store, or one version, `id@version`",
                 access=Access.ADMIN,
+                changes_models=True,
                 response=build_schema(RemovedVersions),
             ),
             Operation(
@@ -111,6 +113,7 @@ class ManagementRoutes:
             handler=handler,
             summary=summary,
             access=Access.ADMIN,
+            changes_models=True,
             response=build_schema(list[LoadedEntry]),
         )
 
@@ -121,6 +124,7 @@ class ManagementRoutes:
             handler=partial(self.change, action),
             summary=action.summary,
             access=Access.ADMIN,
+            changes_models=True,
             body=build_schema(action.arguments),
             response=build_schema(ModelEntry),
         )

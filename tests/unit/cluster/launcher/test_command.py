@@ -12,22 +12,25 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from cluster.edge.certificate import CertificateFiles
 from cluster.edge.haproxy_config import ClientLimits
 from cluster.edge.haproxy_process import EdgeError
-from cluster.edge.supervisor import EdgeSettings
+from cluster.edge.supervisor import Edge, EdgeSettings
 from cluster.environment import RAY_ENVIRONMENT
 from cluster.launcher.command import add_arguments, run
-from cluster.launcher.launched_config import ServeOptions
+from cluster.launcher.launched_config import LaunchedConfig, ServeOptions
 from cluster.launcher.local_ports import LocalPorts
 from cluster.launcher.ray_host import build_ray_command
 from cluster.launcher.server import (
     build_environment,
     lock_run_directory,
     run_edge,
+    serve_at_edge,
     serve_until_stopped,
 )
 from cluster.launcher.stop_signals import StopSignal, list_stop_signals, stop_signals_raise
@@ -313,6 +316,35 @@ def test_options_of_the_command_line_reach_the_server(
         assert edge.grpc_address == ("127.0.0.1", grpc_port)
     with run_edge(replace(given[0], grpc_port=None), address, StartupProgress()):
         assert edge.grpc_address is None
+
+
+def test_running_requests_have_the_time_of_the_option_after_a_stop_signal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[float] = []
+
+    class FakeChildren:
+        def __init__(self, run_dir: Path) -> None: ...
+
+        def stop(self, serve_stop_s: float) -> list[str]:
+            stopped.append(serve_stop_s)
+            return []
+
+    class FakeHost:
+        def __init__(self, *, children: FakeChildren, **_: object) -> None:
+            self.children = children
+
+        def start(self) -> None:
+            raise StopSignal
+
+    monkeypatch.setattr("cluster.launcher.server.ChildProcesses", FakeChildren)
+    monkeypatch.setattr("cluster.launcher.server.RayHost", FakeHost)
+    settings = ServeOptions(config=tmp_path, run_dir=tmp_path, num_gpus=0, stop_timeout_s=130)
+    served, ports = LaunchedConfig(settings), LocalPorts(*range(8))
+    edge = cast(Edge, SimpleNamespace(directory=tmp_path))
+    with stop_signals_raise():  # restores the signals, which the end of the server ignores
+        assert serve_at_edge(edge, ports, served, settings, StartupProgress()) == 0
+    assert stopped == [130]
 
 
 def test_unusable_certificate_is_named_before_anything_starts(

@@ -125,7 +125,8 @@ def test_proxy_is_asked_for_other_hosts_only(
 ) -> None:
     own = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9" if url is None else own)
-    monkeypatch.delenv("no_proxy", raising=False)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     assert main(["models", "ps", "--url", url or own]) == 0
     assert [asked for _, asked, _ in server.asked] == [path]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from deployments.engines import cuda_errors
 from deployments.engines.base import translate_errors
 from deployments.engines.cuda_errors import is_capture_failure
 from deployments.errors import EngineFailed, EngineLost, RequirementMissing, hide_details
@@ -40,6 +41,11 @@ CAPTURE_FAILURES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _usable_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_errors, "_losses", [])
+
+
 def translate(error: Exception) -> EngineFailed:
     with pytest.raises(EngineFailed) as failure, translate_errors("graph"):
         raise error
@@ -54,11 +60,14 @@ def test_replica_is_replaced_after_an_error_that_ends_the_context(error: Excepti
     worker.record_failure(hide_details(translated))
     with pytest.raises(EngineLost):
         worker.check()
+    with pytest.raises(EngineLost, match="cannot be used any more"):
+        cuda_errors.check_context()  # also after the error of a load or a tuning
 
 
 @pytest.mark.parametrize("error", USABLE, ids=str)
 def test_other_errors_fail_only_their_call(error: Exception) -> None:
     assert type(translate(error)) is EngineFailed
+    cuda_errors.check_context()
 
 
 def test_error_behind_a_later_one_ends_the_replica_too() -> None:
@@ -88,7 +97,12 @@ def build_error_in_capture(first: Exception) -> Exception:
 @pytest.mark.parametrize("wrap", [lambda error: error, build_error_in_capture], ids=["", "behind"])
 @pytest.mark.parametrize(
     "error",
-    [FakeAcceleratorError(700), RuntimeError("CUDA out of memory"), FakeAcceleratorError(719)],
+    [
+        FakeAcceleratorError(700),
+        FakeAcceleratorError(719),
+        RuntimeError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
     ids=str,
 )
 def test_errors_of_captured_calls_are_none_of_captures(

@@ -39,6 +39,20 @@ def test_lack_of_memory_delays_pinned_models_only_and_is_logged_once(
     assert len(caplog.records) == 2
 
 
+def test_lack_of_memory_and_failures_do_not_lengthen_each_others_delay(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeClock()
+    failures, ref = FailedLoads(clock), ModelRef("tiny/embedder", "0123456789ab")
+    for _ in range(5):
+        failures.add(ref, ModelUnavailable("no memory is free"))
+    failures.add(ref, EngineFailed("broken"))
+    clock.now_s += MIN_QUARANTINE_S
+    assert failures.find(ref) is None
+    failures.add(ref, ModelUnavailable("no memory is free again"))
+    assert caplog.messages[-1].endswith("no memory is free again")
+
+
 def test_other_failures_delay_calls_too() -> None:
     failures, ref = FailedLoads(FakeClock()), ModelRef("tiny/embedder", "0123456789ab")
     failures.add(ref, EngineFailed("broken"))

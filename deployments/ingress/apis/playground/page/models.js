@@ -112,21 +112,24 @@ class ModelCard {
   }
 }
 
-/** A `details` element that shows the nodes of `load()` when it is opened. Each opening repeats a failed load. */
+/** A `details` element that shows the nodes of `load()` when it is opened. After a failure, the next opening loads again. */
 function unfolding(title, load) {
   const place = el("div");
-  let loaded = false;
+  let loading = null;
   const show = async () => {
     place.replaceChildren(el("p", { class: "note" }, "Loading …"));
     try {
       place.replaceChildren(...(await load()));
-      loaded = true;
     } catch (error) {
+      loading = null;
       place.replaceChildren(el("p", { class: "problem" }, explain(error)));
       announce(explain(error));
     }
   };
-  return el("details", { ontoggle: (event) => event.target.open && !loaded && show() }, el("summary", {}, title), place);
+  const ontoggle = (event) => {
+    if (event.target.open) loading ??= show();
+  };
+  return el("details", { ontoggle }, el("summary", {}, title), place);
 }
 
 function property(name, value, kind) {

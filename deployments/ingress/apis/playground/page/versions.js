@@ -9,10 +9,11 @@ const versions = new Map(); // promises of the versions, by model id
 export function versionsOf({ id, version }) {
   if (!versions.has(id)) {
     const failed = () => {
-      versions.delete(id);
+      if (versions.get(id) === asked) versions.delete(id);
       return [];
     };
-    versions.set(id, get(`/models/${id}`).then((facts) => facts.versions, failed));
+    const asked = get(`/models/${id}`).then((facts) => facts.versions, failed);
+    versions.set(id, asked);
   }
   return versions.get(id).then((all) => all.filter((one) => one.version !== version));
 }

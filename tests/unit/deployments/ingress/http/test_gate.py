@@ -58,7 +58,7 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
             for route in app.table.routes:
                 (method,) = route.methods - {"HEAD"}
-                if route.access is Access.PUBLIC:
+                if route.operation.access is Access.PUBLIC:
                     assert method == ("POST" if route.path in PUBLIC_CALLS else "GET")
                     continue
                 without = await http.request(method, fill(route.path))
@@ -68,7 +68,7 @@ async def test_every_route_says_which_access_it_needs(tiny_store: Path, key_file
                 assert read_status(invalid) == 401, route.path
                 lacking = await http.request(method, fill(route.path), headers=bearer(useless))
                 assert read_status(lacking) == 403, route.path
-    public = {r.path for r in app.table.routes if r.access is Access.PUBLIC}
+    public = {r.path for r in app.table.routes if r.operation.access is Access.PUBLIC}
     assert public == PUBLIC | PUBLIC_CALLS
 
 

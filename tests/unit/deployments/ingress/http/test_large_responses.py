@@ -11,16 +11,15 @@ from starlette.types import Message, Scope
 from deployments.capacity import Capacity
 from deployments.config import CorsSettings
 from deployments.errors import Overloaded, ServeError
-from deployments.ingress.http.api import Access
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.cors import Cors
 from deployments.ingress.http.direct_requests import REQUEST_ID_HEADER, REQUEST_ID_KEY
-from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import CHUNK_BYTES, LargeResponseSender
-from deployments.ingress.http.router import OperationRoute, RouteTable
+from deployments.ingress.http.router import RouteTable
 from deployments.request_headers import ADDRESS_HEADER
 from tests.support.fakes import wait_until
+from tests.support.operation_routes import build_route
 
 SCOPE: Scope = {
     "type": "http",
@@ -50,9 +49,7 @@ class LargeAnswerApp:
             return Response(body, headers={"x-test": "1"})
 
         self.app = HttpApplication(
-            RouteTable(
-                [OperationRoute("/", answer, "GET", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC)]
-            ),
+            RouteTable([build_route("/", answer, "GET")]),
             AccessGate(),
             Cors(CorsSettings(origins=("https://page.example",))),
             Capacity(lambda: 1_000, "body bytes"),

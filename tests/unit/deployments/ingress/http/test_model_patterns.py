@@ -74,7 +74,7 @@ async def http(
 
 def keyed_routes(app: HttpApplication) -> list[tuple[str, OperationRoute]]:
     """Return the method and the route of every operation that needs a key."""
-    routes = [route for route in app.table.routes if route.access is not Access.PUBLIC]
+    routes = [route for route in app.table.routes if route.operation.access is not Access.PUBLIC]
     return [(*(route.methods - {"HEAD"}), route) for route in routes]
 
 

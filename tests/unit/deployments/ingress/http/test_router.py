@@ -13,13 +13,13 @@ from deployments.capacity import Capacity
 from deployments.config import CorsSettings
 from deployments.errors import ServeError
 from deployments.ingress.http import router
-from deployments.ingress.http.api import Access, ErrorFormat
+from deployments.ingress.http.api import ErrorFormat
 from deployments.ingress.http.application import HttpApplication, ServerHooks
 from deployments.ingress.http.cors import Cors
-from deployments.ingress.http.error_responses import DEFAULT_ERROR_FORMAT
 from deployments.ingress.http.gate import AccessGate
 from deployments.ingress.http.large_responses import LargeResponseSender
-from deployments.ingress.http.router import OperationRoute, RouteTable
+from deployments.ingress.http.router import RouteTable
+from tests.support.operation_routes import build_route
 
 
 @asynccontextmanager
@@ -44,12 +44,10 @@ def teapot(error: ServeError) -> Response:
 
 
 ROUTES = [
-    OperationRoute(
-        "/models/{id:path}/info", tell_info, "GET", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC
-    ),
-    OperationRoute("/models/{id:path}", tell_model, "POST", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC),
-    OperationRoute("/models/{id:path}", tell_info, "GET", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC),
-    OperationRoute("/fail", fail, "POST", (ErrorFormat("Teapot", teapot),), Access.PUBLIC),
+    build_route("/models/{id:path}/info", tell_info, "GET"),
+    build_route("/models/{id:path}", tell_model),
+    build_route("/models/{id:path}", tell_info, "GET"),
+    build_route("/fail", fail, error_format=ErrorFormat("Teapot", teapot)),
 ]
 
 
@@ -198,15 +196,13 @@ async def test_lifespan_is_entered_and_left() -> None:
 
 
 def test_operation_route_matches_a_model_id_with_a_line_break() -> None:
-    route = OperationRoute(
-        "/models/{id:path}/predict", fail, "POST", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC
-    )
+    route = build_route("/models/{id:path}/predict", fail)
     assert route.match("/models/a\nb/predict") == {"id": "a\nb"}
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/models/{id:path}/rollback"])
 def test_line_break_at_the_end_does_not_hide_an_operation_from_rules_of_haproxy(path: str) -> None:
-    route = OperationRoute(path, fail, "POST", (DEFAULT_ERROR_FORMAT,), Access.PUBLIC)
+    route = build_route(path, fail)
     requested = path.replace("{id:path}", "a/b")
     assert route.match(requested) is not None
     assert route.match(f"{requested}\n") is None

@@ -66,6 +66,7 @@ async def test_log_says_who_changed_what(
             await http.post(f"/models/{MODEL}@{OLD}/promote")
             await http.get(f"/models/{MODEL}/versions")
             await http.get("/v1/models")
+            await http.post("/v2/repository/index", json={})
     lines = [line for line in caplog.messages if line.startswith(("GET", "POST"))]
     assert lines == [f"POST '/models/{MODEL}@{OLD}/promote' by ops"]
 
@@ -181,7 +182,7 @@ async def test_operators_manage_the_models_that_their_key_permits(
             managed = [
                 (*(route.methods - {"HEAD"}), route.path.replace("{id:path}", name))
                 for route in app.table.routes
-                if route.access is Access.ADMIN and "{id:path}" in route.path
+                if route.operation.access is Access.ADMIN and "{id:path}" in route.path
                 for name in (MODEL, f"{MODEL}@{OLD}")
             ]
             assert {method for method, _ in managed} == {"GET", "POST", "DELETE"}
