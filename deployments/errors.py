@@ -274,14 +274,12 @@ def forget_frames(error: BaseException) -> None:
 
 def list_causes(error: BaseException) -> list[BaseException]:
     """Return an error with its causes and contexts, and theirs."""
-    found: list[BaseException | None] = [error]
-    causes: dict[int, BaseException] = {}  # by id: `raise ... from ...` permits cycles
-    while found:
-        one = found.pop()
-        if one is not None and id(one) not in causes:
-            causes[id(one)] = one
-            found += (one.__cause__, one.__context__)
-    return list(causes.values())
+    found = [error]
+    for each in found:  # which grows; `raise ... from ...` permits cycles
+        for cause in (each.__cause__, each.__context__):
+            if cause is not None and cause not in found:
+                found.append(cause)
+    return found
 
 
 def hide_details(error: BaseException) -> ServeError:
