@@ -48,6 +48,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from deployments.error_causes import list_causes
+
 
 class ServeError(Exception):
     """An unexpected failure. Only the log has its details. Base class of all errors.
@@ -270,16 +272,6 @@ def forget_frames(error: BaseException) -> None:
     """
     for each in list_causes(error):
         each.__traceback__ = None
-
-
-def list_causes(error: BaseException) -> list[BaseException]:
-    """Return an error with its causes and contexts, and theirs."""
-    found = [error]
-    for each in found:  # which grows; `raise ... from ...` permits cycles
-        for cause in (each.__cause__, each.__context__):
-            if cause is not None and cause not in found:
-                found.append(cause)
-    return found
 
 
 def hide_details(error: BaseException) -> ServeError:

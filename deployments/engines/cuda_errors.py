@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from deployments.errors import EngineLost, list_causes
+from deployments.error_causes import list_causes
+from deployments.errors import EngineLost
 
 # Errors after which every further CUDA call of the process fails: only a new process helps.
 # The codes are those of the CUDA runtime (`cudaError_t`).

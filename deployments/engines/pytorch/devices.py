@@ -19,7 +19,7 @@ from deployments.artifacts.types import Precision
 from deployments.config import HardwareSettings
 from deployments.engines.base import EngineTarget
 from deployments.engines.pytorch.capture_lock import CaptureLock
-from deployments.errors import list_causes
+from deployments.error_causes import list_causes
 
 if TYPE_CHECKING:
     import torch
