@@ -166,9 +166,10 @@ def find_state_file(text: str) -> Path | None:
 def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
     """Return Ray Serve's configuration with JSON errors and limits.
 
-    Raises UnknownTemplate if a line to edit is missing.
+    A node has no backends of applications until the first one is deployed. Raises UnknownTemplate
+    if a line to edit is missing.
     """
-    edits = (
+    edits = [
         (r"^    errorfile .*\n", ""),
         (r"^defaults\n    mode http\n", "defaults\n    mode http\n" + _defaults(limits)),
         (r"^(frontend http_frontend\n    bind .*\n)", r"\1" + build_client_rules(limits)),
@@ -176,11 +177,10 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
         # the form of the frontend.
         (r"^(?:frontend|listen) \S+\n +bind .*\n", r"\g<0>" + build_error_files(errors)),
         (r"^    http-request return status 404 .*\n", build_denial("")),
-        (
-            r"^backend (?!default_backend\n)\S+\n",
-            r"\g<0>" + _limit_requests(limits.requests) + _RETRY_UNROUTED,
-        ),
-    )
+    ]
+    if has_routes(text):
+        rules = _limit_requests(limits.requests) + _RETRY_UNROUTED
+        edits.append((r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + rules))
     return _apply(edits, text) + _REQUESTS
 
 

@@ -241,11 +241,17 @@ async def test_wrapper_without_an_edge_edits_the_configuration(
     port = free_port()
     ports = LocalPorts(*(free_port() for _ in fields(LocalPorts)))
     manager = build_manager(directory, port, ports)
-    set_routes(manager, 1)
-    await manager.start()
-    try:
+
+    async def post() -> tuple[int, str]:
         reply = await asyncio.to_thread(httpx.post, f"http://127.0.0.1:{port}/", content=b"text")
-        assert (reply.status_code, reply.json()["code"]) == (503, "unavailable")
+        return reply.status_code, reply.json()["code"]
+
+    await manager.start()  # as on a new node, which has no application yet
+    try:
+        assert await post() == (404, "route_not_found")
+        set_routes(manager, 1)
+        await manager.reload()
+        assert await post() == (503, "unavailable")
         await manager.reload()
     finally:
         await manager.stop()

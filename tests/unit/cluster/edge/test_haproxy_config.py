@@ -187,6 +187,15 @@ def test_edit_of_another_template_is_refused(paths: EdgePaths, line: str) -> Non
         edit_for_host(SERVE.replace(line, "    unknown "), paths, ClientLimits())
 
 
+def test_configuration_of_a_node_without_applications_is_edited(tmp_path: Path) -> None:
+    config = tmp_path / "haproxy.cfg"
+    backend = SERVE[SERVE.index("backend http-app\n") : SERVE.index("listen stats")]
+    route = "    use_backend http-app if is_http-app\n"
+    config.write_text(SERVE.replace(backend, "").replace(route, ""))
+    assert edit_file.main(["-f", str(config)]) == 0
+    assert f"errorfile 404 {tmp_path}/404.http" in config.read_text()
+
+
 def test_file_is_edited_in_place_once(tmp_path: Path) -> None:
     config = tmp_path / "haproxy.cfg"
     config.write_text(SERVE)
