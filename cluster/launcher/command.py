@@ -16,6 +16,7 @@ from cluster.launcher.stop_signals import StopSignal, list_stop_signals, stop_si
 from cluster.ports import PORTS
 from cluster.processes import SERVE_STOP_S
 from cluster.progress import StartError, UnusableConfig
+from deployments.artifacts.store import is_model_id
 from deployments.config import KEY_FILE_VARIABLE
 from deployments.terminal.command_line import (
     FAILED,
@@ -38,8 +39,27 @@ def parse_port(text: str) -> int:
     return int(text)
 
 
+def parse_model_id(text: str) -> str:
+    """Parse the id of a model. Builds of other sources have a command of their own."""
+    if not is_model_id(text):
+        raise argparse.ArgumentTypeError(
+            f"`{text}` is not a model id; build other sources with `hundredfold build`"
+        )
+    return text
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", nargs="?", type=Path, help=CONFIG_HELP)
+    parser.add_argument(
+        "--model",
+        type=parse_model_id,
+        action="append",
+        default=[],
+        dest="models",
+        metavar="ID",
+        help="model id of the store or hub id, repeatable: serve these instead of `models` of the "
+        "config, and build those that the store lacks before the start",
+    )
     parser.add_argument("--host", help="address to listen on (default: as in the config)")
     parser.add_argument(
         "--port", type=parse_port, help="port to listen on (default: as in the config)"
@@ -145,6 +165,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = ServeOptions(
         config=find_config(given),
         run_dir=(given.absolute().parent if given else Path.cwd()) / RUN_DIR,
+        models=tuple(dict.fromkeys(arguments.models)),
         host=arguments.host,
         port=arguments.port,
         grpc_port=arguments.grpc_port,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class ServeOptions:
 
     config: Path
     run_dir: Path  # logs, lock and session id; each cluster needs its own directory
+    models: tuple[str, ...] = ()  # ids, for `models` of the config; empty: those of the config
     host: str | None = None  # None: from the config
     port: int | None = None  # None: from the config
     grpc_port: int | None = None  # None: no gRPC
@@ -80,6 +81,8 @@ class LaunchedConfig:
             http |= {name: self._last["http_options"][name] for name in ("host", "port")}
         if settings.key_file is not None:
             use_key_file(config, settings.key_file)
+        if settings.models:
+            use_models(config, settings.models)
         for opened in (http["host"], settings.metrics_host):
             check_access(config, opened, no_auth=settings.no_auth)
         if find_prefix(config) and settings.grpc_port is not None:
@@ -112,6 +115,14 @@ class LaunchedConfig:
         address = format_address(host, http["port"])
         scheme = "http" if self._settings.certificate is None else "https"
         return f"{scheme}://{address}{find_prefix(self._last)}"
+
+
+def use_models(config: dict[str, Any], models: Sequence[str]) -> None:
+    """Change `config`: replace the models of each application of this project by `models`."""
+    for application in find_applications(config):
+        if application.is_hundredfold:
+            args = application.raw.setdefault("args", {})
+            args["models"] = [{"id": model, "version": LATEST_NAME} for model in models]
 
 
 def find_prefix(config: dict[str, Any]) -> str:

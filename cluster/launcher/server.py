@@ -21,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from cluster.access import key_file_environment
+from cluster.config_entries import find_store, read_args
 from cluster.diagnosis import MIN_OPEN_FILES, RAISE_OPEN_FILES
 from cluster.edge.certificate import UnusableCertificate
 from cluster.edge.haproxy_config import ClientLimits
@@ -31,6 +32,7 @@ from cluster.gpu_support import gpu_environment, read_gpu_support
 from cluster.launcher.launched_config import LaunchedConfig, ServeOptions, move_behind_edge
 from cluster.launcher.local_environment import find_haproxy, local_environment, ray_temp_environment
 from cluster.launcher.local_ports import ClientPorts, LocalPorts, choose_ports
+from cluster.launcher.missing_models import build_missing_models
 from cluster.launcher.ray_host import RayHost
 from cluster.launcher.startup_messages import startup_messages
 from cluster.launcher.stop_signals import StopSignal, ignore_stop_signals
@@ -53,6 +55,8 @@ def serve_until_stopped(settings: ServeOptions) -> int:
         clients = ClientPorts(port, settings.grpc_port)
         ports = choose_ports(host, clients, settings.metrics_host, settings.metrics_port, claims)
         with run_edge(settings, (host, port), progress) as edge:
+            for args in read_args(served.last):
+                build_missing_models(settings.models, find_store(args), run_dir, progress)
             return serve_at_edge(edge, ports, served, settings, progress)
 
 

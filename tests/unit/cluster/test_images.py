@@ -1,5 +1,6 @@
-"""The text of the Dockerfiles meets the requirements of the cluster. No image is built."""
+"""The text of the Dockerfiles meets the requirements of cluster and host. No image is built."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -12,7 +13,8 @@ from deployments.terminal.command_line import CommandGroup
 
 REPOSITORY = Path(__file__).parents[3]
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-IMAGES = ("cpu", "gpu")
+POD_IMAGES = ("cpu", "gpu")
+IMAGES = (*POD_IMAGES, "host")
 
 
 def read_dockerfile(image: str) -> list[str]:
@@ -46,12 +48,12 @@ def test_base_images_are_pinned(image: str) -> None:
 
 def test_images_have_the_python_of_the_project() -> None:
     builders = [find_arguments(image, "FROM")[0] for image in IMAGES]
-    assert builders[0] == builders[1] == "python:3.11.14-slim-bookworm AS build"
+    assert set(builders) == {"python:3.11.14-slim-bookworm AS build"}
     assert PROJECT["requires-python"].startswith(">=3.11,")
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_image_installs_its_extra_without_torch(image: str) -> None:
+@pytest.mark.parametrize("image", POD_IMAGES)
+def test_image_of_pods_installs_its_extra_without_torch(image: str) -> None:
     (install,) = (run for run in find_arguments(image, "RUN") if "pip install" in run)
     extras = dict(assignment.split("=") for assignment in find_arguments(image, "ARG"))
     (installed,) = re.findall(r"\.\[(.*?)\]", install)
@@ -77,7 +79,7 @@ def test_image_runs_as_the_user_of_the_pods(image: str) -> None:
     assert f"useradd --uid {USER_ID} --gid {USER_ID}" in read_final_stage(image)
 
 
-@pytest.mark.parametrize("image", IMAGES)
+@pytest.mark.parametrize("image", POD_IMAGES)
 def test_image_has_the_programs_of_kuberay_and_the_probes(image: str) -> None:
     (packages,) = (run for run in find_arguments(image, "RUN") if "apt-get install" in run)
     assert {"bash", "tini", "util-linux", "wget"} <= set(packages.split())
@@ -96,21 +98,45 @@ def test_gpu_image_has_the_headers_of_python_and_takes_a_compiler() -> None:
     assert "--from=build /usr/local /usr/local" in find_arguments("gpu", "COPY")
 
 
-@pytest.mark.parametrize("image", IMAGES)
-def test_image_contains_only_files_for_serving(image: str) -> None:
-    sources = [
-        source
-        for copy in find_arguments(image, "COPY")
-        if not copy.startswith("--from")
-        for source in copy.split()[:-1]
-    ]
+def find_sources(image: str) -> set[str]:
+    """Return what the image copies from the checkout."""
+    copies = [copy for copy in find_arguments(image, "COPY") if not copy.startswith("--from")]
+    return {source for copy in copies for source in copy.split()[:-1]}
+
+
+def test_images_contain_only_what_they_run() -> None:
     documents = {"README.md", "LICENSE", "NOTICE"}
     project = {"pyproject.toml", "constraints.txt", "serve_config.yaml", *documents}
-    assert set(sources) == project | {"hundredfold", "deployments", "cluster"}
+    serving = project | {"hundredfold", "deployments", "cluster"}
+    assert all(find_sources(image) == serving for image in POD_IMAGES)
+    assert find_sources("host") == serving | {"build_artifacts"}
     ignore = (REPOSITORY / ".dockerignore").read_text().splitlines()
     included = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     assert "*" in ignore
-    assert included == set(sources)
+    assert included == find_sources("host")
+
+
+def test_image_of_a_host_installs_the_compiler_of_its_kind() -> None:
+    extras = dict(assignment.split("=", 1) for assignment in find_arguments("host", "ARG"))
+    assert extras["EXTRAS"] == "cpu,build"
+    optional = PROJECT["optional-dependencies"]
+    assert {"cpu", "build", "gpu-build", "tracing"} <= set(optional)
+    assert "EXTRAS=gpu-build" in (REPOSITORY / "cluster/images/Dockerfile.host").read_text()
+
+
+def test_image_of_a_host_serves_as_documented() -> None:
+    """The store, the keys and the home of Ray's token are in the one documented volume."""
+    (volume,) = find_arguments("host", "VOLUME")
+    assert f"-v hundredfold:{volume} " in (REPOSITORY / "docs/operations.md").read_text()
+    environment = " ".join(find_arguments("host", "ENV"))
+    assert f"HUNDREDFOLD_STORE={volume}/store" in environment
+    assert f"--home-dir {volume}" in read_final_stage("host")
+    assert find_arguments("host", "WORKDIR")[-1] == volume
+    (command,) = find_arguments("host", "CMD")
+    entry_point = json.loads(find_arguments("host", "ENTRYPOINT")[0])
+    assert entry_point[-1] == "hundredfold"
+    assert json.loads(command)[0] in COMMANDS
+    assert "--no-auth" not in command, "a published port needs keys unless the user says otherwise"
 
 
 def test_images_have_the_commands_that_the_document_runs_in_their_pods() -> None:

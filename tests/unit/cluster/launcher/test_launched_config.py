@@ -52,6 +52,22 @@ def test_port_of_the_command_line_replaces_that_of_the_config(
     assert config.read()["http_options"]["port"] == port
 
 
+def list_models(config: dict[str, Any]) -> list[dict[str, str]]:
+    models: list[dict[str, str]] = config["applications"][0]["args"]["models"]
+    return models
+
+
+def test_models_of_the_command_line_replace_those_of_the_config(tmp_path: Path) -> None:
+    config = served(write(tmp_path), models=("acme/one", "two"))
+    expected = [{"id": "acme/one", "version": "latest"}, {"id": "two", "version": "latest"}]
+    assert list_models(config.read()) == expected
+    write(tmp_path, {"logging_config": {"log_level": "ERROR"}})
+    again = config.refresh(print)
+    assert again["logging_config"] == {"log_level": "ERROR"}
+    assert list_models(again) == expected, "the options of the command line hold after a restart"
+    assert len(list_models(served(write(tmp_path)).read())) == 4
+
+
 def test_restart_serves_what_was_deployed_meanwhile(tmp_path: Path) -> None:
     config = served(write(tmp_path, {"http_options.port": 9000}))
     assert config.read() == config.refresh(print)
