@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import yaml
 
-from cluster.launcher import missing_models
+from cluster.launcher import command, missing_models
 from cluster.launcher.missing_models import build_missing_models
 from cluster.launcher.stop_signals import StopSignal, stop_signals_raise
 from cluster.progress import StartError, StartupProgress
 from deployments.artifacts.store import LATEST_NAME, model_directory
+from tests.support.checked_configs import create_config
+from tests.support.ports import free_port
 from tests.support.waiting import wait_for
 
 SEALED = "0123456789ab"
@@ -99,3 +104,36 @@ def test_stop_signal_ends_a_build(
     stopper.join()
     with pytest.raises(ProcessLookupError):
         os.kill(int(running.read_text()), 0)
+
+
+def test_missing_models_are_built_before_ray_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(yaml.safe_dump(create_config({"applications.0.args.store": "/models"})))
+    done: list[object] = []
+    for name, value in {
+        "command.leads_own_session": lambda: True,
+        "server.run_edge": lambda *_: nullcontext(),
+        "server.build_missing_models": lambda models, store, *_: done.append((models, store)),
+        "server.serve_at_edge": lambda *_: done.append("served") or 0,
+    }.items():
+        monkeypatch.setattr(f"cluster.launcher.{name}", value)
+    options = ["--port", str(free_port()), "--model", "a/b", "--model", "c", "--model", "a/b"]
+    assert command.run(parse([str(config), *options])) == 0
+    assert done == [(("a/b", "c"), Path("/models")), "served"]
+
+
+@pytest.mark.parametrize("text", ["./model", "pypi:package/model", "a/b@main", ""])
+def test_model_of_another_source_is_a_wrong_option(
+    text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--model", text])
+    assert f"`{text}` is not a model id" in capsys.readouterr().err
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args(arguments)
