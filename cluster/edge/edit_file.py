@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.edge.haproxy_config import ClientLimits, UnknownTemplate, edit, write_errors
+from cluster.edge.error_files import write_errors
+from cluster.edge.haproxy_config import ClientLimits, UnknownTemplate, edit
 
 MARK = "# edited by hundredfold\n"
 

