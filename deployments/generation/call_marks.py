@@ -21,6 +21,8 @@ _TEXTS: Mapping[str, str] = {
     "<|tool_call|>": CALL_OPEN,  # of Granite 3
     "<|tool_call>": CALL_OPEN,  # of Gemma 4
     "<tool_call|>": CALL_CLOSE,
+    "<|START_ACTION|>": CALL_OPEN,  # of Command
+    "<|END_ACTION|>": CALL_CLOSE,
     "[TOOL_CALLS]": CALL_OPEN,  # of Mistral, which marks no end
 }
 

@@ -128,8 +128,10 @@ def waits_for_model(request: Request) -> bool:
 
 
 # Values of `model` that clients send if the user names no model: those of huggingface_hub, of its
-# 0.2x releases, and of Infinity's client.
-PLACEHOLDER_MODELS = frozenset({"dummy", "tgi", "-", "default", "default/not-specified"})
+# 0.2x releases, of Infinity's client, and of the examples of text-embeddings-inference.
+PLACEHOLDER_MODELS = frozenset(
+    {"dummy", "tgi", "tei", "text-embeddings-inference", "-", "default", "default/not-specified"}
+)
 
 
 def read_model_name(request: Request, model: Any) -> str | None:

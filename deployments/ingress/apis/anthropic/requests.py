@@ -19,8 +19,11 @@ from deployments.ingress.apis.anthropic.schemas import (
     ToolResultBlock,
     ToolUseBlock,
 )
-from deployments.ingress.apis.openai.requests import UnsupportedFields, reject_unsupported_fields
 from deployments.ingress.apis.openai.translated_chat import TranslatedChat, parse_translated_chat
+from deployments.ingress.apis.shared.unsupported_fields import (
+    UnsupportedFields,
+    reject_unsupported_fields,
+)
 from deployments.ingress.request_options import RequestOptions
 from deployments.registry import RegisteredModel
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
-from deployments.artifacts.types import TruncationSide
 from deployments.ingress.apis.shared.base64_vectors import encode_base64
+from deployments.ingress.apis.shared.truncation_words import TruncationWord, parse_truncation_word
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.embedding import InputType
@@ -27,8 +27,6 @@ EMBED_FIELDS = {
     "parameters.": "",
 }
 
-_TRUNCATED_SIDES: Mapping[str | None, TruncationSide] = {"START": "left", "END": "right"}
-
 
 class CohereEmbedBody(BaseModel):
     """Body of `/v1/embed` and `/v2/embed`. Unknown keys are ignored, as in Cohere's API."""
@@ -42,18 +40,16 @@ class CohereEmbedBody(BaseModel):
     embedding_types: Many[EmbeddingType] | None = None
     output_dimension: Annotated[int, Field(ge=1)] | None = None
     # NONE refuses long texts. Cohere's default is END, here the side that the model truncates.
-    truncate: Literal["NONE", "START", "END"] | None = None
+    truncate: TruncationWord | None = None
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of the task."""
-        given = {
-            "truncation_direction": _TRUNCATED_SIDES.get(self.truncate),
-            "input_type": self.input_type,
-            "dimensions": self.output_dimension,
-        }
+        given = {"input_type": self.input_type, "dimensions": self.output_dimension}
         named = {name: value for name, value in given.items() if value is not None}
-        return {"normalize": True, "truncate": self.truncate != "NONE", **named}
+        if self.truncate is not None:
+            named |= parse_truncation_word(self.truncate)
+        return {"normalize": True, "truncate": True, **named}
 
 
 class EmbeddingsByType(TypedDict):

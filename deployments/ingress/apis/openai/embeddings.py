@@ -6,14 +6,26 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, model_validator
 
 from deployments.ingress.apis.shared.base64_vectors import encode_base64
 from deployments.ingress.apis.shared.token_usage import Usage
+from deployments.ingress.apis.shared.truncation_words import (
+    TRUNCATION_WORDS,
+    parse_truncation_word,
+)
+from deployments.ingress.apis.shared.unsupported_fields import UnsupportedFields
 from deployments.ingress.http.api import LENIENT, build_schema
 from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.embedding import EmbeddingParameters
 
+UNSUPPORTED_EMBEDDING_FIELDS: UnsupportedFields = {
+    "output_dtype": (("float",), "vectors are floats here; /v2/embed has `embedding_types`"),
+    "embedding_type": (("float",), "send `encoding_format`; /v2/embed has `embedding_types`"),
+    "late_chunking": ((False,), "omit it"),
+    "truncate_prompt_tokens": ((-1,), "send `truncate`; the limit is that of the model"),
+    "add_special_tokens": ((True,), "omit it"),
+}
 # Fields of an InferenceRequest and their names in the body, for errors.
 EMBEDDING_FIELDS = {"inputs": "input", "parameters.": ""}
 
@@ -31,13 +43,31 @@ class EmbeddingsRequest(EmbeddingParameters):
     encoding_format: Literal["float", "base64"] | None = None
     user: str | None = None
     options: RawOptions = None
+    # Names of Voyage and NVIDIA for `dimensions` and `truncate`.
+    output_dimension: Annotated[int, Field(ge=1)] | None = None
+    truncation: bool | None = None
+    # Fields of other servers that change the vectors; rejected, unless they have no effect.
+    output_dtype: Any = None
+    embedding_type: Any = None
+    late_chunking: Any = None
+    truncate_prompt_tokens: Any = None
+    add_special_tokens: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_side(cls, body: Any) -> Any:
+        """Read a `truncate` of NVIDIA, which names the end that is cut, or none."""
+        word = body.get("truncate") if isinstance(body, dict) else None
+        return {**body, **parse_truncation_word(word)} if word in TRUNCATION_WORDS else body
 
     @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of the task. `normalize` and `truncate` are true by default."""
         names = set(EmbeddingParameters.model_fields)
-        given = self.model_dump(include=names, exclude_none=True)
-        return {"normalize": True, "truncate": True, **given}
+        given = self.model_dump(include=names, exclude_none=True, exclude_unset=True)
+        aliases = {"dimensions": self.output_dimension, "truncate": self.truncation}
+        renamed = {name: value for name, value in aliases.items() if value is not None}
+        return {"normalize": True, "truncate": True, **renamed, **given}
 
 
 class EmbeddingObject(BaseModel):

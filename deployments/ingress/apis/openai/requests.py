@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import orjson
-from pydantic import BaseModel
 
 from deployments.artifacts.generation_config import GenerationDefaults
 from deployments.errors import EmptyInput, InvalidField, MalformedBody
@@ -24,6 +23,10 @@ from deployments.ingress.apis.openai.schemas import (
 )
 from deployments.ingress.apis.openai.tool_choice import forced_tools, offered_tools
 from deployments.ingress.apis.openai.tool_grammar import call_grammar, call_or_answer_grammar
+from deployments.ingress.apis.shared.unsupported_fields import (
+    UnsupportedFields,
+    reject_unsupported_fields,
+)
 from deployments.ingress.http.bodies import parse_json
 from deployments.ingress.limits import MAX_STOP_CHARS, MAX_STOPS
 from deployments.ingress.request_options import RequestOptions
@@ -41,26 +44,35 @@ from deployments.tasks.inputs import Inputs, NonEmptyText, one_or_many
 MAX_LOGIT_BIASES = 1_024
 MAX_LOGIT_BIAS = 100.0
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default for completions; a chat may fill the context
+RANDOM_SEED = -1  # as in vLLM and llama.cpp
 MIN_TOP_P = 1e-9  # replaces `top_p` 0; keeps only the most likely token
 STOPS: Inputs[str | list[str]] = Inputs(
     one_or_many(NonEmptyText), "a string or a list of strings, none of them empty"
 )
-# Fields by name, with the values that have no effect, and what to do instead of other values.
-UnsupportedFields = Mapping[str, tuple[Sequence[Any], str]]
 # Fields of other servers that change the text or its parts: of llama.cpp and SGLang, then vLLM's.
+# Some have a counterpart of another name.
 UNSUPPORTED_FIELDS: UnsupportedFields = {
     **dict.fromkeys(
         ("grammar", "ebnf", "structural_tag", "guided_grammar"),
         (("", False), "send `regex` or `json_schema`"),
     ),
+    "n_predict": ((-1,), "send `max_tokens`"),
+    "repeat_penalty": ((1,), "send `repetition_penalty`"),
+    "mirostat": ((0,), "omit it"),
+    "stop_regex": ((), "send `stop`"),
+    "no_stop_trim": ((False,), "append the text of `stop`"),
     "chat_template": (("", False), "send `messages` that the template of the model renders"),
     "prompt_logprobs": ((), "send `echo` and `logprobs` to /v1/completions"),
     "allowed_token_ids": ((), "send `logit_bias` or `regex`"),
     "bad_words": (([],), "send `logit_bias`"),
     "documents": (([],), "put their texts into a message"),
-    "ignore_eos": ((False,), "send `min_tokens`"),
     "include_stop_str_in_output": ((False,), "append the text of `stop`"),
     "skip_special_tokens": ((True,), "omit it"),
+    "return_tokens_as_token_ids": ((False,), "omit it"),
+    "return_token_ids": ((False,), "omit it"),
+    "logprob_token_ids": (([],), "send `logprobs`"),
+    "thinking_token_budget": ((), "send `max_tokens`"),
+    "repetition_detection": ((False,), "send `frequency_penalty`"),
     "truncate_prompt_tokens": ((), "shorten the prompt"),
     "use_beam_search": ((False,), "omit it"),
     "stop_token_ids": (([],), "send `stop`"),
@@ -78,6 +90,15 @@ UNSUPPORTED_CHAT_FIELDS: UnsupportedFields = {
     "separate_reasoning": ((True,), "join `reasoning_content` and `content`"),
     "reasoning_format": (("auto", "deepseek"), "join `reasoning_content` and `content`"),
 }
+UNSUPPORTED_COMPLETION_FIELDS: UnsupportedFields = {
+    "suffix": (("",), "omit it"),
+    "add_special_tokens": ((True,), "send a `prompt` of token ids"),
+}
+# Of messages: what `tool_calls` has replaced, and a start of the answer, of DeepSeek and Mistral.
+_UNSUPPORTED_MESSAGE_FIELDS = {
+    "function_call": "send `tool_calls`",
+    "prefix": "send a `prompt` to /v1/completions",
+}
 TEMPLATE_ROLES = {"developer": "system", "function": "tool"}
 
 
@@ -85,8 +106,7 @@ def parse_completion_request(
     body: CompletionBody, model: RegisteredModel, request_options: RequestOptions
 ) -> GenerationRequest:
     """Parse a body of `/v1/completions`. Raises InvalidField or EmptyInput."""
-    if body.suffix:
-        raise InvalidField("`suffix` is not supported; omit it", field="suffix")
+    reject_unsupported_fields(body, UNSUPPORTED_COMPLETION_FIELDS)
     prompts = parse_prompts(body.prompt)
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     if max_tokens == 0 and (not body.echo or body.stream):
@@ -100,7 +120,7 @@ def parse_completion_request(
     return GenerationRequest(
         prompt=prompts[0],
         further_prompts=tuple(prompts[1:]),
-        options=build_options(body, model.generation_config.defaults)._replace(
+        options=build_options(body, model.generation_config.defaults, max_tokens)._replace(
             max_new_tokens=max(1, max_tokens),
             logprobs=body.logprobs,
             prompt_logprobs=bool(body.echo) and (body.logprobs is not None or has_token_ids),
@@ -117,12 +137,14 @@ def parse_chat_request(
 ) -> GenerationRequest:
     """Parse a body of `/v1/chat/completions`. Raises InvalidField or EmptyInput."""
     reject_unsupported_fields(body, UNSUPPORTED_CHAT_FIELDS)
-    _reject_former_calls(body)
+    _reject_message_fields(body)
     if body.top_logprobs and not body.logprobs:
         raise InvalidField("`top_logprobs` needs `logprobs` to be true", field="top_logprobs")
     messages = tuple(parse_message(message, i) for i, message in enumerate(body.messages))
     tools = [tool.model_dump(exclude_unset=True) for tool in offered_tools(body)]
-    options = build_options(body, model.generation_config.defaults)
+    newer, older = body.max_completion_tokens, body.max_tokens
+    max_tokens = older if newer is None else newer
+    options = build_options(body, model.generation_config.defaults, max_tokens)
     if forced := forced_tools(body):
         # The model must call a tool. As in vLLM, the grammar of the call replaces
         # `response_format`, which describes an answer in text.
@@ -131,11 +153,10 @@ def parse_chat_request(
         answer = orjson.loads(options.grammar.value)
         grammar = call_or_answer_grammar(offered_tools(body), answer)
         options = options._replace(grammar=grammar)
-    newer, older = body.max_completion_tokens, body.max_tokens
     return GenerationRequest(
         prompt=Chat(messages, tuple(tools), parse_template_variables(body)),
         options=options._replace(
-            max_new_tokens=older if newer is None else newer,
+            max_new_tokens=max_tokens,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         ),
         model=model,
@@ -144,12 +165,13 @@ def parse_chat_request(
     )
 
 
-def _reject_former_calls(body: ChatBody) -> None:
-    """Raise InvalidField for a field of a message that `tool_calls` has replaced."""
+def _reject_message_fields(body: ChatBody) -> None:
+    """Raise InvalidField for unsupported fields of a message."""
     for i, message in enumerate(body.messages):
-        if message.function_call is not None:
-            path = f"messages[{i}].function_call"
-            raise InvalidField(f"`{path}` is not supported; send `tool_calls`", field=path)
+        for name, instead in _UNSUPPORTED_MESSAGE_FIELDS.items():
+            if getattr(message, name):
+                path = f"messages[{i}].{name}"
+                raise InvalidField(f"`{path}` is not supported; {instead}", field=path)
 
 
 def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
@@ -158,7 +180,7 @@ def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
     Raises InvalidField for a variable that the server sets.
     """
     effort = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
-    variables = {**effort, **(body.chat_template_kwargs or {})}
+    variables = {**_find_thinking(body), **effort, **(body.chat_template_kwargs or {})}
     if owned := TEMPLATE_ARGUMENTS.intersection(variables):
         name = min(owned)
         raise InvalidField(
@@ -168,28 +190,29 @@ def parse_template_variables(body: ChatBody) -> tuple[tuple[str, Any], ...]:
     return tuple(variables.items())
 
 
-def build_options(body: ChoicesBody, defaults: GenerationDefaults) -> GenerationOptions:
+def _find_thinking(body: ChatBody) -> dict[str, bool]:
+    """Return the template variable of `enable_thinking`, or of `thinking` as GLM's API has it."""
+    if body.enable_thinking is not None:
+        return {"enable_thinking": body.enable_thinking}
+    return {} if body.thinking is None else {"enable_thinking": body.thinking.type == "enabled"}
+
+
+def build_options(
+    body: ChoicesBody, defaults: GenerationDefaults, max_tokens: int | None
+) -> GenerationOptions:
     """Build the options. `defaults` are those of the checkpoint.
 
-    Raises InvalidField or EmptyInput.
+    With `ignore_eos` the end token is never selected. Raises InvalidField or EmptyInput.
     """
+    if body.ignore_eos and max_tokens is None:
+        raise InvalidField("`ignore_eos` needs `max_tokens`", field="ignore_eos")
     reject_unsupported_fields(body, UNSUPPORTED_FIELDS)
     return GenerationOptions(
         sampling=build_sampling(body, defaults),
-        min_new_tokens=body.min_tokens or 0,
+        min_new_tokens=(max_tokens if body.ignore_eos else body.min_tokens) or 0,
         stop=parse_stops(body.stop),
         grammar=parse_grammar(body),
     )
-
-
-def reject_unsupported_fields(body: BaseModel, unsupported: UnsupportedFields) -> None:
-    """Raise InvalidField for a field of `unsupported` with an effective value.
-
-    Other unknown keys are ignored, but a text of another form, or with another end, would be wrong.
-    """
-    for name, (ineffective, instead) in unsupported.items():
-        if (value := getattr(body, name)) is not None and value not in ineffective:
-            raise InvalidField(f"`{name}` is not supported; {instead}", field=name)
 
 
 def build_sampling(body: GenerationBody, defaults: GenerationDefaults) -> SamplingParams:
@@ -207,7 +230,7 @@ def build_sampling(body: GenerationBody, defaults: GenerationDefaults) -> Sampli
         frequency_penalty=body.frequency_penalty or 0.0,
         presence_penalty=body.presence_penalty or 0.0,
         logit_bias=parse_logit_bias(body.logit_bias),
-        seed=None if body.seed is None else body.seed % 2**64,
+        seed=None if body.seed in (None, RANDOM_SEED) else body.seed % 2**64,
     )
 
 
@@ -262,9 +285,10 @@ def parse_prompts(value: Any) -> list[str | tuple[int, ...]]:
 def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
     """Build the message for the chat template, with text content.
 
-    Raises InvalidField for missing content and EmptyInput for an empty list. Only an assistant with
-    a refusal, which is then the content, with tool calls or with reasoning may omit the content or
-    send an empty list, and the result of a tool may be an empty list.
+    Parts are joined by line breaks, as in vLLM. Raises InvalidField for missing content and
+    EmptyInput for an empty list. Only the content of an assistant may be null. With a refusal, which
+    is then the content, tool calls or reasoning it may also be missing or an empty list. The result
+    of a tool may be an empty list.
     """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),
@@ -286,9 +310,11 @@ def _parse_content(message: ChatRequestMessage, index: int) -> str:
     if isinstance(content, str):
         return content
     if content:
-        return "".join(part.text for part in content)
+        return "\n".join(part.text for part in content)
+    # An answer that ended within a tool call has null as content, and clients send it back.
     has_more = message.refusal is not None or message.tool_calls or _find_reasoning(message)
-    if message.role == "assistant" and has_more:
+    is_null = content is None and "content" in message.model_fields_set
+    if message.role == "assistant" and (is_null or has_more):
         return message.refusal or ""
     path = f"messages[{index}].content"
     if content is None:

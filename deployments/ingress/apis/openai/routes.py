@@ -23,6 +23,7 @@ from deployments.ingress.apis.openai.completions import (
 )
 from deployments.ingress.apis.openai.embeddings import (
     EMBEDDING_FIELDS,
+    UNSUPPORTED_EMBEDDING_FIELDS,
     EmbeddingsRequest,
     EmbeddingsResponse,
     build_embedding_objects,
@@ -58,6 +59,7 @@ from deployments.ingress.apis.shared.response_headers import (
     inference_headers,
 )
 from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
+from deployments.ingress.apis.shared.unsupported_fields import reject_unsupported_fields
 from deployments.ingress.http.api import Access, ErrorFormat, Operation, build_schema, parse_body
 from deployments.ingress.http.bodies import json_response, read_json_object
 from deployments.ingress.http.errors import rename_error_fields, replace_status_422
@@ -180,6 +182,7 @@ class OpenAIRoutes:
         body = parse_body(EmbeddingsRequest, await read_json_object(request, limits))
         if body.input is None:
             raise InvalidField("`input` is required", field="input")
+        reject_unsupported_fields(body, UNSUPPORTED_EMBEDDING_FIELDS)
         with rename_error_fields(EMBEDDING_FIELDS):
             response = await self._pipeline.infer(
                 build_inference_request(

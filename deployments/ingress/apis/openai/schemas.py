@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -25,6 +26,11 @@ from deployments.tasks.inputs import FailFastList, Many, NonEmptyText, list_or, 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Alternatives = Annotated[int, Field(ge=0, le=20)]
+# -1, which some clients send, means no limit of the request.
+TokenLimit = Annotated[
+    Annotated[int, Field(ge=1)] | None,
+    BeforeValidator(lambda value: None if value == -1 else value),
+]
 # Clients in all languages send seeds as signed 64-bit integers.
 SeedNumber = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 # Agents with many MCP servers send more than the 128 of OpenAI. Grammars have a limit of their own.
@@ -44,6 +50,7 @@ class GenerationBody(StreamableBody):
 
     stop: Annotated[Any, WithJsonSchema(build_schema(str | list[str] | None))] = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None  # as `min_tokens` with the value of `max_tokens`
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Probability | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # 0 and -1: no limit
@@ -71,7 +78,16 @@ class GenerationBody(StreamableBody):
     allowed_token_ids: Any = None
     bad_words: Any = None
     documents: Any = None
-    ignore_eos: Any = None
+    n_predict: Any = None
+    repeat_penalty: Any = None
+    mirostat: Any = None
+    stop_regex: Any = None
+    no_stop_trim: Any = None
+    return_tokens_as_token_ids: Any = None
+    return_token_ids: Any = None
+    logprob_token_ids: Any = None
+    thinking_token_budget: Any = None
+    repetition_detection: Any = None
     include_stop_str_in_output: Any = None
     skip_special_tokens: Any = None
     truncate_prompt_tokens: Any = None
@@ -101,7 +117,8 @@ class CompletionBody(ChoicesBody):
     prompt: Annotated[
         Any, WithJsonSchema(build_schema(str | list[str] | list[int] | list[list[int]] | None))
     ] = None
-    suffix: str | None = None
+    suffix: str | None = None  # rejected, unless it is empty
+    add_special_tokens: Any = None  # rejected, unless it is true
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
     echo: bool | None = None
@@ -172,6 +189,7 @@ class ChatRequestMessage(BaseModel):
     tool_calls: Annotated[list[ToolCall], FailFastList()] | None = None
     tool_call_id: str | None = None
     function_call: Any = None  # former form of `tool_calls`; rejected
+    prefix: Any = None  # true: the answer continues this message; rejected
 
     @field_validator("reasoning_content", "reasoning", mode="before")
     @classmethod
@@ -197,13 +215,20 @@ class Tool(BaseModel):
     function: FunctionDefinition
 
 
+class ThinkingMode(BaseModel):
+    """Whether the model thinks, as in the APIs of GLM and DeepSeek."""
+
+    model_config = LENIENT
+
+    type: Literal["enabled", "disabled"]
+
+
 class ChatBody(ChoicesBody):
     """Body of `/v1/chat/completions`."""
 
     messages: Many[ChatRequestMessage]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    # Newer name of `max_tokens`; takes precedence.
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: TokenLimit = None
+    max_completion_tokens: TokenLimit = None  # newer name of `max_tokens`; takes precedence
     logprobs: bool | None = None
     top_logprobs: Alternatives | None = None
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS), FailFastList()] | None = None
@@ -217,6 +242,8 @@ class ChatBody(ChoicesBody):
     # Variables of the chat template, such as `enable_thinking`, as in vLLM.
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None  # template variable of the same name
+    enable_thinking: bool | None = None  # template variable of the same name, as in Qwen's API
+    thinking: ThinkingMode | None = None
     # Other forms of the reasoning, of vLLM, SGLang and llama.cpp; rejected, unless they have the
     # value of our form.
     include_reasoning: Any = None

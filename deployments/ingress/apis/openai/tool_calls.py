@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,14 +68,18 @@ class ParsedText(NamedTuple):
 class WrittenCall(msgspec.Struct):
     """A JSON object that may be a call. Other keys are ignored."""
 
-    name: str
+    name: str = ""
+    tool_name: str = ""  # in place of `name`, of Command
     arguments: msgspec.Raw = msgspec.Raw()
     parameters: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 # Message of msgspec's error for JSON that lacks its end. The error has no class of its own.
 TRUNCATED = "Input data was truncated"
+WRITTEN_CALL = msgspec.json.Decoder(WrittenCall)
 WRITTEN_CALLS = msgspec.json.Decoder(WrittenCall | list[WrittenCall])
+_JSON = json.JSONDecoder()
+_SEPARATOR = re.compile(r"\s*;?\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,10 +299,12 @@ class ToolCallParser:
                 parse_tagged_calls(body, self.schemas, is_closed=is_closed, is_cut=is_cut)
             )
         try:
-            written = WRITTEN_CALLS.decode(body)
             calls = [
-                FunctionCall(item.name, read_arguments(bytes(item.arguments or item.parameters)))
-                for item in (written if isinstance(written, list) else [written])
+                FunctionCall(
+                    item.name or item.tool_name,
+                    read_arguments(bytes(item.arguments or item.parameters)),
+                )
+                for item in read_written_calls(body)
             ]
         except (ValueError, RecursionError):
             return None
@@ -349,6 +356,22 @@ def parse_cut_call(text: str) -> tuple[FunctionCall, ...]:
     """Return the incomplete call in `text`. Return nothing if its name is incomplete too."""
     found = _CUT_CALL.match(text)
     return () if found is None else (FunctionCall(found[1], found[2] or "", is_complete=False),)
+
+
+def read_written_calls(text: str) -> list[WrittenCall]:
+    """Parse an object, a list of objects, or objects one after the other, as Llama 3 writes them.
+
+    Semicolons may separate the objects. Raises ValueError or RecursionError.
+    """
+    try:
+        written = WRITTEN_CALLS.decode(text)
+    except ValueError:
+        written, end = [], len(text) - len(text.lstrip())
+        while end < len(text):
+            _, following = _JSON.raw_decode(text, end)
+            written.append(WRITTEN_CALL.decode(text[end:following]))
+            end = _SEPARATOR.match(text, following).end()  # type: ignore[union-attr]
+    return written if isinstance(written, list) else [written]
 
 
 def read_arguments(written: bytes) -> str:

@@ -6,10 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from deployments.errors import InvalidField
-from deployments.ingress.apis.openai.requests import (
-    UnsupportedFields,
-    reject_unsupported_fields,
-)
 from deployments.ingress.apis.openai.schemas import GenerationBody
 from deployments.ingress.apis.openai.translated_chat import TranslatedChat, parse_translated_chat
 from deployments.ingress.apis.openai_responses.schemas import (
@@ -20,6 +16,10 @@ from deployments.ingress.apis.openai_responses.schemas import (
     MessageItem,
     ReasoningInputItem,
     ResponsesBody,
+)
+from deployments.ingress.apis.shared.unsupported_fields import (
+    UnsupportedFields,
+    reject_unsupported_fields,
 )
 from deployments.ingress.request_options import RequestOptions
 from deployments.registry import RegisteredModel
@@ -123,7 +123,7 @@ def _translate_item(item: Any) -> ChatMessageFields:
             function = {"name": item.name, "arguments": item.arguments}
             return {"role": "assistant", "tool_calls": [{"id": item.call_id, "function": function}]}
         case FunctionOutputItem():
-            content = _join(item.output, "\n")
+            content = _join(item.output)
             return {"role": "tool", "tool_call_id": item.call_id, "content": content}
         case _:
             # An empty list stays one: whether it is valid depends on the calls that follow.
@@ -149,8 +149,8 @@ def _extend(message: ChatMessageFields, added: ChatMessageFields) -> None:
         message["content"] = added["content"]
 
 
-def _join(content: Any, separator: str = "") -> str:
-    return content if isinstance(content, str) else separator.join(part.text for part in content)
+def _join(content: Any) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _nest_tool(tool: FunctionTool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from deployments.artifacts.types import TaskName
 from deployments.errors import InvalidField
 from deployments.ingress.apis.rerank.schemas import (
+    UNSUPPORTED_RERANK_FIELDS,
     ClassifyBody,
     ClassifyResponse,
     DocumentsBody,
@@ -41,6 +42,7 @@ from deployments.ingress.apis.shared.response_headers import (
 )
 from deployments.ingress.apis.shared.tei_responses import TEI_ERROR_FORMAT, tei_response_headers
 from deployments.ingress.apis.shared.token_usage import build_embeddings_usage
+from deployments.ingress.apis.shared.unsupported_fields import reject_unsupported_fields
 from deployments.ingress.http.api import (
     Access,
     ErrorFormat,
@@ -137,6 +139,7 @@ class RerankRoutes:
         return json_response(response.result.value, headers=tei_response_headers(response))
 
     async def _rank_documents(self, request: Request, body: DocumentsBody) -> Response:
+        reject_unsupported_fields(body, UNSUPPORTED_RERANK_FIELDS)
         texts = [document_text(document) for document in body.documents]
         parameters = body.model_dump(include={"raw_scores", "instruction"}, exclude_none=True)
         with rename_error_fields(DOCUMENTS_FIELDS):

@@ -8,6 +8,7 @@ from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
 from deployments.ingress.apis.shared.token_usage import Usage
+from deployments.ingress.apis.shared.unsupported_fields import UnsupportedFields
 from deployments.ingress.http.api import LENIENT
 from deployments.ingress.http.request_fields import RawOptions
 from deployments.tasks.inputs import Many, NonEmptyText, one_or_many, text_or
@@ -47,6 +48,7 @@ class DocumentsBody(BaseModel):
     return_documents: bool | None = None
     raw_scores: bool | None = None
     instruction: str | None = None  # for rerankers that read one
+    rank_fields: Any = None  # fields of documents to rank, joined; rejected, unless it is ["text"]
     # Ignored: documents are truncated only to the maximum length of the model.
     max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = None
 
@@ -60,6 +62,11 @@ class ClassifyBody(BaseModel):
     model: str | None = None
     options: RawOptions = None
     raw_scores: bool | None = None
+
+
+UNSUPPORTED_RERANK_FIELDS: UnsupportedFields = {
+    "rank_fields": ((["text"], []), "send documents that are texts"),
+}
 
 
 class DocumentText(TypedDict):

@@ -173,6 +173,42 @@ async def test_minimum_of_new_tokens_may_equal_the_maximum(writing_store: Path) 
     assert (harness.call.options.min_new_tokens, harness.call.options.max_new_tokens) == (2, 2)
 
 
+async def test_answer_that_ignores_end_tokens_has_the_maximum_of_tokens(
+    writing_store: Path,
+) -> None:
+    """As benchmarks of vLLM want it. `min_tokens` is then no longer needed."""
+    harness = ChatHarness(writing_store)
+    body = {**CHAT_BODY, "ignore_eos": True, "max_completion_tokens": 5, "min_tokens": 2}
+    assert (await harness.post(CHAT, body)).status_code == 200
+    assert (harness.call.options.min_new_tokens, harness.call.options.max_new_tokens) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("sent", "thinks"),
+    [
+        ({"enable_thinking": False}, False),
+        ({"thinking": {"type": "disabled"}}, False),
+        ({"thinking": {"type": "enabled", "clear_thinking": True}}, True),
+        ({"thinking": {"type": "enabled"}, "enable_thinking": False}, False),
+        ({"enable_thinking": False, "chat_template_kwargs": {"enable_thinking": True}}, True),
+    ],
+)
+async def test_thinking_is_a_variable_of_the_template(
+    sent: dict[str, Any], thinks: bool, writing_store: Path
+) -> None:
+    harness = ChatHarness(writing_store)
+    assert (await harness.post(CHAT, CHAT_BODY | sent)).status_code == 200
+    assert harness.call.prompt == Chat((USER,), variables=(("enable_thinking", thinks),))
+
+
+async def test_minus_1_means_a_random_seed_and_no_limit(writing_store: Path) -> None:
+    harness = ChatHarness(writing_store)
+    body = {**CHAT_BODY, "seed": -1, "max_tokens": -1, "n_predict": -1}
+    assert (await harness.post(CHAT, body)).status_code == 200
+    assert harness.call.options.sampling.seed is None
+    assert harness.call.options.max_new_tokens is None
+
+
 async def test_top_logprobs_0_needs_no_logprobs(writing_store: Path) -> None:
     response = await ChatHarness(writing_store).post(CHAT, {**CHAT_BODY, "top_logprobs": 0})
     assert response.json()["choices"][0]["logprobs"] is None
@@ -194,12 +230,12 @@ async def test_null_chat_parameters_are_ignored(writing_store: Path) -> None:
 @pytest.mark.parametrize("top_k", [0, -1])
 async def test_top_k_0_and_minus_1_mean_no_limit(top_k: int, writing_store: Path) -> None:
     harness = ChatHarness(writing_store)
-    body = {**CHAT_BODY, "top_k": top_k, "stop": [], "logit_bias": {}, "top_p": 0, "seed": -1}
+    body = {**CHAT_BODY, "top_k": top_k, "stop": [], "logit_bias": {}, "top_p": 0, "seed": -2}
     await harness.post(CHAT, body)
     sampling = harness.call.options.sampling
     assert (sampling.top_k, harness.call.options.stop, sampling.logit_bias) == (None, (), ())
     assert 0 < (sampling.top_p or 0) < 1e-6
-    assert sampling.seed == 2**64 - 1
+    assert sampling.seed == 2**64 - 2
 
 
 async def test_choices_have_an_index(writing_store: Path) -> None:
@@ -269,7 +305,7 @@ async def test_template_receives_messages_with_text_content(writing_store: Path)
     parsed = {**call, "function": {"name": "f", "arguments": {"a": 1}}}
     assert prompt.messages == (
         {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "ab"},
+        {"role": "user", "content": "a\nb"},
         {"role": "assistant", "content": "", "tool_calls": [parsed]},
         {"role": "tool", "content": "7", "name": "f", "tool_call_id": "c1"},
     )
@@ -296,8 +332,9 @@ async def test_empty_lists_of_calls_and_their_results_are_empty_texts(
 @pytest.mark.parametrize(
     "message",
     [
+        {"refusal": "I cannot."},
         {"content": None, "refusal": "I cannot."},
-        {"content": [{"type": "text", "text": "I "}, {"type": "refusal", "refusal": "cannot."}]},
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
         {"content": "I cannot.", "refusal": None},
     ],
 )

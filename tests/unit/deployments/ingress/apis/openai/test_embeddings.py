@@ -57,6 +57,7 @@ async def test_usage_is_the_same_for_cache_hits(tiny_store: Path) -> None:
         ("/models/tiny%2Fembedder/v1/embeddings", {"input": "good film"}),
         (PATH, {"input": "good film"}),  # default: the first embedding model
         (PATH, {"input": "good film", "model": ""}),
+        (PATH, {"input": "good film", "model": "text-embeddings-inference"}),
         (PATH, {"input": "good film", "model": EMBEDDER, "user": "u1"}),
         (PATH, {"input": ["good film"], "model": EMBEDDER, "encoding_format": None}),
     ],
@@ -69,6 +70,27 @@ async def test_all_input_forms_return_the_same_embedding(
         plain = await http.post(PATH, json={"input": "good film", "model": EMBEDDER})
     assert response.status_code == 200
     assert response.json() == plain.json()
+
+
+@pytest.mark.parametrize(
+    ("sent", "same"),
+    [
+        ({"output_dimension": 3, "output_dtype": "float"}, {"dimensions": 3}),
+        ({"truncate": "END"}, {"truncate": True, "truncation_direction": "right"}),
+        ({"truncate": "START"}, {"truncate": True, "truncation_direction": "left"}),
+    ],
+)
+async def test_names_of_other_servers_mean_the_same(
+    sent: dict[str, Any], same: dict[str, Any], tiny_store: Path
+) -> None:
+    body = {"input": "night " + TOO_LONG, "model": EMBEDDER}
+    async with InProcess(tiny_store).client() as http:
+        first, second, plain = [
+            (await http.post(PATH, json=body | fields)).json()["data"]
+            for fields in (sent, same, {})
+        ]
+    assert first == second
+    assert (first == plain) == (sent == {"truncate": "END"})
 
 
 async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
@@ -104,6 +126,20 @@ async def test_dimensions_truncates_and_normalizes(tiny_store: Path) -> None:
         ),
         ({"input": TOO_LONG, **WHOLE}, 400, "input_too_long", "input"),
         ({"input": ["a", TOO_LONG], **WHOLE}, 400, "input_too_long", "input[1]"),
+        *(
+            ({"input": TOO_LONG, "model": EMBEDDER, **sent}, 400, "input_too_long", "input")
+            for sent in ({"truncate": "NONE"}, {"truncation": False})
+        ),
+        *(
+            ({"input": "a", "model": EMBEDDER, name: value}, 400, "invalid_field", name)
+            for name, value in {
+                "output_dtype": "int8",
+                "embedding_type": "binary",
+                "late_chunking": True,
+                "truncate_prompt_tokens": 4,
+                "add_special_tokens": False,
+            }.items()
+        ),
         ({"input": ["a"] * 5, "model": EMBEDDER}, 400, "too_many_items", "input"),
     ],
 )

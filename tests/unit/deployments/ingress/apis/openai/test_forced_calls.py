@@ -228,6 +228,9 @@ async def test_call_that_is_cut_before_its_name_ends_is_no_content(
     events = await harness.events(CHAT, REQUIRED)
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas == [{"role": "assistant", "content": None}, {}]
+    history = [*CHAT_BODY["messages"], full["message"], *CHAT_BODY["messages"]]
+    repeated = await harness.post(CHAT, {**REQUIRED, "messages": history})
+    assert repeated.status_code == 200, "clients send the answer back"
 
 
 @pytest.mark.parametrize("text", ['{"name": "weath', CUT_CALLS[3][0]])

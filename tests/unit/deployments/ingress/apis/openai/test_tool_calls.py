@@ -63,6 +63,7 @@ CALL_TEXTS = [
     f"<tool_call>\n{CALL}\n</tool_call>",
     f"<tool_call>[{CALL}]</tool_call>",
     f"\n {CALL} \n",
+    '[{"tool_call_id": "0", "tool_name": "weather", "parameters": {"city": "Rome"}}]',
     '{"parameters": {"city": "Rome"}, "name": "weather"}',
     '{"type": "function", "name": "weather", "parameters": {"city": "Rome"}}',
     '[{ "type" : "function", "name": "weather", "parameters": {"city": "Rome"}}]',
@@ -84,6 +85,18 @@ async def test_text_that_is_a_call_becomes_a_tool_call(text: str, writing_store:
     assert call["type"] == "function"
     assert call["function"]["name"] == "weather"
     assert orjson.loads(call["function"]["arguments"]) == {"city": "Rome"}
+
+
+@pytest.mark.parametrize("separator", ["; ", ";", "\n", "\n\n", " ;\n"])
+async def test_calls_one_after_the_other_are_all_calls(separator: str, writing_store: Path) -> None:
+    text = separator.join([CALL, '{"name": "clock", "parameters": {}}', CALL])
+    harness = script_text(writing_store, *letters(text))
+    message = (await harness.post(CHAT, TOOLS)).json()["choices"][0]["message"]
+    names = [call["function"]["name"] for call in message["tool_calls"]]
+    assert (names, message["content"]) == (["weather", "clock", "weather"], None)
+    streamed = [event["choices"][0]["delta"] for event in await harness.events(CHAT, TOOLS)]
+    assert [call["function"]["name"] for d in streamed for call in d.get("tool_calls", ())] == names
+    assert not any(delta.get("content") for delta in streamed)
 
 
 @pytest.mark.parametrize("arguments", ["null", '""', '"{}"'])
@@ -111,6 +124,8 @@ async def test_only_the_first_of_several_calls_counts_if_the_client_asks(
     [
         "It rains.",
         f"I call {CALL}",
+        f"{CALL}; and so on",
+        f"{CALL}, {CALL}",
         f"{CALL} as you asked",
         f"I call <tool_call>{CALL}</tool_call> as you asked",
         "I call <tool_call> and <tool",

@@ -77,20 +77,17 @@ async def read_chat(store: Path, body: dict[str, Any]) -> Chat:
         [USER],
         [{**USER, "type": "message"}],
         [{**USER, "content": [{"type": "input_text", "text": USER["content"]}]}],
-        [
-            {
-                "type": "message",
-                "role": "user",
-                "content": [
-                    {"type": "input_text", "text": "What is "},
-                    {"type": "input_text", "text": "a river?"},
-                ],
-            }
-        ],
     ],
 )
 async def test_forms_of_a_question_are_equal(sent: Any, writing_store: Path) -> None:
     assert (await read_chat(writing_store, {"input": sent})).messages == (USER,)
+
+
+async def test_parts_of_a_message_are_joined_by_line_breaks(writing_store: Path) -> None:
+    parts = [{"type": "input_text", "text": text} for text in ("Summarize.", "def f(): pass")]
+    message = {"type": "message", "role": "user", "content": parts}
+    prompt = await read_chat(writing_store, {"input": [message]})
+    assert prompt.messages == ({"role": "user", "content": "Summarize.\ndef f(): pass"},)
 
 
 async def test_instructions_come_first(writing_store: Path) -> None:

@@ -189,6 +189,16 @@ async def test_top_n_limits_results(store: Path) -> None:
     assert more == every
 
 
+@pytest.mark.parametrize(("fields", "status"), [(["text"], 200), (["title", "text"], 400)])
+async def test_only_the_texts_of_documents_are_ranked(
+    fields: list[str], status: int, store: Path
+) -> None:
+    async with InProcess(store).client() as http:
+        response = await http.post("/v1/rerank", json=DOCUMENTS | {"rank_fields": fields})
+    assert response.status_code == status
+    assert status == 200 or "rank_fields" in response.json()["message"]
+
+
 async def test_return_documents_has_the_format_of_each_api(store: Path) -> None:
     body = DOCUMENTS | {"return_documents": True}
     async with ranking(store).client() as http:
