@@ -13,6 +13,8 @@ from deployments.messages import CALL_ARGUMENTS, CALL_CLOSE, CALL_ID, CALL_OPEN,
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# What DeepSeek's marks have in place of bars and blanks.
+_DEEPSEEK = str.maketrans({"|": "\uff5c", " ": "\u2581"})
 # Text by the name of a token.
 _TEXTS: Mapping[str, str] = {
     **{mark: mark for mark in (CALL_OPEN, CALL_CLOSE, CALL_ID, CALL_ARGUMENTS, CALL_STRING)},
@@ -23,6 +25,18 @@ _TEXTS: Mapping[str, str] = {
     "<tool_call|>": CALL_CLOSE,
     "<|START_ACTION|>": CALL_OPEN,  # of Command
     "<|END_ACTION|>": CALL_CLOSE,
+    "<TOOLCALL>": CALL_OPEN,  # of Nemotron
+    "</TOOLCALL>": CALL_CLOSE,
+    **{
+        name.translate(_DEEPSEEK): text
+        for name, text in {
+            "<|tool calls begin|>": "",  # of DeepSeek V3.1, around all calls
+            "<|tool calls end|>": "",
+            "<|tool call begin|>": CALL_OPEN,
+            "<|tool sep|>": CALL_ARGUMENTS,
+            "<|tool call end|>": CALL_CLOSE,
+        }.items()
+    },
     "[TOOL_CALLS]": CALL_OPEN,  # of Mistral, which marks no end
 }
 

@@ -286,9 +286,9 @@ def parse_message(message: ChatRequestMessage, index: int) -> dict[str, Any]:
     """Build the message for the chat template, with text content.
 
     Parts are joined by line breaks, as in vLLM. Raises InvalidField for missing content and
-    EmptyInput for an empty list. Only the content of an assistant may be null. With a refusal, which
-    is then the content, tool calls or reasoning it may also be missing or an empty list. The result
-    of a tool may be an empty list.
+    EmptyInput for an empty list. Only the content of an assistant may be null. With a refusal (then
+    the content), tool calls or reasoning it may also be missing or an empty list. The result of a
+    tool may be an empty list.
     """
     parsed: dict[str, Any] = {
         "role": TEMPLATE_ROLES.get(message.role, message.role),

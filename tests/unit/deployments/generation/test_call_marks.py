@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import WordLevel
 
 from deployments.engines.decoder import DecoderInfo
+from deployments.generation.call_marks import find_call_marks
 from deployments.generation.preparation import RequestPreparer
+from deployments.ingress.apis.openai.tool_calls import ToolCallParser
 from deployments.messages import Chat, GenerationCall, GenerationOptions, Prompt
 from deployments.registry import ModelRegistry
 from deployments.tokenization.encodings import open_tokenizer
@@ -76,3 +80,34 @@ def test_mark_may_be_a_stop_string(tmp_path: Path) -> None:
 def test_stop_strings_are_not_found_in_marks(tmp_path: Path) -> None:
     text, _ = generate(tmp_path, HELLO._replace(tools=(TOOL,)), stop=("<", "[ARGS", "b["))
     assert text == "a<tool_call>b[ARGS]</tool_call>c"
+
+
+ROME = '{"city": "Rome"}'
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ("<|START_ACTION|>", f'[{{"tool_name": "now", "parameters": {ROME}}}]', "<|END_ACTION|>"),
+        ("<TOOLCALL>", f'[{{"name": "now", "arguments": {ROME}}}]', "</TOOLCALL>"),
+        ("<|tool_call_start|>", '[now(city="Rome")]', "<|tool_call_end|>"),
+        (
+            *(
+                "<\uff5ctool\u2581calls\u2581begin\uff5c>",
+                "<\uff5ctool\u2581call\u2581begin\uff5c>",
+            ),
+            *("now", "<\uff5ctool\u2581sep\uff5c>", ROME),
+            *("<\uff5ctool\u2581call\u2581end\uff5c>", "<\uff5ctool\u2581calls\u2581end\uff5c>"),
+        ),
+    ],
+    ids=lambda pieces: pieces[0],
+)
+def test_calls_of_other_models_are_found_by_their_marks(pieces: tuple[str, ...]) -> None:
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token=pieces[0]))
+    marks = find_call_marks(tokenizer, special_tokens=())
+    text = "I look." + "".join(marks.get(vocabulary[piece], piece) for piece in pieces)
+    parsed = ToolCallParser(frozenset({"now"})).parse_tool_calls(text)
+    assert text[parsed.start : parsed.end] == "I look."
+    (call,) = parsed.calls
+    assert (call.name, orjson.loads(call.arguments)) == ("now", {"city": "Rome"})
