@@ -55,6 +55,10 @@ class _Settings(BaseModel):
             raise BadSetting(f"{cls.__name__}: " + "; ".join(lines)) from exc
 
 
+# A name of a model for requests. `@` would make it a version of another one.
+ModelName: TypeAlias = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^@\s]+$")]
+
+
 class ModelSettings(_Settings):
     """One model to serve."""
 
@@ -269,6 +273,8 @@ class IngressUserConfig(_Settings):
     builds: BuildSettings = BuildSettings()
     placement: PlacementSettings = PlacementSettings()
     tracing: TracingSettings = TracingSettings()
+    # Names that requests may use for models: id, `id@version` or `id@alias` by name.
+    model_names: dict[ModelName, str] = {}
     timeout_s: float = Field(30.0, gt=0)
     generation_timeout_s: float = Field(120.0, gt=0)  # replaces timeout_s for generation
     cold_start_wait_s: float = Field(25.0, ge=0)

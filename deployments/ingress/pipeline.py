@@ -84,6 +84,7 @@ class RequestPipeline:
         """Apply new settings to later requests."""
         self.settings = settings
         self.admission.limits = settings.limits
+        self.permitted.configure(settings.model_names)
         self._forecasts.settings = settings.placement
         self._encoders.configure(settings)
         self._generators.configure(settings)

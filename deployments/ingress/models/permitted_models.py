@@ -17,6 +17,16 @@ class PermittedModels:
 
     def __init__(self, registry: ModelRegistry) -> None:
         self._registry = registry
+        self._names: Mapping[str, str] = {}
+
+    def configure(self, names: Mapping[str, str]) -> None:
+        """Set the names that stand for an id or `id@selector`, by name."""
+        self._names = names
+
+    def list_names(self) -> list[str]:
+        """Return the names of models that the caller may use."""
+        may_use = current_caller().may_use_model
+        return [name for name, target in self._names.items() if may_use(split_name(target)[0])]
 
     @property
     def configured(self) -> Mapping[str, str]:
@@ -44,8 +54,10 @@ class PermittedModels:
     def find(self, name: str) -> RegisteredModel:
         """Return the model to which `name`, an id or `id@selector`, resolves for the caller.
 
-        Raises Forbidden, UnknownModel or ArtifactError.
+        A name of the configuration stands for one of these. Raises Forbidden, UnknownModel or
+        ArtifactError.
         """
+        name = self._names.get(name, name)
         model_id = split_name(name)[0]
         current_caller().require_model(model_id)
         try:

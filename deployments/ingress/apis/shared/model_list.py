@@ -55,11 +55,13 @@ async def describe_page(
 ) -> ModelPage:
     """Describe the first models after the id `after`, or the last ones before the id `before`.
 
-    Usable models of the configuration come first, then its rejected models, then the other models
-    of the store by id. Of this last part, only the manifests of models on the page are read.
+    Usable models of the configuration come first, then its names, then its rejected models, then
+    the other models of the store by id. Of this last part, only the manifests of models on the page
+    are read.
     """
     configured = [model.ref.id for model in pipeline.permitted.open_models()]
-    first = [*configured, *pipeline.permitted.rejected()]
+    named = pipeline.permitted.list_names()
+    first = list(dict.fromkeys([*configured, *named, *pipeline.permitted.rejected()]))
     may_use, known = current_caller().may_use_model, set(first)
     stored = await asyncio.to_thread(list_default_versions, store)
     # The store lists models by directory name, which has `--` for the `/` of an id. Sort by id.
@@ -96,9 +98,14 @@ def list_configured(pipeline: RequestPipeline) -> list[dict[str, Any]]:
 
 
 def describe_model(pipeline: RequestPipeline, model_id: str) -> dict[str, Any]:
-    """Build the object of a model in a list, with the reason if the model cannot be used."""
+    """Build the object of a model in a list, with the reason if the model cannot be used.
+
+    The object of a name of the configuration has that name as `id`, and the model's id as `root`.
+    """
     try:
-        return build_model_facts(pipeline.permitted.find(model_id), pipeline.monitor)
+        facts = build_model_facts(pipeline.permitted.find(model_id), pipeline.monitor)
+        is_name = model_id in pipeline.permitted.list_names()
+        return facts | {"id": model_id, "root": facts["id"]} if is_name else facts
     except ServeError as error:
         return {
             "id": model_id,
