@@ -67,6 +67,11 @@ COMMANDS: Mapping[str, CommandSpec] = {
     "faults": CommandSpec(
         "benchmarks.faults.command", "Kill and stop every process of a server under load", _EXTRAS
     ),
+    "pods": CommandSpec(
+        "benchmarks.pods.command",
+        "Take away pods of Kubernetes, as containers, under load",
+        _EXTRAS,
+    ),
     "soak": CommandSpec(
         "benchmarks.soak.command", "Run mixed load with random kills for a long time", _EXTRAS
     ),

@@ -26,7 +26,13 @@ from benchmarks.common.report import (
     publish,
     start_run,
 )
-from benchmarks.faults.load import RIGHT, KnownRequest, SteadyLoad, build_requests
+from benchmarks.faults.load import (
+    RIGHT,
+    KnownRequest,
+    SteadyLoad,
+    build_encoder_requests,
+    build_generator_requests,
+)
 from benchmarks.faults.results import (
     SLOW_S,
     FaultResult,
@@ -157,10 +163,9 @@ async def cause_faults(
     results: list[FaultResult],
 ) -> None:
     """Cause all faults, and append the result of each to `results`."""
-    encoders, generators = await build_requests(server.address, arguments.model, arguments.writer)
     plan = FaultPlan(
-        encoders=encoders,
-        generators=generators,
+        encoders=await build_encoder_requests(server.address, arguments.model),
+        generators=await build_generator_requests(server.address, arguments.writer),
         encoder_rate=arguments.encoder_rate,
         generator_rate=arguments.generator_rate,
         seconds=arguments.seconds,

@@ -57,11 +57,9 @@ class Observation:
         return self.ended_s - self.started_s
 
 
-async def build_requests(
-    address: ServerAddress, embedder: str, writer: str
-) -> tuple[list[KnownRequest], list[KnownRequest]]:
-    """Ask the server for the right answers. Return encoder requests and generator requests."""
-    encoders, generators = [], []
+async def build_encoder_requests(address: ServerAddress, embedder: str) -> list[KnownRequest]:
+    """Ask the server for the right answers, and return the requests."""
+    encoders = []
     for sentence in SENTENCES:
         raw = build_closing_post(
             address.prefix + model_path(embedder), build_inference_body(sentence)
@@ -69,13 +67,19 @@ async def build_requests(
         expected = orjson.loads(await ask(address, raw))
         is_right = partial(is_same_embedding, expected, min_cosine=MIN_COSINE)
         encoders.append(KnownRequest("encoder", raw, is_right))
+    return encoders
+
+
+async def build_generator_requests(address: ServerAddress, writer: str) -> list[KnownRequest]:
+    """Ask the server for the right answers, and return the requests."""
+    generators = []
     for prompt in PROMPTS:
         body = {"model": writer, "prompt": prompt, "max_tokens": ANSWER_TOKENS, "temperature": 0}
         raw = build_closing_post(address.prefix + "/v1/completions", orjson.dumps(body))
         expected = orjson.loads(await ask(address, raw))
         is_right = partial(is_same_completion, expected)
         generators.append(KnownRequest("generator", raw, is_right))
-    return encoders, generators
+    return generators
 
 
 async def ask(address: ServerAddress, raw: bytes) -> bytes:
