@@ -169,7 +169,7 @@ def _reject_message_fields(body: ChatBody) -> None:
     """Raise InvalidField for unsupported fields of a message."""
     for i, message in enumerate(body.messages):
         for name, instead in _UNSUPPORTED_MESSAGE_FIELDS.items():
-            if getattr(message, name):
+            if getattr(message, name) not in (None, False):
                 path = f"messages[{i}].{name}"
                 raise InvalidField(f"`{path}` is not supported; {instead}", field=path)
 
