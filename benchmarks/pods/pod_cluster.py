@@ -7,9 +7,9 @@ import secrets
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,30 +36,33 @@ DRAIN_S = 60  # time that a drained worker has, in place of the minutes of the p
 
 @dataclass
 class PodCluster:
-    """Head and CPU workers of a RayService as containers."""
+    """Head and CPU workers of a RayService as containers. Workers count from 1."""
 
     engine: str
     network: PodNetwork
     groups: dict[str, Any]  # `rayClusterConfig` of the RayService
     config: dict[str, Any]  # of Serve
     first_port: int  # on 127.0.0.1: the dashboard; the workers' ports follow
-    workers: list[int] = field(default_factory=list)
+
+    @property
+    def workers(self) -> range:
+        return range(1, self.groups["workerGroupSpecs"][0]["replicas"] + 1)
 
     def start(self) -> None:
         """Start all pods, deploy the application, and wait until it serves on every worker.
 
         Raises BenchmarkError.
         """
-        run_engine(
-            self.engine, ("network", "create", "--subnet", f"{SUBNET}.0/24", self.network.name)
-        )
+        self.close()  # what a killed run has left
+        network = ("network", "create", "--subnet", f"{self.network.subnet}.0/24")
+        run_engine(self.engine, (*network, self.network.name))
         log_progress("starting the head and the workers")
         self._run(
             f"{NAME}-head", 2, self.groups["headGroupSpec"], {self.first_port: DASHBOARD_PORT}
         )
         self._wait_for("the dashboard", lambda: bool(self._call_dashboard("api/version")))
-        for number in range(1, self.groups["workerGroupSpecs"][0]["replicas"] + 1):
-            self.start_worker(number)
+        for worker in self.workers:
+            self.start_worker(worker)
         self._wait_for("Ray's nodes", lambda: self._count_nodes() == 1 + len(self.workers))
         self._call_dashboard("api/serve/applications/", self.config)
         self.wait_until_complete()
@@ -77,7 +80,6 @@ class PodCluster:
         group = self.groups["workerGroupSpecs"][0]
         number, port = FIRST_WORKER + worker - 1, self.first_port + worker
         self._run(self._name(worker), number, group, {port: HTTP_PORT})
-        self.workers = sorted({*self.workers, worker})
 
     def replace(self, worker: int) -> None:
         """Start a new container in place of a worker, as Kubernetes does after a failure."""
@@ -100,7 +102,8 @@ class PodCluster:
 
     def find_ingress_worker(self) -> int:
         """Return the first worker with a replica of the ingress."""
-        replicas = self._read_application()["deployments"][INGRESS]["replicas"]
+        deployments = self._read_application().get("deployments", {})
+        replicas = deployments.get(INGRESS, {}).get("replicas", [])
         addresses = {replica.get("node_ip") for replica in replicas}
         for worker in self.workers:
             if self.network.address(FIRST_WORKER + worker - 1) in addresses:
@@ -124,13 +127,13 @@ class PodCluster:
         )
 
     def _read_application(self) -> dict[str, Any]:
-        applications = self._call_dashboard("api/serve/applications/")["applications"]
+        applications = self._call_dashboard("api/serve/applications/").get("applications", {})
         application: dict[str, Any] = next(iter(applications.values()), {})
         return application
 
     def _count_nodes(self) -> int:
-        summary = self._call_dashboard("nodes?view=summary")["data"]["summary"]
-        return sum(node["raylet"]["state"] == "ALIVE" for node in summary)
+        nodes = self._call_dashboard("nodes?view=summary").get("data", {}).get("summary", [])
+        return sum(node["raylet"]["state"] == "ALIVE" for node in nodes)
 
     def _call_dashboard(self, path: str, body: Any = None) -> Any:
         """Return the JSON of the dashboard; {} while it does not answer."""
@@ -152,13 +155,13 @@ class PodCluster:
         except OSError:
             return {}
 
-    def _wait_for(self, what: str, condition: Any) -> None:
+    def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not condition():
             if time.monotonic() > deadline_s:
                 raise BenchmarkError(
                     f"{what} did not start within {START_TIMEOUT_S:g} s",
-                    hint=f"see `{self.engine} logs {NAME}-head`; `--keep` keeps the containers",
+                    hint=f"see the containers: `{self.engine} logs {NAME}-head`, also during a run",
                 )
             time.sleep(POLL_S)
 
