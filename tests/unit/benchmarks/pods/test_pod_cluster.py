@@ -47,7 +47,7 @@ def dashboard(cluster: PodCluster, status: int, content: bytes) -> Iterator[list
     """Run a dashboard with one answer. Yield the path and the token of each request."""
     requests: list[tuple[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class DashboardHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             requests.append((self.path, self.headers["authorization"]))
             self.send_response(status)
@@ -56,7 +56,7 @@ def dashboard(cluster: PodCluster, status: int, content: bytes) -> Iterator[list
 
         def log_message(self, *_: Any) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), DashboardHandler)
     thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     cluster.first_port = server.server_address[1]
