@@ -94,7 +94,8 @@ UNSUPPORTED_COMPLETION_FIELDS: UnsupportedFields = {
     "suffix": (("",), "omit it"),
     "add_special_tokens": ((True,), "send a `prompt` of token ids"),
 }
-# Of messages: what `tool_calls` has replaced, and a start of the answer, of DeepSeek and Mistral.
+# Fields of messages, with what to do instead. With `prefix`, of DeepSeek and Mistral, the answer
+# would continue the message.
 _UNSUPPORTED_MESSAGE_FIELDS = {
     "function_call": "send `tool_calls`",
     "prefix": "send a `prompt` to /v1/completions",
