@@ -77,7 +77,7 @@ def build_status(
         step=record.step,
         source=record.source,
         version=record.version,
-        ahead=0 if record.has_ended else len(before),
+        ahead=len(before),
         elapsed_s=round(max(0.0, end_s - record.queued_s), 1),
         since_end_s=round(now_s - end_s, 1),
     )

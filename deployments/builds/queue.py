@@ -51,7 +51,8 @@ class BuildQueue:
         self.directory = store / QUEUE_NAME
         self._now = now
         self._claimed: BuildClaim | None = None
-        self._ended: dict[Path, FileState | None] = {}  # records of ended builds that were read
+        # Records of ended builds by path, with the states of their files at the last read.
+        self._ended: dict[Path, tuple[FileState | None, BuildRecord]] = {}
         self._logged_error = ""  # the last error of the store that was logged
 
     def submit(
@@ -80,8 +81,7 @@ class BuildQueue:
 
     def _forget_failures(self) -> None:
         """Remove the records of failed builds, except the newest MAX_FAILED."""
-        records = map(self._parse, self.directory.glob("*.json"))
-        failed = [each for each in records if each and each.state is BuildState.FAILED]
+        failed = [each for each in self._list() if each.state is BuildState.FAILED]
         failed.sort(key=lambda each: each.changed_s)
         for record in failed[:-MAX_FAILED]:
             self._record(record.id).unlink(missing_ok=True)
@@ -94,24 +94,29 @@ class BuildQueue:
         return self._read(self._record(model_id))
 
     def pending(self) -> list[BuildRecord]:
-        """List the builds that have not ended, in the order of their submission.
+        """List the builds that have not ended, in the order of their submission."""
+        found = [record for record in self._list() if not record.has_ended]
+        return sorted(found, key=lambda record: record.queued_s)
 
-        Waiting requests call this often, and the store has a record of each model ever built. So
+    def _list(self) -> list[BuildRecord]:
+        """Read the last builds of all models.
+
+        Waiting requests cause this often, and the store has a record of each model ever built. So
         the record of an ended build is read again only after a change.
         """
-        ended: dict[Path, FileState | None] = {}
+        ended: dict[Path, tuple[FileState | None, BuildRecord]] = {}
         found = []
         for path in self.directory.glob("*.json"):
             state = read_file_state(path)  # before the record, so that no change is missed
-            if self._ended.get(path) == state:
-                ended[path] = state
-            elif record := self._read(path):
+            known_state, record = self._ended.get(path, (None, None))
+            if record is None or known_state != state:
+                record = self._read(path)
+            if record is not None:
+                found.append(record)
                 if record.has_ended:
-                    ended[path] = state
-                else:
-                    found.append(record)
+                    ended[path] = state, record
         self._ended = ended
-        return sorted(found, key=lambda record: record.queued_s)
+        return found
 
     def needs_builder(self) -> bool:
         """Return whether a build waits, but no process runs the queued builds."""
@@ -126,7 +131,8 @@ class BuildQueue:
         record = self.read(model_id)
         if record is None:
             return None
-        before = [one for one in self.pending() if one.queued_s < record.queued_s]
+        pending = [] if record.has_ended else self.pending()
+        before = [one for one in pending if one.queued_s < record.queued_s]
         return build_status(record, self.history(), before, self._now())
 
     def history(self) -> list[BuildDurations]:

@@ -271,8 +271,23 @@ def test_record_of_an_ended_build_is_read_again_only_after_a_change(
     for _ in range(3):
         assert queue.pending() == []
     assert reads.call_count == 1
+    queue.submit("acme/other", SOURCE)  # removes old failures
+    assert {call.args[0].stem for call in reads.call_args_list[1:]} == {"acme--other"}
+    queue.forget("acme/other")
     BuildQueue(queue.store, clock).submit(MODEL, SOURCE)  # as another process does
     assert [record.id for record in queue.pending()] == [MODEL]
+
+
+def test_status_of_an_ended_build_reads_no_record_of_others(
+    queue: BuildQueue, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue.submit(MODEL, SOURCE)
+    run_build(queue, clock)
+    queue.submit("acme/other", SOURCE)
+    monkeypatch.setattr(queue, "pending", Mock(side_effect=AssertionError))
+    status = queue.status(MODEL)
+    assert status is not None
+    assert (status.state, status.ahead) == (BuildState.READY, 0)
 
 
 def test_store_that_cannot_be_written_says_so(
